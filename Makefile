@@ -64,7 +64,7 @@ test: $(VENV)/.test
 test-browser: $(VENV)/.browser
 	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || $(CHROMIUM) || \
 		{ echo "make test-browser needs chromium and chromedriver: apt-get install chromium chromium-driver"; exit 1; }
-	$(BIN)/python -m pytest -m browser tests/dashboard/browser $(ARGS)
+	$(BIN)/python -m pytest -m browser tests/frontends/dashboard/browser $(ARGS)
 
 test-torch: .venvs/torch/.test
 	.venvs/torch/bin/python -m pytest -m torch tests/embedding/runtime tests/embedding/test_langchain.py $(ARGS)

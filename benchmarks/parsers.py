@@ -57,16 +57,16 @@ from weir.embedding.calling import EmbeddingContext, Models
 from weir.embedding.metrics import TextCounts
 from weir.embedding.openai import OpenAI, openai_paths
 from weir.embedding.texts import Encoded, Text
+from weir.frontends.grpc.core import Core
+from weir.frontends.grpc.frontend import GrpcSettings
+from weir.frontends.grpc.server import GrpcServer
+from weir.frontends.http.application import Added, make_app
+from weir.frontends.http.server import HttpServer
+from weir.frontends.websocket import WebSockets
 from weir.protocols.access import Control, ControlSettings
 from weir.protocols.account import Account
-from weir.protocols.grpc.core import Core
-from weir.protocols.grpc.server import GrpcServer
-from weir.protocols.grpc.settings import GrpcSettings
 from weir.protocols.kserve.context import KServeContext as KserveSite
-from weir.protocols.rest import Added, make_app
-from weir.protocols.server import HttpServer
 from weir.protocols.settings import HttpSettings
-from weir.protocols.websocket import WebSockets
 from weir.wire.kserve_grpc import ModelInferRequest
 from weir.wire.values import ANY_NAMES
 

@@ -18,8 +18,8 @@ BEGIN, END = "<!-- rooms: written by docs/generate.py -->", "<!-- end of rooms -
 # The way of a request from left to right: the rooms that it passes, and what each does with it.
 STATIONS = (
     ("callers", "", ("HTTP, gRPC, WebSocket,", "ZeroMQ, Python")),
-    ("channels", "protocols", ("move bytes: fast path,", "ASGI, gRPC, WebSocket")),
-    ("protocols", "wire", ("read bodies into requests,", "write answers and errors")),
+    ("channels", "frontends", ("move bytes: fast path,", "ASGI, gRPC, WebSocket")),
+    ("protocols", "protocols", ("read bodies into requests,", "write answers and errors")),
     ("registry", "catalog", ("finds the service", "of the model")),
     ("service", "serving", ("divides, submits,", "gathers, streams")),
     ("batcher", "batching", ("queues by group,", "cuts batches")),

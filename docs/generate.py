@@ -13,10 +13,10 @@ from weir import errors
 from weir.catalog.repository.document import KEYS
 from weir.catalog.repository.triton import FOREIGN, PLATFORMS, REFUSED, WARNED
 from weir.embedding.metrics import PaddingMetrics, TextCounts
+from weir.frontends.http.pages import Held
 from weir.messages import Reason
 from weir.profiling.settings import ProfilingSettings
 from weir.protocols.account import Account
-from weir.protocols.pages import Held
 from weir.protocols.settings import HttpSettings
 from weir.protocols.status import TABLE, codes_of_type
 from weir.settings import MODEL_PARTS, SERVER_PARTS, Declared, declared_by, declared_settings

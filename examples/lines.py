@@ -15,14 +15,14 @@ from collections.abc import Coroutine
 from typing import Any
 
 from weir.errors import Draining, WeirError
-from weir.protocols.door import DoorContext
+from weir.frontends.frontend import FrontendContext
 from weir.protocols.exchange import Exchange
 
 
 class LineDoor:
     """Serves the first model at the TCP port that is its option."""
 
-    def __init__(self, context: DoorContext) -> None:
+    def __init__(self, context: FrontendContext) -> None:
         self.registry, self.host, self.port = context.registry, context.settings.http.host, int(context.options)
         self.callers: set[asyncio.Task[None]] = set()
         self.replies: set[asyncio.Task[None]] = set()

@@ -18,9 +18,9 @@ from websockets.sync.client import connect
 
 from weir.client import GrpcClient, HttpClient
 from weir.errors import Unauthorized
-from weir.protocols.auth_middleware import OPEN
-from weir.protocols.grpc.services import ALL
-from weir.protocols.grpc.services import OPEN as OPEN_CALLS
+from weir.frontends.grpc.services import ALL
+from weir.frontends.grpc.services import OPEN as OPEN_CALLS
+from weir.frontends.http.auth_middleware import OPEN
 from weir.wire.kserve_grpc import methods
 
 KEY = "k-1234567890"

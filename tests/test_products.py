@@ -15,10 +15,10 @@ from starlette.routing import BaseRoute, Route
 from weir.app import App
 from weir.catalog.registry import Registry
 from weir.errors import SettingsError
+from weir.frontends.frontend import Frontend, FrontendContext
+from weir.frontends.http.auth_middleware import Refuse
+from weir.frontends.http.fast.plan import RouteHandler
 from weir.messages import Observer
-from weir.protocols.auth_middleware import Refuse
-from weir.protocols.door import Door, DoorContext
-from weir.protocols.fastlane.plan import RouteHandler
 from weir.settings import read_settings
 from weir.telemetry.recorder import SilentObserver
 
@@ -66,7 +66,7 @@ class Shop:
     def observers(self) -> Sequence[Observer]:
         return [SilentObserver()]
 
-    def routes(self, context: DoorContext) -> Sequence[BaseRoute]:
+    def routes(self, context: FrontendContext) -> Sequence[BaseRoute]:
         self.registry = context.registry
 
         async def greet(request: Request) -> PlainTextResponse:
@@ -74,13 +74,13 @@ class Shop:
 
         return [Route("/welcome", greet)]
 
-    def manners(self, context: DoorContext) -> Sequence[RouteHandler]:
+    def fast_routes(self, context: FrontendContext) -> Sequence[RouteHandler]:
         return []
 
     def paths(self) -> Mapping[str, Any]:
         return {"/welcome": {"get": {"operationId": "greet", "summary": "Greet", "responses": {}}}}
 
-    def doors(self, context: DoorContext) -> Sequence[Door]:
+    def frontends(self, context: FrontendContext) -> Sequence[Frontend]:
         return [Ladder(self.heard)]
 
     def to_try(self, curl: str, url: str) -> Sequence[str]:

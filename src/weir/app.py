@@ -1,4 +1,4 @@
-"""Composes the running server: models, doors, observers, signals.
+"""Composes the running server: models, frontends, observers, signals.
 
 The order of a life: listen (`/health/live` answers 200, `/health/ready` and inference 503 while models load) → load and
 warm up all models → ready → a signal: 503 again for all that is new, while what was accepted is finished → listen no
@@ -27,20 +27,19 @@ from weir.catalog.repository.document import read_config
 from weir.catalog.repository.folder import FolderRepository, InlineConfigs
 from weir.catalog.repository.watching import load_library, watching
 from weir.catalog.sources import TargetRepository, all_sources, open_wanted
-from weir.dashboard.routes import make_dashboard
 from weir.errors import SettingsError, WeirError
+from weir.frontends.dashboard.routes import make_dashboard
+from weir.frontends.frontend import Frontend, FrontendContext, Product, open_frontends
+from weir.frontends.grpc.frontend import make_frontend as make_grpc
+from weir.frontends.http.access_log import HttpLog
+from weir.frontends.http.application import Added, make_app
+from weir.frontends.http.pages import Held, code_of, make_exposition
+from weir.frontends.http.server import HttpServer
+from weir.frontends.websocket import WebSockets
 from weir.messages import Observer
 from weir.protocols.access import Access, Control
 from weir.protocols.account import allow_descriptors
-from weir.protocols.door import Door, DoorContext, open_doors
-from weir.protocols.grpc.opening import make_door as make_grpc
-from weir.protocols.httplog import HttpLog
 from weir.protocols.kserve.context import KServeContext
-from weir.protocols.pages import Held, code_of, make_exposition
-from weir.protocols.product import Product
-from weir.protocols.rest import Added, make_app
-from weir.protocols.server import HttpServer
-from weir.protocols.websocket import WebSockets
 from weir.settings import Settings, read_model_table
 from weir.telemetry.exposition import Exposition
 from weir.telemetry.logs import AccessLog, LogObserver, get_logger, recorders
@@ -57,9 +56,9 @@ END_LIMIT = 12.0
 
 
 class App:
-    """One server: its models and its doors, of which HTTP is the first.
+    """One server: its models and its frontends, of which HTTP is the first.
 
-    `observers` hear what happens beside metrics and logs. `product` adds routes and doors; its models are among those of
+    `observers` hear what happens beside metrics and logs. `product` adds routes and frontends; its models are among those of
     `settings`. Raises SettingsError for a wrong target or setting; nothing has been started then.
     """
 
@@ -106,23 +105,32 @@ class App:
         )
         if exposition is not None:
             exposition.registry.register(Held(site.account))
-        context = DoorContext(self.registry, settings, heard, self.control, site, self.manager, self.end, self.access)
+        context = FrontendContext(
+            self.registry, settings, heard, self.control, site, self.manager, self.end, self.access
+        )
         websockets = WebSockets(self.registry, settings.http, site.account)
         self._added = _added(product, context, metrics, exposition)
         asgi = make_app(
             self.registry, settings.http, metrics=None if exposition is None else exposition.render, site=site,
             websockets=websockets, added=self._added, log=log,
         )  # fmt: skip
-        manners = () if product is None else product.manners(context)
+        route_handlers = () if product is None else product.fast_routes(context)
         self.server = HttpServer(
-            self.registry, asgi, settings.http, heard, site=site, websockets=websockets, manners=manners, log=log
+            self.registry,
+            asgi,
+            settings.http,
+            heard,
+            site=site,
+            websockets=websockets,
+            route_handlers=route_handlers,
+            log=log,
         )
         self.registry.changed.append(self.server.routes_changed)
         self._account = site.account
         grpc = make_grpc(site, settings.grpc, settings.http)
-        self.doors: list[Door] = [self.server, *([] if grpc is None else [grpc])]
-        self.doors += open_doors(settings.doors.doors, context)
-        self.doors += () if product is None else product.doors(context)
+        self.frontends: list[Frontend] = [self.server, *([] if grpc is None else [grpc])]
+        self.frontends += open_frontends(settings.doors.doors, context)
+        self.frontends += () if product is None else product.frontends(context)
         self._signalled = asyncio.Event()
         self._own_process = False
 
@@ -156,9 +164,9 @@ class App:
 
     async def _serve(self, ready: Callable[[], None]) -> None:
         try:
-            for door in self.doors:
-                await door.start()
-                self._logger.info("listening", address=door.address)
+            for frontend in self.frontends:
+                await frontend.start()
+                self._logger.info("listening", address=frontend.address)
             self._added.begin()
             if await self._load():
                 ready()
@@ -167,10 +175,10 @@ class App:
                 await self._drain()
             else:
                 self._refuse()
-                await asyncio.gather(*[door.drain(WRITE_TIMEOUT) for door in self.doors])
+                await asyncio.gather(*[frontend.drain(WRITE_TIMEOUT) for frontend in self.frontends])
         finally:
             await self.manager.stop(0.0)
-            await asyncio.gather(*[door.stop() for door in self.doors])
+            await asyncio.gather(*[frontend.stop() for frontend in self.frontends])
             if self._product is not None:
                 await self._product.stop()
 
@@ -209,13 +217,13 @@ class App:
         if any(unfinished.values()):
             self._logger.warning("unfinished after drain_timeout", **unfinished)
         await self.manager.stop(0.0)  # what is unfinished now is told so
-        if not all(await asyncio.gather(*[door.drain(WRITE_TIMEOUT) for door in self.doors])):
+        if not all(await asyncio.gather(*[frontend.drain(WRITE_TIMEOUT) for frontend in self.frontends])):
             self._logger.warning("some answers were not read in time")
 
     def _refuse(self) -> None:
         self.registry.ending = True
-        for door in self.doors:
-            door.refuse()
+        for frontend in self.frontends:
+            frontend.refuse()
 
     def _unfinished(self) -> dict[str, int]:
         states = self.registry.state().values()
@@ -251,9 +259,9 @@ def _end_process(logger: Any) -> None:
 
 
 def _added(
-    product: Product | None, context: DoorContext, metrics: Metrics | None, exposition: Exposition | None
+    product: Product | None, context: FrontendContext, metrics: Metrics | None, exposition: Exposition | None
 ) -> Added:
-    """Return what the dashboard and `product` add to the HTTP door; what the product counts is shown by `exposition`."""
+    """Return what the dashboard and `product` add to HTTP; what the product counts is shown by `exposition`."""
     if product is None:
         return make_dashboard(context.registry, metrics)
     collectors = product.collectors()

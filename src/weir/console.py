@@ -14,9 +14,9 @@ from rich.text import Text
 from weir.app import App, run
 from weir.checking import ModelReport, check_model_runs
 from weir.errors import ModelError, SettingsError, WeirError
+from weir.frontends.frontend import Product
 from weir.messages import JSON
 from weir.model import Example
-from weir.protocols.product import Product
 from weir.serving.service import Service
 from weir.settings import Settings
 from weir.telemetry.logs import get_logger, logging_to
@@ -186,7 +186,7 @@ def _curl_lines(app: App) -> list[str]:
 
 
 def _other_doors(app: App) -> list[str]:
-    addresses = [door.address for door in app.doors if door is not app.server]
+    addresses = [frontend.address for frontend in app.frontends if frontend is not app.server]
     return ["", "also at " + ", ".join(addresses)] if addresses else []
 
 

@@ -14,15 +14,15 @@ from starlette.types import ASGIApp
 
 from weir.catalog.loading import load_target
 from weir.catalog.registry import Registry, running
-from weir.dashboard.routes import make_dashboard
+from weir.frontends.dashboard.routes import make_dashboard
+from weir.frontends.http.access_log import HttpLog
+from weir.frontends.http.application import make_app
+from weir.frontends.http.pages import code_of, make_exposition
 from weir.messages import Observer
 from weir.model import Model
 from weir.protocols.access import Access, AccessSettings, Control, ControlSettings
-from weir.protocols.httplog import HttpLog
 from weir.protocols.kserve.context import KServeContext
 from weir.protocols.kserve.settings import KserveSettings
-from weir.protocols.pages import code_of, make_exposition
-from weir.protocols.rest import make_app
 from weir.protocols.settings import HttpSettings
 from weir.serving.service import Service
 from weir.telemetry.exposition import NAMESPACE, Exposition

@@ -23,10 +23,10 @@ from weir.embedding import settings as embedding
 from weir.embedding.bert_as_service.settings import SERVER_PARTS as TEXT_SERVER_PARTS
 from weir.errors import SettingsError
 from weir.fields import Rule, check, setting
+from weir.frontends.frontend import FrontendsSettings
+from weir.frontends.grpc.frontend import GrpcSettings
 from weir.parsing import from_text, from_texts, from_toml
 from weir.protocols.access import AccessSettings, ControlSettings
-from weir.protocols.door import DoorsSettings
-from weir.protocols.grpc.settings import GrpcSettings
 from weir.protocols.kserve.settings import KserveSettings
 from weir.protocols.settings import HttpSettings
 from weir.serving.settings import ServiceSettings
@@ -75,7 +75,7 @@ MODEL_PARTS: dict[str, type[Any]] = {
 SERVER_PARTS: dict[str, type[Any]] = {
     "HTTP": HttpSettings,
     "gRPC": GrpcSettings,
-    "Doors": DoorsSettings,
+    "Doors": FrontendsSettings,
     "Open Inference Protocol": KserveSettings,
     "Access": AccessSettings,
     "Control": ControlSettings,
@@ -139,7 +139,7 @@ class Settings(NamedTuple):
     models: list[ModelToServe]
     http: HttpSettings
     grpc: GrpcSettings
-    doors: DoorsSettings
+    doors: FrontendsSettings
     kserve: KserveSettings
     access: AccessSettings
     control: ControlSettings

@@ -56,12 +56,12 @@ class EmbeddingServer:
     @property
     def addresses(self) -> list[str]:
         """Where each door is, HTTP first."""
-        return [door.address for door in self._app.doors]
+        return [door.address for door in self._app.frontends]
 
     @property
     def zmq_ports(self) -> tuple[int, int] | None:
         """The ports of the ZeroMQ door, for requests and for answers; None if there is no such door."""
-        doors = [door for door in self._app.doors if isinstance(door, ZeroMqDoor)]
+        doors = [door for door in self._app.frontends if isinstance(door, ZeroMqDoor)]
         return (doors[0].port, doors[0].port_out) if doors else None
 
     def start(self) -> None:

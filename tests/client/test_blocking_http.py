@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
-from tests.protocols.sockets import TLS
+from tests.frontends.http.sockets import TLS
 
 from weir.client import blocking_http
 from weir.client.blocking_http import Connections

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from tests.protocols.grpc.kit import INFERENCE, Rig, run
+from tests.frontends.grpc.kit import INFERENCE, Rig, run
 
 from weir.wire.kserve_grpc import methods
 

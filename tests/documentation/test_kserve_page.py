@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from weir.catalog.registry import Registry
+from weir.frontends.http.kserve_routes import PREFIX, every
 from weir.protocols.kserve.context import KServeContext
 from weir.protocols.kserve.protocol import CALLS
-from weir.protocols.kserve.routes import PREFIX, every
 from weir.protocols.metadata import EXTENSIONS, SHARED_MEMORY
 from weir.protocols.settings import HttpSettings
 

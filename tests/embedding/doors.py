@@ -15,9 +15,9 @@ from weir.embedding.calling import EmbeddingContext, HotTexts, Models
 from weir.embedding.metrics import TextCounts
 from weir.embedding.openai import EmbeddingsCall, OpenAI, openai_paths
 from weir.embedding.texts import Encodes
+from weir.frontends.http.application import Added, make_app
+from weir.frontends.http.server import HttpServer
 from weir.protocols.access import Control
-from weir.protocols.rest import Added, make_app
-from weir.protocols.server import HttpServer
 from weir.protocols.settings import HttpSettings
 
 MAX_TEXTS = 50
@@ -52,10 +52,10 @@ async def served(
     site = EmbeddingContext(models, settings, MAX_TEXTS, counts)
     routes = routes_of(site, ended.set)
     names = list(models.encoders) if hot is None else hot
-    manners = [HotTexts(site, kind, names) for kind in (EmbeddingsCall, BertEncodeCall)] if fast else []
+    route_handlers = [HotTexts(site, kind, names) for kind in (EmbeddingsCall, BertEncodeCall)] if fast else []
     registry = Registry([])
     app = make_app(registry, settings, added=Added(routes, {**openai_paths(), **bert_paths()}))
-    server = HttpServer(registry, app, settings, manners=manners)
+    server = HttpServer(registry, app, settings, route_handlers=route_handlers)
     await server.start()
     try:
         async with httpx.AsyncClient(base_url="http://unix" if "uds" in http else server.address) as client:

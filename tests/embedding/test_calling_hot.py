@@ -14,7 +14,7 @@ from tests.embedding.hashing import HashingEncoder
 
 from weir.embedding.encoder import SMALL
 from weir.errors import Cancelled, DeadlineExceeded, ModelError, Overloaded
-from weir.protocols.fastlane.handover import HandOver
+from weir.frontends.http.fast.handover import HandOver
 from weir.telemetry.tracecontext import CURRENT, Trace
 
 OPENAI, ENCODE = "/v1/embeddings", "/encode"

@@ -16,7 +16,7 @@ from tests.embedding.hashing import DIMENSIONS, HashingEncoder, vector_of
 from weir.embedding import openai as openai_door
 from weir.embedding.bert_as_service import http as encode_door
 from weir.errors import DeadlineExceeded, Draining, ModelError, Overloaded
-from weir.protocols.pages import HTTP_DOORS, code_of
+from weir.frontends.http.pages import HTTP_DOORS, code_of
 
 TEXTS = ["first do it", "then do it right", "then do it better"]
 EXPECTED = np.stack([vector_of(text) for text in TEXTS])

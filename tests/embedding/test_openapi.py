@@ -8,7 +8,7 @@ from weir.embedding.bert_as_service.http import bert_paths
 from weir.embedding.calling import EmbeddingContext, Models
 from weir.embedding.metrics import TextCounts
 from weir.embedding.openai import openai_paths
-from weir.protocols.openapi import openapi
+from weir.frontends.http.openapi import openapi
 from weir.protocols.settings import HttpSettings
 
 

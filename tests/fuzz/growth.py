@@ -20,10 +20,10 @@ from weir.embedding.calling import EmbeddingContext, Models
 from weir.embedding.metrics import TextCounts
 from weir.embedding.openai import read_body
 from weir.errors import WeirError
+from weir.frontends.http.fast.plan import HeadReader
 from weir.messages import JSON, MSGPACK
 from weir.model import Tensor
 from weir.protocols.content_negotiation import weighted
-from weir.protocols.fastlane.plan import HeadReader
 from weir.protocols.settings import HttpSettings
 from weir.wire import kserve_grpc, kserve_json, tensors, values, websocket
 from weir.wire.kserve_json import read_generate

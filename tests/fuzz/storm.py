@@ -25,8 +25,8 @@ from benchmarks.parsers import Ports, Probe, serving
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from tests.frontends.http.sockets import FILES
 from tests.fuzz.hostile import ATTACKS, SILENT, Room
-from tests.protocols.sockets import FILES
 
 from weir.client import EmbeddingClient, GrpcClient, HttpClient, WebSocketClient
 from weir.embedding.bert_as_service.client import BertTransport

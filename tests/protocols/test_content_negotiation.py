@@ -1,7 +1,7 @@
 """Content types: what is read, and what is written unasked."""
 
 import pytest
-from tests.protocols.models import Add, Blob, Echo, Reader, Shout
+from tests.frontends.http.models import Add, Blob, Echo, Reader, Shout
 
 from weir.errors import UnsupportedMediaType
 from weir.messages import JSON, MSGPACK, OCTETS

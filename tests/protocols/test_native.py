@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from tests.protocols.models import Add, Echo, Words
+from tests.frontends.http.models import Add, Echo, Words
 
 from weir.catalog.registry import Registry
 from weir.errors import InvalidRequest, MethodNotAllowed, ModelNotFound, TooLarge

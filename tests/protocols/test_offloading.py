@@ -12,14 +12,14 @@ import grpc
 import httpx
 import numpy as np
 import pytest
-from tests.protocols.doors import DOORS, running
-from tests.protocols.fastlane.kit import ArenaExecutor, always, post, run, settled, site, statuses
-from tests.protocols.grpc.kit import INFER, asking, refused, serving
+from tests.frontends.grpc.kit import INFER, asking, refused, serving
+from tests.frontends.http.doors import DOORS, running
+from tests.frontends.http.fast.kit import ArenaExecutor, always, post, run, settled, site, statuses
+from tests.frontends.http.models import Words
+from tests.frontends.http.sockets import until
+from tests.frontends.websocket_kit import Sum
+from tests.frontends.websocket_kit import serving as serving_sockets
 from tests.protocols.kserve.models import Vector
-from tests.protocols.models import Words
-from tests.protocols.sockets import until
-from tests.protocols.websocket_kit import Sum
-from tests.protocols.websocket_kit import serving as serving_sockets
 
 from weir.catalog.loading import ServiceMaker
 from weir.catalog.manager import Manager
@@ -27,11 +27,11 @@ from weir.catalog.registry import Registry
 from weir.catalog.repository.document import read_config
 from weir.catalog.sources import ModelToServe, TargetRepository
 from weir.errors import InvalidRequest, Overloaded
+from weir.frontends.http.application import make_app
 from weir.model import Model, Tensor
 from weir.protocols import offloading
 from weir.protocols.content_negotiation import compress, decompress
 from weir.protocols.offloading import LONG_ANSWER, LONG_BODY, off_loop, work_later
-from weir.protocols.rest import make_app
 from weir.protocols.settings import HttpSettings
 from weir.serving import inference
 from weir.serving.service import Service
@@ -161,7 +161,7 @@ def writers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         {
             "weir.wire.kserve_json.write_json": tensors.write_json,
             "weir.serving.inference.to_text": tensors.to_text,
-            "weir.protocols.grpc.inference.write_response": kserve_grpc.write_response,
+            "weir.frontends.grpc.inference.write_response": kserve_grpc.write_response,
         },
         monkeypatch,
     )
@@ -245,9 +245,9 @@ def tensor(data: Any, shape: list[int], name: str = "x") -> dict[str, Any]:
 
 @pytest.mark.parametrize("padding", [0, LONG_BODY])
 def test_calls_that_load_models_over_http_and_grpc(padding: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    places = ("weir.protocols.asgi.decode_json", "weir.protocols.metadata.decode_json")
+    places = ("weir.frontends.http.asgi.decode_json", "weir.protocols.metadata.decode_json")
     read_in = threads_of(dict.fromkeys(places, decode_json), monkeypatch)
-    model = ModelToServe("tests.protocols.grpc.kit:Double", "double", {}, [], {"executor": "inline"})
+    model = ModelToServe("tests.frontends.grpc.kit:Double", "double", {}, [], {"executor": "inline"})
 
     async def main() -> None:
         make = ServiceMaker([])
@@ -411,7 +411,7 @@ def test_an_answer_of_grpc_that_cannot_be_written_in_its_thread_is_an_error(monk
         assert thread() != "MainThread"
         raise InvalidRequest("it cannot be written")
 
-    monkeypatch.setattr("weir.protocols.grpc.inference.write_response", broken)
+    monkeypatch.setattr("weir.frontends.grpc.inference.write_response", broken)
 
     async def main() -> None:
         async with serving(Service(Longer, executor="inline")) as rig:
@@ -467,7 +467,7 @@ def test_who_leaves_while_the_body_is_read_leaves_nothing_behind(monkeypatch: py
         return plain(*said)
 
     plain = inference.read_item
-    monkeypatch.setattr("weir.protocols.fastlane.request.read_item", held)
+    monkeypatch.setattr("weir.frontends.http.fast.native.read_item", held)
 
     async def body() -> None:
         executor = ArenaExecutor()
@@ -510,7 +510,7 @@ def test_what_is_compressed_is_forgotten_when_its_client_leaves(
         ended.release()
         return b"{}"
 
-    monkeypatch.setattr("weir.protocols.asgi.decompress", held)
+    monkeypatch.setattr("weir.frontends.http.asgi.decompress", held)
     monkeypatch.setattr("weir.serving.inference.read_work", lambda *said: pytest.fail("nobody waits for it"))
     with running(door, Registry([Service(Vector, executor="inline")]), HttpSettings(port=0)) as server:
         before = server.call(lambda: len(asyncio.all_tasks()))

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import numpy
 import pytest
-from tests.protocols.models import Add, Echo
+from tests.frontends.http.models import Add, Echo
 
 from weir import errors
 from weir.catalog.registry import Registry

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy
 import pytest
-from tests.protocols.models import Add, Echo, Shout, Words
+from tests.frontends.http.models import Add, Echo, Shout, Words
 from tests.protocols.test_response import ask_for
 
 from weir.errors import InvalidRequest, TooLarge

@@ -9,7 +9,7 @@ import pytest
 import structlog
 
 from weir.errors import DeadlineExceeded, ModelError, Overloaded, SettingsError
-from weir.protocols.pages import code_of
+from weir.frontends.http.pages import code_of
 from weir.telemetry.logs import MOST_KINDS, AccessLog, LogObserver, RateLimit, get_logger, logging_to
 from weir.telemetry.settings import TelemetrySettings
 from weir.telemetry.tracecontext import CURRENT, Trace

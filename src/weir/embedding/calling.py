@@ -21,9 +21,9 @@ from weir.embedding.encoder import SMALL
 from weir.embedding.metrics import TextClients, TextCounts
 from weir.embedding.texts import Encoded, Encodes, Text
 from weir.errors import Cancelled, InvalidRequest, ModelNotFound, WeirError, brief
+from weir.frontends.http.asgi import AsgiCall, disconnected, identified
 from weir.messages import JSON
 from weir.protocols.account import charge
-from weir.protocols.asgi import AsgiCall, disconnected, identified
 from weir.protocols.native import RequestOptions
 from weir.protocols.offloading import off_loop
 from weir.protocols.response import Headers, HttpResponse, compressed, echo_headers
@@ -33,8 +33,8 @@ from weir.wire.tensors import TEXT_BYTES
 from weir.wire.values import decode_json, find_half, uncollected, without_halves
 
 if TYPE_CHECKING:
-    from weir.protocols.fastlane.connection import Connection
-    from weir.protocols.fastlane.plan import Head, RoutePlan
+    from weir.frontends.http.fast.connection import Connection
+    from weir.frontends.http.fast.plan import Head, RoutePlan
     from weir.serving.service import Service
 
 _log = logging.getLogger("weir.http")

@@ -47,7 +47,7 @@ from weir.errors import (
     WeirError,
     brief,
 )  # fmt: skip
-from weir.protocols.asgi import AsgiCall, Endpoint
+from weir.frontends.http.asgi import AsgiCall, Endpoint
 from weir.protocols.response import HttpResponse, encode_safely, error_headers, error_value
 from weir.protocols.status import http_code
 

@@ -23,11 +23,11 @@ from weir.embedding.settings import CallerSettings
 from weir.embedding.text_inference import TextInference
 from weir.embedding.text_model import ServedTextModel, read_model
 from weir.errors import SettingsError
+from weir.frontends.frontend import Frontend, FrontendContext
+from weir.frontends.http.auth_middleware import Refuse
+from weir.frontends.http.fast.plan import RouteHandler
 from weir.messages import Observer
 from weir.protocols.access import is_loopback
-from weir.protocols.auth_middleware import Refuse
-from weir.protocols.door import Door, DoorContext
-from weir.protocols.fastlane.plan import RouteHandler
 
 
 class EmbeddingProduct:
@@ -49,7 +49,7 @@ class EmbeddingProduct:
         self._inferences: dict[str, TextInference] = {}
         self._zeromq_door: ZeroMqDoor | None = None
         self._refusals: Mapping[str, Refuse] = {}
-        self._context: DoorContext
+        self._context: FrontendContext
         self._site: EmbeddingContext
         self._status: Status
 
@@ -74,7 +74,7 @@ class EmbeddingProduct:
             self._waste.models[front.name] = front.computing(model.params["run_tokens"], model.params["padding_cost"])
         return [self._waste]
 
-    def routes(self, context: DoorContext) -> Sequence[BaseRoute]:
+    def routes(self, context: FrontendContext) -> Sequence[BaseRoute]:
         """Return the routes of the HTTP endpoints."""
         self._context = context
         self._encoders = {
@@ -93,7 +93,7 @@ class EmbeddingProduct:
         self._refusals = {"/v1": as_openai, **dict.fromkeys(("/encode", "/status", "/terminate"), as_stock)}
         return [*OpenAI(site).routes(), *encode.routes()]
 
-    def manners(self, context: DoorContext) -> Sequence[RouteHandler]:
+    def fast_routes(self, context: FrontendContext) -> Sequence[RouteHandler]:
         """Return how the fast lane answers small calls of models that have one vector for each text."""
         models = {front.name for front in self._fronts if front.recipe.pooling is not Pooling.NONE}
         return [HotTexts(self._site, kind, models) for kind in (EmbeddingsCall, BertEncodeCall)]
@@ -106,7 +106,7 @@ class EmbeddingProduct:
         """Return how each of them says what is wrong."""
         return self._refusals
 
-    def doors(self, context: DoorContext) -> Sequence[Door]:
+    def frontends(self, context: FrontendContext) -> Sequence[Frontend]:
         """Return the ZeroMQ door, if there is to be one. It has no keys: with one it is for this machine alone."""
         if self._zeromq.zmq_port is None:
             return []

@@ -1,1 +1,1 @@
-"""From a caller's bytes to a request and back: protocols, the channels that move their bytes, and the exchange between them."""
+"""The protocols, pure: how each reads a request and writes its answer or error; and the exchange, where a protocol meets a channel and a model."""

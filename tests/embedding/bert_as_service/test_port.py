@@ -4,8 +4,8 @@ import asyncio
 from typing import Any
 
 from structlog.testing import CapturingLogger
-from tests.protocols.fastlane.kit import FakeTransport, settled
-from tests.protocols.sockets import until
+from tests.frontends.http.fast.kit import FakeTransport, settled
+from tests.frontends.http.sockets import until
 
 from weir.embedding.bert_as_service.port import Drops, Limits, Peer, Port
 from weir.embedding.bert_as_service.zmtp import COMMAND, GREETING, Event, Received, frame, ready

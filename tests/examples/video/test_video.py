@@ -21,10 +21,10 @@ from websockets.asyncio.client import connect
 
 import weir
 from weir.catalog.registry import Registry
-from weir.protocols.rest import make_app
-from weir.protocols.server import HttpServer
+from weir.frontends.http.application import make_app
+from weir.frontends.http.server import HttpServer
+from weir.frontends.websocket import WebSockets
 from weir.protocols.settings import HttpSettings
-from weir.protocols.websocket import WebSockets
 from weir.wire.inference import InferenceResponse
 from weir.wire.websocket import read_answer
 

@@ -38,9 +38,9 @@ from weir.embedding.calling import (
 )
 from weir.embedding.texts import Encoded, Text
 from weir.errors import InvalidRequest, UnsupportedMediaType, brief
+from weir.frontends.http.asgi import AsgiCall, Endpoint
 from weir.messages import JSON, MSGPACK
 from weir.protocols.access import Control
-from weir.protocols.asgi import AsgiCall, Endpoint
 from weir.protocols.content_negotiation import accept_of
 from weir.protocols.response import HttpResponse, encode_safely, error_headers, error_value
 from weir.protocols.status import http_code

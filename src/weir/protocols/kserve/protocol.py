@@ -4,7 +4,9 @@ import re
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy
 
 from weir.errors import InvalidRequest, MethodNotAllowed, Unsupported, WeirError
 from weir.messages import KSERVE
@@ -16,20 +18,22 @@ from weir.protocols.native import check_length
 from weir.protocols.offloading import LONG_BODY, written
 from weir.protocols.response import Headers, HttpResponse, encode_safely, error_headers, error_value
 from weir.protocols.settings import HttpSettings
-from weir.protocols.shared_memory import Memory
+from weir.protocols.shared_memory import Memory, wants_regions
 from weir.protocols.status import kserve_code
-from weir.serving.inference import StreamPart
+from weir.serving.inference import QueueEntry, Schedule, StreamPart
 from weir.wire import kserve_binary, kserve_json
 from weir.wire.inference import ERROR_NAME, InferenceRequest, InferenceResponse
-from weir.wire.kserve_binary import binary_outputs, bytes_to_write, write_response
+from weir.wire.kserve_binary import binary_outputs, bytes_to_write, contiguous_bytes, write_response
 from weir.wire.kserve_json import REGION, Body, read_generate, write_generated
+from weir.wire.tensors import DTYPES, Arrays
 
 if TYPE_CHECKING:
     from weir.catalog.registry import Registry
-    from weir.protocols.kserve.hot import Layout
     from weir.serving.service import Service
     from weir.wire.kserve_json import BodyPeek
 
+
+_MAX_REPLIES = 64  # heads of answers that a Layout remembers
 
 HEADER_LENGTH = b"inference-header-content-length"
 
@@ -294,3 +298,75 @@ async def _events(
     async with aclosing(parts):
         async for part in parts:
             yield await written(bytes_to_write(part.response), partial(write, part.response))
+
+
+class _ArenaPlace(NamedTuple):
+    """Where an array lies: `offset` counts from the end of the header."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: numpy.dtype[Any]
+    offset: int
+
+
+class Layout:
+    """What a `header` before binary tensors means: `asked` is the request without its inputs, `work` its entry in the queue without its payload."""
+
+    __slots__ = ("_places", "_replies", "asked", "header", "schedule", "wants_regions", "work")
+
+    def __init__(
+        self, header: bytes, places: list[_ArenaPlace], asked: InferenceRequest, work: QueueEntry, schedule: Schedule
+    ) -> None:
+        self.header = header
+        self.asked = asked
+        self.wants_regions = wants_regions(asked)
+        self.work = work
+        self.schedule = schedule
+        self._places = places
+        # Of outputs that have been answered: what they were -> headers, JSON, and the names of those that follow it.
+        self._replies: dict[tuple[Any, ...], tuple[Headers, bytes | memoryview, list[str]]] = {}
+
+    def arrays(self, body: memoryview) -> Arrays:
+        """Return the arrays in a `body` with this header and the same length, as read-only views."""
+        rest = body.toreadonly()[len(self.header) :]
+        return {name: numpy.ndarray(shape, dtype, rest, offset) for name, shape, dtype, offset in self._places}
+
+    def reply(self, output: Arrays) -> KserveReply | None:
+        """Return the reply with the tensors of `output`, if one like it has been remembered."""
+        known = self._replies.get(_described(output))
+        if known is None:
+            return None
+        headers, json, names = known
+        return KserveReply(headers, [json, *[contiguous_bytes(output[name]) for name in names]])
+
+    def remember(self, output: Arrays, response: InferenceResponse, reply: KserveReply) -> None:
+        """Keep the head of `reply`, which was made of `output` by way of `response`, if it depends on nothing else."""
+        numbers = all(DTYPES[value.datatype] == value.array.dtype != object for value in response.outputs)
+        if numbers and len(reply.parts) == 1 + len(response.outputs) and len(self._replies) < _MAX_REPLIES:
+            names = [value.name for value in response.outputs]
+            self._replies[_described(output)] = reply.headers, reply.parts[0], names
+
+
+def _described(output: Arrays) -> tuple[Any, ...]:
+    return tuple([(name, array.shape, array.dtype) for name, array in output.items()])
+
+
+def layout_of(
+    header: bytes, body_length: int, asked: InferenceRequest, work: QueueEntry, schedule: Schedule
+) -> Layout | None:
+    """Return the layout of a request that was read from `header` and the bytes after it, if these are all its inputs, and
+    numbers."""
+    places, offset = {}, 0
+    for value in asked.inputs:
+        array = value.array
+        if array.dtype.kind == "O":
+            return None
+        places[value.name] = _ArenaPlace(value.name, array.shape, array.dtype, offset)
+        offset += array.nbytes
+    if len(header) + offset != body_length:  # an input stands in the JSON, or in shared memory
+        return None
+    bare = InferenceRequest(
+        asked.model, [], version=asked.version, id=asked.id, outputs=asked.outputs, parameters=asked.parameters
+    )
+    bare.without_batch = asked.without_batch
+    return Layout(header, [places[name] for name in work.payload], bare, work._replace(payload=None), schedule)

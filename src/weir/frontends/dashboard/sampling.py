@@ -1,0 +1,235 @@
+"""One look at a server: what was counted since the look before, how things stand now, and what was counted in all."""
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from prometheus_client.registry import Collector
+
+from weir.errors import WeirError
+from weir.frontends.http.pages import code_of
+from weir.messages import Reason
+from weir.telemetry.recorder import Histogram, Metrics, Recorder
+
+if TYPE_CHECKING:
+    from weir.catalog.registry import Registry
+    from weir.serving.service import Service
+
+
+# Counters since the start, by model: the numbers of /metrics, and their changes.
+
+
+# By label of the model: numbers in dicts and lists. "" is what was asked of models that are not there.
+Counts = dict[str, dict[str, Any]]
+CodeOf = Callable[[str, type[WeirError] | None], str]
+
+# What products count of their models, by the name in /metrics.
+_OF_PRODUCTS = {"weir_tokens_total": "tokens", "weir_padding_tokens_total": "padding"}
+_HISTOGRAMS = ("queue", "preprocess", "predict", "postprocess", "first_part", "total")
+
+
+def count(metrics: Metrics, code_of: CodeOf, collectors: Sequence[Collector] = ()) -> Counts:
+    """Return the counts of `metrics`, and of `collectors` the tokens and padding tokens.
+
+    `ends` are requests by door and code, where an error follows its code by name; `rows` and the times are the histograms,
+    as [count in each bucket, sum].
+    """
+    counts: Counts = {label: _counts_of(record) for label, record in list(metrics.models.items())}
+    for (label, door, kind), ended in list(metrics.ended.items()):
+        code = code_of(door, kind)
+        name = code if kind is None or code == kind.__name__ else f"{code} {kind.__name__}"
+        doors = counts.setdefault(label, {}).setdefault("ends", {})
+        doors.setdefault(door, {})[name] = ended
+    for (label, door), transferred in list(metrics.bytes.items()):
+        counts.setdefault(label, {}).setdefault("bytes", {})[door] = list(transferred)
+    for label, name, value in _of_products(collectors):
+        counts.setdefault(label, {})[name] = value
+    return counts
+
+
+def change(now: Any, before: Any) -> Any:
+    """Return by how much the numbers in `now` are higher than those in `before`, without what is as it was; None if all is.
+
+    Lists keep their length, so that a bucket stays in its place.
+    """
+    if now == before:
+        return None
+    if isinstance(now, dict):
+        changes = {key: change(value, before and before.get(key)) for key, value in now.items()}
+        return {key: value for key, value in changes.items() if value is not None} or None
+    if isinstance(now, list):
+        return [value - earlier for value, earlier in zip(now, before or [0] * len(now), strict=True)]
+    return now - (before or 0) or None
+
+
+def _counts_of(record: Recorder) -> dict[str, Any]:
+    times: dict[str, Any] = {name: _buckets(getattr(record, name)) for name in _HISTOGRAMS}
+    batches = {reason.name.lower(): record.batches[reason] for reason in Reason}
+    return {"batches": batches, "rows": _buckets(record.rows), "parts": record.parts, **times}
+
+
+def _buckets(histogram: Histogram) -> list[float]:
+    return [*histogram.counts, histogram.sum]
+
+
+def _of_products(collectors: Iterable[Collector]) -> Iterator[tuple[str, str, float]]:
+    for collector in collectors:
+        for family in collector.collect():
+            for sample in family.samples:
+                if sample.name in _OF_PRODUCTS:
+                    version = sample.labels.get("version")
+                    model = sample.labels.get("model", "")
+                    yield (f"{model}/{version}" if version else model), _OF_PRODUCTS[sample.name], sample.value
+
+
+# What processes use of the machine: from /proc on Linux, unknown elsewhere.
+
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_TICKS = os.sysconf("SC_CLK_TCK")
+_USER_TIME, _SYSTEM_TIME = (
+    11,
+    12,
+)  # fields of /proc/PID/stat after the name, from 0 (proc(5) counts from 1, name and all)
+
+
+class Use(NamedTuple):
+    """Of one process: resident memory, shared pages included, and processor time since its start in seconds."""
+
+    memory_bytes: int
+    cpu: float
+
+
+def use_of(pid: int) -> Use | None:
+    """Return what the process uses; None if that cannot be known, as of one that has ended."""
+    process = Path("/proc", str(pid))
+    try:
+        resident = int((process / "statm").read_bytes().split()[1])
+        times = (process / "stat").read_bytes().rpartition(b")")[2].split()
+    except (OSError, IndexError, ValueError):
+        return None
+    return Use(resident * _PAGE_BYTES, (int(times[_USER_TIME]) + int(times[_SYSTEM_TIME])) / _TICKS)
+
+
+_SETTINGS = ("max_batch_size", "max_queue_size", "padded")
+_MOST_CLIENTS = 20  # that are shown
+
+TellClients = Callable[[], Sequence[Mapping[str, Any]]]  # a row for each, by column, the first of which names it
+
+
+def nobody() -> Sequence[Mapping[str, Any]]:
+    """Tell of no clients."""
+    return []
+
+
+class DashboardSampler:
+    """Looks at the services of `registry` and at what `metrics` and `collectors` have counted; reads only.
+
+    Without `metrics` there are levels and no counts. `clients` tells of those whom a product
+    tells apart. `clock` returns seconds, `time_of_day` seconds since 1970.
+    """
+
+    def __init__(
+        self, registry: "Registry", metrics: Metrics | None, collectors: Sequence[Collector] = (),
+        clients: TellClients = nobody, *, clock: Callable[[], float] = time.monotonic,
+        time_of_day: Callable[[], float] = time.time,
+    ) -> None:  # fmt: skip
+        self._registry = registry
+        self._metrics = metrics
+        self._collectors = collectors
+        self._clients = clients
+        self._clock = clock
+        self._time_of_day = time_of_day
+        self._before: Counts = {}
+        self._total: dict[str, float] = {}
+        self._at: float | None = None
+
+    def sample(self, late: float = 0.0) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+        """Return what changed since the sample before, None the first time; and what there is now.
+
+        Of both, `models` are by label. The first leaves out what is zero and models that stood still. `late` is how much later
+        than it should the event loop got here, in seconds.
+        """
+        now = self._clock()
+        counts = count(self._metrics, code_of, self._collectors) if self._metrics is not None else {}
+        services = {service.label: service for service in self._registry.all}
+        states = {label: service.state(brief=True) for label, service in services.items()}
+        levels = {label: _levels(state) for label, state in states.items()}
+        uses = _uses(states)
+        at, total = self._time_of_day(), _total(uses)
+        changes = None
+        if self._at is not None:
+            changed: dict[str, dict[str, Any]] = change(counts, self._before) or {}
+            for label, level in levels.items():
+                if there := {name: value for name, value in level.items() if value}:
+                    changed[label] = changed.get(label, {}) | there
+            machine = {
+                **total,
+                "cpu": _used(total, self._total, "cpu"),
+                "workers_cpu": _used(total, self._total, "workers_cpu"),
+            }
+            changes = {"at": at, "seconds": now - self._at, "late": late, "machine": machine, "models": changed}
+        self._before, self._total, self._at = counts, total, now
+        models = {label: _model(services[label], state, levels[label], uses) for label, state in states.items()}
+        for label, counted in counts.items():
+            models.setdefault(label, {})["counts"] = counted
+        present = {"at": at, "models": models, "machine": total, "clients": list(self._clients()[:_MOST_CLIENTS])}
+        return changes, present
+
+
+def _levels(state: Mapping[str, Any]) -> dict[str, Any]:
+    workers = state["workers"]
+    return {
+        "waiting": state["waiting"],
+        "waiting_requests": state["waiting_requests"],
+        "oldest": state["oldest_age"] or 0.0,
+        "running": state["in_flight"],
+        "busy": sum(1 for worker in workers if worker["in_flight"]),
+        "restarts": state["gauges"].get("restarts", 0),
+    }
+
+
+def _model(
+    service: "Service", state: Mapping[str, Any], levels: dict[str, Any], uses: Mapping[int, Use]
+) -> dict[str, Any]:
+    workers = [worker | _use(uses.get(worker["pid"])) for worker in state["workers"]]
+    gauges = state["gauges"]
+    return {
+        "ready": state["ready"],
+        "reason": state["reason"],
+        "levels": levels,
+        "workers": workers,
+        "arena": [gauges.get("arena_bytes", 0), gauges.get("arena_free_bytes", 0)],
+        "settings": {name: getattr(service.batching, name) for name in _SETTINGS},
+        "texts": service.model.plain_texts,
+    }
+
+
+def _use(use: Use | None) -> dict[str, Any]:
+    return {} if use is None else use._asdict()
+
+
+def _uses(states: Mapping[str, Any]) -> dict[int, Use]:
+    """Return the use of this process and of all workers, by process."""
+    pids = {worker["pid"] for state in states.values() for worker in state["workers"]} - {None}
+    uses = {pid: use_of(pid) for pid in (os.getpid(), *pids)}
+    return {pid: use for pid, use in uses.items() if use is not None}
+
+
+def _used(now: Mapping[str, float], before: Mapping[str, float], name: str) -> float:
+    """Return the processor time since the sample before; that of a worker which ended is gone, and must not count below zero."""
+    return max(0.0, now[name] - before[name])
+
+
+def _total(uses: Mapping[int, Use]) -> dict[str, float]:
+    """Return memory and processor time of this process, and of its workers together."""
+    own = uses.get(os.getpid())
+    others = [use for pid, use in uses.items() if pid != os.getpid()]
+    return {
+        "memory_bytes": own.memory_bytes if own else 0,
+        "cpu": own.cpu if own else 0.0,
+        "workers_memory_bytes": sum(use.memory_bytes for use in others),
+        "workers_cpu": sum(use.cpu for use in others),
+    }

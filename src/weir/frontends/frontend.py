@@ -1,0 +1,189 @@
+"""What can be added to a server: a Frontend, which listens for callers, and a Product, which serves something made of the server's models.
+
+HTTP and gRPC are frontends. A package adds another by an entry point of the group `weir.doors`; `--door NAME=OPTIONS` opens it. A package adds a protocol
+over HTTP by an entry point of the group `weir.protocols`; `--protocols NAME` serves it. The embedding of texts is a product.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from weir.errors import SettingsError, WeirError
+from weir.fields import check, setting
+from weir.messages import Observer
+from weir.protocols.access import Access, Control
+from weir.protocols.settings import HttpSettings
+
+if TYPE_CHECKING:
+    from prometheus_client.registry import Collector
+    from starlette.routing import BaseRoute
+
+    from weir.catalog.manager import Manager
+    from weir.catalog.registry import Registry
+    from weir.frontends.http.auth_middleware import Refuse
+    from weir.frontends.http.fast.plan import RouteHandler
+    from weir.protocols.exchange import HttpProtocol
+    from weir.protocols.kserve.context import KServeContext
+
+ENTRY_POINTS = "weir.doors"
+PROTOCOLS = "weir.protocols"
+
+
+class Frontend(Protocol):
+    """What listens for callers. The server calls `start`, and at its end `refuse`, `drain` and `stop`; `stop` alone when another frontend failed to start.
+
+    It makes a `RequestBase` of each request, with a `finish` and a `fail` of its own, finds the service in the registry, and calls
+    `service.submit`. When the caller leaves, it calls `service.cancel`.
+    """
+
+    @property
+    def address(self) -> str:
+        """Where it listens, for the log and for people: a URL, or `unix:PATH`."""
+
+    async def start(self) -> None:
+        """Listen. Models may still be loading; their services then refuse requests. Raises SettingsError, which names an address that is
+        taken or unusable; then nothing is left open."""
+
+    def refuse(self) -> None:
+        """Refuse new requests with Draining from now on; accepted ones go on."""
+
+    async def drain(self, drain_timeout: float | None = None) -> bool:
+        """Accept no more connections and return True when all answers have been sent, or False after `drain_timeout` seconds (None: wait for ever)."""
+
+    async def stop(self) -> None:
+        """Close everything at once. It may be called twice, and before `start`."""
+
+
+class FrontendSettings(Protocol):
+    """The server's settings that a frontend may read."""
+
+    @property
+    def http(self) -> HttpSettings:
+        """Those of HTTP: address, limits, certificate."""
+
+
+def nothing() -> None:
+    """Do nothing, because there is no server to end."""
+
+
+class FrontendContext(NamedTuple):
+    """What a frontend is made from."""
+
+    registry: "Registry"
+    settings: FrontendSettings
+    observers: Sequence[Observer]  # the frontend calls their `refused` and `transferred`; services call the rest
+    control: Control = Control()  # who may load and unload models
+    site: "KServeContext | None" = None  # what the frontends of the Open Inference Protocol share
+    manager: "Manager | None" = None  # loads and unloads models; a server always has one
+    end: Callable[[], None] = nothing  # drains and ends the server, as SIGTERM does; call it on the event loop
+    access: Access = Access()  # who may call
+    options: Any = None  # its own options: a value read from JSON, or else a plain text
+
+
+class FrontendFactory(Protocol):
+    """What an entry point names."""
+
+    def __call__(self, context: FrontendContext, /) -> Frontend | None:
+        """Return a frontend that has not started, or None if the settings switch it off. Raises SettingsError."""
+
+
+class Product(Protocol):
+    """What is made of the server beside its models. It knows its models by name, in the registry; the server runs them like all others.
+
+    The server asks for its parts before anything is started, for the observers first; then it calls `prepare`, `start`, `drain` and, whatever
+    happened, `stop`.
+    """
+
+    def observers(self) -> Sequence[Observer]:
+        """Return its observers of requests."""
+
+    def routes(self, context: FrontendContext) -> "Sequence[BaseRoute]":
+        """Return the routes that it adds to HTTP. Raises SettingsError for what cannot be served."""
+
+    def fast_routes(self, context: FrontendContext) -> "Sequence[RouteHandler]":
+        """Return handlers that answer some of those routes on the fast path; called after `routes`. The routes answer what a handler leaves."""
+
+    def paths(self) -> Mapping[str, Any]:
+        """Return the paths of its routes as OpenAPI describes them."""
+
+    def refusals(self) -> "Mapping[str, Refuse]":
+        """Return, after `routes`, how a request without the server's key is refused, by what its routes' paths begin with."""
+
+    def frontends(self, context: FrontendContext) -> Sequence[Frontend]:
+        """Return its own frontends, none of them started; the server starts, drains and stops them."""
+
+    def to_try(self, curl: str, url: str) -> Sequence[str]:
+        """Return example commands for people who want to try it; each begins with `curl`, the command for this server at `url`."""
+
+    def collectors(self) -> "Sequence[Collector]":
+        """Return the collectors of its metrics, for /metrics."""
+
+    def clients(self) -> Sequence[Mapping[str, Any]]:
+        """Return a row for each caller that it tells apart, by column name: the first column names the caller, the others are texts or numbers."""
+
+    async def prepare(self) -> None:
+        """Make what its models need, before they are loaded; the frontends listen already. Raises SettingsError."""
+
+    async def start(self) -> None:
+        """Begin its work; the models are loaded. The server is ready when this returns."""
+
+    async def drain(self) -> bool:
+        """Accept no more requests. Return True when all accepted ones have been answered, or False if that took longer than the drain may. The
+        frontends refuse already; the models still run, and are drained after this."""
+
+    async def stop(self) -> None:
+        """End it; the models have been drained. It may be called twice, and before `start`."""
+
+
+@dataclass(frozen=True)
+class FrontendsSettings:
+    """Frontends that installed packages bring."""
+
+    doors: dict[str, Any] = setting(
+        {}, "open a door that an installed package brings, with its options: JSON, or else plain text",
+        metavar="NAME=OPTIONS",
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+def open_frontends(wanted: Mapping[str, Any], context: FrontendContext) -> list[Frontend]:
+    """Return the frontends `wanted`, which maps the name of an entry point to the frontend's options. None of them has started.
+
+    Raises SettingsError for a name that no installed package brings, for one whose factory fails, and, where callers need the server's key, for a frontend
+    that does not have a true attribute `asks_for_key`.
+    """
+    made = {name: _make(name, context._replace(options=options)) for name, options in wanted.items()}
+    for name, frontend in made.items():
+        if context.access.required and frontend is not None and not getattr(frontend, "asks_for_key", False):
+            raise SettingsError(
+                f"door={name!r}: does not ask for the API key that this server is to ask for (asks_for_key)"
+            )
+    return [frontend for frontend in made.values() if frontend is not None]
+
+
+def _make(name: str, context: FrontendContext) -> Frontend | None:
+    made: Frontend | None = make_named("door", ENTRY_POINTS, name, context)
+    return made
+
+
+def open_protocols(registry: "Registry", settings: HttpSettings) -> "list[HttpProtocol]":
+    """Return the protocols that the settings name, by entry point: what that names is called with the registry and the settings. Raises SettingsError for
+    a name that no installed package brings, and one that cannot be made."""
+    return [make_named("protocols", PROTOCOLS, name, registry, settings) for name in settings.protocols]
+
+
+def make_named(kind: str, group: str, name: str, *arguments: Any) -> Any:
+    """Return what the entry point `name` of `group` makes of `arguments`. Raises SettingsError, which calls it a `kind`."""
+    found = {entry.name: entry for entry in entry_points(group=group)}
+    if name not in found:
+        known = ", ".join(sorted(found)) or "none"
+        raise SettingsError(f"{kind}={name!r}: no installed package brings it (entry points {group}: {known})")
+    try:
+        return found[name].load()(*arguments)
+    except WeirError:
+        raise
+    except Exception as error:
+        raise SettingsError(f"{kind}={name!r}: {found[name].value}: {type(error).__name__}: {error}") from error

@@ -1,0 +1,173 @@
+"""The same calls over grpc.aio, the public server of grpcio: what gRPC falls back to where its core has changed.
+
+Handlers, limits of messages and of calls, TLS, deadlines and the drain are those of core.py. What differs: a message is charged
+to the account after it was received, answers that a client does not read are bounded by gRPC alone, and each call takes
+more work.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+
+from weir.errors import WeirError
+from weir.frontends.grpc.call import Handler, IncomingCall, Left, Trailers
+
+if TYPE_CHECKING:
+    from weir.protocols.account import Account
+
+_OK = 0
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+_LONGEST = 1e9  # seconds from now; the deadline of whoever has none
+
+
+class AioCall(IncomingCall):
+    """A call that grpc.aio hands to its handler with `context`. `done` ends when the call has had its end."""
+
+    __slots__ = ("_context", "done")
+
+    def __init__(self, context: Any, account: "Account") -> None:
+        self._context = context
+        self.account = account
+        self.metadata = tuple(context.invocation_metadata() or ())
+        left = context.time_remaining()
+        self.deadline = time.time() + (_LONGEST if left is None else left)
+        self.on_left: Callable[[], object] | None = None
+        self.over = False
+        self.done: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+        self._held = 0
+        self._raw = None
+
+    @property
+    def peer(self) -> str:
+        """Where the caller is, in gRPC's form."""
+        return str(self._context.peer())
+
+    def end(self, code: int = _OK, text: str = "", trailers: Trailers = (), body: bytes | None = None) -> None:
+        """See IncomingCall."""
+        if self.over:
+            return
+        self._context.set_trailing_metadata(trailers)
+        self._context.set_code(_CODES[code])
+        self._context.set_details(text)
+        self._close()
+        self.done.set_result(body)
+
+    def cancel(self) -> None:
+        """See IncomingCall."""
+        self.end(grpc.StatusCode.CANCELLED.value[0])
+
+    def watch(self) -> None:
+        """Do nothing: grpc.aio cancels the handler when the caller leaves."""
+
+    def leave(self) -> None:
+        """The caller has left, or the deadline has passed."""
+        self._leave()
+
+    async def write(self, body: bytes) -> None:
+        """See IncomingCall."""
+        if self.over:
+            raise Left
+        try:
+            await self._context.write(body)
+        except Exception:  # of several kinds, some of them private: the call is over
+            raise Left from None
+
+    async def read(self) -> bytes | None:
+        """See IncomingCall."""
+        if self.over:
+            return None
+        message = await self._context.read()
+        return message if isinstance(message, bytes) else None  # grpc.aio.EOF
+
+
+class AioCore:
+    """A server of gRPC over grpc.aio, with the interface of core.Core."""
+
+    def __init__(
+        self, handlers: dict[str, Handler], options: Sequence[tuple[str, int]], admit: Callable[[str, IncomingCall], bool],
+        refuse: Callable[[WeirError, IncomingCall], None], account: "Account", *, max_message_size: int, patience: float,
+    ) -> None:  # fmt: skip
+        self._handlers = handlers
+        self._admit = admit
+        self._refuse = refuse
+        self._account = account
+        self._calls = 0
+        account.counters.append(lambda: self._calls)
+        self._server = grpc.aio.server(options=list(options), maximum_concurrent_rpcs=account.max_connections)
+        self._server.add_generic_rpc_handlers((_Methods(self),))
+
+    def listen(self, address: str, credentials: Any) -> int:
+        """Return the port that was taken, 0 if the address cannot be had. `credentials` None: without TLS."""
+        try:
+            if credentials is None:
+                return int(self._server.add_insecure_port(address))
+            return int(self._server.add_secure_port(address, credentials))
+        except RuntimeError:
+            return 0
+
+    async def start(self) -> None:
+        """Take calls."""
+        await self._server.start()
+
+    def discard(self) -> None:
+        """Let go of a server that was not started."""
+
+    async def stop(self, grace: float) -> None:
+        """Take no more calls; return when those under way have ended. After `grace` seconds they are cancelled."""
+        await self._server.stop(grace)
+
+    def handler(self, path: str) -> Any:
+        """Return what answers calls of `path`, None if nothing does."""
+        found = self._handlers.get(path)
+        if found is None:
+            return None
+
+        async def serve(_: Any, context: Any) -> None:
+            await self._serve(path, found, context)
+
+        return grpc.stream_stream_rpc_method_handler(serve)
+
+    async def _serve(self, path: str, handler: Handler, context: Any) -> None:
+        call = AioCall(context, self._account)
+        self._calls += 1
+        try:
+            if self._admit(path, call):
+                await self._begin(handler, call)
+            body = await call.done
+        except asyncio.CancelledError:
+            call.leave()
+            raise
+        finally:
+            self._calls -= 1
+        if body is not None:
+            with suppress(Exception):  # the caller has left
+                await context.write(body)
+
+    async def _begin(self, handler: Handler, call: AioCall) -> None:
+        if handler.takes_stream:
+            handler.begin(call, b"")
+            return
+        body = await call.read()
+        if body is None:
+            call.lacks_message()
+            return
+        try:
+            call.charge(len(body))
+        except WeirError as error:
+            self._refuse(error, call)
+        else:
+            handler.begin(call, body)
+
+
+class _Methods(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # which it cannot be given when it runs
+    def __init__(self, core: AioCore) -> None:
+        self._core = core
+
+    def service(self, details: Any) -> Any:
+        """Return what answers a call."""
+        return self._core.handler(details.method)

@@ -1,0 +1,70 @@
+"""Whether and how a server speaks gRPC: its settings, and how its frontend is made. Importing this loads neither grpcio nor protobuf."""
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from weir.errors import SettingsError
+from weir.fields import AT_LEAST_ONE, POSITIVE, check, setting
+from weir.frontends.frontend import Frontend
+from weir.protocols.settings import PORT, HttpSettings
+
+if TYPE_CHECKING:
+    from weir.protocols.kserve.context import KServeContext
+
+_LIBRARIES = ("grpc", "google")
+
+
+@dataclass(frozen=True)
+class GrpcSettings:
+    """Where and how gRPC is served. Durations are in seconds, sizes in bytes."""
+
+    grpc_port: int | None = setting(
+        None, "port that gRPC listens on, beside HTTP; 0 takes any free one; without it there is no gRPC", rule=PORT
+    )
+    grpc_host: str | None = setting(None, "address that gRPC listens on, if not that of HTTP")
+    grpc_max_message_size: int = setting(16 << 20, "largest message that a client may send", rule=AT_LEAST_ONE)
+    grpc_keepalive: float = setting(
+        30.0, "a client that has been silent for this long is asked whether it is still there", rule=POSITIVE
+    )
+    grpc_keepalive_timeout: float = setting(
+        20.0, "longest time for it to answer; its calls are cancelled then", rule=POSITIVE
+    )
+    grpc_stream_requests: int = setting(
+        256, "requests of one stream that may be under way; more are not read until some have ended", rule=AT_LEAST_ONE
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+def make_frontend(site: "KServeContext", settings: GrpcSettings, http: HttpSettings) -> Frontend | None:
+    """Return the frontend, not started; None if no port is given. The certificate is that of `http`. Raises SettingsError if grpcio is not installed.
+
+    Where the core of the installed grpcio lacks what core.py is built on, gRPC runs over grpc.aio, with one warning.
+    """
+    if settings.grpc_port is None:
+        return None
+    try:
+        from weir.frontends.grpc.call import lacking  # grpcio and protobuf are optional
+        from weir.frontends.grpc.server import GrpcServer
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in _LIBRARIES:
+            raise
+        raise SettingsError(
+            f"grpc_port={settings.grpc_port}: needs grpcio and protobuf, which are not installed ({error}): "
+            'pip install "weir-serving[grpc]"'
+        ) from error
+    if missing := lacking():
+        import grpc
+
+        from weir.frontends.grpc.aio import AioCore
+
+        logging.getLogger("weir.grpc").warning(
+            "grpcio %s has no %s in its core: gRPC runs over grpc.aio, which does more work for each call",
+            grpc.__version__, ", ".join(missing),
+        )  # fmt: skip
+        return GrpcServer(site, settings, http, AioCore)
+    from weir.frontends.grpc.core import Core
+
+    return GrpcServer(site, settings, http, Core)

@@ -1,0 +1,125 @@
+"""The gRPC door: address, TLS, limits, drain."""
+
+import asyncio
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from weir.errors import SettingsError
+from weir.frontends.grpc.frontend import GrpcSettings
+from weir.frontends.grpc.services import Services
+from weir.frontends.http.server import tls_context
+from weir.protocols.kserve.context import KServeContext
+from weir.protocols.settings import HttpSettings
+
+if TYPE_CHECKING:
+    from weir.frontends.grpc.aio import AioCore
+    from weir.frontends.grpc.core import Core
+
+_LONGEST = 1e8  # seconds; for ever
+_MOST_STREAMS = 1024  # calls of one connection
+_NO_LIMIT = (1 << 31) - 1
+
+
+class GrpcServer:
+    """Serves the models of `site` over gRPC, as the settings say; TLS and the default address are those of HTTP.
+
+    `core` is what calls come from: core.Core, or aio.AioCore where that cannot be had.
+    """
+
+    def __init__(
+        self, site: KServeContext, settings: GrpcSettings, http: HttpSettings, core: "type[Core | AioCore]"
+    ) -> None:
+        self._make_core = core
+        self._settings = settings
+        self._http = http
+        self._site = site
+        self._host = settings.grpc_host or http.host
+        self._services: Services | None = None
+        self._core: Core | AioCore | None = None
+        self.port = 0
+
+    @property
+    def address(self) -> str:
+        """Where it is, as a URL."""
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"grpc{'s' if self._http.tls_certfile else ''}://{host}:{self.port}"
+
+    async def start(self) -> None:
+        """Listen. Raises SettingsError when the address is taken or unusable, or the certificate unreadable."""
+        credentials = tls_credentials(self._http)
+        self._services = Services(self._site, self._settings.grpc_stream_requests, development=self._http.development)
+        core = self._make_core(
+            self._services.handlers, channel_options(self._settings, self._http), self._services.admit, self._services.refuse_with,
+            self._site.account, max_message_size=self._settings.grpc_max_message_size, patience=self._http.body_timeout,
+        )  # fmt: skip
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        self.port = core.listen(f"{host}:{self._settings.grpc_port}", credentials)
+        if not self.port:
+            core.discard()
+            raise SettingsError(
+                f"host={self._host!r}, grpc_port={self._settings.grpc_port}: cannot listen there: the address is taken "
+                "or unusable"
+            )
+        await core.start()
+        self._core = core
+
+    def refuse(self) -> None:
+        """Refuse what is new with UNAVAILABLE; streams end once what they have asked for is answered."""
+        if self._services is not None:
+            self._services.refuse()
+
+    async def drain(self, drain_timeout: float | None = None) -> bool:
+        """Accept no more calls and return when those under way have ended; False if some had to be ended after
+        `drain_timeout` seconds (None: wait for ever)."""
+        if self._core is None:
+            return True
+        self.refuse()
+        loop = asyncio.get_running_loop()
+        limit = math.inf if drain_timeout is None else drain_timeout
+        begun = loop.time()
+        await self._core.stop(min(limit, _LONGEST))
+        return loop.time() - begun < limit
+
+    async def stop(self) -> None:
+        """Close everything. Idempotent."""
+        core, self._core = self._core, None
+        if core is not None:
+            self.refuse()
+            await core.stop(0)
+
+
+def channel_options(settings: GrpcSettings, http: HttpSettings) -> list[tuple[str, int]]:
+    """Return what gRPC calls our limits."""
+    keepalive_ms, timeout_ms = int(1000 * settings.grpc_keepalive), int(1000 * settings.grpc_keepalive_timeout)
+    return [
+        # A client with more calls than this waits with them. Of calls that nobody has looked at yet, gRPC would cancel some from
+        # 1,000 on, with a code that tells clients nothing.
+        ("grpc.max_concurrent_streams", _MOST_STREAMS),
+        ("grpc.server.max_pending_requests", _NO_LIMIT),
+        ("grpc.server.max_pending_requests_hard_limit", _NO_LIMIT),
+        ("grpc.so_reuseport", 0),  # two servers on one port would share its clients: it shall be an error
+        ("grpc.enable_channelz", 1),  # which tells how many clients are connected; see intake.Connected
+        ("grpc.max_receive_message_length", settings.grpc_max_message_size),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.keepalive_time_ms", keepalive_ms),
+        ("grpc.keepalive_timeout_ms", timeout_ms),
+        ("grpc.http2.ping_timeout_ms", timeout_ms),  # without this one gRPC waits a minute, whatever the one above says
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.max_connection_idle_ms", int(1000 * http.idle_timeout)),  # clients connect again with their next call
+        ("grpc.server_handshake_timeout_ms", int(1000 * http.header_timeout)),
+        ("grpc.max_metadata_size", http.max_header_size),
+        ("grpc.absolute_max_metadata_size", http.max_header_size),
+        ("grpc.http2.min_ping_interval_without_data_ms", 5000),  # clients may ask too, this often
+    ]
+
+
+def tls_credentials(settings: HttpSettings) -> Any:
+    """Return the credentials for TLS, or None if it is off. Raises SettingsError naming the file that is unusable."""
+    if tls_context(settings) is None or settings.tls_certfile is None:
+        return None
+    certificate = Path(settings.tls_certfile).read_bytes()
+    key = certificate if settings.tls_keyfile is None else Path(settings.tls_keyfile).read_bytes()
+    return grpc.ssl_server_credentials([(key, certificate)])

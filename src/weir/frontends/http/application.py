@@ -1,0 +1,114 @@
+"""The whole HTTP door as one ASGI application, for any ASGI server."""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
+
+from weir.frontends.frontend import open_protocols
+from weir.frontends.http.access_log import HttpLog, Logged
+from weir.frontends.http.asgi import AsgiInference, inner_path
+from weir.frontends.http.auth_middleware import Gate, Refuse
+from weir.frontends.http.kserve_routes import PREFIX, Kserve
+from weir.frontends.http.pages import Pages, RenderMetrics, exception_handlers
+from weir.frontends.websocket import WebSockets
+from weir.protocols.account import Counted
+from weir.protocols.kserve.context import KServeContext
+from weir.protocols.kserve.protocol import KserveProtocol
+from weir.protocols.kserve.protocol import error_answer as kserve_error
+from weir.protocols.native import NativeProtocol
+from weir.protocols.settings import HttpSettings
+
+if TYPE_CHECKING:
+    from weir.catalog.registry import Registry
+
+_SHOWN_TO_PAGES = (
+    "Retry-After", "X-Request-Id", "X-Batch-Size", "X-Batch-Reason", "X-Batch-Waiting", "X-Batch-Oldest-Age",
+    "X-Batch-Limit", "X-Batch-Wakeup", "X-Queue-Time", "X-Weir-Truncated",
+)  # fmt: skip
+
+
+class Added(NamedTuple):
+    """What a product adds: its routes, their paths as OpenAPI describes them, and how a request without the server's key is refused there, by what
+    paths begin with. `begin` is called on the event loop once the server runs."""
+
+    routes: Sequence[BaseRoute] = ()
+    paths: Mapping[str, Any] = MappingProxyType({})
+    refusals: Mapping[str, Refuse] = MappingProxyType({})
+    begin: Callable[[], None] = lambda: None
+
+
+_NOTHING = Added()
+
+
+class Shortcut:
+    """ASGI middleware that has `routes` with a plain path answered at once, by their path: whoever has them asked often need not wait
+    for a router to look through all others."""
+
+    def __init__(self, app: ASGIApp, routes: Sequence[BaseRoute]) -> None:
+        self._app = app
+        plain = [route for route in routes if isinstance(route, Route) and not route.param_convertors]
+        self._routes = {(method, route.path): route.app for route in plain for method in route.methods or ()}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        route = self._routes.get((scope["method"], inner_path(scope))) if scope["type"] == "http" else None
+        if route is None:
+            return await self._app(scope, receive, send)
+        await route({**scope, "path_params": {}}, receive, send)
+
+
+def make_app(
+    registry: "Registry",
+    settings: HttpSettings,
+    *,
+    metrics: RenderMetrics | None = None,
+    site: KServeContext | None = None,
+    lifespan: Lifespan[Any] | None = None,
+    websockets: WebSockets | None = None,
+    added: Added = _NOTHING,
+    log: HttpLog | None = None,
+) -> Starlette:
+    """Return the application that serves the models of `registry`.
+
+    Starting and stopping them is the caller's: before and after, or in `lifespan`. Without `metrics` there is no
+    /metrics; `site` is what the Open Inference Protocol knows, and says who may call and who may change anything: without it anybody, and those
+    on this machine. `websockets` are those that the caller wants to drain; `added` are the routes of a product; `log` hears of every
+    request.
+    """
+    site = site or KServeContext(registry, settings)
+    protocols = (*open_protocols(registry, settings), KserveProtocol(site), NativeProtocol(registry, settings))
+    middleware = [Middleware(AsgiInference, protocols, settings), Middleware(Kserve, site)]
+    if added.routes:
+        middleware.insert(0, Middleware(Shortcut, added.routes))
+    middleware.insert(0, Middleware(Counted, site.account))
+    if site.access.required:
+        refusals = {**added.refusals, PREFIX: kserve_error}
+        middleware.insert(0, Middleware(Gate, site.access, refusals, settings.body_timeout))
+    if settings.cors_origins:  # around all: browsers ask it before they send a key
+        cors = Middleware(
+            CORSMiddleware, allow_origins=settings.cors_origins, allow_methods=["GET", "POST"], allow_headers=["*"],
+            expose_headers=_SHOWN_TO_PAGES,
+        )  # fmt: skip
+        middleware.insert(0, cors)
+    if log is not None:
+        middleware.insert(0, Middleware(Logged, log))
+    app = Starlette(
+        routes=[
+            *Pages(site, settings, metrics, added.paths).routes(),
+            *added.routes,
+            *(websockets or WebSockets(registry, settings, site.account)).routes(),
+        ],
+        middleware=middleware,
+        exception_handlers=exception_handlers(settings),
+        lifespan=lifespan,
+    )
+    app.router.redirect_slashes = False  # its redirects repeat whatever Host the client sent
+    # Now: with the first request it would hold up all others, for tens of milliseconds.
+    app.middleware_stack = app.build_middleware_stack()
+    return app

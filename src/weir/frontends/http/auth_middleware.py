@@ -1,0 +1,80 @@
+"""ASGI middleware that lets nobody through without the server's key."""
+
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from weir.errors import Unauthorized
+from weir.frontends.http.asgi import has_large_body, inner_path, send_answer, send_early
+from weir.protocols.access import Access
+from weir.protocols.response import HttpResponse, error_answer
+
+# What probes ask: they have no key.
+OPEN = frozenset(("/health", "/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready"))
+
+Refuse = Callable[[BaseException], HttpResponse]
+
+_DENIAL = "websocket.http.response"
+_BASIC = (b"www-authenticate", b'Basic realm="weir"')
+
+
+class Gate:
+    """Leaves to `app` what comes with a key, and what is open to all. `refusals` are the answers to what is refused, by what the paths begin
+    with; `body_timeout` is how long a large body that nobody wants may take."""
+
+    def __init__(self, app: ASGIApp, access: Access, refusals: Mapping[str, Refuse], body_timeout: float) -> None:
+        self._app = app
+        self._access = access
+        self._refusals = refusals
+        self._body_timeout = body_timeout
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or open one WebSocket."""
+        if scope["type"] in ("http", "websocket") and inner_path(scope) not in OPEN:
+            try:
+                self._access.require_http(scope["headers"])
+            except Unauthorized as error:
+                return await self._refuse(error, scope, receive, send)
+        await self._app(scope, receive, send)
+
+    async def _refuse(self, error: Unauthorized, scope: Scope, receive: Receive, send: Send) -> None:
+        path = inner_path(scope)
+        refuse = next((refuse for prefix, refuse in self._refusals.items() if path.startswith(prefix)), error_answer)
+        answer = refuse(error)
+        if scope["type"] == "websocket":
+            return await _deny(answer, scope, send)
+        if _wants_page(scope):  # a browser then asks who looks at it
+            answer.headers.append(_BASIC)
+        await send_early(scope, receive, send, answer, closing=has_large_body(scope), within=self._body_timeout)
+
+
+def with_key(document: dict[str, Any]) -> dict[str, Any]:
+    """Return an OpenAPI document that says besides that all but the open paths want the key, and what those without it are answered."""
+    said = deepcopy(document)
+    said["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    said["security"] = [{"key": []}]
+    for path, operations in said["paths"].items():
+        for operation in operations.values():
+            if path in OPEN:
+                operation["security"] = []
+            else:
+                operation["responses"].setdefault("401", {"description": f"Unauthorized: {Unauthorized.__doc__}"})
+    return said
+
+
+async def _deny(answer: HttpResponse, scope: Scope, send: Send) -> None:
+    if _DENIAL not in scope.get("extensions", {}):
+        return await send({"type": "websocket.close"})  # which servers answer with 403
+
+    async def told(message: Message) -> None:
+        await send({**message, "type": f"websocket.{message['type']}"})
+
+    await send_answer(told, answer)
+
+
+def _wants_page(scope: Scope) -> bool:
+    return scope["method"] == "GET" and any(
+        name == b"accept" and b"text/html" in value for name, value in scope["headers"]
+    )

@@ -1,0 +1,424 @@
+"""One connection of the fast path, from its first byte to its end; with a log of its requests, if there is one."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from weir.errors import Overloaded, TooLarge, WeirError
+from weir.frontends.http.access_log import LEFT, HttpLog
+from weir.frontends.http.fast.plan import END_OF_HEAD, check_beginning
+from weir.frontends.http.fast.response_writer import BODY, BUSY, HEAD, IDLE, LARGE, OVER, SKIP, ResponseWriter, draining
+from weir.frontends.http.fast.shared import CONTINUE, BlockPlace, Buffer, Place, fill
+from weir.protocols.status import HEAD_TOO_LARGE
+from weir.serving.delivery import discard
+from weir.wire.cells import LARGE_BYTES
+from weir.workers.executor import Block
+
+if TYPE_CHECKING:
+    from weir.frontends.http.fast.plan import HotRequest, RoutePlan
+    from weir.frontends.http.fast.shared import HttpShared
+    from weir.serving.service import Service
+    from weir.workers.executor import Block
+
+
+_log = logging.getLogger("weir.http")
+
+# Bytes of further requests that may have arrived while one is in flight.
+_LEFTOVER_BYTES = 64 << 10
+
+# What has arrived of heads and small bodies is charged to the account where it is more than this, for one connection.
+_FREE_BYTES = 4 << 10
+
+# What arrives at once and is no larger is looked up in the memo as it is.
+_SMALL_READ_BYTES = 8 << 10
+
+
+class Connection(ResponseWriter):
+    """One connection; `lane` is what it shares with the others."""
+
+    def __init__(self, lane: "HttpShared") -> None:
+        super().__init__(lane)
+        self._searched = 0  # so many bytes of `_pending` hold no end of a head
+        self._left = 0  # bytes to be skipped
+        self._reading_paused = False
+        self._advancing = False
+
+    # What the transport says.
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Offer the rest of a large body's place, else the buffer that all connections share."""
+        return self.lane.view if self._place is None else self._place.room()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take in `nbytes` that have arrived in what `get_buffer` offered."""
+        if self.phase is IDLE and nbytes <= _SMALL_READ_BYTES and not self._writing_paused:
+            # The hot path: one whole request whose head is known.
+            data = bytes(self.lane.view[:nbytes])
+            head, _, body = data.partition(END_OF_HEAD)
+            plan = self.lane.remembered(head)
+            if plan is not None and plan.length == len(body):
+                self._dispatch(plan, body)
+                return
+            self._pending += data
+            self._advance()
+        elif self._place is not None:
+            self._receive_more(self._place, nbytes)
+        elif self.phase is not OVER and not self._begin_large_at_once(nbytes):
+            self._pending += self.lane.view[:nbytes]
+            self._advance()
+
+    def _begin_large_at_once(self, nbytes: int) -> bool:
+        """Begin a known request whose large body has begun to arrive with its head: it is copied to its place only."""
+        if self.phase is not IDLE or self._writing_paused:
+            return False
+        head, beginning = self.lane.cut_head(nbytes)
+        plan = self.lane.remembered(head)
+        if plan is None or not LARGE_BYTES < plan.length >= len(beginning):
+            return False
+        try:
+            place = self._reserve(plan)
+        except WeirError:
+            return False
+        self._plan = plan
+        self._since = self.lane.tick
+        self._receive(place, beginning)
+        return True
+
+    def _receive_more(self, place: Place, size: int) -> None:
+        try:
+            if place.received(size):
+                self._dispatch_received(place)
+        except WeirError as error:
+            self._refuse_and_close(error)
+
+    # Reading requests.
+
+    def _advance(self) -> None:
+        """Do what can be done with the bytes that are there. Answers given meanwhile do not come in again."""
+        if self._advancing:
+            return
+        self._advancing = True
+        try:
+            while self._pending and not self._writing_paused and self._step():
+                pass
+        except WeirError as error:
+            self._refuse_and_close(error)
+        finally:
+            self._advancing = False
+        self._regulate_reading()
+
+    def _step(self) -> bool:
+        """Take the next step; tell whether it got on."""
+        phase = self.phase
+        if phase is IDLE or phase is HEAD:
+            return self._read_head()
+        if phase is BODY:
+            return self._read_body()
+        return phase is SKIP and self._skip()
+
+    def _regulate_reading(self) -> None:
+        waits = self.phase is BUSY or self._writing_paused
+        full = waits and len(self._pending) >= _LEFTOVER_BYTES
+        if len(self._pending) > _FREE_BYTES or self._counted:
+            self._count_pending()
+        if full is not self._reading_paused and self.phase is not OVER and not self.transport.is_closing():
+            self._reading_paused = full
+            if full:
+                self.transport.pause_reading()
+            else:
+                self.transport.resume_reading()
+
+    def _count_pending(self) -> None:
+        more = len(self._pending) - self._counted
+        if more > 0:
+            try:
+                self.lane.account.take(more)
+            except WeirError as error:
+                if self.phase is not OVER:
+                    self._refuse_and_close(error)
+                return
+        else:
+            self.lane.account.give(-more)
+        self._counted += more
+
+    def _read_head(self) -> bool:
+        pending = self._pending
+        if self.phase is IDLE and not self._begin_head():
+            return False
+        end = pending.find(END_OF_HEAD, max(0, self._searched - 3))
+        if (end if end >= 0 else len(pending)) > self.lane.settings.max_header_size:
+            limit = self.lane.settings.max_header_size
+            self._refuse_and_close(TooLarge(f"head: must be at most {limit} bytes (max_header_size)"), HEAD_TOO_LARGE)
+            return False
+        if end < 0:
+            check_beginning(pending, self._searched)
+            self._searched = len(pending)
+            return False
+        head = bytes(pending[:end])
+        plan = self.lane.plan(head)
+        del pending[: end + len(END_OF_HEAD)]
+        return self._begin(plan, head)
+
+    def _begin_head(self) -> bool:
+        pending = self._pending
+        while pending.startswith(b"\r\n"):  # RFC 9112, 2.2: empty lines before a request are ignored
+            del pending[:2]
+        if not pending or pending == b"\r":
+            return False
+        self.phase = HEAD
+        self._since = self.lane.tick
+        self._searched = 0
+        return True
+
+    def _begin(self, plan: "RoutePlan", head: bytes) -> bool:
+        if plan.hand_over:
+            self._hand_over(head)
+            return False
+        self._plan = plan
+        self.phase = BODY
+        self._since = self.lane.tick
+        error = plan.error if plan.error is not None or not self.lane.draining else draining()
+        if error is not None and (
+            plan.expects_continue or plan.length > min(LARGE_BYTES, self.lane.settings.max_body_size)
+        ):
+            self._refuse_before_body(error)
+            return True
+        if plan.length > LARGE_BYTES:
+            return self._begin_large(plan)
+        if plan.expects_continue and len(self._pending) < plan.length:
+            self.transport.write(CONTINUE)
+        return self._read_body()
+
+    def _read_body(self) -> bool:
+        plan = self._plan
+        if len(self._pending) < plan.length:
+            return False
+        body = bytes(self._pending[: plan.length])
+        del self._pending[: plan.length]
+        error = plan.error if plan.error is not None or not self.lane.draining else draining()
+        if error is None:
+            self._dispatch(plan, body)
+        else:
+            self._refuse(error)
+        return True
+
+    def _begin_large(self, plan: "RoutePlan") -> bool:
+        try:
+            place = self._reserve(plan)
+        except WeirError as error:
+            self._refuse_before_body(error)
+            return True
+        size = min(len(self._pending), plan.length)
+        with memoryview(self._pending) as pending, pending[:size] as beginning:
+            complete = self._fill(place, beginning)
+        del self._pending[:size]  # before the request begins, which may end at once and close the connection
+        if complete:
+            self._dispatch_received(place)
+        if plan.expects_continue and not complete:
+            self.transport.write(CONTINUE)
+        return complete
+
+    def _receive(self, place: Place, beginning: memoryview) -> bool:
+        """Receive the body of `_plan` into `place`; tell whether it is complete with its `beginning`, and begin the request if it is."""
+        complete = self._fill(place, beginning)
+        if complete:
+            self._dispatch_received(place)
+        return complete
+
+    def _fill(self, place: Place, beginning: memoryview) -> bool:
+        self.phase = LARGE
+        self._place = place
+        if place.claim is None:
+            self.lane.receiving.add(self)
+        return fill(place, beginning)
+
+    def _reserve(self, plan: "RoutePlan") -> Place:
+        """Return a place for the body. Raises Overloaded while there is none, TooLarge if there can be none."""
+        if not plan.in_arena:
+            return Buffer(plan.length, self.lane.account)
+        service = plan.ask.service
+        block = self.lane.block(service, plan.lead + plan.length)
+        if block is not None:
+            return BlockPlace(block, plan.length, plan.lead)
+        if not service.arena_bytes:
+            return Buffer(plan.length, self.lane.account)
+        if plan.lead + plan.length > service.arena_bytes:
+            raise TooLarge(f"body: of {plan.length} bytes, the arena has {service.arena_bytes} (arena_bytes)")
+        raise Overloaded(f"body: no place for {plan.length} bytes in the arena now")
+
+    def _skip(self) -> bool:
+        size = min(self._left, len(self._pending))
+        del self._pending[:size]
+        self._left -= size
+        if not self._left:
+            self.phase = IDLE
+            self._since = self.lane.tick
+        return not self._left
+
+    # Requests and their ends.
+
+    def _dispatch_received(self, place: Place) -> None:
+        self._forget_place()
+        self._claim = place.claim
+        self._dispatch(self._plan, place.payload())
+
+    @property
+    def receives_for(self) -> "Service":
+        """See Receiver in shared.py."""
+        service: Service = self._plan.ask.service
+        return service
+
+    @property
+    def arrived(self) -> int:
+        """See Receiver."""
+        return 0 if self._place is None else self._place.arrived
+
+    def move(self) -> bool:
+        """See Receiver."""
+        if not isinstance(self._place, BlockPlace):
+            return False
+        try:
+            self._place = self._place.moved(self.lane.account)
+        except WeirError:
+            return False
+        self.lane.receiving.discard(self)
+        return True
+
+    def _dispatch(self, plan: "RoutePlan", payload: bytes | Block) -> None:
+        self._request = request = plan.manner.request(self, plan, payload)
+        self.phase = BUSY
+        try:
+            request.begin()
+        except Exception as error:
+            self._fail(request, plan, error)
+
+    def attempt(self, request: "HotRequest", plan: "RoutePlan", step: Callable[[], None]) -> None:
+        """Take a step of the request in flight; what it raises is the request's end."""
+        try:
+            step()
+        except Exception as error:
+            self._fail(request, plan, error)
+
+    def _fail(self, request: "HotRequest", plan: "RoutePlan", error: Exception) -> None:
+        if not isinstance(error, WeirError):
+            # Ours, or of a policy or executor of the user's own: the client shall not wait, nor the connection be lost.
+            head = plan.head.partition(b"\r\n")[0].decode("latin-1")
+            _log.error("a request cannot be taken: %s", head, exc_info=error)
+        discard(request.payload)
+        request.fail(error)
+
+    def _refuse(self, error: WeirError) -> None:
+        """Answer a request that reached no service; its body has been read."""
+        self.phase = BUSY
+        self.lane.refused(self._plan.service, error)
+        self.answer(self._plan, self._plan.manner.error_answer(error, self._plan.service))
+
+    def _refuse_before_body(self, error: WeirError) -> None:
+        plan = self._plan
+        self.lane.refused(plan.service, error)
+        close = self.lane.draining or not plan.keep_alive
+        if close or plan.expects_continue or plan.length > self.lane.settings.max_body_size:
+            self._close_with(plan.manner.error_answer(error, plan.service))
+            return
+        self.phase = SKIP
+        self._left = plan.length
+        answer = plan.manner.error_answer(error, plan.service)
+        self.transport.write(self.lane.heads.head(*answer[:2], len(answer.body), close=False) + answer.body)
+
+    def hand_over(self, plan: "RoutePlan", body: bytes) -> None:
+        """Have the ASGI application answer the request in flight, and whatever comes after it."""
+        self._request = None
+        self._hand_over(plan.head, body)
+
+    def _hand_over(self, head: bytes, body: bytes = b"") -> None:
+        replay = b"".join((head, END_OF_HEAD, body, self._pending))
+        self._leave()
+        self.lane.connections.discard(self)
+        if self._reading_paused:
+            self.transport.resume_reading()
+        self.lane.hand_over.go_on(self.lane, self.transport, replay)
+
+
+_CONTINUE = b"HTTP/1.1 100"
+_STATUS = slice(9, 12)  # of an answer
+_MOST = 32  # characters of a method, or of a protocol's name
+
+
+class _Heard:
+    """A transport that tells `connection` of each answer that is written; for all else it is `inner`."""
+
+    def __init__(self, inner: asyncio.Transport, connection: "LoggedConnection") -> None:
+        self.inner = inner
+        self._connection = connection
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def write(self, data: bytes) -> None:
+        """Write an answer."""
+        self.inner.write(data)
+        self._connection.wrote(data, len(data))
+
+    def writelines(self, parts: Sequence[bytes | memoryview]) -> None:
+        """Write an answer, whose head comes first."""
+        head, size = bytes(parts[0]), sum(map(len, parts))
+        self.inner.writelines(parts)
+        self._connection.wrote(head, size)
+
+
+class LoggedConnection(Connection):
+    """A connection that tells `log` of its answers."""
+
+    def __init__(self, lane: "HttpShared", log: HttpLog) -> None:
+        super().__init__(lane)
+        self._log = log
+        self._began = 0.0
+        self._told = False  # of the request in flight: it has its line
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin."""
+        self._began = self._log.clock()
+        super().connection_made(cast(asyncio.Transport, _Heard(cast(asyncio.Transport, transport), self)))
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Note when a request begins to arrive."""
+        if self.phase is IDLE:
+            self._began = self._log.clock()
+        super().buffer_updated(nbytes)
+
+    def request_ended(self) -> None:
+        """Note when the next request, which may be there already, is looked at."""
+        self._began = self._log.clock()
+        super().request_ended()
+
+    def wrote(self, data: bytes, size_bytes: int) -> None:
+        """Tell the log of an answer that begins with `data` and has so many bytes with its head."""
+        if not data.startswith(_CONTINUE):
+            self._told = True
+            self._tell(int(data[_STATUS]), size_bytes - data.find(END_OF_HEAD) - len(END_OF_HEAD))
+
+    def _tell(self, status: int, size_bytes: int) -> None:
+        if self.phase in (IDLE, HEAD):  # what has come is no request, or not all of one
+            line = bytes(self._pending).partition(b"\r\n")[0]
+        else:
+            line = self._plan.head.partition(b"\r\n")[0]
+        method, _, rest = line.partition(b" ")
+        target, _, protocol = rest.partition(b" ")
+        client = self.transport.get_extra_info("peername")
+        said = method[:_MOST].decode("latin-1") or "-", target or b"-", status, size_bytes, self._began
+        self._log.answered(client, *said, protocol[:_MOST].decode("latin-1") or "-")
+
+    def _dispatch(self, plan: "RoutePlan", payload: "bytes | Block") -> None:
+        self._plan = plan
+        self._told = False
+        super()._dispatch(plan, payload)
+
+    def _leave(self) -> None:
+        if self._request is not None and not self._told:
+            self._tell(LEFT, 0)
+        super()._leave()
+
+    def _hand_over(self, head: bytes, body: bytes = b"") -> None:
+        self.transport = cast(_Heard, self.transport).inner
+        super()._hand_over(head, body)

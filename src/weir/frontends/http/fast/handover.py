@@ -1,0 +1,640 @@
+"""Connections that go on under uvicorn's protocol, with the ASGI application.
+
+uvicorn's own server does not run here, so what it would do is done here: the Date header, an end for clients that stall
+in a head or a body, and the drain.
+"""
+
+import asyncio
+import http
+import logging
+from typing import TYPE_CHECKING, Any, cast
+
+import httptools
+from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.utils import ClientDisconnected
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from uvicorn.server import ServerState
+from websockets.frames import Frame
+
+from weir.errors import InvalidRequest, TooLarge, Unsupported, WeirError
+from weir.frontends.http.access_log import REFUSED
+from weir.frontends.http.fast.plan import END_OF_HEAD
+from weir.protocols.settings import HttpSettings
+from weir.protocols.status import HEAD_TOO_LARGE
+
+if TYPE_CHECKING:
+    from weir.frontends.http.fast.shared import HttpShared
+    from weir.protocols.account import Claim
+
+
+# A connection that has become a WebSocket, under uvicorn's protocol.
+#
+# uvicorn answers pings whether or not anybody reads the pongs, keeps every piece of a message apart, and lets all who answer
+# write at once. Here a client that does not read is not read either; what has come and was not looked at is charged to the
+# server's account; and one turn of the event loop parses a bounded number of frames.
+
+
+# Bytes that are parsed in one turn of the loop: of a large message, and of small ones, of which a turn shall not have many. Six are
+# a frame.
+_TURN_BYTES = 16 << 10
+_SMALL_BYTES = 1 << 10
+
+# A client that answers none of so many pings is gone.
+_MISSED_PINGS = 3
+
+# Pieces that any message may have, and bytes for each one more: a piece takes a microsecond, however little is in it.
+_ANY_PIECES = 1024
+_BYTES_OF_PIECE = 64
+
+_ROOM_PATIENCE = 5.0  # seconds that a message may wait for others to make room for it
+
+_INVALID_TEXT, _POLICY, _TRY_AGAIN_LATER = 1007, 1008, 1013  # of RFC 6455, 7.4.1, and of the IANA's list
+
+
+class Charged(asyncio.Protocol):
+    """What the protocols that go on under uvicorn's have in common: what a client has not read, and what has come and was not parsed,
+    is charged to the server's account until the connection is gone. To be named before uvicorn's class."""
+
+    transport: asyncio.Transport
+    _lane: "HttpShared"
+    _claim: "Claim"
+    _held: bytearray  # has come, and was not parsed
+    _unread = 0  # bytes written that the client has not read
+    _unread_since: float | None = None  # since when it has not
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone."""
+        super().connection_lost(exc)
+        self._held.clear()
+        self._claim.close()
+        self._forget_unread()
+        self._lane.connections.discard(self)
+        self._lane.ended.set()
+
+    def pause_writing(self) -> None:
+        """asyncio: much is written and not read."""
+        self._unread_since = self._lane.tick
+        self._unread = self.transport.get_write_buffer_size()
+        self._lane.account.add(self._unread)
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        """asyncio: most of it has been read."""
+        self._unread_since = None
+        self._forget_unread()
+        super().resume_writing()
+
+    def _forget_unread(self) -> None:
+        self._lane.account.give(self._unread)
+        self._unread = 0
+
+
+class Upgraded(Charged, WebSocketsSansIOProtocol):
+    """One WebSocket; see Swept in shared.py for what the lane wants of it."""
+
+    busy = False  # the sessions drain themselves
+
+    def __init__(self, *arguments: Any, **said: Any) -> None:
+        super().__init__(*arguments, **said)
+        self.refused_with = (
+            0,
+            0,
+        )  # status, and bytes of the body, of an answer that no application has given to the request that opens it
+        self._joined = False
+        self._held = bytearray()  # has come, and was not parsed
+        self._parsed = 0  # bytes of a message that is not complete, as they came
+        self._pieces = 0  # of that message
+        self._no_room_since: float | None = None  # the account is full: nothing more is read
+        self._queued = 0  # bytes of messages that the application has not taken
+        self._heard = 0.0  # when something came, or reading began again
+        self._reads_on = False  # in the next turn of the loop
+        self._sending = asyncio.Lock()
+
+    def join(self, lane: "HttpShared") -> None:
+        """Be one of the connections of `lane`; the request that opens it has been read."""
+        self._lane = lane
+        self._claim = lane.account.claim()
+        self._heard = lane.tick
+        self._joined = True
+        lane.connections.add(self)
+        if self.handshake_initiated and self.response.status_code != http.HTTPStatus.SWITCHING_PROTOCOLS:
+            self.refused_with = self.response.status_code, len(self.response.body or b"")
+        if not self.handshake_initiated:  # what reads WebSockets cannot read the request: it waits, and would for ever
+            self._refuse_to_open()
+
+    def pause_writing(self) -> None:
+        """asyncio: much is written and not read; so nothing is read either, be it requests or pings."""
+        super().pause_writing()
+        self._regulate()
+
+    def resume_writing(self) -> None:
+        """asyncio: most of it has been read."""
+        super().resume_writing()
+        self._read_on()
+
+    # What arrives.
+
+    def data_received(self, data: bytes) -> None:
+        """asyncio: bytes have come."""
+        if not self._joined:  # uvicorn: the request that opens it
+            super().data_received(data)
+            return
+        self._heard = self._lane.tick
+        self._held += data
+        if not self._reads_on:
+            self._read_on()
+
+    def _read_on(self) -> None:
+        """Parse some of what is there, and the rest in further turns of the loop."""
+        self._reads_on = False
+        if self._held and self._may_parse and not self.transport.is_closing():
+            piece = bytes(self._held[: _TURN_BYTES if self._parsed else _SMALL_BYTES])
+            del self._held[: len(piece)]
+            self._parsed += len(piece)
+            super().data_received(piece)
+        if self.transport.is_closing():
+            self._held.clear()
+            return
+        self._count()
+        if self._held and self._may_parse:
+            self._reads_on = True
+            self.loop.call_soon(self._read_on)
+        self._regulate()
+
+    @property
+    def _waits(self) -> bool:
+        """Whether nothing is to be parsed: the application has not taken the last message, the client does not read, or there is no room."""
+        return self.read_paused or self._unread_since is not None or self._no_room_since is not None
+
+    @property
+    def _may_parse(self) -> bool:
+        """Whether frames may be read. Before the application has accepted, none is: uvicorn would answer them ahead of the opening,
+        and could not say that the connection is open."""
+        return self.handshake_complete and not self._waits
+
+    def _regulate(self) -> None:
+        if self.transport.is_closing():
+            return
+        if self._held or self._waits:
+            self.transport.pause_reading()
+        else:
+            self.transport.resume_reading()
+
+    def _count(self) -> bool:
+        """Charge what is held here, and tell whether there is room for it. Where there is no room nothing is read until there is some; where there is none for too long the
+        connection ends, for what it holds is in the way of others too."""
+        try:
+            self._claim.hold(len(self._held) + self._parsed + sum(map(len, self.frames)) + self._queued)
+        except WeirError:
+            now = self._lane.tick
+            self._no_room_since = now if self._no_room_since is None else self._no_room_since
+            if now - self._no_room_since > _ROOM_PATIENCE:
+                self._fail(_TRY_AGAIN_LATER, "the server has no memory for more now")
+        else:
+            self._no_room_since = None
+        return self._no_room_since is None
+
+    def _fail(self, code: int, reason: str) -> None:
+        self._held.clear()
+        self.conn.fail(code, reason)
+        self.handle_parser_exception()
+
+    def handle_text(self, event: Frame) -> None:
+        """uvicorn: the first piece of a message of text."""
+        self._begin_message("text", event)
+
+    def handle_bytes(self, event: Frame) -> None:
+        """uvicorn: the first piece of a binary message."""
+        self._begin_message("bytes", event)
+
+    def _begin_message(self, kind: Any, event: Frame) -> None:
+        self.curr_msg_data_type = kind
+        self._pieces = 0
+        self.frames = [event.data] if event.fin else [bytearray(event.data)]  # type: ignore[list-item]  # grows in place
+        if event.fin:
+            self.send_receive_event_to_app()
+
+    def handle_cont(self, event: Frame) -> None:
+        """uvicorn: a further piece; it is not kept as a piece, for there may be millions."""
+        if self.close_sent:
+            return
+        self.frames[0] += event.data
+        self._pieces += 1
+        if self._pieces > _ANY_PIECES + len(self.frames[0]) // _BYTES_OF_PIECE:
+            self._fail(_POLICY, f"a message of {len(self.frames[0])} bytes in {self._pieces} pieces")
+        elif event.fin:
+            self.send_receive_event_to_app()
+
+    def send_receive_event_to_app(self) -> None:
+        """uvicorn: a message is complete. Nothing more is read until the application has taken it."""
+        data = bytes(self.frames[0])
+        self.frames = []
+        self._parsed = 0
+        if self.close_sent:
+            return
+        if self.curr_msg_data_type == "bytes":
+            self.queue.put_nowait({"type": "websocket.receive", "bytes": data})
+        else:
+            try:
+                self.queue.put_nowait({"type": "websocket.receive", "text": data.decode()})
+            except UnicodeDecodeError:
+                self._fail(_INVALID_TEXT, "a message of text is not UTF-8")
+                return
+        self._queued += len(data)
+        self.read_paused = True
+        self.transport.pause_reading()
+
+    def handle_parser_exception(self) -> None:
+        """uvicorn: what came is no WebSocket, or not one that can go on."""
+        if self.conn.close_sent is not None:
+            super().handle_parser_exception()
+            return
+        self._refuse_to_open()
+
+    def _refuse_to_open(self) -> None:
+        self.refused_with = 400, 0
+        self.handshake_complete = self.close_sent = True
+        self.transport.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        self.transport.close()
+
+    async def receive(self) -> Any:
+        """uvicorn: the application takes what came."""
+        message: Any = await super().receive()
+        if message["type"] == "websocket.receive":
+            self._queued = 0 if self.queue.empty() else self._queued
+            self._heard = self._lane.tick
+            if not self._reads_on:
+                self._read_on()
+        return message
+
+    async def send(self, message: Any) -> None:
+        """uvicorn: the application writes; one message at a time, for each shall wait until those before were read."""
+        async with self._sending:
+            if message["type"] == "websocket.accept" and self.transport.is_closing():
+                raise ClientDisconnected  # uvicorn would drop it, and complain of an application that does not accept
+            await super().send(message)
+        if self._held and not self._reads_on:
+            self._read_on()
+
+    # The sweep and the end of the server.
+
+    def sweep(self, now: float) -> None:
+        """Close the connection if its client does not read, or answers no pings; read on if there is room again."""
+        waits = self._no_room_since is not None and not self.transport.is_closing()
+        if waits and self._count() and not self._reads_on:
+            self._read_on()
+        if self._unread_since is not None:
+            gone = now - self._unread_since > self._lane.patience
+        else:
+            gone = not self._waits and now - self._heard > _MISSED_PINGS * self._lane.settings.websocket_ping
+        if gone:
+            self.transport.abort()
+
+    def drain(self) -> None:
+        """Nothing to do: its session hears of it."""
+
+    def stop(self) -> None:
+        """Close the connection, and say that the server ends."""
+        if not self.transport.is_closing():
+            self.shutdown()
+
+    def abort(self) -> None:
+        """Close it at once."""
+        self.transport.abort()
+
+
+# Seconds that the application gets to say that a body came too slowly, before the connection is closed without a word.
+_TELLING = 2.0
+
+# Bytes behind a request without an answer from which on nothing more is read.
+_HELD_BYTES = 64 << 10
+
+# A chunked body is parsed in pieces of at least this many bytes, whatever lines are in it.
+_LEAST_OF_CHUNKS = 1 << 10
+
+# Bytes that the size of a chunk and its extensions may take, beside `max_header_size` for all of a body.
+_CHUNK_FRAMING = 32
+
+
+class _NoHeads(logging.Filter):
+    """For debugging, what reads WebSockets would log every head, with keys and tokens, and every message."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Tell whether `record` may be logged."""
+        return record.levelno > logging.DEBUG
+
+
+_NO_HEADS = _NoHeads()
+
+
+class HandOver:
+    """Makes the protocols that go on with connections; they share uvicorn's state. `app` is the ASGI application."""
+
+    def __init__(self, app: Any, settings: HttpSettings) -> None:
+        self.config = Config(
+            app, http=HttpToolsProtocol, ws=Upgraded, lifespan="off", interface="asgi3", log_config=None, access_log=False,
+            proxy_headers=False, timeout_keep_alive=max(1, round(settings.idle_timeout)),
+            ws_max_size=settings.max_body_size, ws_ping_interval=settings.websocket_ping,
+            # Where nothing is read because too much is under way, no pong is read either: TCP finds out who is dead.
+            ws_ping_timeout=None,
+            # It would be undone on the event loop: 16 KB of messages that are 16 MB each hold it for a tenth of a second.
+            ws_per_message_deflate=False,
+        )  # fmt: skip
+        self.state = ServerState()
+        logging.getLogger("uvicorn.error").addFilter(_NO_HEADS)  # adds it once
+
+    def on_second(self, date: bytes) -> None:
+        """Take the date for the answers of the next second."""
+        self.state.default_headers = [(b"date", date)]
+
+    def go_on(self, lane: "HttpShared", transport: asyncio.Transport, replay: bytes) -> None:
+        """Take over the connection; `replay` has been read from it and not been answered."""
+        protocol = UvicornConnection(self, lane)
+        transport.set_write_buffer_limits()
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
+        protocol.data_received(replay)
+
+
+class _Reader(httptools.HttpRequestParser):
+    """llhttp, for which a request that wishes for another protocol has no body. Clients that would like HTTP/2 wish so with
+    every request that they send."""
+
+    def __init__(self, protocol: "UvicornConnection") -> None:
+        super().__init__(protocol)
+        self._protocol = protocol
+        self.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+
+    def feed_data(self, data: Any) -> None:
+        """Read on."""
+        try:
+            super().feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            if not self._protocol.on_upgrade(data[upgrade.args[0] :]):
+                raise
+
+
+class _Flow(FlowControl):
+    """uvicorn's, which reads on only while there is room for what may come behind the request under way."""
+
+    full = False
+
+    def resume_reading(self) -> None:
+        """Read on, unless enough is there."""
+        if not self.full:
+            super().resume_reading()
+
+    def regulate(self, full: bool) -> None:
+        """Stop reading, or go on where it was stopped."""
+        if full is not self.full:
+            self.full = full
+            if full:
+                self.pause_reading()
+            else:
+                self.resume_reading()
+
+
+class UvicornConnection(Charged, HttpToolsProtocol):
+    """uvicorn's protocol, which reads one request at a time and notes since when it has been waiting for the rest of a head or a body.
+
+    uvicorn alone would make requests of all that comes, whether or not those before have their answers. Here what comes behind a
+    request without an answer stays in `_held` as the bytes that it is, at most a few reads of the socket.
+    """
+
+    flow: _Flow
+
+    def __init__(self, hand_over: HandOver, lane: "HttpShared") -> None:
+        super().__init__(hand_over.config, hand_over.state, {}, asyncio.get_running_loop())
+        self._lane = lane
+        self._claim = lane.account.claim()
+        self._held = bytearray()  # has come, and was not parsed
+        self._head_since: float | None = None
+        self._body_since = lane.tick
+        self._in_body = False
+        self._left: int | None = 0  # of a body whose length is known: bytes that have not come
+        self._framing = 0  # bytes of this request that are not its content
+        self._chunks = 0
+        self._refusal: WeirError | None = None
+        self._upgraded = False
+        self.parser = _Reader(self)
+        self._is_foreign = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
+        """Take the connection over."""
+        super().connection_made(transport)
+        self.flow = _Flow(transport)
+        self._lane.connections.add(self)
+
+    # What arrives.
+
+    def data_received(self, data: bytes) -> None:
+        """asyncio: bytes have come."""
+        if self._in_body and not self._held and len(data) <= (self._left or 0):  # most of a large body
+            super().data_received(data)
+            return
+        self._held += data
+        self._read_on()
+
+    def _read_on(self) -> None:
+        while self._held and not self._waits and not self.transport.is_closing():
+            piece = bytes(self._held[: self._piece_size()])
+            del self._held[: len(piece)]
+            super().data_received(piece)
+            self._framing += len(piece)
+            if self._upgraded or self.transport.is_closing() or not self._is_framed_sparingly():
+                self._held.clear()
+        self._count_held()
+
+    @property
+    def _waits(self) -> bool:
+        """Whether a request that has come whole has no answer yet."""
+        return self.busy and not self.cycle.more_body
+
+    def _piece_size(self) -> int:
+        """How much of `_held` may be parsed: at most the rest of one request, and one head more."""
+        if self._in_body and self._left:
+            return self._left
+        # Heads end with an empty line, and chunked bodies do; content that is full of such lines is not cut into crumbs.
+        start = _LEAST_OF_CHUNKS if self._in_body else 0
+        end = self._held.find(END_OF_HEAD, start)
+        return len(self._held) if end < 0 else end + len(END_OF_HEAD)
+
+    def _count_held(self) -> None:
+        if self._upgraded or self.transport.is_closing():
+            self._claim.close()
+            return
+        try:
+            self._claim.hold(len(self._held))
+        except WeirError as error:
+            self._held.clear()
+            self._refuse(error)
+        else:
+            self.flow.regulate(len(self._held) >= _HELD_BYTES)
+
+    def on_message_begin(self) -> None:
+        """llhttp: the first byte of a head."""
+        self._head_since = self._lane.tick
+        self._in_body = False
+        self._framing = self._chunks = 0
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """llhttp: a header; or, after a body, a trailer, which nobody asks for."""
+        if not self._in_body:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """llhttp: the head is complete."""
+        self._is_foreign = self.parser.should_upgrade() and self._get_upgrade() not in (None, b"websocket")
+        if self._is_foreign:
+            return
+        self._head_since = None
+        self._body_since = self._lane.tick
+        self._look_at_framing()
+        super().on_headers_complete()
+        if self._lane.draining:
+            self.drain()
+
+    def _look_at_framing(self) -> None:
+        """Note how long the body is. Raises, for llhttp to stop, if it is one that is not read."""
+        codings = b",".join([value for name, value in self.headers if name == b"transfer-encoding"])
+        lengths = [int(value) for name, value in self.headers if name == b"content-length"]
+        self._left = None if codings else sum(lengths)
+        self._in_body = self._left != 0
+        self._framing = self._chunks = 0
+        if codings and codings.strip().lower() != b"chunked":
+            said = codings.decode("latin-1")
+            self._stop(Unsupported(f"Transfer-Encoding {said!r:.80}: only chunked is read; gzip is a Content-Encoding"))
+        if self._in_body and self.parser.should_upgrade() and self._should_upgrade():
+            self._stop(InvalidRequest("a request that opens a WebSocket must not have a body"))
+
+    def on_body(self, body: bytes) -> None:
+        """llhttp: some of the content."""
+        self._framing -= len(body)
+        if self._left is not None:
+            self._left -= len(body)
+        super().on_body(body)
+
+    def on_chunk_header(self) -> None:
+        """llhttp: the size of a chunk, and its extensions."""
+        self._chunks += 1
+
+    def on_message_complete(self) -> None:
+        """llhttp: the end of a request."""
+        self._in_body = False
+        if not self._is_foreign:
+            super().on_message_complete()
+
+    def _is_framed_sparingly(self) -> bool:
+        """Refuse a head that is too large, and a body with more extensions and trailers than it can need; tell whether all is well."""
+        limit = self._lane.settings.max_header_size
+        if self._head_since is not None and self._framing > limit:
+            self._refuse(TooLarge(f"head: must be at most {limit} bytes (max_header_size)"), HEAD_TOO_LARGE)
+            return False
+        if self._in_body and self._framing > limit + _CHUNK_FRAMING * self._chunks:
+            self._refuse(InvalidRequest("body: its chunk extensions or trailers are too large"))
+            return False
+        return True
+
+    def _stop(self, error: WeirError) -> None:
+        self._refusal = error
+        raise error
+
+    def on_upgrade(self, rest: bytes) -> bool:
+        """llhttp gives up after a head, before `rest`: tell whether it was read anew, without the wish for another protocol
+        than ours and WebSocket."""
+        if not self._is_foreign:
+            return False
+        line = b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+        headers = [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+        self.parser = _Reader(self)
+        self.parser.feed_data(b"\r\n".join((line, *headers, b"", rest)))
+        return True
+
+    def on_response_complete(self) -> None:
+        """uvicorn: an answer has been written."""
+        super().on_response_complete()
+        self._lane.ended.set()
+        if self._held:
+            self._read_on()
+
+    def send_400_response(self, msg: str) -> None:
+        """uvicorn: what came is not HTTP. A request before it, if one has come whole, gets its answer first."""
+        refusal, self._refusal = self._refusal, None
+        if refusal is None and self.busy and not self.cycle.more_body:
+            self.cycle.keep_alive = False
+            return
+        self._refuse(refusal or InvalidRequest("request: its head, or the framing of its body, is not valid HTTP/1.1"))
+
+    def _refuse(self, error: WeirError, status: int | None = None) -> None:
+        """Answer what is no request, or none that is read further, and close the connection."""
+        self._lane.refused(None, error)
+        if self.busy:  # whoever answers it must not write any more
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if not (self.busy and self.cycle.response_started):
+            answer = self._lane.manner_of(self.url).error_answer(error, None)
+            head = self._lane.heads.head(status or answer.status, answer.headers, len(answer.body), close=True)
+            self.transport.write(head + answer.body)
+            self._log(status or answer.status, len(answer.body))
+        self.transport.close()
+
+    def _log(self, status: int, size_bytes: int) -> None:
+        """Tell the log, if there is one, of an answer that is not the application's. Of a request that it has begun, it tells the log itself."""
+        log = self._lane.log
+        if log is None:
+            return
+        if self.busy:
+            cast(dict[str, Any], self.cycle.scope)[REFUSED] = status
+            return
+        method = (self.parser.get_method() or b"-").decode("latin-1")
+        protocol = f"HTTP/{self.parser.get_http_version()}"
+        log.answered(self.client, method, self.url or b"-", status, size_bytes, log.clock(), protocol)
+
+    def handle_websocket_upgrade(self) -> None:
+        """uvicorn: the connection goes on under a protocol of its own, which is in uvicorn's state from now on."""
+        self._upgraded = True
+        self._lane.connections.discard(self)
+        super().handle_websocket_upgrade()
+        upgraded = cast(Upgraded, self.transport.get_protocol())
+        upgraded.join(self._lane)
+        status, size = upgraded.refused_with
+        if status:
+            self._log(status, size)
+        elif self._held:  # has come with the opening
+            upgraded.data_received(bytes(self._held))
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request has no answer yet."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def sweep(self, now: float) -> None:
+        """Close the connection if it has been slow for too long; uvicorn closes idle ones itself."""
+        settings, patience = self._lane.settings, self._lane.patience
+        if self.transport.is_closing() and self._unread_since is None:
+            self._unread_since = now
+        if self._unread_since is not None and now - self._unread_since > patience:
+            self.transport.abort()  # to close it would wait for the client to read
+            return
+        if self.busy:
+            slow = self.cycle.more_body and now - self._body_since > patience + _TELLING
+        else:
+            slow = self._head_since is not None and now - self._head_since > settings.header_timeout
+        if slow:
+            self.transport.close()
+
+    def drain(self) -> None:
+        """Close the connection after the answer that is being made, if one is."""
+        if self.busy:
+            self.cycle.keep_alive = False
+
+    def stop(self) -> None:
+        """Close the connection."""
+        self.transport.close()
+
+    def abort(self) -> None:
+        """Close it at once."""
+        self.transport.abort()

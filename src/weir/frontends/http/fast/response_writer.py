@@ -1,0 +1,311 @@
+"""Answers on one connection, and its end: the part of a connection that writes.
+
+connection.py has the part that reads, and says what the phases mean.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import TYPE_CHECKING, cast
+
+from weir.errors import DeadlineExceeded, Draining, WeirError
+from weir.protocols.response import Headers, HttpResponse
+from weir.workers.executor import Block
+
+if TYPE_CHECKING:
+    from weir.frontends.http.fast.plan import HotRequest, RouteHandler, RoutePlan
+    from weir.frontends.http.fast.shared import HttpShared, Place
+    from weir.protocols.account import Claim
+
+
+LINGER = 2.0  # seconds
+
+
+class LingeringClose(asyncio.BufferedProtocol):
+    """Throws away what comes until the peer closes, or the sweep has seen it for LINGER seconds."""
+
+    busy = False
+
+    def __init__(self, lane: "HttpShared", transport: asyncio.Transport) -> None:
+        self._lane = lane
+        self._transport = transport
+        self._since = lane.tick
+
+    def start(self) -> None:
+        """Take the connection over. Everything to be sent has been written."""
+        self._lane.connections.add(self)
+        self._transport.set_protocol(self)
+        self._transport.resume_reading()
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Offer the buffer that all share."""
+        return self._lane.view
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Forget it."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The end."""
+        self._lane.connections.discard(self)
+        self._lane.ended.set()
+
+    def sweep(self, now: float) -> None:
+        """Close it when it has had its time."""
+        if now - self._since > LINGER:
+            self._transport.abort()
+
+    def drain(self) -> None:
+        """Nothing is expected of it."""
+
+    def stop(self) -> None:
+        """Close it."""
+        self._transport.close()
+
+    def abort(self) -> None:
+        """Close it at once."""
+        self._transport.abort()
+
+
+class Phase(IntEnum):
+    """Where a connection is; see connection.py."""
+
+    IDLE = 0
+    HEAD = 1
+    BODY = 2
+    LARGE = 3
+    SKIP = 4
+    BUSY = 5
+    OVER = 6  # closing, closed or handed over
+
+
+IDLE, HEAD, BODY, LARGE, SKIP, BUSY, OVER = Phase
+
+_BEGINNING = 64  # bytes of a request that hold its method, and enough of its target
+
+
+class ResponseWriter(asyncio.BufferedProtocol):
+    """The writing part of a connection."""
+
+    transport: asyncio.Transport
+    _plan: "RoutePlan"
+
+    def __init__(self, lane: "HttpShared") -> None:
+        self.lane = lane
+        self.phase = IDLE
+        self._since = lane.tick  # when the phase began, or the peer stopped to read
+        self._pending = bytearray()  # arrived, but not yet understood
+        self._request: HotRequest | None = None
+        self._counted = 0  # bytes of `_pending` that are charged
+        self._unread = 0  # bytes written that the peer has not read
+        self._place: Place | None = None  # where a large body is received
+        self._claim: Claim | None = None  # what the request in flight holds of the account
+        self._block: Block | None = None  # an answer that the kernel has not taken whole
+        self._writing_paused = False
+
+    # What the transport says.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin."""
+        self.transport = cast(asyncio.Transport, transport)
+        self.lane.connections.add(self)
+
+    def eof_received(self) -> None:
+        """The peer sends no more; for us it has left. The transport closes itself."""
+        self._leave()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone."""
+        self._leave()
+        self._forget_unread()
+        self._release_block()
+        self.lane.connections.discard(self)
+        self.lane.ended.set()
+
+    def pause_writing(self) -> None:
+        """The peer does not read its answers: no further request is begun."""
+        self._writing_paused = True
+        self._since = self.lane.tick
+        self._unread = self.transport.get_write_buffer_size()
+        self.lane.account.add(self._unread)
+
+    def resume_writing(self) -> None:
+        """The peer has read them."""
+        self._writing_paused = False
+        self._forget_unread()
+        self._since = self.lane.tick
+        if self._block is not None:
+            self._release_block()
+            self.transport.set_write_buffer_limits()
+        self._advance()
+
+    def _forget_unread(self) -> None:
+        self.lane.account.give(self._unread)
+        self._unread = 0
+
+    def _advance(self) -> None:
+        """Do what can be done with the bytes that are there."""
+        raise NotImplementedError  # the reading part, connection.py, has it
+
+    # Answers.
+
+    def request_ended(self) -> None:
+        """The answer of the request in flight has been written, and the connection goes on."""
+        self._request = None
+        if self._claim is not None:
+            self._release_claim()
+        self.phase = IDLE
+        self._since = self.lane.tick
+        if self._pending:
+            self._advance()
+
+    def answer(self, plan: "RoutePlan", answer: HttpResponse) -> None:
+        """Write `answer` for the request in flight, and go on or close as `plan` says."""
+        if self.phase is OVER:  # the peer has left while the answer was being compressed
+            return
+        close = self.lane.draining or not plan.keep_alive
+        head = self.lane.heads.head(answer.status, answer.headers, len(answer.body), close=close)
+        self.transport.write(head + answer.body)
+        self._answered(close)
+
+    def answer_block(self, plan: "RoutePlan", headers: Headers, block: Block) -> None:
+        """Write the answer in `block`, and release it when the kernel has taken it whole."""
+        close = self.lane.draining or not plan.keep_alive
+        head = self.lane.heads.head(200, headers, len(block.view), close=close)
+        # uvloop does not copy what it could not send at once. With a limit of 0 it tries at once, and says when all is sent.
+        self.transport.set_write_buffer_limits(0)
+        self._block = block
+        self.transport.writelines((head, block.view))
+        if not self.transport.get_write_buffer_size():
+            self._release_block()
+            self.transport.set_write_buffer_limits()
+        self._answered(close)
+
+    def answer_parts(self, plan: "RoutePlan", headers: Headers, parts: Sequence[bytes | memoryview]) -> None:
+        """Write an answer of `parts`, from where they are; they live until the kernel has taken them."""
+        close = self.lane.draining or not plan.keep_alive
+        head = self.lane.heads.head(200, headers, sum(map(len, parts)), close=close)
+        self.transport.writelines((head, *parts))
+        self._answered(close)
+
+    def _answered(self, close: bool) -> None:
+        if close:
+            self._request = None
+            self._close()
+        else:
+            self.request_ended()
+        self.lane.ended.set()
+
+    def _manner(self) -> "RouteHandler":
+        """How the request that is arriving is answered."""
+        if self.phase in (BODY, LARGE, SKIP):
+            return self._plan.manner
+        return self.lane.manner_of(bytes(self._pending[:_BEGINNING]).partition(b" ")[2])
+
+    def _refuse_and_close(self, error: WeirError, status: int | None = None) -> None:
+        """Answer what is no request; where the next one would begin is unknown."""
+        self.lane.refused(None, error)
+        answer = self._manner().error_answer(error, None)
+        self._close_with(answer if status is None else answer._replace(status=status))
+
+    # Leaving.
+
+    def _close_with(self, answer: HttpResponse) -> None:
+        head = self.lane.heads.head(answer.status, answer.headers, len(answer.body), close=True)
+        self.transport.write(head + answer.body)
+        self._leave()
+        self.lane.connections.discard(self)
+        LingeringClose(self.lane, self.transport).start()
+
+    def _close(self) -> None:
+        self._leave()
+        self.transport.close()
+
+    def _leave(self) -> None:
+        """Let go of everything but the transport, and of an answer that it may still be sending."""
+        self.phase = OVER
+        self._since = self.lane.tick
+        self._pending.clear()
+        request, self._request = self._request, None
+        if request is not None:
+            request.leave()
+        place = self._place
+        if place is not None:
+            self._forget_place()
+            place.give_up()
+        self._release_claim()
+        self.lane.account.give(self._counted)
+        self._counted = 0
+
+    def _forget_place(self) -> None:
+        if self._place is not None and self._place.claim is None:
+            self.lane.receiving.discard(self)
+        self._place = None
+
+    def charge(self, size_bytes: int) -> None:
+        """Charge bytes to the request in flight, as long as it is. Raises what Account.take raises."""
+        if self._claim is None:
+            self._claim = self.lane.account.claim()
+        self._claim.take(size_bytes)
+
+    def _release_claim(self) -> None:
+        claim, self._claim = self._claim, None
+        if claim is not None:
+            claim.close()
+
+    def _release_block(self) -> None:
+        block, self._block = self._block, None
+        if block is not None:
+            block.release()
+
+    # The sweep and the end of the server.
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is in flight."""
+        return self.phase is BUSY
+
+    def sweep(self, now: float) -> None:
+        """Close the connection if it has been idle or slow for too long."""
+        age = now - self._since
+        settings = self.lane.settings
+        if self._writing_paused or self.phase is OVER:  # to be closed, it waits for the peer to read
+            if age > self.lane.patience:
+                self.abort()
+        elif self.phase is IDLE:
+            if age > settings.idle_timeout:
+                self._close()
+        elif self.phase is HEAD:
+            if age > settings.header_timeout:
+                self._too_slow(f"head: must arrive within {settings.header_timeout:g} s (header_timeout)")
+        elif self.phase in (BODY, LARGE, SKIP) and age > self.lane.patience:
+            self._too_slow(
+                f"body: must arrive within {self.lane.patience:g} s (body_timeout, less while memory is short)"
+            )
+
+    def _too_slow(self, message: str) -> None:
+        if self.phase is SKIP:  # it has its answer
+            self._close()
+        else:
+            self._refuse_and_close(DeadlineExceeded(message))
+
+    def drain(self) -> None:
+        """Nothing to do: answers look at the lane."""
+
+    def stop(self) -> None:
+        """Close the connection; a request that has not arrived whole is told why."""
+        if self.phase in (HEAD, BODY, LARGE) and self._block is None:
+            self._refuse_and_close(draining())
+        elif self.phase is not OVER:
+            self._close()
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+        self._leave()
+        self.transport.abort()
+
+
+def draining() -> Draining:
+    """Return the error for a request that came too late."""
+    return Draining("the server is being stopped and takes no more requests")

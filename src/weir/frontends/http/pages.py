@@ -1,0 +1,330 @@
+"""The pages of a server beside inference: health, models, metrics, documentation; and what callers get when one fails or is not there."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ExceptionHandler
+
+from weir._version import __version__
+from weir.errors import (
+    InvalidRequest,
+    MethodNotAllowed,
+    ModelNotFound,
+    SettingsError,
+    ValidationFailed,
+    WeirError,
+    brief,
+)
+from weir.frontends.http.asgi import Body, as_response
+from weir.frontends.http.auth_middleware import with_key
+from weir.frontends.http.kserve_openapi import kserve_paths
+from weir.frontends.http.openapi import CHANGES, openapi, paths_of
+from weir.messages import JSON
+from weir.protocols.account import Account
+from weir.protocols.content_negotiation import accepted_coding
+from weir.protocols.kserve.context import KServeContext
+from weir.protocols.response import Headers, HttpResponse, compressed, encode_safely, error_answer
+from weir.protocols.settings import HttpSettings
+from weir.protocols.status import codes_of_type
+from weir.telemetry.exposition import NAMESPACE, Exposition, Levels, ModelCounts, TritonNames
+from weir.telemetry.recorder import Metrics
+from weir.wire.values import decode
+
+if TYPE_CHECKING:
+    from weir.catalog.registry import Registry
+    from weir.serving.service import Service
+
+
+# Takes an Accept header and returns the metrics in Prometheus' text format, and their content type.
+RenderMetrics = Callable[[str], tuple[bytes, str]]
+
+Page = Callable[[Request], Awaitable[HttpResponse]]
+
+_DOCS_POLICY = (
+    b"default-src 'none'; connect-src 'self'; img-src data:; script-src 'unsafe-inline'; style-src 'unsafe-inline'"
+)
+
+
+_LARGEST_CHANGE = 65536  # bytes of a body that changes something
+
+
+class Pages:
+    """The pages about the models of `site`. `others` are paths that are not answered here, as OpenAPI describes them."""
+
+    def __init__(
+        self, site: KServeContext, settings: HttpSettings, metrics: RenderMetrics | None, others: Mapping[str, Any]
+    ) -> None:
+        self._others = others
+        self._site = site
+        self._registry = site.registry
+        self._settings = settings
+        self._metrics = metrics
+        self._checking: dict[str, asyncio.Future[dict[str, Any]]] = {}
+
+    def routes(self) -> list[Route]:
+        """Return Starlette's routes to the pages."""
+        return [
+            Route(path, self._endpoint(page), methods=["GET", "PUT"] if path in CHANGES else ["GET"])
+            for path, page in self._pages().items()
+        ]
+
+    def _pages(self) -> dict[str, Page]:
+        pages: dict[str, Page] = {
+            "/": self.index,
+            "/health": self.ready,
+            "/health/live": self.live,
+            "/health/ready": self.ready,
+            "/health/deep": self.deep,
+            "/models": self.models,
+            "/models/{model}": self.model,
+            "/models/{model}/policy": self.policy,
+            "/openapi.json": self.openapi,
+            "/docs": self.docs,
+        }
+        if self._metrics is not None:
+            pages["/metrics"] = self.metrics
+        return pages
+
+    async def index(self, request: Request) -> HttpResponse:
+        """Say what there is."""
+        models = [self._line(service) | {"paths": paths_of(self._registry, service)} for service in self._services()]
+        pages = {path: _summary(page) for path, page in self._pages().items()} | _summaries(self._others)
+        return _json({"server": "weir", "version": __version__, "models": models, "pages": pages})
+
+    async def live(self, request: Request) -> HttpResponse:
+        """Say that this process answers: 200; or 503 with the models that can start no worker, where liveness counts them."""
+        failed = self._site.failed
+        return _health({"live": not failed} | ({"models": failed} if failed else {}), not failed)
+
+    async def ready(self, request: Request) -> HttpResponse:
+        """Say whether every model takes requests: 200, or 503 with the reasons."""
+        lines = [self._line(service) for service in self._services()]
+        ready = self._registry.ready
+        return _health({"ready": ready, "models": lines}, ready)
+
+    async def deep(self, request: Request) -> HttpResponse:
+        """Run every model's examples: 200 if the answers are as they must be, or 503 with what is wrong."""
+        reports = await asyncio.gather(*map(self._check, self._services()))
+        healthy = all(report["healthy"] for report in reports)
+        return _health({"healthy": healthy, "models": reports}, healthy)
+
+    async def models(self, request: Request) -> HttpResponse:
+        """List the models."""
+        return _json({"models": [self._line(service) for service in self._services()]})
+
+    async def model(self, request: Request) -> HttpResponse:
+        """Show the state of one model."""
+        return _json(self._registry.get(request.path_params["model"]).state())
+
+    async def policy(self, request: Request) -> HttpResponse:
+        """Explain the policy of one model: what it does, what was predicted and what is measured."""
+        if request.method == "PUT":
+            self._site.control.require_http(_peer(request), request.headers.raw)
+        service = self._registry.get(request.path_params["model"])
+        if request.method == "PUT":
+            return _json(await self._change(service, request))
+        return _json(service.explain_policy())
+
+    async def _change(self, service: "Service", request: Request) -> dict[str, Any]:
+        settings = self._settings
+        body = await Body(request.receive).read(min(_LARGEST_CHANGE, settings.max_body_size), settings.body_timeout)
+        said = decode(body or b"", JSON)
+        if not isinstance(said, dict):
+            raise InvalidRequest(f"body: must be a JSON object, is {brief(said, 100)}")
+        try:
+            return await service.set_prices(**said)
+        except SettingsError as error:  # well said, but there is no such policy
+            raise ValidationFailed(error.message) from error
+
+    async def openapi(self, request: Request) -> HttpResponse:
+        """Describe all routes as OpenAPI."""
+        pages = {path: _summary(page) for path, page in self._pages().items()}
+        root = request.scope.get("root_path", "")
+        described = openapi(self._registry, pages, root, {**kserve_paths(self._site), **self._others})
+        return _json(with_key(described) if self._site.access.required else described)
+
+    async def docs(self, request: Request) -> HttpResponse:
+        """Show the description to people, with a form to try each route."""
+        page = (files("weir.frontends.http") / "docs.html").read_bytes()
+        policy = (b"content-security-policy", _DOCS_POLICY)
+        return HttpResponse(200, [(b"content-type", b"text/html; charset=utf-8"), policy], page)
+
+    async def metrics(self, request: Request) -> HttpResponse:
+        """Show the metrics."""
+        assert self._metrics is not None, "there is no route without metrics: this is a bug"
+        body, content_type = self._metrics(request.headers.get("accept", ""))
+        return HttpResponse(200, [(b"content-type", content_type.encode())], body)
+
+    async def _check(self, service: "Service") -> dict[str, Any]:
+        """Run one deep check at a time of each model: all who ask meanwhile share it."""
+        check = self._checking.get(service.name)
+        if check is None:
+            check = self._checking[service.name] = asyncio.ensure_future(service.deep_health())
+            check.add_done_callback(lambda _: self._checking.pop(service.name))
+        return await asyncio.shield(check)
+
+    def _services(self) -> "list[Service]":
+        return list(self._registry.services.values())
+
+    def _line(self, service: "Service") -> dict[str, Any]:
+        return {"name": service.name, "ready": service.ready, "reason": service.not_ready_reason}
+
+    def _endpoint(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
+        async def endpoint(request: Request) -> Response:
+            answer = await page(request)
+            coding = accepted_coding(request.headers.get("accept-encoding", ""))
+            if coding and len(answer.body) > self._settings.compress_above:
+                answer = compressed(answer, coding)
+            return as_response(answer)
+
+        return endpoint
+
+
+def _summaries(paths: Mapping[str, Any]) -> dict[str, str]:
+    return {path: " ".join(call["summary"] for call in calls.values()) for path, calls in paths.items()}
+
+
+def _json(value: dict[str, Any], status: int = 200) -> HttpResponse:
+    headers: Headers = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
+    return HttpResponse(status, headers, encode_safely(value))
+
+
+def _health(value: dict[str, Any], good: bool) -> HttpResponse:
+    answer = _json(value, 200 if good else 503)
+    if not good:
+        answer.headers.append((b"retry-after", b"1"))
+    return answer
+
+
+def _peer(request: Request) -> str | None:
+    return None if request.client is None else request.client.host
+
+
+def _summary(page: Page) -> str:
+    return (page.__doc__ or "").strip().rstrip(".")
+
+
+# Those that answer with HTTP's codes: our own, and those that products have.
+HTTP_DOORS = frozenset(("http", "openai", "encode"))
+
+
+def make_exposition(
+    metrics: Metrics, registry: "Registry", *, triton_names: bool = False, namespace: str = NAMESPACE
+) -> Exposition:
+    """Return what renders `metrics`, which must be among the observers of the services of `registry`; with `triton_names`
+    also what Triton's dashboards look for. `namespace` is the first word of the names of all others."""
+    exposition = Exposition(metrics, code_of, lambda: {each.label: levels_of(each) for each in registry.all}, namespace)
+    if triton_names:
+        exposition.registry.register(TritonNames(metrics, lambda: map(counted, registry.all)))
+    return exposition
+
+
+class Held(Collector):
+    """Shows what all clients of a server hold together."""
+
+    def __init__(self, account: Account) -> None:
+        self._account = account
+
+    def describe(self) -> Iterator[Metric]:
+        """Name nothing in advance."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every family."""
+        account = self._account
+        for name, text, value in (
+            ("weir_held_bytes", "Bytes that requests and answers of all clients hold.", account.held_bytes),
+            ("weir_max_held_bytes", "Bytes that they may hold (max_waiting_bytes).", account.max_bytes),
+            ("weir_connections", "Connections of every kind that are open.", account.connections),
+            ("weir_max_connections", "Connections that may be open.", account.max_connections),
+        ):
+            yield GaugeMetricFamily(name, text, value)
+        text = "Times that bytes were refused, for want of room."
+        yield CounterMetricFamily("weir_held_refusals", text, account.refused)
+
+
+def counted(service: "Service") -> ModelCounts:
+    """Return what there is to be shown of `service` under Triton's names."""
+    return ModelCounts(service.name, service.version, service.statistics, service.state()["waiting_requests"])
+
+
+def code_of(door: str, kind: type[WeirError] | None) -> str:
+    """Return the code of a request's end, as its door says it; in process there are no codes but errors."""
+    if door in HTTP_DOORS:
+        return "200" if kind is None else str(codes_of_type(kind).http)
+    if door == "grpc":
+        return "OK" if kind is None else codes_of_type(kind).grpc
+    return "ok" if kind is None else kind.__name__
+
+
+def levels_of(service: "Service") -> Levels:
+    """Return what can be read of `service` now."""
+    state = service.state()
+    gauges = state["gauges"]
+    return Levels(
+        waiting_rows=state["waiting"],
+        waiting_requests=state["waiting_requests"],
+        running_batches=state["in_flight_batches"],
+        workers=Counter(worker["state"] for worker in state["workers"]),
+        restarts=gauges.get("restarts", 0),
+        arena_bytes=gauges.get("arena_bytes", 0),
+        arena_free_bytes=gauges.get("arena_free_bytes", 0),
+        policy=state["policy"],
+    )
+
+
+_log = logging.getLogger("weir.http")
+
+# Where clients of the Open Inference Protocol may come by, who know errors as texts only: AMD's ask here over WebSockets, and
+# those that were given an address with a slash at its end, there.
+_AMD_WEBSOCKET = "/models/infer"
+_DOUBLED = "//v2"
+
+
+def exception_handlers(settings: HttpSettings) -> Mapping[Any, ExceptionHandler]:
+    """Return Starlette's table of handlers."""
+
+    def ours(request: Request, error: Exception) -> Response:
+        # Only a page about a model that there is has got as far as to fail.
+        model = None if isinstance(error, ModelNotFound) else request.path_params.get("model")
+        return as_response(error_answer(error, model, development=settings.development))
+
+    def any_other(request: Request, error: Exception) -> Response:
+        _log.error("%s %s failed", request.method, request.scope["path"], exc_info=error)
+        return ours(request, error)
+
+    return {HTTPException: _router_error, WeirError: ours, Exception: any_other}
+
+
+def _router_error(request: Request, error: Exception) -> Response:
+    """Answer what Starlette's router refuses: a path that is not there, a method that does not belong."""
+    path = request.scope["path"]
+    allow = None
+    message = f"{path}: there is no such path; GET / lists those there are"
+    if isinstance(error, HTTPException) and error.status_code == 405:
+        allow = sorted((error.headers or {}).get("Allow", "").split(", "))
+        where = "; GET / lists the paths that there are" if path == "/" else ""
+        message = f"{request.method} {path}: takes {', '.join(allow)} only{where}"
+    if path == _AMD_WEBSOCKET or path.startswith(_DOUBLED):
+        headers = [(b"content-type", b"application/json")]
+        headers += [] if allow is None else [(b"allow", ", ".join(allow).encode())]
+        return as_response(HttpResponse(404 if allow is None else 405, headers, encode_safely({"error": message})))
+    if allow is not None:
+        return as_response(error_answer(MethodNotAllowed(message, details={"allow": allow})))
+    return as_response(not_found(message))
+
+
+def not_found(message: str) -> HttpResponse:
+    """Return the answer for a path, other than a model's, that is not there."""
+    error = {"type": "NotFound", "message": message, "model": None, "details": None}
+    return HttpResponse(404, [(b"content-type", b"application/json")], encode_safely({"error": error}))

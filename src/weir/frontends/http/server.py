@@ -1,0 +1,346 @@
+"""The HTTP listener: sockets, TLS, the sweep of idle and slow connections, the drain."""
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import socket
+import ssl
+import stat
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from operator import methodcaller
+from typing import TYPE_CHECKING, Any, cast
+
+from weir.errors import Overloaded, SettingsError, bounded
+from weir.frontends.http.access_log import HttpLog
+from weir.frontends.http.fast.connection import Connection, LoggedConnection
+from weir.frontends.http.fast.handover import HandOver
+from weir.frontends.http.fast.kserve import HotKserve
+from weir.frontends.http.fast.native import HotNative
+from weir.frontends.http.fast.plan import RouteHandler
+from weir.frontends.http.fast.shared import HttpShared
+from weir.frontends.websocket import WebSockets
+from weir.messages import Observer
+from weir.protocols.account import Account
+from weir.protocols.kserve.context import KServeContext
+from weir.protocols.settings import HttpSettings
+from weir.protocols.status import http_code
+
+if TYPE_CHECKING:
+    from weir.catalog.registry import Registry
+
+_BACKLOG = 2048  # connections that the kernel keeps until we accept them
+_SWEEP_INTERVAL = 1.0  # seconds
+_LAST_CONNECTIONS = 0.1  # seconds that clients who connected just before get to send a request, and to be refused
+_HANDSHAKE_LINES = 1.0  # seconds between two lines of the log about TLS handshakes that failed
+_LONGEST_REASON = 200  # characters
+_CLOSE_TIMEOUT = 2.0  # seconds that answers already written get to leave, at the end
+
+
+_log = logging.getLogger("weir.http")
+
+
+class HttpServer:
+    """Serves `registry` over HTTP/1.1: inference by the fast lane, everything else by `asgi_app`.
+
+    `site` is what the Open Inference Protocol knows beside the models, and who may call. `observers` hear of what is refused before it
+    reaches a service; the services' own observers hear the rest. `clock` returns seconds; idle and slow connections are
+    measured by it. `websockets` are those of `asgi_app`, to be drained; `route_handlers` are of requests that a product has the fast lane answer;
+    `log` hears of what `asgi_app` does not.
+    """
+
+    def __init__(
+        self, registry: "Registry", asgi_app: Any, settings: HttpSettings, observers: Sequence[Observer] = (), *,
+        site: KServeContext | None = None, clock: Callable[[], float] = time.monotonic, websockets: WebSockets | None = None,
+        route_handlers: Sequence[RouteHandler] = (), log: HttpLog | None = None,
+    ) -> None:  # fmt: skip
+        self._settings = settings
+        self._websockets = websockets
+        self._asgi_app = asgi_app
+        self._hand_over = HandOver(self._asgi, settings)
+        site = site or KServeContext(registry, settings)
+        own = (HotNative(registry, settings), HotKserve(site))
+        self._lane = HttpShared(
+            (*own, *route_handlers),
+            settings,
+            observers,
+            self._hand_over,
+            clock=clock,
+            access=site.access,
+            account=site.account,
+            log=log,
+        )
+        self._clock = clock
+        self._server: asyncio.Server | None = None
+        self._tls: ssl.SSLContext | None = None
+        self._handshakes: set[asyncio.Task[Any]] = set()
+        self._failed_handshakes = 0  # since the log was told of one
+        self._handshakes_told = -_HANDSHAKE_LINES  # when
+        site.account.counters.append(lambda: len(self._handshakes))
+        self._sweeping: asyncio.TimerHandle | None = None
+
+    async def start(self) -> None:
+        """Listen. Raises SettingsError when the address is taken or unusable, or the certificate unreadable."""
+        self._hand_over.config.load()
+        self._tls = tls_context(self._settings)
+        self._server = await self._listen(self._tls)
+        self.sweep()
+
+    async def _listen(self, tls: ssl.SSLContext | None) -> asyncio.Server:
+        loop = asyncio.get_running_loop()
+        settings = self._settings
+        connect = self._connect if tls is None else partial(_Accepted, self._shake_hands)
+        try:
+            if settings.uds is not None:
+                listener = unix_socket(settings.uds, int(settings.uds_mode, 8))
+                return await loop.create_unix_server(connect, sock=listener, backlog=_BACKLOG)
+            return await loop.create_server(connect, settings.host, settings.port, backlog=_BACKLOG)
+        except socket.gaierror as error:  # its numbers are not those of the system's errors
+            raise SettingsError(f"{self._wanted()}: cannot listen there: {error.strerror}") from error
+        except OSError as error:
+            raise SettingsError(
+                f"{self._wanted()}: cannot listen there: {os.strerror(error.errno) if error.errno else error}"
+            ) from error
+
+    def _wanted(self) -> str:
+        settings = self._settings
+        return f"uds={settings.uds!r}" if settings.uds is not None else f"host={settings.host!r}, port={settings.port}"
+
+    def _connect(self) -> asyncio.BufferedProtocol:
+        lane = self._lane
+        if lane.account.full:
+            return _Full(lane)
+        return Connection(lane) if lane.log is None else LoggedConnection(lane, lane.log)
+
+    def _shake_hands(self, connection: socket.socket) -> None:
+        """Begin TLS on a connection, which counts from now on; one too many is closed: to say why would take a handshake."""
+        if self._lane.account.full:
+            connection.close()
+            return
+        task = asyncio.ensure_future(self._accept(connection))
+        self._handshakes.add(task)
+        task.add_done_callback(self._handshakes.discard)
+
+    async def _accept(self, connection: socket.socket) -> None:
+        tls: dict[str, Any] = {}
+        if self._tls is not None:
+            tls = {
+                "ssl": self._tls,
+                "ssl_handshake_timeout": self._settings.header_timeout,
+                "ssl_shutdown_timeout": _CLOSE_TIMEOUT,
+            }
+        peer: Any = None
+        with contextlib.suppress(OSError):  # it may have left
+            peer = connection.getpeername()
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(self._connect, connection, **tls)
+        except OSError as error:  # what came is no TLS, came too late, or its client has left
+            if tls:
+                self._tell_failed_handshake(peer, error)
+
+    def _tell_failed_handshake(self, peer: Any, error: OSError) -> None:
+        """Tell the log, once a second at most. Who connects and leaves, as those do who look whether the port is open, is for those who debug."""
+        left = isinstance(error, ConnectionError) and not isinstance(error, ConnectionAbortedError)
+        if not _log.isEnabledFor(level := logging.DEBUG if left else logging.INFO):
+            return
+        self._failed_handshakes += 1
+        now = self._clock()
+        if now < self._handshakes_told + _HANDSHAKE_LINES:
+            return
+        client = peer[0] if isinstance(peer, tuple) else "-"
+        reason = bounded(str(error) or type(error).__name__, _LONGEST_REASON)
+        _log.log(level, "TLS handshake with %s failed: %s (since_last=%d)", client, reason, self._failed_handshakes)
+        self._handshakes_told, self._failed_handshakes = now, 0
+
+    async def _asgi(self, scope: Any, receive: Any, send: Any) -> None:
+        self._lane.tell_observers()  # so that /metrics shows everything up to now
+        await self._asgi_app(scope, receive, send)
+
+    @property
+    def port(self) -> int:
+        """The TCP port that is listened on; 0 for a Unix socket, or before the start."""
+        if self._settings.uds is not None or self._server is None or not self._server.sockets:
+            return 0
+        return int(self._server.sockets[0].getsockname()[1])
+
+    @property
+    def address(self) -> str:
+        """Where the server is, as a URL or `unix:PATH`."""
+        if self._settings.uds is not None:
+            return f"unix:{self._settings.uds}"
+        host = f"[{self._settings.host}]" if ":" in self._settings.host else self._settings.host
+        return f"http{'s' if self._settings.tls_certfile else ''}://{host}:{self.port}"
+
+    @property
+    def connections(self) -> int:
+        """How many connections are open."""
+        return len(self._lane.connections)
+
+    @property
+    def account(self) -> Account:
+        """What all clients hold together."""
+        return self._lane.account
+
+    @property
+    def busy(self) -> int:
+        """How many connections have a request in flight."""
+        return sum(connection.busy for connection in self._lane.connections)
+
+    def routes_changed(self) -> None:
+        """The registry has other models or routes than before."""
+        self._lane.routes_changed()
+
+    def sweep(self) -> None:
+        """Close what has been idle or slow for too long. Runs once a second by itself."""
+        self._lane.on_second()
+        for connection in list(self._lane.connections):
+            connection.sweep(self._lane.tick)
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+        self._sweeping = asyncio.get_running_loop().call_later(_SWEEP_INTERVAL, self.sweep)
+
+    def refuse(self) -> None:
+        """Refuse new requests with 503, on connections new and old, and say `Connection: close` in every answer."""
+        self._lane.drain()
+        if self._websockets is not None:
+            self._websockets.refuse()
+
+    async def drain(self, drain_timeout: float | None = None) -> bool:
+        """Accept no connection, `refuse`, and wait until the requests in flight have their answers.
+
+        Returns False if some had none after `drain_timeout` seconds (None: wait for ever). Call `stop` afterwards.
+        """
+        self.refuse()
+        last = self._close_listening()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(drain_timeout):
+                await asyncio.gather(*last, return_exceptions=True)
+                await asyncio.sleep(_LAST_CONNECTIONS)
+                while self.busy:
+                    self._lane.ended.clear()
+                    await self._lane.ended.wait()
+                if self._websockets is not None:
+                    await self._websockets.closed()
+                return True
+        return False
+
+    def _close_listening(self) -> list[asyncio.Task[Any]]:
+        """Listen no more. Who has connected, and has not been accepted yet, would be reset: accept them, to be told why."""
+        if self._server is None:
+            return []
+        accepted = [connection for each in self._server.sockets for connection in waiting_at(each.fileno())]
+        self._server.close()
+        return [*self._handshakes, *[asyncio.ensure_future(self._accept(connection)) for connection in accepted]]
+
+    async def stop(self) -> None:
+        """Close everything. What has been written gets a moment to leave. Idempotent."""
+        if self._server is None:
+            return
+        self._server.close()
+        self._server = None
+        self._lane.draining = True
+        for task in list(self._handshakes):
+            task.cancel()
+        await self._all_closed()
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+        self._lane.tell_observers()
+        if self._settings.uds is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(self._settings.uds)
+
+    async def _all_closed(self) -> None:
+        for end in (methodcaller("stop"), methodcaller("abort")):
+            for connection in list(self._lane.connections):
+                end(connection)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_CLOSE_TIMEOUT):
+                    await self._lane.emptied()
+
+
+class _Accepted(asyncio.Protocol):
+    """A connection on which TLS is to begin: its socket goes to `begin`."""
+
+    def __init__(self, begin: Callable[[socket.socket], None]) -> None:
+        self._begin = begin
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Hand the socket on before anything is read from it."""
+        try:
+            connection = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
+        finally:  # also where there are too many descriptors: nobody else would close it
+            cast(asyncio.Transport, transport).abort()  # closes its own descriptor; the connection stays
+        connection.setblocking(False)
+        self._begin(connection)
+
+
+class _Full(Connection):
+    """A connection over the limit: it is told so, and closed."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Refuse it."""
+        super().connection_made(transport)
+        log, limit = self.lane.log, self.lane.settings.max_connections
+        if log is not None:
+            log.answered(transport.get_extra_info("peername"), "-", b"-", http_code(Overloaded()), 0, log.clock(), "-")
+        self._refuse_and_close(Overloaded(f"{limit} connections are open; that is the limit (max_connections)"))
+
+
+def waiting_at(listening: int) -> Iterator[socket.socket]:
+    """Accept, one by one, all connections that wait at this socket."""
+    with socket.socket(fileno=os.dup(listening)) as own, contextlib.suppress(OSError):
+        own.setblocking(False)
+        while True:
+            connection, _ = own.accept()
+            connection.setblocking(False)
+            yield connection
+
+
+def unix_socket(path: str, mode: int) -> socket.socket:
+    """Return a Unix socket at `path`, in place of what a dead server has left there, with these permissions from the first moment.
+    Raises OSError."""
+    check_unclaimed(path)
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISSOCK(os.stat(path).st_mode):
+            os.unlink(path)
+    listener = socket.socket(socket.AF_UNIX)
+    mask = os.umask(0o777 & ~mode)
+    try:
+        listener.bind(path)
+    except BaseException:
+        listener.close()
+        raise
+    finally:
+        os.umask(mask)
+    return listener
+
+
+def check_unclaimed(path: str) -> None:
+    """Raise OSError if a server listens on the Unix socket `path`: listening there too would take its clients away. What a
+    dead server has left behind is in nobody's way."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(path)
+        except BlockingIOError:
+            pass  # it listens, with as many waiting as it may have
+        except OSError:
+            return
+    raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+
+
+def tls_context(settings: HttpSettings) -> ssl.SSLContext | None:
+    """Return the context for TLS, or None if it is off. Raises SettingsError naming the file that is unusable."""
+    if settings.tls_certfile is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        context.load_cert_chain(settings.tls_certfile, settings.tls_keyfile)
+    except (OSError, ssl.SSLError) as error:
+        files = f"tls_certfile={settings.tls_certfile!r}, tls_keyfile={settings.tls_keyfile!r}"
+        raise SettingsError(f"{files}: not a usable certificate and key: {error}") from error
+    return context

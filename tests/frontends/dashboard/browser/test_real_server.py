@@ -1,0 +1,211 @@
+"""The page of a real server, under load: its numbers are those of /metrics."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from tests.frontends.dashboard.browser.site import Page
+from tests.served import Served, serving
+
+if TYPE_CHECKING:
+    from selenium.webdriver import Chrome
+
+pytestmark = pytest.mark.browser
+MODELS = Path(__file__).parent / "loaded_models.py"
+Labels = dict[str, str]
+
+
+class Metrics:
+    """What /metrics says at one moment."""
+
+    def __init__(self, client: httpx.Client) -> None:
+        families = text_string_to_metric_families(client.get("/metrics").text)
+        self.samples = [sample for family in families for sample in family.samples]
+        self.at = time.monotonic()
+
+    def sum(self, name: str, **labels: str) -> float:
+        return sum(
+            sample.value for sample in self.samples if sample.name == name and labels.items() <= sample.labels.items()
+        )
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[tuple[Served, httpx.Client]]:
+    with serving(f"{MODELS}:Steady", f"{MODELS}:Narrow") as server:
+        yield server
+
+
+@pytest.fixture
+def page(browser: "Chrome", served: tuple[Served, httpx.Client]) -> Page:
+    return Page(browser, served[0].url)
+
+
+def ask(url: str, model: str, count: int, at_once: int) -> None:
+    """Put `count` questions, so many at once; whatever the answers."""
+
+    async def asking() -> None:
+        async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+            turns = asyncio.Semaphore(at_once)
+
+            async def one(number: int) -> None:
+                async with turns:
+                    await client.post(f"/infer/{model}", json=number)
+
+            await asyncio.gather(*[one(number) for number in range(count)])
+
+    asyncio.run(asking())
+
+
+@contextmanager
+def load(url: str, model: str, at_once: int) -> Iterator[None]:
+    """Keep `at_once` questions under way while the block runs."""
+    over = threading.Event()
+
+    async def asking() -> None:
+        async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+
+            async def one() -> None:
+                while not over.is_set():
+                    await client.post(f"/infer/{model}", json=3)
+                    await asyncio.sleep(0.02)
+
+            await asyncio.gather(*[one() for _ in range(at_once)])
+
+    thread = threading.Thread(target=asyncio.run, args=(asking(),))
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def shown_totals(page: Page) -> dict[str, list[str]]:
+    """Return of each model requests, failed, rows and batches, as the page writes them."""
+    return {cells[0]: cells[2:6] for cells in page.rows("#models")}
+
+
+def counted_totals(metrics: Metrics) -> dict[str, list[str]]:
+    totals = {}
+    for model in ("steady", "narrow"):
+        ended = metrics.sum("weir_requests_total", model=model)
+        good = metrics.sum("weir_requests_total", model=model, code="200")
+        rows, batches = (metrics.sum(f"weir_batch_size_{which}", model=model) for which in ("sum", "count"))
+        totals[model] = [f"{round(number):,}" for number in (ended, ended - good, rows, batches)]
+    return totals
+
+
+def test_under_load_the_numbers_are_those_of_the_metrics(
+    page: Page, served: tuple[Served, httpx.Client]
+) -> None:  # fmt: skip
+    server, client = served
+    with load(server.url, "steady", at_once=4):
+        page.until(lambda: page.number("requests", "answered") > 0)
+        before = Metrics(client)
+        for _ in range(6):
+            page.rested()
+        rate = page.number("requests", "answered")
+        p50, p99 = (page.number("time", name) for name in ("p50", "p99"))
+        after = Metrics(client)
+        assert page.text("#verdict") == "Keeping up"
+    counted = after.sum("weir_requests_total", code="200") - before.sum("weir_requests_total", code="200")
+    expected = counted / (after.at - before.at)
+    assert expected > 0
+    assert 0.6 * expected < rate < 1.6 * expected
+    assert 0.0 < p50 <= p99 < 1000.0
+
+    ask(server.url, "narrow", 60, at_once=30)
+    ask(server.url, "nothing", 3, at_once=1)
+    metrics = Metrics(client)
+    wanted = counted_totals(metrics) | {"(no such model)": ["3", "3", "0", "0"]}
+    page.until(lambda: shown_totals(page) == wanted, "the same totals")
+    assert metrics.sum("weir_requests_total", code="429") > 0
+    ends = {(code.split()[0], door): int(total.replace(",", "")) for code, door, _, _, total in page.rows("#ends")}
+    for (code, door), total in ends.items():
+        assert total == metrics.sum("weir_requests_total", code=code, door=door)
+    assert sum(ends.values()) == metrics.sum("weir_requests_total")
+    assert [code for code, *_ in page.rows("#ends")] == ["200", "404 ModelNotFound", "429 Overloaded"]
+    requests = int(page.rows("#doors")[0][2].replace(",", ""))
+    assert requests == metrics.sum("weir_requests_total", door="http")
+
+
+def test_reasons_and_sizes_of_batches_add_up(page: Page, served: tuple[Served, httpx.Client]) -> None:
+    server, client = served
+    ask(server.url, "steady", 40, at_once=20)
+    page.until(lambda: shown_totals(page).items() >= counted_totals(Metrics(client)).items())
+    metrics = Metrics(client)
+    shares = page.rows("#shares .card:nth-child(2)")
+    for name, _, text in shares:
+        reason = name.split(" ")[0]
+        assert int(text.split("· ")[1].replace(",", "")) == metrics.sum("weir_batches_total", reason=reason)
+    sizes = [int(text.split("· ")[1].replace(",", "")) for _, _, text in page.rows("#shares .card:nth-child(1)") if text != "0"]  # fmt: skip
+    assert sum(sizes) == metrics.sum("weir_batch_size_count")
+
+
+def test_overload_is_said_and_the_line_is_seen(page: Page, served: tuple[Served, httpx.Client]) -> None:
+    server, _ = served
+    with load(server.url, "narrow", at_once=24):
+        page.until(lambda: "Overloaded" in page.text("#verdict"), "the verdict")
+        page.until(lambda: page.number("requests", "failed") > 0)
+        page.until(lambda: page.number("waiting", "waiting") > 0, "a line")
+        assert "refused" in page.text("#requests .note-line")
+    assert page.find("#verdict").get_attribute("data-mood") == "bad"
+    page.until(lambda: page.text("#verdict") == "Idle", "quiet again")
+
+
+def test_pause_really_pauses_and_catches_up(page: Page, served: tuple[Served, httpx.Client]) -> None:
+    server, client = served
+    page.until(lambda: shown_totals(page).items() >= counted_totals(Metrics(client)).items())
+    page.click("#pause")
+    assert page.text("#verdict") == "Paused"
+    frozen = page.run("return document.querySelector('main').textContent")
+    page.requested()
+    life = client.get("/frontends/dashboard/data").json()["life"]
+    last = client.get("/frontends/dashboard/data").json()["last"]
+    ask(server.url, "steady", 50, at_once=5)
+    page.until(
+        lambda: client.get(f"/frontends/dashboard/data?life={life}").json()["last"] >= last + 3, "three more samples"
+    )
+    assert page.run("return document.querySelector('main').textContent") == frozen
+    assert not [url for url in page.requested() if "/frontends/dashboard/data" in url]
+    page.click("#pause")
+    page.until(lambda: shown_totals(page).items() >= counted_totals(Metrics(client)).items(), "what was missed")
+    good = Metrics(client).sum("weir_requests_total", code="200")
+    code, _, _, in_time, total = page.rows("#ends")[0]
+    assert (code, in_time, total) == ("200", f"{round(good):,}", f"{round(good):,}")
+
+
+def test_workers_are_the_processes(page: Page, served: tuple[Served, httpx.Client]) -> None:
+    server, _ = served
+    page.click("#models button")
+    page.until(lambda: page.run("return document.getElementById('model').value") == "steady")
+    rows = page.until(lambda: page.rows("#workers"))
+    assert [(row[0], row[2], row[4]) for row in rows] == [("steady", "ready", "0")]
+    assert int(rows[0][7]) in {process.pid for process in server.children()}
+    assert rows[0][5].endswith("MB")
+
+
+def test_nothing_is_asked_of_anybody_else(page: Page, served: tuple[Served, httpx.Client]) -> None:
+    page.requested()
+    page.complaints()
+    page.browser.refresh()
+    page.until(page.told)
+    page.rested()
+    asked = page.requested()
+    assert any("/frontends/dashboard/data" in url for url in asked)
+    assert all(url.startswith(served[0].url + "/") for url in asked), asked
+    assert page.complaints() == []
+
+
+def test_a_server_that_ends_is_missed_and_found_again(browser: "Chrome") -> None:
+    with serving(f"{MODELS}:Steady") as (server, _):
+        page = Page(browser, server.url)
+    page.until(lambda: "does not answer" in page.text("#verdict"), "the word that nobody answers")
+    assert page.find("#verdict").get_attribute("data-mood") == "bad"

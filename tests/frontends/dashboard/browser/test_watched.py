@@ -1,0 +1,218 @@
+"""The page, shown what a test says: fifteen minutes, hostile names, servers that count nothing."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+from tests.frontends.dashboard.browser.site import Page, shown
+from tests.frontends.dashboard.kit import Scene, Square
+
+from weir.errors import Overloaded
+from weir.frontends.dashboard.routes import make_dashboard, pages_of
+from weir.frontends.dashboard.sampling import DashboardSampler
+from weir.frontends.dashboard.watching import Ring, Watch
+
+if TYPE_CHECKING:
+    from selenium.webdriver import Chrome
+
+pytestmark = pytest.mark.browser
+HOSTILE = """<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>"&amp;'__proto__"""
+
+
+class Nobody:
+    """A timer that nobody winds."""
+
+    def cancel(self) -> None: ...
+
+
+def told_by_hand(scene: Scene) -> Watch:
+    """Return a watch that samples only when it is told."""
+    return Watch(scene.sampler, Ring(), counted=True, clock=lambda: 0.0, later=lambda *_: Nobody())
+
+
+@pytest.fixture(scope="module")
+def long_page(browser: "Chrome") -> Iterator[Page]:
+    """Twenty minutes of a request a second, half of them refused in the last minute."""
+    scene = Scene("square")
+    watch = told_by_hand(scene)
+    watch.look()
+    for second in range(1200):
+        scene.now += 1
+        refused = second >= 1140 and second % 2
+        scene.end("square", error=Overloaded("full") if refused else None)
+        watch.take(0.0)
+    with shown(pages_of(watch).routes) as url:
+        yield Page(browser, url)
+
+
+def in_time(page: Page) -> list[str]:
+    return [cells[3] for cells in page.rows("#ends")]
+
+
+def test_the_last_fifteen_minutes_are_there(long_page: Page) -> None:
+    page = long_page
+    totals = [cells[4] for cells in page.rows("#ends")]
+    assert totals == ["1,170", "30"]
+    for span, expected in ((900, ["870", "30"]), (300, ["270", "30"]), (60, ["30", "30"])):
+        page.click(f'[name=span][value="{span}"]')
+        assert in_time(page) == expected
+    page.click('[name=span][value="900"]')
+    drawn = page.run("return document.querySelector('#requests .line.a').getAttribute('d')")
+    first, last = (float(point.split(" ")[0]) for point in (drawn[1:].split("h")[0], drawn.split("L")[-1]))
+    width = page.run("return document.querySelector('#requests svg').viewBox.baseVal.width")
+    assert first < 0.02 * width
+    assert last > 0.98 * width
+
+
+def test_looking_back_shows_what_was_then(long_page: Page) -> None:
+    page = long_page
+    page.click('[name=span][value="300"]')
+    slider = page.find("#moment")
+    assert page.number("requests", "failed") > 0
+    page.run("arguments[0].value = 60; arguments[0].dispatchEvent(new Event('input'))", slider)
+    assert page.number("requests", "answered") == 1
+    assert page.number("requests", "failed") == 0
+    assert "ago" in page.text("#moment-said")
+    assert "ago" in str(slider.get_attribute("aria-valuetext"))
+    page.run("arguments[0].value = arguments[0].max; arguments[0].dispatchEvent(new Event('input'))", slider)
+    assert page.text("#moment-said").startswith("now")
+
+
+def test_a_sample_that_came_late_leaves_no_gap(browser: "Chrome") -> None:
+    scene = Scene("square")
+    watch = told_by_hand(scene)
+    watch.look()
+    for seconds in (1, 1, 3.5, 1):
+        scene.now += seconds
+        scene.end("square", times=7)
+        watch.take(0.0)
+    with shown(pages_of(watch).routes) as url:
+        page = Page(browser, url)
+        page.click('[name=span][value="60"]')
+        drawn = page.run("return document.querySelector('#requests .line.a').getAttribute('d')")
+        assert drawn.count("M") == 1
+        assert drawn.count("L") >= 5
+        assert [row[1] for row in page.rows("#ends")] == ["http"]
+
+
+def test_names_are_shown_and_never_run(browser: "Chrome") -> None:
+    scene = Scene("square")
+    told = [{"client": HOSTILE, "requests": 1}]
+    scene.sampler = DashboardSampler(scene.registry, scene.metrics, clients=lambda: told, clock=lambda: scene.now)
+    watch = told_by_hand(scene)
+    for name in (HOSTILE, "__proto__", "constructor"):
+        scene.end(name, HOSTILE)
+        scene.metrics.transferred(name, HOSTILE, 1, 0)
+    watch.look()
+    with shown(pages_of(watch).routes) as url:
+        page = Page(browser, url)
+        page.complaints()
+        page.until(lambda: len(page.rows("#models")) == 4)
+        assert {row[0] for row in page.rows("#models")} == {HOSTILE, "__proto__", "constructor", "square"}
+        assert page.rows("#clients") == [[HOSTILE, "1"]]
+        for number in range(4):
+            page.click(f"#models tr:nth-child({number + 1}) button")
+            assert [row[1] for row in page.rows("#ends")] in ([HOSTILE], [])
+        assert page.run("return [window.hacked, document.images.length, document.scripts.length]") == [None, 0, 1]
+        assert page.complaints() == []
+
+
+def test_padding_is_shown_where_it_is_counted(browser: "Chrome") -> None:
+    scene = Scene("square")
+    registry = CollectorRegistry()
+    tokens = Counter("weir_tokens", "", ["model"], registry=registry).labels("square")
+    padding = Counter("weir_padding_tokens", "", ["model"], registry=registry).labels("square")
+    without = Scene("square")
+    both = DashboardSampler(scene.registry, scene.metrics, [tokens, padding], clock=lambda: scene.now)
+    scene.sampler = both
+    watch = told_by_hand(scene)
+    watch.look()
+    tokens.inc(190)
+    padding.inc(10)
+    scene.now += 1
+    watch.take(0.0)
+    with shown(pages_of(watch).routes) as url:
+        page = Page(browser, url)
+        assert page.seen("#padding")
+        assert page.number("padding", "waste") == 5
+    with shown(pages_of(told_by_hand(without)).routes) as url:
+        assert not Page(browser, url).seen("#padding")
+
+
+@pytest.mark.parametrize(
+    ("texts", "words"), [(True, ["Texts", "Dispatched", "texts"]), (False, ["Requests", "Rows", "rows"])]
+)
+def test_one_word_stands_for_what_a_model_reads(
+    browser: "Chrome", monkeypatch: pytest.MonkeyPatch, texts: bool, words: list[str]
+) -> None:
+    monkeypatch.setattr(Square, "plain_texts", texts)
+    scene = Scene("model", padded=True)
+    watch = told_by_hand(scene)
+    watch.look()
+    scene.now += 1
+    watch.take(0.0)
+    with shown(pages_of(watch).routes) as url:
+        page = Page(browser, url)
+        assert [page.text(each) for each in ("#requests-title", "#rows-title", "#waiting .unit")] == words
+        heads = page.run("return [...document.querySelectorAll('thead th')].map(each => each.textContent)")
+        assert page.text("#models thead").startswith(f"ModelState{words[0]}Failed{words[1]}Batches")
+        assert f"{words[0]}/s" in heads and not {"Sentences", "Rows" if texts else "Texts"} & set(heads)
+        assert f"{words[2]} in a batch" in page.text("#shares")
+        assert page.seen("#padding")
+        assert "nothing computed" in page.text("#padding")
+
+
+def test_an_idle_processor_is_drawn_as_idle(browser: "Chrome") -> None:
+    with shown(pages_of(told_by_hand(Scene("square"))).routes) as url:
+        page = Page(browser, url)
+        page.until(lambda: "100 %" in page.text("#processor svg"), "the whole scale")
+
+
+def test_clients_stand_in_the_order_in_which_the_server_tells_of_them(browser: "Chrome") -> None:
+    scene = Scene("square")
+    told = [{"client": name, "requests": 1} for name in ("team-10", "b", "team-9", "a")]
+    scene.sampler = DashboardSampler(scene.registry, scene.metrics, clients=lambda: told, clock=lambda: scene.now)
+    with shown(pages_of(told_by_hand(scene)).routes) as url:
+        page = Page(browser, url)
+        assert [row[0] for row in page.rows("#clients")] == ["team-10", "b", "team-9", "a"]
+
+
+def test_the_controls_stay_where_they_are_whatever_is_said_of_the_server(browser: "Chrome") -> None:
+    with shown(pages_of(told_by_hand(Scene("square"))).routes) as url:
+        page = Page(browser, url)
+        page.click("#pause")
+        tops = (
+            "return [...document.querySelectorAll('.controls, main')].map((each) => each.getBoundingClientRect().top)"
+        )
+        for width in (1920, 1280, 1100):
+            page.resize(width)
+            page.run("document.querySelector('#verdict').textContent = 'Idle'")
+            before = page.run(tops)
+            page.run("document.querySelector('#verdict').textContent = 'Overloaded: requests are refused'")
+            assert page.run(tops) == before
+
+
+def test_a_server_that_counts_nothing_says_so(browser: "Chrome") -> None:
+    scene = Scene("square")
+    with shown(make_dashboard(scene.registry, None).routes) as url:
+        page = Page(browser, url)
+        assert page.seen("#uncounted")
+        assert page.seen("#waiting")
+        assert not page.seen("#requests")
+        assert not page.seen("#ends")
+        assert "takes no requests" in page.text("#verdict")
+
+
+def test_several_processes_at_one_address_are_told_apart(browser: "Chrome") -> None:
+    scenes = [Scene("square"), Scene("square")]
+    lives = [told_by_hand(scene) for scene in scenes]
+    turn = iter(range(1_000_000))
+
+    class Turns(Watch):
+        def look(self, life: str = "", since: int = 0) -> bytes:
+            return lives[next(turn) % 2].look(life, since)
+
+    with shown(pages_of(Turns(scenes[0].sampler, Ring(), counted=True)).routes) as url:
+        page = Page(browser, url)
+        page.until(lambda: page.seen("#several"), "the note")

@@ -1,0 +1,55 @@
+"""A server of fakes that counts, for the tests of the dashboard."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import weir
+from weir.catalog.registry import Registry
+from weir.errors import WeirError
+from weir.frontends.dashboard.sampling import DashboardSampler
+from weir.serving.service import Service
+from weir.telemetry.recorder import Metrics
+from weir.testing import FakeExecutor, FakeRequest
+
+
+class Square(weir.Model):
+    """Squares numbers."""
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        return [x * x for x in batch]
+
+
+class Scene:
+    """Services that are counted, a sampler of them, and the clock that it goes by."""
+
+    def __init__(self, *names: str, **settings: Any) -> None:
+        self.metrics = Metrics()
+        self.now = 100.0
+        self.services = [
+            Service(Square, name=name, executor=FakeExecutor(list), observers=[self.metrics], **settings) for name in names
+        ]  # fmt: skip
+        self.registry = Registry(self.services)
+        self.sampler = DashboardSampler(
+            self.registry, self.metrics, clock=lambda: self.now, time_of_day=lambda: 1_000_000 + self.now
+        )
+
+    async def ask(self, name: str, *items: Any) -> None:
+        """Ask the service of that name for each of `items` at once."""
+        await asyncio.gather(*[self.registry.get(name).infer(item) for item in items])
+
+    def end(self, model: str, door: str = "http", error: WeirError | None = None, times: int = 1) -> None:
+        """Count so many requests that came by `door` and were answered, or ended with `error`."""
+        self.metrics.answered(model, [FakeRequest(1, arrival=self.now, door=door)] * times, error, self.now)
+
+    def play(self, script: Callable[[], Awaitable[None]]) -> None:
+        """Run `script` while the services run."""
+
+        async def played() -> None:
+            await self.registry.start()
+            try:
+                await script()
+            finally:
+                await self.registry.stop()
+
+        asyncio.run(played())

@@ -1,0 +1,128 @@
+"""The gRPC door in the test's own event loop, and a client of it that knows no more than paths and messages."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import grpc
+import numpy as np
+
+from weir.catalog.manager import Manager
+from weir.catalog.registry import Registry
+from weir.frontends.grpc.core import Core
+from weir.frontends.grpc.frontend import GrpcSettings
+from weir.frontends.grpc.server import GrpcServer
+from weir.model import Model, Tensor
+from weir.protocols.access import Control, ControlSettings
+from weir.protocols.kserve.context import KServeContext
+from weir.protocols.kserve.settings import KserveSettings
+from weir.protocols.settings import HttpSettings
+from weir.serving.service import Service
+from weir.testing import RecordingObserver
+from weir.wire.inference import InferenceRequest, InferenceResponse, TensorValue
+from weir.wire.kserve_grpc import methods, read_response, write_request
+
+INFERENCE = "inference.GRPCInferenceService"
+INFER = f"/{INFERENCE}/ModelInfer"
+STREAM = f"/{INFERENCE}/ModelStreamInfer"
+CORE: Any = Core  # what servers take their calls from; conftest.py has it be both
+
+
+class Double(Model):
+    """A tensor model: y = 2 x."""
+
+    inputs = (Tensor("x", "INT32", (-1, 2)),)
+    outputs = (Tensor("y", "INT32", (-1, 2)),)
+    max_batch_size = 2
+
+    def predict(self, batch: Any) -> Any:
+        return {"y": 2 * batch["x"]}
+
+
+def asking(*values: int, model: str = "double", id: str = "", **parameters: Any) -> InferenceRequest:
+    """Return a request for Double: one row."""
+    tensor = TensorValue("x", "INT32", np.array([values or (1, 2)], np.int32))
+    return InferenceRequest(model, [tensor], id=id, parameters=parameters)
+
+
+def item(document: bytes, model: str, id: str = "", **parameters: Any) -> InferenceRequest:
+    """Return a request for a model of items: one item."""
+    tensor = TensorValue("input", "BYTES", np.array([document], object))
+    return InferenceRequest(model, [tensor], id=id, parameters=parameters)
+
+
+class Rig:
+    """A running server, and a channel to it."""
+
+    def __init__(self, site: KServeContext, server: GrpcServer, channel: Any) -> None:
+        self.site = site
+        self.server = server
+        self.channel = channel
+
+    async def call(self, call: str, /, *, service: str = INFERENCE, metadata: Any = None, **fields: Any) -> Any:
+        """Call a unary method with what its message says."""
+        method = next(method for method in methods(service) if method.name == call)
+        body = await self.raw(method.path, method.request(**fields).SerializeToString(), metadata=metadata)
+        return method.response.FromString(body)
+
+    def raw(self, path: str, body: bytes, **options: Any) -> Any:
+        """Begin a unary call with the bytes of a message."""
+        return self.channel.unary_unary(path)(body, **options)
+
+    async def infer(self, request: InferenceRequest, **options: Any) -> InferenceResponse:
+        """Call ModelInfer."""
+        return read_response(await self.raw(INFER, write_request(request), **options))
+
+    def stream(self) -> Any:
+        """Begin a stream."""
+        return self.channel.stream_stream(STREAM)()
+
+
+@asynccontextmanager
+async def serving(
+    *services: Service, control: dict[str, Any] | None = None, http: dict[str, Any] | None = None,
+    credentials: Any = None, manager: Callable[[Registry], Manager] | None = None, allow_shared_memory: bool = False, **settings: Any,
+) -> AsyncIterator[Rig]:  # fmt: skip
+    """Start `services` and a server of them on a free port; end them, whatever happens."""
+    http_settings = HttpSettings(**(http or {}))
+    registry = Registry(list(services))
+    kserve = KserveSettings(allow_shared_memory=allow_shared_memory)
+    allowed = Control(ControlSettings(**(control or {})))
+    site = KServeContext(registry, http_settings, allowed, settings=kserve, manager=manager and manager(registry))
+    server = GrpcServer(site, GrpcSettings(grpc_port=0, **settings), http_settings, CORE)
+    async with AsyncExitStack() as stack:
+        await registry.start()
+        stack.push_async_callback(registry.stop, 0.0)
+        await server.start()
+        stack.push_async_callback(server.stop)
+        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
+        if credentials:
+            made = grpc.aio.secure_channel(f"localhost:{server.port}", credentials, options)
+        else:
+            made = grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", options)
+        yield Rig(site, server, await stack.enter_async_context(made))
+
+
+def run(
+    test: Callable[[Rig], Coroutine[Any, Any, None]], *models: type[Model], executor: Any = "inline", **options: Any
+) -> RecordingObserver:
+    """Run `test` against a server of these models, or Double; return what their observer has heard."""
+    observer = RecordingObserver()
+
+    async def main() -> None:
+        services = [Service(model, executor=executor, observers=[observer]) for model in models or (Double,)]
+        async with serving(*services, **options) as rig:
+            await asyncio.wait_for(test(rig), 20)
+
+    asyncio.run(main())
+    return observer
+
+
+async def refused(call: Any) -> tuple[grpc.StatusCode, str]:
+    """Return the code and the text that a call ends with."""
+    try:
+        await call
+    except grpc.aio.AioRpcError as error:
+        return error.code(), error.details() or ""
+    raise AssertionError("it was not refused")

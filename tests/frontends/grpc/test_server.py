@@ -1,0 +1,338 @@
+"""The address, the certificate, the limits and the end of the gRPC door."""
+
+import asyncio
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import numpy
+import pytest
+from tests.frontends.grpc.kit import INFER, Double, Rig, asking, refused, run, serving
+from tests.frontends.http.sockets import until
+from tests.served import MODELS, Served
+
+from weir.catalog.registry import Registry
+from weir.errors import Cancelled, SettingsError
+from weir.frontends.grpc.call import cygrpc
+from weir.frontends.grpc.core import Core
+from weir.frontends.grpc.frontend import GrpcSettings, make_frontend
+from weir.frontends.grpc.server import GrpcServer, channel_options
+from weir.protocols.account import Account
+from weir.protocols.kserve.context import KServeContext
+from weir.protocols.settings import HttpSettings
+from weir.serving.service import Service
+from weir.testing import FakeExecutor, RecordingObserver
+from weir.wire.inference import InferenceRequest, TensorValue
+from weir.wire.kserve_grpc import methods, write_request
+
+TLS = Path(__file__).parents[1] / "tls"
+FILES = {"tls_certfile": str(TLS / "certificate.pem"), "tls_keyfile": str(TLS / "key.pem")}
+
+
+def made(http: dict[str, Any] | None = None, **settings: Any) -> GrpcServer:
+    http_settings = HttpSettings(**(http or {}))
+    return GrpcServer(KServeContext(Registry([]), http_settings), GrpcSettings(**settings), http_settings, Core)
+
+
+def test_without_a_port_there_is_no_door() -> None:
+    http = HttpSettings()
+    assert make_frontend(KServeContext(Registry([]), http), GrpcSettings(), http) is None
+    assert isinstance(make_frontend(KServeContext(Registry([]), http), GrpcSettings(grpc_port=0), http), GrpcServer)
+
+
+@pytest.mark.parametrize("missing", ["grpc", "google.protobuf"])
+def test_without_its_library_the_setting_is_refused(missing: str) -> None:
+    code = f"import sys; sys.modules[{missing!r}] = None; from weir.cli import main; main()"
+    command = [sys.executable, "-c", code, "serve", "examples.square:Square", "--grpc-port", "0"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    assert run.returncode == 2
+    assert run.stderr.startswith("weir: grpc_port=0: needs grpcio and protobuf, which are not installed")
+    assert 'pip install "weir-serving[grpc]"' in run.stderr
+
+
+def test_a_server_without_grpc_loads_none_of_it() -> None:
+    code = "import sys, weir.app; sys.exit(any(name in sys.modules for name in ('grpc', 'google.protobuf')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=30).returncode == 0
+
+
+def test_a_port_that_is_taken() -> None:
+    async def test(rig: Rig) -> None:
+        with pytest.raises(SettingsError, match=rf"host='127.0.0.1', grpc_port={rig.server.port}: cannot listen there"):
+            await made(grpc_port=rig.server.port).start()
+
+    run(test)
+
+
+def test_an_address_of_its_own() -> None:
+    async def main() -> None:
+        server = made({"host": "192.0.2.1"}, grpc_port=0, grpc_host="::1")
+        assert server.address == "grpc://[::1]:0"
+        await server.stop()  # harmless before the start
+        assert await server.drain()
+
+    asyncio.run(main())
+
+
+def test_tls_with_the_certificate_of_http() -> None:
+    async def test(rig: Rig) -> None:
+        assert rig.server.address.startswith("grpcs://127.0.0.1:")
+        assert (await rig.infer(asking(1, 2))).outputs[0].array.tolist() == [[2, 4]]
+        plain: Any = grpc.aio.insecure_channel(f"127.0.0.1:{rig.server.port}")
+        async with plain:
+            code, _ = await refused(plain.unary_unary(INFER)(write_request(asking())))
+            assert code is grpc.StatusCode.UNAVAILABLE
+
+    root = (TLS / "certificate.pem").read_bytes()
+    run(test, http=FILES, credentials=grpc.ssl_channel_credentials(root))
+
+
+def test_a_certificate_that_cannot_be_used() -> None:
+    async def main() -> None:
+        with pytest.raises(SettingsError, match=r"tls_certfile='/nowhere\.pem'"):
+            await made({"tls_certfile": "/nowhere.pem"}, grpc_port=0).start()
+
+    asyncio.run(main())
+
+
+def test_what_grpc_is_told() -> None:
+    options = dict(
+        channel_options(
+            GrpcSettings(grpc_max_message_size=7, grpc_keepalive=2.5, grpc_keepalive_timeout=1.0),
+            HttpSettings(idle_timeout=4.0, header_timeout=3.0, max_header_size=5000),
+        )
+    )
+    assert options["grpc.max_receive_message_length"] == 7
+    assert (options["grpc.keepalive_time_ms"], options["grpc.keepalive_timeout_ms"]) == (2500, 1000)
+    assert options["grpc.so_reuseport"] == 0
+    assert (options["grpc.max_connection_idle_ms"], options["grpc.server_handshake_timeout_ms"]) == (4000, 3000)
+    assert options["grpc.absolute_max_metadata_size"] == 5000
+
+
+def test_drain_finishes_what_was_accepted_and_refuses_the_rest() -> None:
+    async def test(rig: Rig) -> None:
+        fake: Any = rig.site.registry.get("double").executor
+        accepted = rig.raw(INFER, write_request(asking()))
+        await until(lambda: bool(fake.pending))
+        rig.server.refuse()
+        code, said = await refused(rig.infer(asking()))
+        assert code is grpc.StatusCode.UNAVAILABLE and "is being stopped" in said
+        draining = asyncio.ensure_future(rig.server.drain())
+        await asyncio.sleep(0)
+        fake.answer_next(lambda payloads: [{"y": payloads[0]["x"]}])
+        assert await accepted
+        assert await draining
+
+    run(test, executor=FakeExecutor())
+
+
+def test_drain_does_not_wait_for_ever() -> None:
+    async def main() -> None:
+        executor = FakeExecutor()
+        async with serving(Service(Double, executor=executor)) as rig:
+            call = rig.raw(INFER, write_request(asking()))
+            await until(lambda: bool(executor.pending))
+            assert not await rig.server.drain(0.01)
+            assert (await refused(call))[0] in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+
+    asyncio.run(main())
+
+
+ASKING_FOR_EVER = """
+import sys, grpc
+channel = grpc.insecure_channel(sys.argv[1])
+call = channel.unary_unary(sys.argv[2]).future(bytes.fromhex(sys.argv[3]))
+print(flush=True)
+call.result()
+"""
+
+
+def test_a_client_that_is_gone_without_a_word_leaves_the_line() -> None:
+    async def test(rig: Rig) -> None:
+        heard = next(each for each in rig.site.registry.get("double").observers if isinstance(each, RecordingObserver))
+        state = rig.site.registry.get("double").state
+        arguments = [f"127.0.0.1:{rig.server.port}", INFER, write_request(asking()).hex()]
+        client = await asyncio.create_subprocess_exec(sys.executable, "-c", ASKING_FOR_EVER, *arguments)
+        try:
+            await until(lambda: state()["waiting"] + state()["in_flight"] == 1)
+            client.send_signal(signal.SIGSTOP)  # its connection stays open, and nobody answers
+            await until(lambda: heard.ends == 1)
+        finally:
+            client.kill()
+            await client.wait()
+
+    observer = run(test, executor=FakeExecutor(), grpc_keepalive=0.2, grpc_keepalive_timeout=0.2)
+    assert [type(error) for _, error, _ in observer.answers] == [Cancelled]
+
+
+def test_a_call_that_there_is_not() -> None:
+    async def test(rig: Rig) -> None:
+        assert (await refused(rig.raw("/inference.GRPCInferenceService/Nothing", b"")))[
+            0
+        ] is grpc.StatusCode.UNIMPLEMENTED
+
+    run(test)
+
+
+def test_a_unary_call_without_its_message() -> None:
+    async def test(rig: Rig) -> None:
+        call = rig.channel.stream_unary(INFER)()
+        await call.done_writing()
+        code, said = await refused(call)
+        assert code is grpc.StatusCode.UNIMPLEMENTED and "exactly one request message" in said
+
+    run(test)
+
+
+def test_many_calls_at_once_keep_their_answers_apart() -> None:
+    async def test(rig: Rig) -> None:
+        answers = await asyncio.gather(*[rig.infer(asking(index, -index)) for index in range(200)])
+        assert [each.outputs[0].array.tolist() for each in answers] == [[[2 * i, -2 * i]] for i in range(200)]
+
+    run(test)
+
+
+class Script:
+    """The core's queue, with events that the test puts there."""
+
+    def __init__(self) -> None:
+        self.events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def poll(self, until: float | None = None) -> Any:
+        try:
+            return self.events.get(until is None)
+        except queue.Empty:
+            return SimpleNamespace(completion_type=cygrpc.CompletionType.queue_timeout, tag=None)
+
+    def say(self, heard: Callable[[Any], object]) -> None:
+        """Have `heard` called with an event."""
+        self.events.put(SimpleNamespace(completion_type=cygrpc.CompletionType.operation_complete, tag=heard))
+
+    def shutdown(self) -> None:
+        """Have the last event come."""
+        self.events.put(SimpleNamespace(completion_type=cygrpc.CompletionType.queue_shutdown, tag=None))
+
+
+@asynccontextmanager
+async def scripted(*heard: Callable[[Any], object]) -> AsyncIterator[Script]:
+    """Run the thread of a Core whose queue has these events first; end it."""
+    account, script = Account(HttpSettings()), Script()
+    core: Any = Core(
+        {}, [], lambda path, call: True, lambda error, call: None, account, max_message_size=1000, patience=1.0
+    )
+    core._queue, core._next = script, script.poll
+    for each in heard:
+        script.say(each)
+    core._thread.start()
+    yield script
+    script.say(core._shut)
+    await core._ended
+    core._thread.join()
+    core.discard()
+
+
+def test_an_event_that_fails_harms_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        taken = asyncio.Event()
+        async with scripted(lambda event: 1 // 0, lambda event: taken.set()):
+            await taken.wait()
+
+    asyncio.run(main())
+    assert "could not be answered" in caplog.text
+
+
+def test_what_happens_at_once_wakes_the_loop_once_and_is_heard_there() -> None:
+    """A thread waits while nothing happens; then the loop asks the queue itself until nothing more has happened."""
+    threads: list[str] = []
+
+    async def main() -> None:
+        loop, wakes, all_heard = asyncio.get_running_loop(), [], asyncio.Event()
+        wake = loop.call_soon_threadsafe
+
+        def counted(*said: Any) -> Any:
+            wakes.append(said)
+            return wake(*said)
+
+        loop.call_soon_threadsafe = counted  # type: ignore[method-assign, assignment]
+
+        def heard(event: Any) -> None:
+            threads.append(threading.current_thread().name)
+
+        async with scripted(*[heard] * 500, lambda event: all_heard.set()) as script:
+            await all_heard.wait()
+            assert len(wakes) == 1
+            again = asyncio.Event()
+            while len(wakes) == 1:  # until the thread has the queue again, the loop hears of it without being woken
+                again.clear()
+                script.say(lambda event: again.set())
+                await again.wait()
+                await asyncio.sleep(0)
+
+    asyncio.run(main())
+    assert threads == ["MainThread"] * 500
+
+
+def test_others_have_their_turns_between_events() -> None:
+    async def main() -> None:
+        order: list[str] = []
+        done = asyncio.Event()
+
+        def first(event: Any) -> None:
+            asyncio.get_running_loop().call_soon(order.append, "other")
+
+        async with scripted(first, *[lambda event: order.append("event")] * 200, lambda event: done.set()):
+            await done.wait()
+        assert order.index("other") < 100
+
+    asyncio.run(main())
+
+
+def test_calls_that_nobody_has_looked_at_are_not_cancelled() -> None:
+    """While the server stands still, two clients send more calls than gRPC would hold for it of its own accord."""
+    with Served(f"{MODELS}:Square", "--grpc-port", "0", "--max-queue-size", "2000") as served:
+        address = served.until_logged(r"listening.*?address=\S*?grpc://(\S+:\d+)")[1]
+        served.until_ready()
+        codes = asyncio.run(_burst(address, served.process.pid, 1000, 2))
+    assert codes == {"OK": 2000}
+
+
+async def _burst(address: str, pid: int, calls: int, channels: int) -> dict[str, int]:
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    opened = [grpc.aio.insecure_channel(address, options=options) for _ in range(channels)]
+    for channel in opened:
+        await channel.channel_ready()
+    element = numpy.array([b"3"], object)
+    body = write_request(InferenceRequest("square", [TensorValue("input", "BYTES", element)]))
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        asked = [channel.unary_unary(INFER, None, None)(body, timeout=60) for channel in opened for _ in range(calls)]
+        await asyncio.sleep(0.5)  # the server stands still, and says nothing of what has reached its sockets
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    codes = Counter([(await call.code()).name for call in asked])
+    for channel in opened:
+        await channel.close(None)
+    return dict(codes)
+
+
+def test_a_call_that_is_told_of_the_end_when_all_is_over_does_no_harm() -> None:
+    """The core aborts the process if an operation comes after its queue was shut; who watches is told of the end at that time."""
+    (watch,) = [method for method in methods("grpc.health.v1.Health") if method.name == "Watch"]
+    asked = watch.request().SerializeToString()
+
+    async def test(rig: Rig) -> None:
+        for each in [rig.channel.unary_stream(watch.path)(asked) for _ in range(3)]:
+            await each.read()
+            each.cancel()
+
+    for _ in range(20):
+        run(test)

@@ -1,0 +1,182 @@
+"""Running servers for the tests of the HTTP door: each way to serve, in a thread with a loop of its own, on a free port."""
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from typing import Any, Protocol, TypeVar
+
+import httpx
+import uvicorn
+import uvloop
+
+from weir.catalog.registry import Registry
+from weir.frontends.http.application import make_app
+from weir.frontends.http.pages import RenderMetrics
+from weir.frontends.http.server import HttpServer
+from weir.protocols.settings import HttpSettings
+from weir.serving.service import Service
+
+T = TypeVar("T")
+Start = Callable[[Registry, HttpSettings, RenderMetrics | None], AbstractAsyncContextManager[tuple[str, int]]]
+
+
+class Running:
+    """A server that runs, at `host` and `port`, its services started."""
+
+    def __init__(self, registry: Registry, address: tuple[str, int], loop: asyncio.AbstractEventLoop) -> None:
+        self.registry = registry
+        self.host, self.port = address
+        self.url = f"http://{self.host}:{self.port}"
+        self.client = httpx.Client(base_url=self.url, timeout=30, headers={"accept-encoding": "identity"})
+        self._loop = loop
+
+    def start(self, coroutine: Coroutine[Any, Any, T]) -> "Future[T]":
+        """Start `coroutine` in the server's loop."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run `coroutine` in the server's loop."""
+        return self.start(coroutine).result(30)
+
+    def call(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Call `function` in the server's loop."""
+
+        async def called() -> T:
+            return function(*arguments)
+
+        return self.run(called())
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Return when `condition`, asked again and again in the server's loop, holds."""
+        end = time.monotonic() + 30
+        while not self.call(condition):
+            if time.monotonic() > end:
+                raise TimeoutError("the condition did not come to hold within 30 s")
+
+    def connect(self) -> socket.socket:
+        """Return a new connection."""
+        return socket.create_connection((self.host, self.port), timeout=30)
+
+    def exchange(self, *parts: bytes) -> bytes:
+        """Send `parts` one by one on a new connection and return all that comes until the server closes it."""
+        with self.connect() as connection:
+            for part in parts:
+                connection.sendall(part)
+            return read_all(connection)
+
+
+class Serve(Protocol):
+    """Starts a server for a test and returns it; it is stopped after the test."""
+
+    def __call__(
+        self,
+        *services: Service,
+        routes: dict[str, str] | None = None,
+        metrics: RenderMetrics | None = None,
+        **settings: Any,
+    ) -> Running:
+        """Serve `services`; `settings` are those of HttpSettings."""
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """Return everything until the other side closes."""
+    received = b""
+    while chunk := connection.recv(65536):
+        received += chunk
+    return received
+
+
+@asynccontextmanager
+async def asgi_server(
+    registry: Registry, settings: HttpSettings, metrics: RenderMetrics | None
+) -> AsyncIterator[tuple[str, int]]:
+    """Serve with uvicorn alone."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.setsockopt(
+        socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
+    )  # asyncio sets it for sockets that it has made itself
+    app = make_app(registry, settings, metrics=metrics)
+    config = uvicorn.Config(app, lifespan="off", log_config=None, timeout_graceful_shutdown=5, ws="none")
+    config.load()
+    server = uvicorn.Server(config)
+    server.lifespan = config.lifespan_class(config)
+    await server.startup([listener])  # Server.serve does this too, but looks only ten times a second whether to end
+    try:
+        yield listener.getsockname()
+    finally:
+        await _ended(server)
+        listener.close()
+
+
+async def _ended(server: uvicorn.Server) -> None:
+    """Shut `server` down. Server.shutdown does this too, but looks only ten times a second whether all is over."""
+    state = server.server_state
+    for each in server.servers:
+        each.close()
+    for connection in list(state.connections):
+        connection.shutdown()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(5):
+            while state.connections or state.tasks:  # noqa: ASYNC110 - uvicorn tells nobody
+                await asyncio.sleep(0)
+    for task in state.tasks:
+        task.cancel()
+
+
+@asynccontextmanager
+async def fastlane_server(
+    registry: Registry, settings: HttpSettings, metrics: RenderMetrics | None
+) -> AsyncIterator[tuple[str, int]]:
+    """Serve as `weir serve` does: inference on the fast lane, the rest handed over."""
+    server = HttpServer(registry, make_app(registry, settings, metrics=metrics), settings)
+    await server.start()
+    try:
+        yield settings.host, server.port
+    finally:
+        await server.stop()
+
+
+DOORS: dict[str, Start] = {"asgi": asgi_server, "fastlane": fastlane_server}
+LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"fastlane": uvloop.new_event_loop}
+
+
+@contextmanager
+def running(
+    door: str, registry: Registry, settings: HttpSettings, metrics: RenderMetrics | None = None
+) -> Iterator[Running]:
+    """Serve `registry` through `door` while the block runs."""
+    started: asyncio.Future[Running] = asyncio.Future(loop=(loop := LOOPS.get(door, asyncio.new_event_loop)()))
+    stop = asyncio.Event()
+    ready = threading.Event()
+
+    async def serve() -> None:
+        try:
+            await registry.start()
+            async with DOORS[door](registry, settings, metrics) as address:
+                started.set_result(Running(registry, address, loop))
+                ready.set()
+                await stop.wait()
+        except BaseException as error:
+            if started.done():
+                raise
+            started.set_exception(error)
+        finally:
+            ready.set()
+            await registry.stop(0.0)
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),), daemon=True)
+    thread.start()
+    ready.wait(30)
+    try:
+        server = started.result()
+        with server.client:
+            yield server
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(30)
+        loop.run_until_complete(loop.shutdown_default_executor())
+        loop.close()

@@ -1,0 +1,363 @@
+"""The fast lane on a fake transport: bytes in, bytes out."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.frontends.http.fast.kit import (
+    CHUNKED,
+    GET,
+    ArenaExecutor,
+    always,
+    answers,
+    exchange,
+    pieces,
+    post,
+    run,
+    settled,
+    site,
+    statuses,
+)
+
+from weir.errors import Overloaded
+from weir.model import Measure, Model
+from weir.testing import FakeExecutor
+
+
+def test_answers_a_request() -> None:
+    async def body() -> None:
+        async with site() as here:
+            transport = await exchange(here, post(b"12"))
+            (answer,) = answers(transport.sent)
+            assert (answer.status, answer.body) == (200, b"144")
+            assert answer.headers["content-type"] == "application/json"
+            assert answer.headers["date"].endswith(" gmt")
+            assert not transport.is_closing()
+
+    run(body)
+
+
+def test_remembers_a_head_the_second_time_and_answers_the_same() -> None:
+    async def body() -> None:
+        async with site() as here:
+            transport = await exchange(here, *[post(b"3")] * 5)
+            assert [answer.body for answer in answers(transport.sent)] == [b"9"] * 5
+            head = post(b"3").partition(b"\r\n\r\n")[0]
+            assert here.lane.remembered(head) is not None
+            here.lane.routes_changed()
+            assert here.lane.remembered(head) is None
+
+    run(body)
+
+
+def test_does_not_remember_secrets() -> None:
+    async def body() -> None:
+        async with site() as here:
+            request = post(b"3", "Authorization: Bearer x"), post(b"3", "Cookie: a=b")
+            transport = await exchange(here, *request * 3)
+            assert statuses(transport.sent) == [200] * 6
+            for each in request:
+                assert here.lane.remembered(each.partition(b"\r\n\r\n")[0]) is None
+
+    run(body)
+
+
+STREAM = b"".join(
+    (
+        post(b"2"), b"\r\n", post(b"30"), post(b'"x"', "X-Request-Id: 7"), post(b"", path="/inference"),
+        post(b"5", path="/infer/nobody"), post(b"4", "X-Explain: 1"), post(b'"' + b"y" * 300 + b'"'), post(b"6", path="/inf%65rence"),
+        post(b"7", "Expect: 100-continue"), post(b'"' + b"z" * 40_000 + b'"'), post(b"9", "X-Request-Timeout: no"),
+    )
+)  # fmt: skip
+ENDINGS = {
+    "nothing": b"",
+    "close": post(b"8", "Connection: close"),
+    "handed over": GET + post(b"1") + CHUNKED,
+    "bare LF": b"POST / HTTP/1.1\nHost: x\r\n\r\n",
+    "no host": post(b"1", host=""),
+    "garbage": b"\x16\x03\x01\x02",
+    "too large": post(b"1" * 80_000),
+    "HTTP/1.0": post(b"8").replace(b"HTTP/1.1", b"HTTP/1.0"),
+}
+
+
+async def outcome(stream: bytes, cuts: list[int], *, wait: bool) -> tuple[list[tuple[int, bytes]], bool]:
+    async with site(max_body_size=60_000) as here:
+        transport = await exchange(here, *pieces(stream, cuts), wait=wait)
+        got = [(answer.status, answer.body) for answer in answers(transport.sent) if answer.status != 100]
+        return got, transport.is_closing() or transport.eof_sent
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@settings(max_examples=15, deadline=None)
+@given(cuts=st.lists(st.integers(0, 60_000), max_size=12), wait=st.booleans())
+def test_splits_make_no_difference(ending: str, cuts: list[int], wait: bool) -> None:
+    stream = STREAM + ENDINGS[ending]
+    assert asyncio.run(outcome(stream, cuts, wait=wait)) == asyncio.run(outcome(stream, [], wait=True))
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_byte_by_byte(ending: str) -> None:
+    stream = STREAM.replace(b"z" * 40_000, b"z" * 33_000) + ENDINGS[ending][:2000]
+    every = list(range(len(stream)))
+    assert asyncio.run(outcome(stream, every, wait=False)) == asyncio.run(outcome(stream, [], wait=True))
+
+
+def test_the_stream_is_answered_in_order() -> None:
+    got, closed = asyncio.run(outcome(STREAM, [], wait=True))
+    assert [status for status, _ in got] == [200, 200, 200, 400, 404, 200, 200, 200, 200, 200, 400]
+    assert [body for status, body in got if status == 200][:2] == [b"4", b"900"]
+    assert not closed
+
+
+REFUSED = {
+    "duplicate length": (
+        b"POST /infer/square HTTP/1.1\r\nHost: t\r\nContent-Length: 1\r\nContent-Length: 1\r\n\r\n3",
+        400,
+    ),
+    "length and chunked": (CHUNKED.replace(b"Host: t", b"Host: t\r\nContent-Length: 1"), 400),
+    "chunked and length": (CHUNKED.replace(b"chunked\r\n", b"chunked\r\nContent-Length: 1\r\n"), 400),
+    "+8": (post(b"3").replace(b"Length: 1", b"Length: +8"), 400),
+    "-8": (post(b"3").replace(b"Length: 1", b"Length: -8"), 400),
+    "0x8": (post(b"3").replace(b"Length: 1", b"Length: 0x8"), 400),
+    "8, 8": (post(b"3").replace(b"Length: 1", b"Length: 8, 8"), 400),
+    "huge length": (post(b"3").replace(b"Length: 1", b"Length: 99999999999999999999999"), 400),
+    "large length": (post(b"3").replace(b"Length: 1", b"Length: 9223372036854775807"), 413),
+    "bare LF": (post(b"3").replace(b"Host: test\r\n", b"Host: test\n"), 400),
+    "bare CR": (post(b"3").replace(b"Host: test\r\n", b"Host: test\r"), 400),
+    "only LF": (b"POST /infer/square HTTP/1.1\nHost: t\n\n", 400),
+    "space before colon": (post(b"3").replace(b"Host:", b"Host :"), 400),
+    "folded": (post(b"3").replace(b"Host: test\r\n", b"Host: test\r\n more\r\n"), 400),
+    "NUL": (post(b"3").replace(b"Host: test", b"Host: te\x00st"), 400),
+    "no host": (post(b"3", host=""), 400),
+    "two hosts": (post(b"3", "Host: other"), 400),
+    "HTTP/1.2": (post(b"3").replace(b"HTTP/1.1", b"HTTP/1.2"), 400),
+    "HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
+    "lower case": (b"post / HTTP/1.1\r\nHost: t\r\n\r\n", 400),
+    "TLS": (b"\x16\x03\x01\x02\x00\x01", 400),
+    "large head": (post(b"3", "X: " + "y" * 5000), 431),
+    "endless head": (b"POST / HTTP/1.1\r\nX: " + b"y" * 5000, 431),
+    "gzip transfer": (b"POST /infer/square HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: gzip\r\n\r\n", 400),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refuses_and_closes(name: str) -> None:
+    async def body() -> None:
+        request, status = REFUSED[name]
+        async with site(max_header_size=4096) as here:
+            transport = await exchange(here, request)
+            (answer,) = answers(transport.sent)
+            assert (answer.status, answer.headers["connection"]) == (status, "close")
+            assert transport.eof_sent
+            assert not here.executor.batches
+            assert transport.receive(b"more of the same" * 10_000) == b""  # read and forgotten
+            here.sweep(5.0)
+            await settled()
+            assert transport.is_closing()
+            assert not here.lane.connections
+            assert len(here.observer.refusals) == 1
+
+    run(body)
+
+
+@pytest.mark.parametrize("name", ["+8", "endless head", "large head", "no host", "NUL"])
+def test_refuses_in_the_form_of_the_protocol_that_was_meant(name: str) -> None:
+    async def body() -> None:
+        request, status = REFUSED[name]
+        target = request.split(b" ")[1]
+        async with site(max_header_size=4096) as here:
+            for path, kind in ((b"/v2/models/square/infer", str), (b"/else", dict)):
+                transport = await exchange(here, request.replace(target, path, 1))
+                (answer,) = answers(transport.sent)
+                assert (answer.status, type(json.loads(answer.body)["error"])) == (status, kind)
+
+    run(body)
+
+
+def test_http_1_0_is_answered_and_closed() -> None:
+    async def body() -> None:
+        async with site() as here:
+            transport = await exchange(here, b"POST /infer/square HTTP/1.0\r\nContent-Length: 1\r\n\r\n3")
+            (answer,) = answers(transport.sent)
+            assert (answer.status, answer.headers["connection"]) == (200, "close")
+            assert transport.is_closing()
+
+    run(body)
+
+
+def test_errors_of_the_service_keep_the_connection() -> None:
+    async def body() -> None:
+        executor = ArenaExecutor()
+        async with site(executor) as here:
+            executor.end("all workers are gone")
+            transport = await exchange(here, post(b"3"), post(b'"' + b"x" * 40_000 + b'"'), post(b"5") + post(b"6"))
+            assert statuses(transport.sent) == [503] * 4
+            assert not transport.is_closing()
+            assert all(block.shares == 0 for block in executor.blocks)
+            assert {answer.headers["retry-after"] for answer in answers(transport.sent)} == {"1"}
+
+    run(body)
+
+
+def test_an_error_of_the_request_is_its_answer() -> None:
+    async def body() -> None:
+        async with site(FakeExecutor(always(Overloaded("enough", retry_after=7.0)))) as here:
+            transport = await exchange(here, post(b"3", "X-Request-Id: abc"), post(b"4"))
+            first, second = answers(transport.sent)
+            assert (first.status, first.headers["retry-after"], first.headers["x-request-id"]) == (429, "7", "abc")
+            assert second.status == 429
+
+    run(body)
+
+
+def test_pipelined_requests_wait_for_the_one_before() -> None:
+    async def body() -> None:
+        executor = FakeExecutor()
+        async with site(executor) as here:
+            transport = here.connect()
+            transport.receive(post(b"1") + post(b"2"))
+            await settled()
+            assert executor.payloads == [[b"1"]]
+            executor.answer_next(always(b"one"))
+            await settled()
+            assert executor.payloads == [[b"1"], [b"2"]]
+
+    run(body)
+
+
+def test_what_waits_behind_a_request_is_bounded() -> None:
+    async def body() -> None:
+        executor = FakeExecutor()
+        async with site(executor) as here:
+            transport = here.connect()
+            requests = post(b"1") * 3000
+            rest = transport.receive(requests)
+            assert not transport.is_reading()
+            assert len(requests) - len(rest) < 200_000
+            await settled()
+            while executor.pending:
+                executor.answer_next(always(b"one"))
+                rest = transport.receive(rest)
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+            assert transport.is_reading()
+            assert statuses(transport.sent) == [200] * 3000
+
+    run(body)
+
+
+def test_no_request_is_begun_while_the_peer_reads_no_answers() -> None:
+    async def body() -> None:
+        executor = FakeExecutor(always("x" * 10_000))
+        async with site(executor) as here:
+            transport = here.connect()
+            transport.stuck = True
+            rest = transport.receive(post(b"1") * 10_000)
+            for _ in range(50):
+                await settled()
+                rest = transport.receive(rest)
+            assert not transport.is_reading()
+            assert len(executor.batches) < 10  # 64 KiB of answers, no more
+            assert transport.get_write_buffer_size() < 100_000
+            transport.stuck = False
+            transport.flush()
+            await settled()
+            assert len(executor.batches) >= 10
+
+    run(body)
+
+
+def test_bytes_are_told_to_the_observers_once_a_second() -> None:
+    async def body() -> None:
+        async with site() as here:
+            await exchange(here, post(b"12"), post(b"3"), post(b'"x"', "X-Explain: 1"))
+            assert not here.observer.transfers
+            here.sweep(1.0)
+            here.sweep(1.0)
+            assert here.observer.transfers == [("square", "http", 2 + 1 + 3, 3 + 1 + 3)]
+
+    run(body)
+
+
+class Words(Model):
+    """Items of different size."""
+
+    def predict(self, batch: list[str]) -> list[int]:
+        return [len(item) for item in batch]
+
+    @classmethod
+    def measure(cls, item: Any) -> Measure:
+        return Measure(rows=len(item.split()), cost=2.0)
+
+
+def test_items_of_different_size_are_measured() -> None:
+    async def body() -> None:
+        executor = ArenaExecutor()
+        async with site(executor, model=Words) as here:
+            transport = here.connect()
+            for item, rows in ((b'"a b c"', 3), (b'"' + b"x " * 20_000 + b'"', 20_000)):
+                transport.written.clear()
+                transport.receive(post(item))
+                await settled()
+                if rows > here.service.batching.max_queue_size:
+                    await transport.written.wait()  # a long body is read in a thread
+                    break
+                assert here.observer.dispatches[-1].rows == rows
+                executor.answer_next(always(b"9"))
+                await settled()
+            transport.receive(post(b'"unfinished'))
+            await settled()
+            assert statuses(transport.sent) == [200, 413, 400]
+            assert not executor.blocks
+
+    run(body)
+
+
+class Misjudging(Model):
+    """Says of items what may not be said, or of one what breaks the server."""
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        return batch
+
+    @classmethod
+    def measure(cls, item: Any) -> Any:
+        return {"text": "large", "list": Measure(key=(["a"],)), "size": Measure(rows="3")}[item]  # type: ignore[arg-type]  # on purpose
+
+
+@pytest.mark.parametrize("item", ["text", "list", "size"])
+def test_a_model_that_measures_wrongly_is_at_fault(item: str) -> None:
+    async def body() -> None:
+        async with site(model=Misjudging) as here:
+            transport = await exchange(here, post(f'"{item}"'.encode()))
+            (answer,) = answers(transport.sent)
+            assert answer.status == 500
+            assert b'"type":"ModelError","message":"Misjudging.measure returned ' in answer.body
+            assert not transport.is_closing()
+
+    run(body)
+
+
+def test_a_fault_of_the_server_is_answered_and_costs_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(request: Any) -> None:
+        raise ZeroDivisionError("ours")
+
+    async def body() -> None:
+        async with site() as here:
+            transport = here.connect()
+            with monkeypatch.context() as patch:
+                patch.setattr(here.service, "submit", broken)
+                transport.receive(post(b"3"))
+            transport.receive(post(b"3"))
+            await settled()
+            failed, good = answers(transport.sent)
+            assert (failed.status, good.body) == (500, b"9")
+            assert b"ours" not in failed.body
+            transport.close()
+            await settled()
+            assert not here.lane.connections
+
+    run(body)

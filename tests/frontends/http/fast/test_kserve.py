@@ -1,0 +1,158 @@
+"""Binary tensors on the fast lane: not copied, and what comes again is not read again."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from tests.frontends.http.doors import Running, running
+from tests.frontends.http.fast.kit import answers, post, settled, site
+from tests.protocols.kserve.models import Vector, Where
+
+from weir.catalog.registry import Registry
+from weir.protocols.kserve import protocol as layouts
+from weir.protocols.settings import HttpSettings
+from weir.serving.service import Service
+
+LARGE = 50_000
+
+
+@contextmanager
+def serving(service: Service, **settings: Any) -> Iterator[Running]:
+    """Serve on the fast lane."""
+    with running("fastlane", Registry([service]), HttpSettings(port=0, **settings)) as server:
+        yield server
+
+
+def ask(
+    server: Running, x: Any, *, outputs: list[str] | None = None, said: dict[str, Any] | None = None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Ask with binary data; return the JSON of the answer, and its outputs by name."""
+    [name] = server.registry.services
+    parameters = {"binary_data_size": x.nbytes}
+    tensor = {"name": "x", "datatype": "FP32", "shape": list(x.shape), "parameters": parameters}
+    document: dict[str, Any] = {"inputs": [tensor], "parameters": {"binary_data_output": True, **(said or {})}}
+    if outputs is not None:
+        document["outputs"] = [{"name": each} for each in outputs]
+    header = json.dumps(document).encode()
+    headers = {"inference-header-content-length": str(len(header))}
+    answer = server.client.post(f"/v2/models/{name}/infer", content=header + x.tobytes(), headers=headers)
+    assert answer.status_code == 200, answer.text
+    return unpacked(answer)
+
+
+def unpacked(answer: httpx.Response) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the JSON of an answer, and its outputs by name."""
+    length = int(answer.headers["inference-header-content-length"])
+    said, rest, found = json.loads(answer.content[:length]), answer.content[length:], {}
+    kinds = {"FP32": np.float32, "FP64": np.float64, "BOOL": np.bool_}
+    for output in said["outputs"]:
+        size = output["parameters"]["binary_data_size"]
+        found[output["name"]] = np.frombuffer(rest[:size], kinds[output["datatype"]]).reshape(output["shape"])
+        rest = rest[size:]
+    assert not rest
+    return said, found
+
+
+def test_a_large_input_is_read_where_it_was_received() -> None:
+    """One request is the batch: its array lies in the worker's mapping of the arena, in the place that the socket wrote."""
+    x = np.arange(LARGE, dtype=np.float32).reshape(1, LARGE)
+    with serving(Service(Where, max_batch_size=1)) as server:
+        for _ in range(4):
+            _, found = ask(server, x)
+            assert found["shared"].all() and found["aligned"].all() and found["sum"].tolist() == [x.sum(dtype=float)]
+        service = server.registry.services["where"]
+        gauges = server.call(service.state)["gauges"]
+        assert gauges["arena_free_bytes"] == gauges["arena_bytes"]  # every place has been given back
+
+
+def test_several_requests_are_gathered() -> None:
+    x = np.ones((2, LARGE), np.float32)
+    with serving(Service(Where, max_batch_size=8, policy="control-limit:4")) as server:
+        started = [server.start(_posted(server, x * i)) for i in (1, 2)]
+        answers = [unpacked(each.result(30))[1] for each in started]
+        assert [found["sum"].tolist() for found in answers] == [[LARGE] * 2, [2 * LARGE] * 2]
+
+
+async def _posted(server: Running, x: Any) -> httpx.Response:
+    tensor = {"name": "x", "datatype": "FP32", "shape": list(x.shape), "parameters": {"binary_data_size": x.nbytes}}
+    header = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    async with httpx.AsyncClient(base_url=server.url, timeout=30) as client:
+        headers = {"inference-header-content-length": str(len(header))}
+        return await client.post("/v2/models/where/infer", content=header + x.tobytes(), headers=headers)
+
+
+@pytest.mark.parametrize("size", [3, LARGE])
+@pytest.mark.parametrize("outputs", [None, ["sum"], ["twice", "sum"]])
+def test_what_comes_again_is_answered_the_same(size: int, outputs: list[str] | None) -> None:
+    with serving(Service(Vector, executor="inline")) as server:
+        for step in range(5):
+            x = np.full((2, size), step, np.float32)
+            said, found = ask(server, x, outputs=outputs, said={"priority": 1, "timeout": 9_000_000})
+            assert list(found) == (
+                ["sum", "twice"] if outputs is None else [each for each in ("sum", "twice") if each in outputs]
+            )
+            assert found["sum"].tolist() == [step * size] * 2 and said["model_name"] == "vector"
+            if "twice" in found:
+                np.testing.assert_array_equal(found["twice"], x * 2)
+
+
+def test_layouts_are_remembered_at_second_sight(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    plain = layouts.Layout.arrays
+
+    def spy(layout: layouts.Layout, body: memoryview) -> Any:
+        read.append(len(body))
+        return plain(layout, body)
+
+    monkeypatch.setattr(layouts.Layout, "arrays", spy)
+    with serving(Service(Vector, executor="inline")) as server:
+        x = np.ones((1, 4), np.float32)
+        for _ in range(3):
+            ask(server, x)
+        before = len(read)  # the head itself is remembered at second sight too
+        for _ in range(3):
+            ask(server, x)
+        assert len(read) == before + 3
+        ask(server, np.ones((4, 1), np.float32))  # of the same length, but another shape
+        assert len(read) == before + 3
+        assert ask(server, x)[1]["sum"].tolist() == [4]
+
+
+def test_long_headers_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layouts.Layout, "arrays", None)  # to be used by none
+    with serving(Service(Vector, executor="inline")) as server:
+        for _ in range(5):
+            ask(server, np.ones((1, 4), np.float32), said={"note": "x" * 5000})
+
+
+def test_outputs_of_other_shapes_are_written_anew() -> None:
+    class Growing(Vector):
+        def __init__(self) -> None:
+            self.calls = 0
+
+        def predict(self, batch: Any) -> Any:
+            self.calls += 1
+            count = len(batch["x"])
+            return {"sum": np.zeros(count, np.float32), "twice": np.zeros((count, self.calls // 2), np.float32)}
+
+    with serving(Service(Growing, name="vector", executor="inline")) as server:
+        widths = [ask(server, np.ones((1, 4), np.float32))[1]["twice"].shape[1] for _ in range(8)]
+        assert widths == sorted(widths) and widths[-1] >= widths[0] + 3
+
+
+def test_a_lane_that_drains_says_so_as_the_protocol_does() -> None:
+    async def main() -> None:
+        async with site(model=Vector) as here:
+            transport = here.connect()
+            here.lane.drain()
+            transport.receive(post(b'{"inputs": []}', path="/v2/models/square/infer"))
+            await settled()
+            [answer] = answers(transport.sent)
+            assert answer.status == 503 and list(json.loads(answer.body)) == ["error"]
+
+    asyncio.run(main())

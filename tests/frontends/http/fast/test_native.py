@@ -1,0 +1,35 @@
+"""The request that the batcher knows."""
+
+import asyncio
+
+from tests.frontends.http.fast.kit import site
+
+from weir.batching.request_state import RequestBase
+from weir.frontends.http.fast.connection import Connection
+from weir.frontends.http.fast.native import HttpRequest
+from weir.frontends.http.fast.plan import HeadReader, make_plan
+from weir.protocols.access import Access
+
+HEAD = b"POST /infer/square HTTP/1.1\r\nHost: t\r\nContent-Length: 1\r\nX-Request-Priority: 4\r\nX-Batch-Key: k\r\nAccept: application/msgpack"
+
+
+def test_its_constructor_sets_what_the_base_sets() -> None:
+    async def test() -> None:
+        async with site() as here:
+            plan = make_plan(HeadReader().read(HEAD), here.lane.route_handlers, here.lane.settings, Access())
+            ask = plan.ask
+            request = HttpRequest(Connection(here.lane), plan, b"3")
+            base = RequestBase(
+                b"3",
+                here.clock(),
+                ask.timeout,
+                content_type=ask.content_type,
+                accept=ask.accept,
+                key=ask.key,
+                priority=4,
+                door="http",
+            )
+            for name in RequestBase.__slots__:
+                assert getattr(request, name) == getattr(base, name), name
+
+    asyncio.run(test())

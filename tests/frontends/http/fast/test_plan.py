@@ -1,0 +1,136 @@
+"""What heads mean to the fast lane."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from tests.frontends.http.fast.kit import Square, site
+
+from weir.errors import InvalidRequest, ModelNotFound, TooLarge, WeirError
+from weir.frontends.http.fast.plan import ANY_LENGTH, HeadReader, RoutePlan, make_plan
+from weir.messages import OCTETS
+from weir.model import Measure, Model, Tensor
+from weir.protocols.access import Access
+
+
+class Words(Model):
+    """Items of different size."""
+
+    def predict(self, batch: list[str]) -> list[int]:
+        return [len(item) for item in batch]
+
+    @classmethod
+    def measure(cls, item: Any) -> Measure:
+        return Measure(rows=len(item.split()))
+
+
+class Sum(Model):
+    """Tensors."""
+
+    inputs = (Tensor("a", "FP32", [-1, 2]),)
+    outputs = (Tensor("sum", "FP32", [-1]),)
+
+    def predict(self, batch: Any) -> Any:
+        return {"sum": batch["a"].sum(axis=1)}
+
+
+def plan(
+    *headers: str,
+    line: str = "POST /infer/square HTTP/1.1",
+    size: int = 3,
+    model: type[Model] = Square,
+    **settings: Any,
+) -> RoutePlan:
+    """Return the plan for a head, while numbers are squared at /infer/square."""
+
+    async def planned() -> RoutePlan:
+        async with site(model=model, **settings) as here:
+            head = "\r\n".join((line, "Host: t", *headers, f"Content-Length: {size}"))
+            return make_plan(HeadReader().read(head.encode()), here.lane.route_handlers, here.lane.settings, Access())
+
+    return asyncio.run(planned())
+
+
+@pytest.mark.parametrize(
+    ("line", "headers"),
+    [
+        ("GET / HTTP/1.1", ()),
+        ("GET /infer/square HTTP/1.1", ()),
+        ("OPTIONS /infer/square HTTP/1.1", ()),
+        ("POST /somewhere HTTP/1.1", ()),
+        ("POST /infer/square/batch HTTP/1.1", ()),
+        ("POST http://t/infer/square HTTP/1.1", ()),
+        ("POST /infer/square HTTP/1.1", ("Content-Encoding: gzip",)),
+        ("POST /infer/square HTTP/1.1", ("Origin: http://a.example",)),
+        ("POST /infer/square HTTP/1.1", ("Expect: a-miracle",)),
+        ("POST /infer/square HTTP/1.1", ("Connection: upgrade", "Upgrade: WebSocket")),
+    ],
+)
+def test_what_the_asgi_application_does(line: str, headers: tuple[str, ...]) -> None:
+    assert plan(*headers, line=line, cors_origins=["*"]).hand_over
+
+
+def test_a_wish_for_another_protocol_is_not_heard() -> None:
+    wish = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAAP__")
+    made = plan(*wish)
+    assert (made.hand_over, made.error, made.keep_alive) == (False, None, True)
+
+
+def test_http_1_0_knows_no_100_continue() -> None:
+    assert not plan("Expect: 100-continue", line="POST /infer/square HTTP/1.0").expects_continue
+
+
+def test_tensors_are_for_the_asgi_application() -> None:
+    assert plan(model=Sum).hand_over
+
+
+@pytest.mark.parametrize("path", ["/infer/square", "/inference", "/infer/s%71uare", "/infer/square?a=b"])
+def test_the_model_is_found(path: str) -> None:
+    made = plan("Content-Type: application/octet-stream", "Origin: http://a.example", line=f"POST {path} HTTP/1.1")
+    assert (made.hand_over, made.error, made.memorable, made.length) == (False, None, True, 3)
+    assert made.ask.content_type == OCTETS
+    assert made.plain_up_to == ANY_LENGTH
+
+
+@pytest.mark.parametrize(
+    ("line", "size", "error", "named"),
+    [
+        ("POST /infer/nobody HTTP/1.1", 3, ModelNotFound, False),
+        ("POST /infer/square HTTP/1.1", 2000, TooLarge, True),
+        ("POST /infer/square HTTP/1.1", 0, InvalidRequest, True),
+    ],
+)
+def test_what_is_wrong_is_in_the_plan(line: str, size: int, error: type[WeirError], named: bool) -> None:
+    made = plan(line=line, size=size, max_body_size=1000)
+    assert isinstance(made.error, error)
+    assert (made.service is not None) is named
+    assert not made.memorable
+
+
+@pytest.mark.parametrize(
+    ("header", "up_to"),
+    [
+        ("X-Explain: 1", -1),
+        ("X-Request-Id: 5", -1),
+        ("Connection: close", -1),
+        ("Accept-Encoding: gzip", 1024),
+        ("Accept-Encoding: identity", ANY_LENGTH),
+    ],
+)
+def test_which_answers_are_plain(header: str, up_to: int) -> None:
+    assert plan(header).plain_up_to == up_to
+
+
+@pytest.mark.parametrize(
+    "header", ["Authorization: Basic x", "Cookie: a=b", "Proxy-Authorization: x", "Expect: 100-continue"]
+)
+def test_what_is_never_remembered(header: str) -> None:
+    made = plan(header)
+    assert not made.hand_over
+    assert not made.memorable
+
+
+def test_measured_items_are_decoded_here() -> None:
+    made = plan(model=Words)
+    assert not made.hand_over
+    assert not made.ask.plain

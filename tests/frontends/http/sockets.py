@@ -1,0 +1,90 @@
+"""A server on a free port, and clients on real sockets."""
+
+import asyncio
+import socket
+import struct
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import uvloop
+from tests.frontends.http.fast.kit import Square, answers, hello, squared
+
+from weir.catalog.registry import Registry
+from weir.frontends.http.server import HttpServer
+from weir.protocols.settings import HttpSettings
+from weir.serving.service import Service
+from weir.testing import FakeExecutor
+
+TLS = Path(__file__).parent / "tls"
+FILES: Any = {"tls_certfile": str(TLS / "certificate.pem"), "tls_keyfile": str(TLS / "key.pem")}
+GET = b"GET /hello HTTP/1.1\r\nHost: test\r\n\r\n"
+LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
+    "uvloop": uvloop.new_event_loop,
+    "asyncio": asyncio.new_event_loop,
+}
+Run = Callable[[Callable[[], Coroutine[Any, Any, None]]], None]
+
+
+@asynccontextmanager
+async def serving(
+    executor: FakeExecutor | None = None,
+    service: Service | None = None,
+    app: Any = hello,
+    clock: Callable[[], float] = time.monotonic,
+    **settings: Any,
+) -> AsyncIterator[HttpServer]:
+    """Serve numbers squared, or `service`, on a free port."""
+    service = service or Service(Square, executor=executor or FakeExecutor(squared))
+    server = HttpServer(Registry([service]), app, HttpSettings(port=0, **settings), clock=clock)
+    await service.start()
+    await server.start()
+    try:
+        yield server
+    finally:
+        await service.stop(0.0)
+        await server.stop()
+
+
+class Client:
+    """One connection of a client."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    @classmethod
+    async def connect(cls, server: HttpServer, **options: Any) -> "Client":
+        """Connect to `server`."""
+        return cls(*await asyncio.open_connection("127.0.0.1", server.port, **options))
+
+    async def ask(self, request: bytes) -> tuple[int, bytes]:
+        """Send `request` and return code and body of the answer."""
+        self.writer.write(request)
+        return await self.answer()
+
+    async def answer(self) -> tuple[int, bytes]:
+        """Return code and body of the next answer."""
+        head = await self.reader.readuntil(b"\r\n\r\n")
+        (answer,) = answers(head.replace(b"content-length", b"x-length"))
+        return answer.status, await self.reader.readexactly(int(answer.headers.get("x-length", 0)))
+
+    async def rest(self) -> bytes:
+        """Return everything until the server closes."""
+        return await self.reader.read()
+
+    def close(self) -> None:
+        """Close."""
+        self.writer.close()
+
+    def reset(self) -> None:
+        """Close without a word: the server's next read fails."""
+        self.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.writer.transport.abort()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Return when `condition`, asked in each turn of the loop, holds."""
+    while not condition():  # noqa: ASYNC110  (there is no event to wait for: the test looks at the server from outside)
+        await asyncio.sleep(0)

@@ -1,0 +1,274 @@
+"""The access log of HTTP: a line for each request, whoever answers it."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import httpx
+import pytest
+from tests.frontends.http.fast.kit import Square, squared
+from tests.frontends.http.sockets import FILES, Client, Run, until
+from tests.frontends.http.sockets import serving as serving_tls
+from websockets.asyncio.client import connect
+
+import weir
+from weir.catalog.registry import Registry
+from weir.frontends.http.access_log import LEFT, HttpLog
+from weir.frontends.http.application import make_app
+from weir.frontends.http.server import HttpServer
+from weir.protocols.access import Access, AccessSettings
+from weir.protocols.kserve.context import KServeContext
+from weir.protocols.settings import HttpSettings
+from weir.serving.service import Service
+from weir.testing import FakeClock, FakeExecutor
+
+POST = b"POST /infer/square HTTP/1.1\r\nHost: test\r\nContent-Length: 1\r\n\r\n3"
+
+
+class Lines(list[dict[str, Any]]):
+    """A logger that keeps what it is given."""
+
+    def info(self, event: str, **facts: Any) -> None:
+        """Keep it."""
+        self.append({"event": event, **facts})
+
+    async def one_more(self) -> None:
+        """Return when there is one more."""
+        before = len(self)
+        await until(lambda: len(self) > before)
+
+    @property
+    def short(self) -> list[tuple[Any, ...]]:
+        """Method, path and status of each."""
+        return [(line["method"], line["path"], line["status"]) for line in self]
+
+
+@asynccontextmanager
+async def serving(
+    executor: FakeExecutor | None = None, access: Access | None = None, **settings: Any
+) -> AsyncIterator[tuple[HttpServer, Lines]]:
+    """Serve numbers squared on a free port, with a log."""
+    service, lines = Service(Square, executor=executor or FakeExecutor(squared)), Lines()
+    registry, http, log = Registry([service]), HttpSettings(port=0, **settings), HttpLog(cast(Any, lines))
+    site = KServeContext(registry, http, access=access)
+    server = HttpServer(registry, make_app(registry, http, site=site, log=log), http, site=site, log=log)
+    await service.start()
+    await server.start()
+    try:
+        yield server, lines
+    finally:
+        await service.stop(0.0)
+        await server.stop()
+
+
+def test_every_request_of_every_path_has_a_line(run: Run) -> None:
+    async def scenario() -> None:
+        async with serving(max_body_size=100) as (server, lines):
+            async with httpx.AsyncClient(base_url=server.address) as client:
+                answers = [
+                    await client.post("/infer/square?key=secret", content=b"3"),  # the fast lane
+                    await client.post("/infer/square", content=b"12"),
+                    await client.post("/infer/nobody", content=b"3"),
+                    await client.post("/infer/square", content=b"3" * 101),
+                    await client.post("/infer/square/batch", content=b"[1, 2]"),  # the application, from here on
+                    await client.get("/health/ready"),
+                    await client.get("/no/such/page?key=secret"),
+                    await client.delete("/v2/models/square/infer"),
+                ]
+            assert lines.short == [
+                ("POST", "/infer/square", 200), ("POST", "/infer/square", 200), ("POST", "/infer/nobody", 404),
+                ("POST", "/infer/square", 413), ("POST", "/infer/square/batch", 200), ("GET", "/health/ready", 200),
+                ("GET", "/no/such/page", 404), ("DELETE", "/v2/models/square/infer", 405),
+            ]  # fmt: skip
+            assert [line["bytes"] for line in lines] == [len(answer.content) for answer in answers]
+            assert {(line["event"], line["client"], line["protocol"]) for line in lines} == {
+                ("http", "127.0.0.1", "HTTP/1.1")
+            }
+            assert all(0 <= line["milliseconds"] < 60_000 for line in lines)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        (b"GET\x1b[2J / HTTP/1.1\r\n\r\n", ("GET%1B[2J", "/", 400)),
+        (b"POST /infer/square HTTP/1.1\r\nContent-Length: x\r\n\r\n", ("POST", "/infer/square", 400)),
+        (POST.replace(b"Content-Length: 1", b"Transfer-Encoding: chunked") + b"xyz\r\n", ("POST", "/infer/square", 400)),
+        (b"GET /" + b"a" * 40_000 + b" HTTP/1.1\r\n\r\n", None),
+    ],
+)  # fmt: skip
+def test_what_is_no_request_has_a_line(run: Run, said: bytes, line: tuple[Any, ...] | None) -> None:
+    async def scenario() -> None:
+        async with serving() as (server, lines):
+            client = await Client.connect(server)
+            client.writer.write(said)
+            await client.rest()
+            if line is None:
+                ((method, path, status),) = lines.short
+                assert (method, path[:3], status) == ("GET", "/aa", 400)
+                assert len(path) < 1100
+            else:
+                assert lines.short == [line]
+            client.close()
+
+    run(scenario)
+
+
+def test_pipelined_requests_have_a_line_each(run: Run) -> None:
+    async def scenario() -> None:
+        async with serving() as (server, lines):
+            client = await Client.connect(server)
+            client.writer.write(3 * POST)
+            assert [await client.answer() for _ in range(3)] == [(200, b"9")] * 3
+            assert lines.short == [("POST", "/infer/square", 200)] * 3
+            assert [line["bytes"] for line in lines] == [1, 1, 1]
+            client.close()
+
+    run(scenario)
+
+
+def test_a_client_that_leaves_has_a_line(run: Run) -> None:
+    async def scenario() -> None:
+        executor = FakeExecutor()
+        async with serving(executor) as (server, lines):
+            listed = POST.replace(b"/square", b"/square/batch").replace(b": 1\r\n\r\n3", b": 3\r\n\r\n[3]")
+            for body in (POST, listed):
+                client = await Client.connect(server)
+                client.writer.write(body)
+                await until(lambda: bool(executor.pending))
+                client.reset()
+                await lines.one_more()
+                executor.answer_next(lambda payloads: [b"9"])
+            assert [status for _, _, status in lines.short] == [LEFT, LEFT]
+
+    run(scenario)
+
+
+def test_a_request_that_ends_for_what_comes_behind_it_has_one_line(run: Run) -> None:
+    async def scenario() -> None:
+        executor = FakeExecutor()
+        async with serving(executor, max_waiting_bytes=1 << 20) as (server, lines):
+            client = await Client.connect(server)
+            client.writer.write(POST)
+            await until(lambda: bool(executor.pending))
+            server.account.add(1 << 20)  # of others
+            client.writer.write(100 * POST)
+            assert b" 429 " in await client.rest()
+            executor.answer_next(lambda payloads: [b"9"])
+            client.close()
+            assert lines.short == [("POST", "/infer/square", 429)]
+
+    run(scenario)
+
+
+def test_what_is_sent_with_the_opening_of_a_web_socket_does_not_change_its_line(run: Run) -> None:
+    async def scenario() -> None:
+        opening = (
+            b"GET /v2/ws HTTP/1.1\r\nHost: test\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+            b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+        )
+        async with serving() as (server, lines):
+            for behind in (b"\x88\x80\0\0\0\0", b"\xff" * 9):
+                client = await Client.connect(server)
+                client.writer.write(opening + behind)
+                assert b" 101 " in await client.rest()
+                client.close()
+            await until(lambda: len(lines) == 2)
+            assert lines.short == [("GET", "/v2/ws", 101)] * 2
+
+    run(scenario)
+
+
+def test_connections_over_the_limit_and_web_sockets_have_a_line(run: Run) -> None:
+    async def scenario() -> None:
+        async with serving(max_connections=1) as (server, lines):
+            url = server.address.replace("http:", "ws:")
+            async with connect(f"{url}/v2/ws"):
+                client = await Client.connect(server)
+                assert b"429" in await client.rest()
+                assert lines.short == [("-", "-", 429)]
+                client.close()
+            await until(lambda: len(lines) == 2)
+            assert lines.short[-1] == ("GET", "/v2/ws", 101)
+
+    run(scenario)
+
+
+KEY = "0123456789abcdef"
+OPENING = (
+    b"GET /v2/ws?key=secret HTTP/1.1\r\nHost: test\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nAuthorization: Bearer " + KEY.encode() + b"\r\n\r\n"
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "line"),
+    [
+        (KEY.encode(), b"another key", ("GET", "/v2/ws", 401)),
+        (b"Version: 13\r\n", b"Version: 13\r\nOrigin: http://elsewhere\r\n", ("GET", "/v2/ws", 403)),
+        (b"/v2/ws", b"/v2/other", ("GET", "/v2/other", 403)),
+        (b"AAAA==", b"", ("GET", "/v2/ws", 400)), (b"Version: 13", b"Version: 12", ("GET", "/v2/ws", 400)),
+        (b"Host: test", b"Host: test\r\nX: \x01", ("GET", "/v2/ws", 400)),
+        (b"Host: test", b"Host: test\r\nContent-Length: 1", ("GET", "/v2/ws", 400)),
+        (b"GET", b"POST", ("POST", "/v2/ws", 405)),
+    ],
+)  # fmt: skip
+def test_refused_openings_of_web_sockets_have_a_line(
+    run: Run, before: bytes, after: bytes, line: tuple[Any, ...]
+) -> None:
+    async def scenario() -> None:
+        async with serving(access=Access(AccessSettings(api_key=KEY))) as (server, lines):
+            client = await Client.connect(server)
+            client.writer.write(OPENING.replace(before, after))
+            head, _, body = (await client.rest()).partition(b"\r\n\r\n")
+            assert (lines.short, int(head[9:12])) == ([line], line[2])
+            assert lines[0]["bytes"] == len(body)
+            client.close()
+
+    run(scenario)
+
+
+def test_tls_handshakes_that_fail_have_a_line_in_the_servers_log(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        clock = FakeClock()
+        async with serving_tls(clock=clock, **FILES) as server:
+            for seconds in (0.0, 0.5, 0.6):
+                clock.advance(seconds)
+                client = await Client.connect(server)
+                client.writer.write(OPENING)
+                await client.rest()
+                client.close()
+
+    with caplog.at_level(logging.INFO, "weir.http"):
+        run(scenario)
+    first, second = (record.getMessage() for record in caplog.records if record.name == "weir.http")
+    assert first.startswith("TLS handshake with 127.0.0.1 failed: ") and first.endswith("(since_last=1)")
+    assert second.endswith("(since_last=2)")
+
+
+def test_a_path_cannot_write_a_line_of_its_own() -> None:
+    lines, clock = Lines(), FakeClock()
+    log = HttpLog(cast(Any, lines), clock)
+    clock.advance(0.25)
+    log.answered(None, "GET", b"/a\r\n\x1b[1mb\xff?secret", 200, 0, 0.0, "HTTP/1.1")
+    assert (lines[0]["client"], lines[0]["path"]) == ("-", "/a%0D%0A%1B[1mb%FF")
+    assert lines[0]["milliseconds"] == pytest.approx((clock() - 0.0) * 1000)
+
+
+@pytest.mark.parametrize("access_log", [False, True])
+def test_a_hosted_application_has_the_log_too(access_log: bool, caplog: pytest.LogCaptureFixture) -> None:
+    app = weir.asgi(Service(Square, executor=FakeExecutor(squared)), access_log=access_log)
+
+    async def main() -> None:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+            assert (await client.get("/no/such%0Apage")).status_code == 404
+
+    with caplog.at_level(logging.INFO, "weir.access"):
+        asyncio.run(main())
+    lines: list[Any] = [record.msg for record in caplog.records if record.name == "weir.access"]
+    assert [(line["event"], line["path"], line["status"]) for line in lines] == [
+        ("http", "/no/such%0Apage", 404)
+    ] * access_log

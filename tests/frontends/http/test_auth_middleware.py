@@ -1,0 +1,96 @@
+"""gate.py, in front of an application that says where it was reached."""
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+from starlette.types import Message, Receive, Scope, Send
+
+from weir.frontends.http.auth_middleware import Gate
+from weir.protocols.access import Access, AccessSettings
+from weir.protocols.response import HttpResponse
+
+SENT = {"Authorization": "Bearer k3y"}
+
+
+async def reached(scope: Scope, receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": scope["path"].encode()})
+
+
+def own(error: BaseException) -> HttpResponse:
+    return HttpResponse(401, [(b"content-type", b"text/plain")], b"own: " + str(error).encode())
+
+
+GATE = Gate(reached, Access(AccessSettings(api_key="k3y")), {"/own": own}, 1.0)
+
+
+def get(path: str, headers: dict[str, str] | None = None, root: str = "") -> httpx.Response:
+    async def main() -> httpx.Response:
+        transport = httpx.ASGITransport(GATE, root_path=root)
+        async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+            return await client.get(path, headers=headers)
+
+    return asyncio.run(main())
+
+
+def test_with_the_key_the_application_is_reached() -> None:
+    assert get("/any", SENT).text == "/any"
+    assert get("/any").status_code == get("/any", {"Authorization": "Bearer k3y2"}).status_code == 401
+
+
+@pytest.mark.parametrize("path", ["/health/live", "/v2/health/ready"])
+def test_probes_are_let_through_and_nothing_that_looks_like_them(path: str) -> None:
+    assert get(path).text == path
+    assert get("/below" + path, root="/below").status_code == 200
+    for other in (
+        path + "/",
+        path + "/x",
+        "/x" + path,
+        path.upper(),
+        path.replace("/health", "//health"),
+        "/health/deep",
+    ):
+        assert get(other).status_code == 401
+
+
+def test_a_refusal_is_in_the_words_of_the_door() -> None:
+    assert get("/own/path").text.startswith("own: this server asks for its API key")
+    assert get("/other").json()["error"]["type"] == "Unauthorized"
+    assert get("/other").headers.get_list("www-authenticate") == ["Bearer"]
+    assert get("/other", {"Accept": "text/html"}).headers.get_list("www-authenticate") == [
+        "Bearer",
+        'Basic realm="weir"',
+    ]
+
+
+@pytest.mark.parametrize(("extensions", "told"), [
+    ({}, ["websocket.close"]),
+    ({"websocket.http.response": {}}, ["websocket.http.response.start", "websocket.http.response.body"]),
+])  # fmt: skip
+def test_a_websocket_is_not_opened(extensions: dict[str, Any], told: list[str]) -> None:
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def receive() -> Message:
+        raise AssertionError("nothing is read")
+
+    scope = {"type": "websocket", "path": "/v2/ws", "headers": [], "extensions": extensions}
+    asyncio.run(GATE(scope, receive, send))
+    assert [message["type"] for message in sent] == told
+
+
+def test_what_is_no_call_is_let_through() -> None:
+    heard = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        heard.append(scope["type"])
+
+    async def nothing(*_: Any) -> Any:
+        raise AssertionError
+
+    asyncio.run(Gate(app, Access(AccessSettings(api_key="k3y")), {}, 1.0)({"type": "lifespan"}, nothing, nothing))
+    assert heard == ["lifespan"]

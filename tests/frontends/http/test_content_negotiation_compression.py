@@ -1,0 +1,90 @@
+"""gzip and zstd both ways, through every door."""
+
+import json
+
+import pytest
+from tests.frontends.http.doors import Serve
+from tests.frontends.http.models import Echo
+
+from weir.protocols.content_negotiation import CODINGS, compress, decompress
+from weir.serving.service import Service
+from weir.testing import FakeExecutor
+
+both = pytest.mark.parametrize("coding", CODINGS)
+LONG = json.dumps("x" * 5000).encode()
+
+
+def echo() -> Service:
+    return Service(Echo, executor=FakeExecutor(lambda items: items))
+
+
+@both
+@pytest.mark.parametrize("path", ["/infer/echo", "/infer/echo/batch"])
+def test_a_compressed_body_is_read(serve: Serve, coding: str, path: str) -> None:
+    server = serve(echo())
+    body = compress(b"[1,2]", coding)
+    answer = server.client.post(path, content=body, headers={"content-encoding": coding})
+    assert answer.json() in ([1, 2], [{"output": 1}, {"output": 2}])
+
+
+@both
+def test_the_limit_holds_after_decompression(serve: Serve, coding: str) -> None:
+    server = serve(echo(), max_body_size=10_000)
+    bomb = compress(b" " * 900_000 + b"1", coding)
+    assert len(bomb) < 10_000
+    answer = server.client.post("/infer/echo", content=bomb, headers={"content-encoding": coding})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (413, "TooLarge")
+    assert server.client.post("/infer/echo", json=1).json() == 1
+
+
+@both
+def test_a_damaged_body_is_refused(serve: Serve, coding: str) -> None:
+    server = serve(echo())
+    for body in (b"[1, 2]", compress(b"[1, 2]", coding)[:-2], b""):
+        answer = server.client.post("/infer/echo", content=body, headers={"content-encoding": coding})
+        assert (answer.status_code, answer.json()["error"]["type"]) == (400, "InvalidRequest")
+
+
+def test_an_unknown_coding_is_refused_by_name(serve: Serve) -> None:
+    answer = serve(echo()).client.post("/infer/echo", content=b"1", headers={"content-encoding": "br"})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (415, "UnsupportedMediaType")
+    assert "'br'" in answer.json()["error"]["message"]
+
+
+@both
+def test_a_large_answer_is_compressed_when_asked_for(serve: Serve, coding: str) -> None:
+    server = serve(echo())
+    with server.client.stream("POST", "/infer/echo", content=LONG, headers={"accept-encoding": coding}) as answer:
+        packed = b"".join(answer.iter_raw())
+    assert answer.headers["content-encoding"] == coding
+    assert answer.headers["vary"].lower() == "accept-encoding"
+    assert len(packed) < 500
+    assert decompress(packed, coding, 10_000) == LONG
+
+
+@both
+def test_a_small_answer_is_not(serve: Serve, coding: str) -> None:
+    answer = serve(echo()).client.post("/infer/echo", json=1, headers={"accept-encoding": coding})
+    assert "content-encoding" not in answer.headers
+
+
+def test_nor_is_one_for_clients_that_cannot_read_it(serve: Serve) -> None:
+    answer = serve(echo()).client.post("/infer/echo", content=LONG, headers={"accept-encoding": "br, gzip;q=0"})
+    assert "content-encoding" not in answer.headers
+    assert answer.content == LONG
+
+
+@both
+def test_pages_are_compressed_too(serve: Serve, coding: str) -> None:
+    server = serve(echo())
+    with server.client.stream("GET", "/openapi.json", headers={"accept-encoding": coding}) as answer:
+        packed = b"".join(answer.iter_raw())
+    assert answer.headers["content-encoding"] == coding
+    assert "openapi" in json.loads(decompress(packed, coding, 1_000_000))
+
+
+def test_a_very_large_answer_is_compressed_beside_the_loop(serve: Serve) -> None:
+    body = json.dumps("x" * 600_000).encode()
+    answer = serve(echo()).client.post("/infer/echo", content=body, headers={"accept-encoding": "gzip"})
+    assert answer.headers["content-encoding"] == "gzip"
+    assert answer.content == body

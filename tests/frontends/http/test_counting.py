@@ -1,0 +1,239 @@
+"""What requests of the ASGI application are charged with."""
+
+import asyncio
+import gzip
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from weir import InvalidRequest, Model, Service, Tensor
+from weir.catalog.registry import Registry
+from weir.errors import DeadlineExceeded, Overloaded, TooLarge
+from weir.frontends.http.application import make_app
+from weir.frontends.http.asgi import Body, unpacked
+from weir.messages import Batch
+from weir.protocols.account import CLAIM, Account, Counted
+from weir.protocols.content_negotiation import CODINGS, compress
+from weir.protocols.kserve.context import KServeContext
+from weir.protocols.offloading import LONG_BODY
+from weir.protocols.settings import HttpSettings
+from weir.testing import FakeExecutor
+
+
+class Echo(Model):
+    """Answers with what it gets."""
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        return batch
+
+
+class Double(Model):
+    """Doubles rows."""
+
+    inputs = (Tensor("x", "FP64", [-1, -1]),)
+    outputs = (Tensor("y", "FP64", [-1, -1]),)
+
+    def predict(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return {"y": batch["x"] * 2}
+
+
+class Here:
+    """The application with one model that answers on command, and a client of it."""
+
+    def __init__(self, model: type[Model], executor: FakeExecutor, **settings: Any) -> None:
+        self.executor = executor
+        self.service = Service(model, name="m", executor=executor)
+        registry, http = Registry([self.service]), HttpSettings(**settings)
+        site = KServeContext(registry, http)
+        self.account = site.account
+        transport = httpx.ASGITransport(make_app(registry, http, site=site))
+        self.client = httpx.AsyncClient(
+            transport=transport, base_url="http://test", headers={"accept-encoding": "identity"}
+        )
+
+    async def __aenter__(self) -> "Here":
+        await self.service.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.client.aclose()
+        await self.service.stop(0.0)
+        assert self.account.held_bytes == 0
+
+
+class Telling(FakeExecutor):
+    """An executor that can be waited for."""
+
+    def __init__(self, workers: int) -> None:
+        super().__init__(workers=workers)
+        self._begun = asyncio.Semaphore(0)
+
+    def run(self, worker: int, batch: Batch) -> None:
+        super().run(worker, batch)
+        self._begun.release()
+
+    async def next_begun(self) -> None:
+        """Return when one batch more is with a worker."""
+        async with asyncio.timeout(20):
+            await self._begun.acquire()
+
+
+def test_a_body_is_charged_as_what_it_is_decompressed_until_its_answer() -> None:
+    async def main() -> None:
+        executor = Telling(workers=2)
+        Alone = type("Alone", (Echo,), {"max_batch_size": 1})
+        async with Here(Alone, executor, max_waiting_bytes=3_000_000, max_body_size=1_000_000) as here:
+            packed = gzip.compress(json.dumps("x" * 900_000).encode())
+            headers = {"content-encoding": "gzip"}
+            first, second = [
+                asyncio.ensure_future(here.client.post("/infer/m", content=packed, headers=headers)) for _ in range(2)
+            ]
+            for _ in range(2):
+                await executor.next_begun()
+            assert 1_800_000 < here.account.held_bytes < 1_900_000
+            here.account.take(500_000)
+            refused = await here.client.post("/infer/m", content=packed, headers=headers)
+            assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+            assert "max_waiting_bytes" in refused.json()["error"]["message"]
+            here.account.give(500_000)
+            for _ in range(2):
+                executor.answer_next(lambda batch: [b"done"] * len(batch))
+            assert [each.status_code for each in await asyncio.gather(first, second)] == [200, 200]
+
+    asyncio.run(main())
+
+
+def test_tensors_are_charged_as_the_arrays_that_they_become() -> None:
+    async def main() -> None:
+        executor = Telling(workers=1)
+        async with Here(Double, executor, max_waiting_bytes=100_000) as here:
+            tensor = {"name": "x", "datatype": "FP64", "shape": [10, 500], "data": [0] * 5000}
+            document = {"inputs": [tensor]}
+            asking = asyncio.ensure_future(here.client.post("/v2/models/m/infer", json=document))
+            await executor.next_begun()
+            assert here.account.held_bytes > 40_000 + 10_000
+            refused = await here.client.post("/v2/models/m/infer", json=document)
+            assert (refused.status_code, "max_waiting_bytes" in refused.json()["error"]) == (429, True)
+            asking.cancel()
+
+    asyncio.run(main())
+
+
+def test_an_answer_that_could_not_wait_is_refused() -> None:
+    async def main() -> None:
+        executor = FakeExecutor(lambda batch: ["x" * 50_000 for _ in batch])
+        async with Here(Echo, executor, max_waiting_bytes=40_000) as here:
+            answer = await here.client.post("/infer/m", json=1)
+            assert answer.status_code == 413
+            assert "max_waiting_bytes" in answer.json()["error"]["message"]
+
+    asyncio.run(main())
+
+
+async def crumbs(count: int) -> Any:
+    """Return a `receive` of a body in pieces of one byte."""
+    left = [count]
+
+    async def receive() -> Any:
+        left[0] -= 1
+        return {"type": "http.request", "body": b"x", "more_body": left[0] > 0}
+
+    return receive
+
+
+def test_a_body_in_crumbs_arrives_whole_and_is_charged_as_it_comes() -> None:
+    async def main() -> None:
+        account = Account(HttpSettings(max_waiting_bytes=2000))
+        with account.claim() as claim:
+            CLAIM.set(claim)
+            assert await Body(await crumbs(1500)).read(10_000, 10.0) == b"x" * 1500
+            assert account.held_bytes == 1500
+            with pytest.raises(Overloaded):
+                await Body(await crumbs(1000)).read(10_000, 10.0)
+            assert account.held_bytes == 2000
+
+    asyncio.run(main())
+
+
+LONG = b"x" * (LONG_BODY + 1)
+
+
+async def unpacked_by(account: Account, plain: bytes, within: float = 10.0, max_size: int = 4 * LONG_BODY) -> bytes:
+    """Return `plain` after it was compressed, and decompressed for a request of `account`."""
+    with account.claim() as claim:
+        CLAIM.set(claim)
+        return await unpacked(gzip.compress(plain), "gzip", max_size, within)
+
+
+def test_long_bodies_are_decompressed_a_few_at_a_time() -> None:
+    async def main() -> None:
+        account = Account(HttpSettings(max_waiting_bytes=10 * LONG_BODY))
+        assert await asyncio.gather(*[unpacked_by(account, LONG) for _ in range(20)]) == [LONG] * 20
+        for _ in range(2):
+            await account.unpacking.acquire()
+        with pytest.raises(DeadlineExceeded, match=r"could not be decompressed within 0\.01 s"):
+            await unpacked_by(account, LONG, 0.01)
+        for _ in range(2):
+            account.unpacking.release()
+        account.take(7 * LONG_BODY)
+        with pytest.raises(Overloaded):
+            await unpacked_by(account, LONG)
+        assert account.held_bytes == 7 * LONG_BODY
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+def test_short_bodies_wait_for_nobody_who_decompresses(coding: str) -> None:
+    async def main() -> None:
+        account = Account(HttpSettings())
+        for _ in range(2):  # two bodies that become large are decompressed
+            await account.unpacking.acquire()
+        with account.claim() as claim:
+            CLAIM.set(claim)
+            assert await unpacked(compress(b"short", coding), coding, 400, 0.01) == b"short"
+            assert account.held_bytes == 5
+            with pytest.raises(InvalidRequest):
+                await unpacked(b"junk", coding, 400, 0.01)
+
+    asyncio.run(main())
+
+
+def test_a_body_above_the_limit_is_refused_however_short_the_limit() -> None:
+    async def main() -> None:
+        with pytest.raises(TooLarge, match="at most 400 bytes"):
+            await unpacked_by(Account(HttpSettings()), b"x" * 401, max_size=400)
+
+    asyncio.run(main())
+
+
+def test_what_is_not_decompressed_is_not_charged() -> None:
+    async def main() -> None:
+        account = Account(HttpSettings(max_waiting_bytes=1000))
+        with account.claim() as claim:
+            CLAIM.set(claim)
+            with pytest.raises(InvalidRequest):
+                await unpacked(b"junk", "gzip", 500, 10.0)
+            assert account.held_bytes == 0
+
+    asyncio.run(main())
+
+
+def test_a_claim_ends_with_its_request_whatever_happens() -> None:
+    async def main() -> None:
+        account = Account(HttpSettings())
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            claim = CLAIM.get()
+            assert claim is not None
+            claim.take(100)
+            raise RuntimeError("it fails")
+
+        unused: Any = None
+        with pytest.raises(RuntimeError, match="it fails"):
+            await Counted(app, account)({"type": "http"}, unused, unused)
+        assert (account.held_bytes, CLAIM.get()) == (0, None)
+
+    asyncio.run(main())

@@ -1,0 +1,98 @@
+"""A server with WebSockets, in the loop of the test, and what is said on them."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from websockets.asyncio.client import ClientConnection, connect
+
+from weir import InvalidRequest, Model, Service, Tensor
+from weir.catalog.registry import Registry
+from weir.frontends.http.application import make_app
+from weir.frontends.http.server import HttpServer
+from weir.frontends.websocket import WebSockets
+from weir.protocols.kserve.context import KServeContext
+from weir.protocols.settings import HttpSettings
+from weir.wire.inference import InferenceResponse
+from weir.wire.websocket import ErrorMessage, read_answer
+
+
+class Sum(Model):
+    """Adds up rows; refuses negative numbers."""
+
+    inputs = (Tensor("x", "FP32", [-1, -1]),)
+    outputs = (Tensor("sum", "FP32", [-1]),)
+
+    def predict(self, batch: dict[str, Any]) -> dict[str, Any]:
+        if (batch["x"] < 0).any():
+            raise InvalidRequest("numbers must not be negative")
+        return {"sum": batch["x"].sum(axis=1)}
+
+
+class Echo(Model):
+    """Answers with what it gets."""
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        return batch
+
+
+class Server:
+    """A running server with its WebSockets."""
+
+    def __init__(self, server: HttpServer, websockets: WebSockets, registry: Registry) -> None:
+        self.server, self.websockets, self.registry = server, websockets, registry
+
+    def connect(self, path: str = "/v2/ws", **options: Any) -> connect:
+        return connect(f"ws://127.0.0.1:{self.server.port}{path}", close_timeout=0.1, **options)
+
+
+@asynccontextmanager
+async def serving(*services: Service, **said: Any) -> AsyncIterator[Server]:
+    registry, settings = Registry(services), HttpSettings(port=0, **said)
+    site = KServeContext(registry, settings)
+    websockets = WebSockets(registry, settings, site.account)
+    app = make_app(registry, settings, site=site, websockets=websockets)
+    server = HttpServer(registry, app, settings, site=site, websockets=websockets)
+    await registry.start()
+    await server.start()
+    try:
+        yield Server(server, websockets, registry)
+    finally:
+        await registry.stop(0.0)
+        await server.stop()
+
+
+def item(model: str, value: Any, id: str = "", **said: Any) -> str:
+    """A request with one item, as JSON."""
+    tensor = {"name": "input", "datatype": "BYTES", "shape": [1], "data": [json.dumps(value)]}
+    return json.dumps({"model_name": model, "id": id, "inputs": [tensor], **said})
+
+
+async def next_answer(client: ClientConnection) -> InferenceResponse | ErrorMessage:
+    return read_answer(await client.recv())
+
+
+async def answer(client: ClientConnection) -> tuple[str, Any, bool]:
+    """The next answer: its id, the first output decoded, and whether it is the last."""
+    got = await next_answer(client)
+    assert isinstance(got, InferenceResponse), got
+    values = [json.loads(value) for output in got.outputs for value in output.array]
+    return got.id, values[0] if values else None, got.parameters["triton_final_response"] is True
+
+
+async def answers(client: ClientConnection) -> list[Any]:
+    """The answers up to the last."""
+    got: list[Any] = []
+    while True:
+        _, value, last = await answer(client)
+        if value is not None:
+            got.append(value)
+        if last:
+            return got
+
+
+async def failure(client: ClientConnection) -> ErrorMessage:
+    got = await next_answer(client)
+    assert isinstance(got, ErrorMessage), got
+    return got
