@@ -28,7 +28,7 @@ from benchmarks.harness.servers import ask_own
 from benchmarks.harness.texts import model_directory
 from weir.bench.vectors import WORDS, RunningServer, text_server
 from weir.client import EmbeddingClient
-from weir.client.retrying import NEVER
+from weir.client.calls import NEVER
 from weir.embedding.bert_as_service.client import BertTransport
 from weir.errors import WeirError
 

@@ -10,7 +10,7 @@ import numpy
 from docs import architecture
 
 from weir import errors
-from weir.catalog.repository.document import KEYS
+from weir.catalog.repository.folder import KEYS
 from weir.catalog.repository.triton import FOREIGN, PLATFORMS, REFUSED, WARNED
 from weir.embedding.metrics import PaddingMetrics, TextCounts
 from weir.frontends.http.pages import Held

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from weir.commands.output import check_drawing, check_folder
+from weir.commands.options import check_drawing, check_folder
 from weir.errors import SettingsError
 from weir.workers.launch import compute_in_one_thread
 

@@ -17,7 +17,7 @@ import pytest
 from tests.served import MODELS, Served, serving, still_running, weir, weir_here
 
 from weir.client import AsyncHttpClient, AsyncWebSocketClient, HttpClient, WebSocketClient
-from weir.client.retrying import NEVER, Unreachable
+from weir.client.calls import NEVER, Unreachable
 from weir.commands import COMMANDS
 from weir.errors import SettingsError
 

@@ -14,8 +14,8 @@ from bert_serving.client import BertClient
 from tests.embedding import tiny
 
 import weir.embedding
+from weir.client.calls import Unreachable
 from weir.client.embedding import EmbeddingClient
-from weir.client.retrying import Unreachable
 from weir.embedding import EmbeddingServer
 from weir.errors import DeadlineExceeded, InvalidRequest, ModelError, SettingsError, Unauthorized
 

@@ -36,16 +36,15 @@ from weir.errors import (
     WeirError,
     WorkerLost,
 )  # fmt: skip
-from weir.external import External
 from weir.messages import Reason
-from weir.model import Example, Last, Measure, Model, Tensor
+from weir.model import Example, External, Last, Measure, Model, Tensor
 from weir.policy.decision import Decision, Observation, Policy
 
 if TYPE_CHECKING:
+    from weir.app import asgi
     from weir.catalog.chains import Branch, Chain, Step, Switch
-    from weir.catalog.profiling import profile
+    from weir.catalog.loading import profile
     from weir.catalog.registry import Registry
-    from weir.hosting import asgi
     from weir.policy.cost.objective import Prices
     from weir.policy.cost.profile import Profile
     from weir.policy.online.adaptive import SolvedPolicy
@@ -86,8 +85,8 @@ _LAZY = {
     "SolvedPolicy": "weir.policy.online.adaptive",
     "Step": "weir.catalog.chains",
     "Switch": "weir.catalog.chains",
-    "asgi": "weir.hosting",
-    "profile": "weir.catalog.profiling",
+    "asgi": "weir.app",
+    "profile": "weir.catalog.loading",
     "simulate": "weir.simulation.simulator",
     "solve": "weir.simulation.banks",
 }

@@ -14,10 +14,8 @@ from weir.catalog.manager import Manager
 from weir.catalog.registry import Registry
 from weir.catalog.repository.folder import FolderRepository, InlineConfigs
 from weir.catalog.sources import ModelToServe, Parameters, TargetRepository, all_sources, open_wanted
-from weir.client.asynchronous import AsyncClient
-from weir.client.calls import Decoder, Metadata, Program, Streaming
-from weir.client.retrying import Retry
-from weir.client.synchronous import Client
+from weir.client.calls import Decoder, Metadata, Program, Retry, Streaming
+from weir.client.methods import AsyncClient, Client
 from weir.errors import Conflict, DeadlineExceeded, ModelNotFound, WeirError, for_caller
 from weir.messages import Observer
 from weir.model import Model, check_model

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import SequenceMatcher
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
-from weir.errors import SettingsError
+from weir.errors import SettingsError, Unsupported
 
 # The datatypes of the Open Inference Protocol, and what numpy calls them. Of BF16, which numpy does not have, the bits.
 DATATYPES = {
@@ -479,3 +479,28 @@ def _check_like(model: type[Model], tensor: Tensor) -> None:
 
 def _wrong(model: type[Model], tensor: Tensor, what: str) -> SettingsError:
     return SettingsError(f"{model.__name__}: tensor {tensor.name!r} {what}")
+
+
+# A model without code of its own: its workers attach from outside.
+
+
+class External(Model):
+    """Serve this, or a subclass of it, for a model whose workers are programs of their own, in any language.
+
+    They attach to the setting `worker_socket`, pull batches and leave as they like. Request bodies reach them as they came,
+    and what they answer is the response. A subclass may say `content_types`, `measure`, `examples` and settings.
+    """
+
+    executor: ClassVar[str] = "external"
+
+    def predict(self, batch: Any) -> Any:
+        """Refuse: there is nothing here that could."""
+        raise Unsupported(f"{type(self).__name__}: its workers attach from outside (executor=external)")
+
+    def decode(self, body: bytes, content_type: str) -> Any:
+        """Return the body as it is."""
+        return body
+
+    def encode(self, value: Any, content_type: str) -> bytes:
+        """Return the answer as it is."""
+        return bytes(value)

@@ -1,6 +1,6 @@
 """Composes the settings of all parts from a file, the environment and flags.
 
-Each setting is stated once, as a field of its part's dataclass (fields.py). From the field's name follow the flag
+Each setting is stated once, as a field of its part's dataclass (config.py). From the field's name follow the flag
 (`--max-batch-size`), the TOML key (`max_batch_size`) and the variable (`WEIR_MAX_BATCH_SIZE`).
 
 Precedence, low to high: default < model class < TOML < environment < flag. In TOML, a key at the top is for every model
@@ -19,13 +19,12 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 
 from weir.batching.settings import BatchingSettings
 from weir.catalog.sources import ModelToServe, RepositorySettings
+from weir.config import Rule, check, from_text, from_texts, from_toml, setting
 from weir.embedding import settings as embedding
 from weir.embedding.bert_as_service.settings import SERVER_PARTS as TEXT_SERVER_PARTS
 from weir.errors import SettingsError
-from weir.fields import Rule, check, setting
 from weir.frontends.frontend import FrontendsSettings
 from weir.frontends.grpc.frontend import GrpcSettings
-from weir.parsing import from_text, from_texts, from_toml
 from weir.protocols.access import AccessSettings, ControlSettings
 from weir.protocols.kserve.settings import KserveSettings
 from weir.protocols.settings import HttpSettings

@@ -12,8 +12,8 @@ import pytest
 from tests.embedding.doors import Served, served
 from tests.embedding.hashing import HashingEncoder, vector_of
 
+from weir.client.calls import NEVER, Retry, Unreachable
 from weir.client.embedding import ConcurrentEmbeddingClient, EmbeddingClient
-from weir.client.retrying import NEVER, Retry, Unreachable
 from weir.embedding.bert_as_service.status import Status
 from weir.errors import (
     Cancelled,

@@ -4,8 +4,7 @@ import inspect
 
 import pytest
 
-from weir.client.asynchronous import AsyncClient
-from weir.client.synchronous import Client
+from weir.client.methods import AsyncClient, Client
 
 METHODS = sorted(name for name in vars(Client) if not name.startswith("_"))
 # Who awaits can withdraw what others still do; threads cannot.

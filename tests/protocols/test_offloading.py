@@ -24,7 +24,7 @@ from tests.protocols.kserve.models import Vector
 from weir.catalog.loading import ServiceMaker
 from weir.catalog.manager import Manager
 from weir.catalog.registry import Registry
-from weir.catalog.repository.document import read_config
+from weir.catalog.repository.folder import read_config
 from weir.catalog.sources import ModelToServe, TargetRepository
 from weir.errors import InvalidRequest, Overloaded
 from weir.frontends.http.application import make_app

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from weir.fields import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, ROWS, SHARE, check, setting
+from weir.config import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, ROWS, SHARE, check, setting
 
 
 @dataclass(frozen=True)

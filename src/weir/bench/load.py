@@ -6,8 +6,8 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
+from weir.config import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, check, setting
 from weir.errors import SettingsError
-from weir.fields import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, check, setting
 from weir.simulation.arrivals import Arrivals, parse_arrivals
 
 Floats = NDArray[np.float64]

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from weir.config import check, setting
 from weir.errors import InvalidRequest, ModelNotFound, SettingsError
-from weir.fields import check, setting
 
 if TYPE_CHECKING:
     from weir.serving.service import Service

@@ -12,13 +12,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from weir.client.asynchronous import AsyncClient
+    from weir.client.calls import NEVER, ConnectionLost, Result, Retry, Unreachable
     from weir.client.embedding import ConcurrentEmbeddingClient, EmbeddingClient
     from weir.client.grpc import AsyncGrpcClient, GrpcClient
     from weir.client.http import AsyncHttpClient, HttpClient
-    from weir.client.retrying import NEVER, ConnectionLost, Retry, Unreachable
-    from weir.client.synchronous import Client
-    from weir.client.values import Result
+    from weir.client.methods import AsyncClient, Client
     from weir.client.websocket import AsyncWebSocketClient, WebSocketClient
     from weir.wire.inference import TensorValue
 
@@ -33,10 +31,10 @@ _WHERE = {
     "GrpcClient": "weir.client.grpc", "AsyncGrpcClient": "weir.client.grpc",
     "WebSocketClient": "weir.client.websocket", "AsyncWebSocketClient": "weir.client.websocket",
     "EmbeddingClient": "weir.client.embedding", "ConcurrentEmbeddingClient": "weir.client.embedding",
-    "Client": "weir.client.synchronous", "AsyncClient": "weir.client.asynchronous",
-    "Result": "weir.client.values", "TensorValue": "weir.wire.inference",
-    "Retry": "weir.client.retrying", "NEVER": "weir.client.retrying",
-    "Unreachable": "weir.client.retrying", "ConnectionLost": "weir.client.retrying",
+    "Client": "weir.client.methods", "AsyncClient": "weir.client.methods",
+    "Result": "weir.client.calls", "TensorValue": "weir.wire.inference",
+    "Retry": "weir.client.calls", "NEVER": "weir.client.calls",
+    "Unreachable": "weir.client.calls", "ConnectionLost": "weir.client.calls",
 }  # fmt: skip
 
 # What has the libraries of the transports installed.

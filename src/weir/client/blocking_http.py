@@ -14,8 +14,8 @@ from threading import BoundedSemaphore, Lock
 from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from weir.client.http_calls import HttpReply, OutgoingRequest, address_of
-from weir.client.retrying import ConnectionLost, Unreachable
+from weir.client.calls import ConnectionLost, Unreachable
+from weir.client.http import HttpReply, OutgoingRequest, address_of
 from weir.errors import Cancelled, DeadlineExceeded, SettingsError
 
 _PIECE = 1 << 20  # bytes of a body that are read at a time

@@ -9,10 +9,8 @@ import grpc.aio
 import msgspec
 from google.protobuf.json_format import MessageToDict
 
-from weir.client.asynchronous import AsyncClient
-from weir.client.calls import Metadata, Program, Streaming
-from weir.client.retrying import Retry, error_of_code, error_of_status
-from weir.client.synchronous import Client
+from weir.client.calls import Metadata, Program, Retry, Streaming, error_of_code, error_of_status
+from weir.client.methods import AsyncClient, Client
 from weir.errors import InvalidRequest
 from weir.wire.inference import ERROR_NAME, InferenceRequest, InferenceResponse, Parameter
 from weir.wire.kserve_grpc import methods, read_response, read_stream_response, write_parameters, write_request

@@ -13,14 +13,10 @@ from websockets.asyncio.client import connect as connect_async
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 from websockets.sync.client import ClientConnection, connect
 
-from weir.client.asynchronous import AsyncClient
 from weir.client.blocking_http import connect_unix
-from weir.client.calls import Decoder, Program, Streaming
-from weir.client.http import CONNECTIONS, AsyncHttpTransport, HttpTransport
-from weir.client.http_calls import HttpCalls, address_of, asking_binary
-from weir.client.retrying import ConnectionLost, Retry, Unreachable, error_of_status
-from weir.client.synchronous import Client
-from weir.client.values import FINAL
+from weir.client.calls import FINAL, ConnectionLost, Decoder, Program, Retry, Streaming, Unreachable, error_of_status
+from weir.client.http import CONNECTIONS, AsyncHttpTransport, HttpCalls, HttpTransport, address_of, asking_binary
+from weir.client.methods import AsyncClient, Client
 from weir.errors import DeadlineExceeded, InvalidRequest, Overloaded, Unsupported, WeirError
 from weir.wire.inference import InferenceRequest, InferenceResponse
 from weir.wire.websocket import ErrorMessage, Message, read_answer, write_cancel, write_request

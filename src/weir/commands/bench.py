@@ -87,7 +87,7 @@ def bench(
     from weir.bench import LoadSettings, run_shown
     from weir.bench.targets import make_target
     from weir.bench.targets.http import HttpOptions
-    from weir.commands.output import check_results
+    from weir.commands.options import check_results
 
     load = LoadSettings(arrivals, rate, duration, concurrency, warm_up, rounds, seed, max_lag_ms)
     options = HttpOptions(_headers(header or []), timeout, max_connections, insecure, channels, rows)
@@ -152,7 +152,7 @@ def _write(report: "Report", json: Path | None, markdown: Path | None, figure: P
 
     from weir.bench.report import headline, table, to_dict
     from weir.bench.report import markdown as as_markdown
-    from weir.commands.output import STDOUT, print_table, write_atomically
+    from weir.commands.options import STDOUT, print_table, write_atomically
 
     console = Console(highlight=False)
     if STDOUT not in (json, markdown):

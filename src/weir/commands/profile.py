@@ -9,8 +9,19 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from weir.catalog.sources import ModelToServe
-from weir.commands.options import option, parameter, settings_of, settings_parameters, text_of, with_signature
-from weir.commands.output import check_drawing, check_figure, check_writable, print_table, write_atomically
+from weir.commands.options import (
+    check_drawing,
+    check_figure,
+    check_writable,
+    option,
+    parameter,
+    print_table,
+    settings_of,
+    settings_parameters,
+    text_of,
+    with_signature,
+    write_atomically,
+)
 from weir.errors import SettingsError
 from weir.profiling.settings import ProfilingSettings
 from weir.settings import declared_by, declared_settings, value_of
@@ -65,8 +76,7 @@ profile = with_signature(
 
 
 def _measure(model: ModelToServe, settings: ProfilingSettings, items: Path | None) -> "Profile":
-    from weir.catalog.loading import make_service
-    from weir.catalog.profiling import MEASURED_WITH, profile_service
+    from weir.catalog.loading import MEASURED_WITH, make_service, profile_service
 
     service = make_service(model._replace(settings={**model.settings, **MEASURED_WITH}), ())
     about = {"target": model.target, "command": command_line(sys.argv[1:])}

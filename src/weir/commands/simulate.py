@@ -63,7 +63,7 @@ def simulate(
     from weir.workers.launch import compute_in_one_thread
 
     compute_in_one_thread()
-    from weir.commands.output import check_results
+    from weir.commands.options import check_results
     from weir.policy.cost.objective import Prices
     from weir.simulation.report import Bars
     from weir.simulation.simulator import read_profile, settings_for, split_policies
@@ -101,7 +101,7 @@ def _show(compared: "Comparison", json: Path | None, figure: Path | None) -> Non
     import msgspec
     from rich.console import Console
 
-    from weir.commands.output import STDOUT, print_table, write_atomically
+    from weir.commands.options import STDOUT, print_table, write_atomically
     from weir.simulation.report import draw, heading, table
 
     text = msgspec.json.format(msgspec.json.encode(compared.to_dict()), indent=2).decode() + "\n"

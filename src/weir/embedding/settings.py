@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
+from weir.config import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, Rule, check, one_of, setting
 from weir.embedding.recipe import WINDOW, Pooling, Precision, poolings_named
 from weir.embedding.runtime import RUNTIMES
 from weir.errors import SettingsError
-from weir.fields import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, Rule, check, one_of, setting
 
 SHORTEST = 3  # tokens that a text may be cut to: the two special ones and one of its own
 

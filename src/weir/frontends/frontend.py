@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from weir.config import check, setting
 from weir.errors import SettingsError, WeirError
-from weir.fields import check, setting
 from weir.messages import Observer
 from weir.protocols.access import Access, Control
 from weir.protocols.settings import HttpSettings

@@ -5,7 +5,7 @@ Each is a frozen dataclass whose fields are its settings, and pure: the same obs
 
 from dataclasses import MISSING, dataclass
 
-from weir.fields import AT_LEAST_ONE, AT_LEAST_ZERO, check, setting
+from weir.config import AT_LEAST_ONE, AT_LEAST_ZERO, check, setting
 from weir.messages import Reason
 from weir.policy.decision import Decision, Observation, PolicyBase
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from weir.config import POSITIVE, check, setting
 from weir.errors import SettingsError
-from weir.fields import POSITIVE, check, setting
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from hashlib import sha256
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from weir.config import check, setting
 from weir.errors import Forbidden, SettingsError, Unauthorized
-from weir.fields import check, setting
 
 # A request with one of these was passed on by a proxy: it may come from anywhere, wherever the proxy is.
 _PASSED_ON = frozenset((b"forwarded", b"x-forwarded-for", b"x-real-ip", b"via"))

@@ -6,8 +6,8 @@ from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from weir.batching.settings import BatchingSettings
+from weir.config import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, check, setting
 from weir.errors import SettingsError
-from weir.fields import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, check, setting
 from weir.model import Model, check_attributes, is_batched
 from weir.workers.settings import WorkerSettings
 

@@ -4,8 +4,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from weir.config import Rule, check, one_of, setting
 from weir.errors import SettingsError
-from weir.fields import Rule, check, one_of, setting
 
 if TYPE_CHECKING:
     from weir.telemetry.tracing import Tracing

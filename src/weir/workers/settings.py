@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from weir.config import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, check, one_of, setting
 from weir.errors import SettingsError
-from weir.fields import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, check, one_of, setting
 
 # Where workers attach: unix:PATH or tcp:HOST:PORT.
 

@@ -20,7 +20,7 @@ from tests.embedding import tiny
 from tests.served import Served
 
 from weir.client import EmbeddingClient
-from weir.client.retrying import NEVER, Unreachable
+from weir.client.calls import NEVER, Unreachable
 from weir.embedding.metrics import MOST
 from weir.errors import CapacityError, Draining, WeirError
 from weir.textserver import INSTALL, installed_model

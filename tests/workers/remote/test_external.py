@@ -14,9 +14,8 @@ from tests.workers.outsiders import Outsider
 from tests.workers.pools import Recorder
 
 from weir.errors import Conflict, InvalidRequest, ModelError, ModelNotReady, SettingsError, ValidationFailed
-from weir.external import External
 from weir.messages import JSON, MSGPACK, OBJECT, OCTETS, Batch
-from weir.model import Model, Tensor
+from weir.model import External, Model, Tensor
 from weir.wire.lockstep import ASK
 from weir.wire.values import encode
 from weir.workers.remote import external

@@ -26,8 +26,8 @@ from weir.bench.targets.connection import (
     reason_of,
 )
 from weir.bench.targets.payloads import TargetEndpoint, declared_inputs, made_request, read_payloads, said_requests
+from weir.config import AT_LEAST_ONE, POSITIVE, check, setting
 from weir.errors import SettingsError
-from weir.fields import AT_LEAST_ONE, POSITIVE, check, setting
 from weir.messages import OCTETS
 from weir.wire import kserve_binary, kserve_json
 from weir.wire.inference import InferenceRequest

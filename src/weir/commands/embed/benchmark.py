@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weir.commands.output import STDOUT, check_results, write_atomically
+from weir.commands.options import STDOUT, check_results, write_atomically
 from weir.errors import SettingsError
 
 if TYPE_CHECKING:

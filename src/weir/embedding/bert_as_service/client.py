@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy
 
+from weir.client.calls import Unreachable, error_of_status
 from weir.client.embedding import EncodeCall, Heard, Vectors
-from weir.client.retrying import Unreachable, error_of_status
 from weir.embedding.bert_as_service.frames import SHOW_CONFIG, SHOW_STATUS, TERMINATION, encode_json
 from weir.errors import Cancelled, DeadlineExceeded, SettingsError, Unsupported, WeirError
 

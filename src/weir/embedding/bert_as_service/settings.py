@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from weir.config import AT_LEAST_ONE, POSITIVE, check, setting
 from weir.embedding.settings import CallerSettings
 from weir.errors import SettingsError
-from weir.fields import AT_LEAST_ONE, POSITIVE, check, setting
 from weir.protocols.settings import PORT
 
 

@@ -4,8 +4,8 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from weir.config import AT_LEAST_ONE, POSITIVE, check, setting
 from weir.errors import SettingsError
-from weir.fields import AT_LEAST_ONE, POSITIVE, check, setting
 from weir.frontends.frontend import Frontend
 from weir.protocols.settings import PORT, HttpSettings
 

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from weir.config import AT_LEAST_ZERO, POSITIVE, check, setting
 from weir.errors import SettingsError
-from weir.fields import AT_LEAST_ZERO, POSITIVE, check, setting
 from weir.messages import Reason
 from weir.policy.cost.objective import LatencySLO, Prices, trimmed
 from weir.policy.cost.profile import Floats, Profile

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from weir.fields import check, setting
+from weir.config import check, setting
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@ from typing import Any
 
 import pytest
 
+from weir.config import from_text, from_texts, from_toml
 from weir.errors import SettingsError
-from weir.parsing import from_text, from_texts, from_toml
 
 ENV = list[dict[str, str]]
 

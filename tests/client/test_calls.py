@@ -1,0 +1,240 @@
+"""From arrays to tensors."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import numpy as np
+import pytest
+
+from weir import errors
+from weir.client import (
+    NEVER,
+    AsyncHttpClient,
+    ConnectionLost,
+    GrpcClient,
+    HttpClient,
+    Result,
+    Retry,
+    TensorValue,
+    Unreachable,
+    WebSocketClient,
+)
+from weir.client.calls import (
+    Program,
+    Sleep,
+    error_of_code,
+    error_of_status,
+    of_call,
+    of_client,
+    request_of,
+    retried,
+    tensor_of,
+)
+from weir.client.http import HttpCalls, HttpReply, error_of
+from weir.errors import InvalidRequest, SettingsError
+from weir.protocols.status import grpc_code, kserve_code
+from weir.wire.inference import InferenceResponse
+
+
+def test_the_datatype_is_that_of_the_array() -> None:
+    for datatype, dtype in (
+        ("BOOL", bool),
+        ("INT8", np.int8),
+        ("UINT64", np.uint64),
+        ("FP16", np.float16),
+        ("FP64", float),
+    ):
+        assert tensor_of("x", np.zeros(2, dtype)).datatype == datatype
+    swapped = tensor_of("x", np.array([1, 2], ">i4"))
+    assert (swapped.datatype, swapped.array.tolist(), swapped.array.dtype) == ("INT32", [1, 2], np.dtype("int32"))
+
+
+def test_texts_and_bytes_are_bytes() -> None:
+    for array in (np.array(["é"]), np.array(["é".encode()]), np.array(["é"], object)):
+        assert tensor_of("x", array).array.tolist() == ["é".encode()]
+    with pytest.raises(errors.InvalidRequest, match="neither bytes nor a text"):
+        tensor_of("x", np.array([3], object))
+
+
+def test_other_arrays_are_refused_and_tensors_are_taken_as_they_are() -> None:
+    with pytest.raises(errors.InvalidRequest, match="complex128"):
+        tensor_of("x", np.array([1j]))
+    given = TensorValue("x", "BF16", np.zeros(2, np.uint16))
+    assert tensor_of("x", given) is given
+
+
+def test_what_is_said_beside_the_inputs() -> None:
+    said = request_of(
+        "m", {}, {"version": "2", "id": "7", "outputs": ["y"], "priority": 1, "timeout": 0.5, "parameters": {"a": 1}}
+    )
+    assert (said.version, said.id, [each.name for each in said.outputs or ()]) == ("2", "7", ["y"])
+    assert said.parameters == {"a": 1, "priority": 1, "timeout": 500_000}
+    assert request_of("m", {}, {}).outputs is None
+
+
+def test_a_result_is_a_mapping_of_arrays() -> None:
+    array = np.array([1, 2], np.int32)
+    response = InferenceResponse("m", [TensorValue("y", "INT32", array)], parameters={"triton_final_response": True})
+    result = Result(response)
+    assert (len(result), list(result), result["y"] is array, result.parameters) == (1, ["y"], True, {})
+    assert repr(result) == "Result('m', [TensorValue('y', INT32, shape [2])])"
+
+
+LIVE = HttpReply(200, {}, b'{"models": ["a"]}')
+
+
+def waits(retry: Retry, replies: list[Any]) -> tuple[Any, list[float]]:
+    """Return what comes of asking for the models while the server gives `replies`, and the waits in between."""
+    program: Program[Any] = retried(retry, HttpCalls().models)
+    waited: list[float] = []
+    given: Any = None
+    while True:
+        try:
+            step = program.throw(given) if isinstance(given, Exception) else program.send(given)
+        except StopIteration as end:
+            return end.value, waited
+        except errors.WeirError as error:
+            return error, waited
+        if isinstance(step, Sleep):
+            waited.append(step.seconds)
+            given = None
+        else:
+            given = replies.pop(0)
+
+
+def refusal(status: int, name: str = "", **headers: str) -> HttpReply:
+    return HttpReply(status, {**({"weir-error": name} if name else {}), **headers}, b'{"error": "no"}')
+
+
+def test_a_full_line_is_tried_again_after_the_servers_wait() -> None:
+    assert waits(Retry(), [refusal(429, **{"retry-after": "3"}), LIVE]) == (["a"], [3.0])
+
+
+def test_without_one_waits_double() -> None:
+    retry = Retry(times=4, first_wait=0.5, longest_wait=1.5)
+    refused = [refusal(503), Unreachable("nobody"), refusal(503), refusal(503)]
+    assert waits(retry, [*refused, LIVE]) == (["a"], [0.5, 1.0, 1.5, 1.5])
+
+
+def test_it_is_not_tried_for_ever() -> None:
+    end, waited = waits(Retry(times=1), [refusal(503, "Draining"), refusal(429)])
+    assert (type(end), len(waited)) == (errors.Overloaded, 1)
+    end, waited = waits(NEVER, [refusal(503, "Draining")])
+    assert (type(end), waited) == (errors.Draining, [])
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind"),
+    [
+        (refusal(500, "ModelCrashed"), errors.ModelCrashed),
+        (refusal(503, "WorkerLost"), errors.WorkerLost),
+        (refusal(500), errors.ModelError),
+        (refusal(400), errors.InvalidRequest),
+        (refusal(408), errors.DeadlineExceeded),
+        (ConnectionLost("gone"), ConnectionLost),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else "",
+)
+def test_what_a_model_may_have_been_given_is_never_sent_again(reply: Any, kind: type[Exception]) -> None:
+    end, waited = waits(Retry(), [reply, LIVE])
+    assert (type(end), waited) == (kind, [])
+
+
+def test_where_there_is_no_time_for_the_wait_the_refusal_is_the_end() -> None:
+    program = retried(Retry(), HttpCalls().models)
+    next(program)
+    assert program.send(refusal(429, **{"retry-after": "60"})) == Sleep(60.0)
+    with pytest.raises(errors.Overloaded, match="no"):
+        program.throw(errors.DeadlineExceeded("no time"))
+
+
+KINDS = [
+    kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, errors.WeirError) and kind is not errors.SettingsError
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_error_comes_back_as_what_it_was(kind: type[errors.WeirError]) -> None:
+    error = kind("because")
+    for back in (
+        error_of_status(kserve_code(error), "because", name=kind.__name__),
+        error_of_code(grpc_code(error), "because", name=kind.__name__),
+    ):
+        assert (type(back), back.message) == (kind, "because")
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(400, errors.InvalidRequest), (404, errors.ModelNotFound), (413, errors.TooLarge), (429, errors.Overloaded),
+     (501, errors.Unsupported), (503, errors.CapacityError), (418, errors.WeirError)],
+)  # fmt: skip
+def test_an_error_without_a_name_is_what_its_status_stands_for(status: int, kind: type[errors.WeirError]) -> None:
+    assert type(error_of_status(status, "because", name="NoSuchError")) is kind
+
+
+def test_grpc_tells_a_refusal_from_a_broken_connection() -> None:
+    assert type(error_of_code("UNAVAILABLE", "loading", retry_after=1.0)) is errors.CapacityError
+    assert type(error_of_code("UNAVAILABLE", "failed to connect to all addresses")) is Unreachable
+    assert type(error_of_code("UNAVAILABLE", "Socket closed")) is ConnectionLost
+    assert type(error_of_code("RESOURCE_EXHAUSTED", "message larger than max")) is errors.TooLarge
+    assert type(error_of_code("DATA_LOSS", "")) is errors.WeirError
+
+
+def test_the_text_and_the_wait_are_kept() -> None:
+    error = error_of(HttpReply(429, {"retry-after": "3"}, b'{"error": "the line is full"}'))
+    assert isinstance(error, errors.Overloaded)
+    assert (error.message, error.retry_after) == ("the line is full", 3.0)
+    assert error_of(HttpReply(502, {}, b"<html>bad gateway")).message == "<html>bad gateway"
+    assert error_of(HttpReply(500, {}, b'{"error": {"type": "x", "message": "inside"}}')).message == "inside"
+    assert error_of(HttpReply(500, {}, b"")).message == "HTTP status 500"
+
+
+NONE = [0, -1, 0.0, float("nan"), float("inf"), "5", 10**400]
+ONE = {"x": numpy.ones(1)}
+NOBODY = "http://127.0.0.1:9"
+
+
+@pytest.mark.parametrize("timeout", NONE)
+def test_what_is_no_time_is_refused(timeout: Any) -> None:
+    with pytest.raises(SettingsError, match=r"timeout=.*greater than 0"):
+        of_client(timeout)
+    with pytest.raises(InvalidRequest, match=r"timeout=.*greater than 0"):
+        of_call(timeout, 60.0)
+
+
+def test_a_call_that_says_none_has_the_time_of_its_client() -> None:
+    assert of_client(3) == 3.0
+    assert of_call(None, 3.0) == 3.0
+    assert of_call(0.5, 3.0) == 0.5
+
+
+@pytest.mark.parametrize("make", [(HttpClient, "http"), (GrpcClient, "grpc"), (WebSocketClient, "ws")])
+def test_no_client_is_made_with_none(make: tuple[Callable[..., Any], str]) -> None:
+    client, scheme = make
+    with pytest.raises(SettingsError, match="timeout=0:"):
+        client(NOBODY.replace("http", scheme), timeout=0)
+
+
+def test_no_call_begins_with_none() -> None:
+    with HttpClient(NOBODY) as client:
+        with pytest.raises(InvalidRequest, match="timeout=0:"):
+            client.infer("doubles", ONE, timeout=0)
+        with pytest.raises(InvalidRequest, match="timeout=0:"):
+            list(client.stream("doubles", ONE, timeout=0))
+        with pytest.raises(InvalidRequest, match="timeout=0:"):
+            client.wait_until_server_ready(0)
+
+
+def test_no_awaited_call_begins_with_none() -> None:
+    async def main() -> None:
+        async with AsyncHttpClient(NOBODY) as client:
+            with pytest.raises(InvalidRequest, match="timeout=-1:"):
+                await client.infer("doubles", ONE, timeout=-1)
+            with pytest.raises(InvalidRequest, match="timeout=-1:"):
+                [one async for one in client.stream("doubles", ONE, timeout=-1)]
+
+    asyncio.run(main())
