@@ -11,7 +11,7 @@ import psutil
 import weir
 from benchmarks.harness.texts import sample
 from weir.embedding.model import TextEncoder
-from weir.textserver import INSTALL, installed_model
+from weir.embedding.server_settings import INSTALL, installed_model
 from weir.workers.pool import ProcessPool
 
 TEXTS = 300

@@ -51,7 +51,7 @@ from weir.catalog.registry import Registry
 from weir.embedding.bert_as_service.http import Encode, bert_paths
 from weir.embedding.bert_as_service.settings import ZeroMqSettings
 from weir.embedding.bert_as_service.status import Status
-from weir.embedding.bert_as_service.zeromq import ZeroMqDoor
+from weir.embedding.bert_as_service.zeromq import ZeroMqFrontend
 from weir.embedding.bert_as_service.zmtp import COMMAND, GREETING, MORE, frame, ready
 from weir.embedding.calling import EmbeddingContext, Models
 from weir.embedding.metrics import TextCounts
@@ -573,7 +573,9 @@ async def serve(waiting_bytes: str = "0", *files: str) -> None:
         registry,
         HttpServer(registry, app, http, site=site, websockets=sockets),
         GrpcServer(site, GrpcSettings(grpc_port=0), http, Core),
-        ZeroMqDoor({encoder.name: encoder}, ZeroMqSettings(zmq_port=0), http, control=control, account=site.account),
+        ZeroMqFrontend(
+            {encoder.name: encoder}, ZeroMqSettings(zmq_port=0), http, control=control, account=site.account
+        ),
     ]
     if files:
         certified = dataclasses.replace(http, tls_certfile=files[0], tls_keyfile=files[1])

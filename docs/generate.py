@@ -13,6 +13,7 @@ from weir import errors
 from weir.catalog.repository.folder import KEYS
 from weir.catalog.repository.triton import FOREIGN, PLATFORMS, REFUSED, WARNED
 from weir.embedding.metrics import PaddingMetrics, TextCounts
+from weir.embedding.server_settings import TEXTS
 from weir.frontends.http.pages import Held
 from weir.messages import Reason
 from weir.profiling.settings import ProfilingSettings
@@ -22,7 +23,6 @@ from weir.protocols.status import TABLE, codes_of_type
 from weir.settings import MODEL_PARTS, SERVER_PARTS, Declared, declared_by, declared_settings
 from weir.telemetry.exposition import Exposition, TritonNames
 from weir.telemetry.recorder import Metrics
-from weir.textserver import TEXTS
 from weir.wire.tensors import BINARY_ONLY, DTYPES
 
 ROOT = Path(__file__).resolve().parents[1]

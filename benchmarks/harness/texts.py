@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from benchmarks.harness.servers import Server, python_of, script, serving
 from weir.embedding.checkpoint.reading import read_checkpoint
-from weir.textserver import INSTALL, installed_model
+from weir.embedding.server_settings import INSTALL, installed_model
 
 TEXTS = 512  # asked for by turns: every server has them in the same order, again and again
 STRATA = 8

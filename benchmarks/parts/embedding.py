@@ -5,8 +5,8 @@ from pathlib import Path
 import weir
 from benchmarks.harness.result import Part, Result, Run
 from benchmarks.harness.sweep import Sweep, sweep
+from weir.embedding.server_settings import INSTALL, installed_model
 from weir.policy.cost.profile import Profile
-from weir.textserver import INSTALL, installed_model
 
 MODEL = "weir.embedding.model:TextEncoder"
 SENTENCES = Path(__file__).parents[1] / "sentences.jsonl"

@@ -105,7 +105,7 @@ def _texts() -> list[Array]:
 
 def _checkpoint() -> Any:
     from weir.embedding.checkpoint.reading import read_checkpoint
-    from weir.textserver import INSTALL, installed_model
+    from weir.embedding.server_settings import INSTALL, installed_model
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     folder = installed_model()

@@ -76,7 +76,7 @@ def measure(run: Run) -> Result:
 def token_counts(texts: Sequence[str]) -> list[int]:
     """Return how many tokens each text has for the small model."""
     from weir.embedding.checkpoint.reading import read_checkpoint
-    from weir.textserver import INSTALL, installed_model
+    from weir.embedding.server_settings import INSTALL, installed_model
 
     folder = installed_model()
     if folder is None:

@@ -9,7 +9,7 @@ and one in `[models.NAME]` for that model.
 
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from difflib import get_close_matches
 from functools import partial
@@ -20,8 +20,6 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 from weir.batching.settings import BatchingSettings
 from weir.catalog.sources import ModelToServe, RepositorySettings
 from weir.config import Rule, check, from_text, from_texts, from_toml, setting
-from weir.embedding import settings as embedding
-from weir.embedding.bert_as_service.settings import SERVER_PARTS as TEXT_SERVER_PARTS
 from weir.errors import SettingsError
 from weir.frontends.frontend import FrontendsSettings
 from weir.frontends.grpc.frontend import GrpcSettings
@@ -169,13 +167,6 @@ def _nothing() -> Sequence[str]:
     )
 
 
-_OTHER_VARIABLES = frozenset(
-    PREFIX + each.name.upper()
-    for kinds in (embedding.MODEL_PARTS, TEXT_SERVER_PARTS)
-    for kind in kinds.values()
-    for each in fields(kind)
-)
-
 # What `weir serve` serves.
 MODELS = ServerKind(
     MODEL_PARTS, SERVER_PARTS, lambda target: (default_name(target), target), "target",
@@ -214,15 +205,17 @@ def read_settings(
     config: str | None = None,
     kind: ServerKind = MODELS,
     given: Mapping[str, Any] = MappingProxyType({}),
+    ignored: Collection[str] = (),
 ) -> Settings:
     """Return what is to be served, and how. `given` are values that a program says; they win over all else.
+    `ignored` are variables that other commands read.
 
     `targets` are of the form that `kind` reads; `flags` has the texts given for each setting, by name;
     `config` is the path of a TOML file. Raises SettingsError naming where it was said, the value and the rule.
     """
     catalog = declared_settings(kind)
     general, tables = _read_file(config or environment.get(CONFIG), catalog, kind.key)
-    said = _layered(_from_environment(environment, catalog), _from_flags(flags, catalog))
+    said = _layered(_from_environment(environment, catalog, ignored), _from_flags(flags, catalog))
     said = _layered(said, _from_table(dict(given), "settings", list(catalog), catalog))
     server = _layered(general, said)
     only_repository = bool(server.get("model_repository")) and not (targets or tables)
@@ -310,13 +303,15 @@ def value_of(declared: Declared, texts: Sequence[str]) -> Any:
     return _checked(declared, partial(from_texts, declared.hint, texts, declared.flag), declared.flag)
 
 
-def _from_environment(environment: Mapping[str, str], catalog: dict[str, Declared]) -> dict[str, Any]:
+def _from_environment(
+    environment: Mapping[str, str], catalog: dict[str, Declared], ignored: Collection[str]
+) -> dict[str, Any]:  # fmt: skip
     by_variable = {declared.variable: declared for declared in catalog.values()}
     values = {}
     for variable, text in environment.items():
         if not variable.startswith(PREFIX) or variable == CONFIG or _is_of_kubernetes(variable, text):
             continue
-        if variable in _OTHER_VARIABLES and variable not in by_variable:
+        if variable in ignored and variable not in by_variable:
             continue  # one environment may be that of several commands
         if variable not in by_variable:
             raise SettingsError(_unknown(variable, [*by_variable, CONFIG]))

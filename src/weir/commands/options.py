@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperCommand
 
+from weir.embedding.server_settings import TEXT_VARIABLES
 from weir.errors import SettingsError
 from weir.settings import MODELS, Declared, ServerKind, Settings, read_settings
 
@@ -42,7 +43,7 @@ def settings_of(
 ) -> Settings:
     """Return the settings that the command line, the file and the environment make. Raises SettingsError."""
     flags = {name: [text_of(value) for value in values] for name, values in said.items() if values}
-    return read_settings(targets or [], flags, os.environ, _only(config), kind)
+    return read_settings(targets or [], flags, os.environ, _only(config), kind, ignored=TEXT_VARIABLES)
 
 
 def with_signature(command: Callable[..., Any], parameters: list[inspect.Parameter]) -> Callable[..., Any]:

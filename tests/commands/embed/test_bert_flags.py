@@ -21,9 +21,9 @@ from weir.embedding.bert_as_service.settings import (
     Translated,
     translated,
 )
+from weir.embedding.server_settings import TEXTS, text_settings
 from weir.errors import SettingsError
 from weir.settings import declared_settings, value_of
-from weir.textserver import TEXTS, text_settings
 
 TABLE: list[tuple[str, object, str, object]] = [
     ("max_seq_len", "40", "max_length", 40),

@@ -22,8 +22,8 @@ from tests.served import Served
 from weir.client import EmbeddingClient
 from weir.client.calls import NEVER, Unreachable
 from weir.embedding.metrics import MOST
+from weir.embedding.server_settings import INSTALL, installed_model
 from weir.errors import CapacityError, Draining, WeirError
-from weir.textserver import INSTALL, installed_model
 
 SECONDS = 120.0
 CLIENTS = 64

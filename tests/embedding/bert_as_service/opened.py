@@ -14,7 +14,7 @@ from tests.embedding.bert_as_service.hashing import Hashing
 from weir.client import EmbeddingClient
 from weir.embedding.bert_as_service.client import BertTransport
 from weir.embedding.bert_as_service.settings import ZeroMqSettings
-from weir.embedding.bert_as_service.zeromq import ZeroMqDoor
+from weir.embedding.bert_as_service.zeromq import ZeroMqFrontend
 from weir.embedding.metrics import TextCounts
 from weir.protocols.access import Control, ControlSettings
 from weir.protocols.account import Account
@@ -43,7 +43,7 @@ class Opened:
     async def _start(self) -> None:
         self.encoder = Hashing()
         self.counts = TextCounts()
-        self.door = ZeroMqDoor(
+        self.door = ZeroMqFrontend(
             {"hashing": self.encoder, "other": Hashing()}, self._settings, self._http, control=self._control,
             counts=self.counts, terminate=self.ended.set, account=self._account,
         )  # fmt: skip

@@ -11,7 +11,7 @@ from tests.embedding import tiny
 from weir.embedding.checkpoint.reading import read_checkpoint
 from weir.embedding.checkpoint.weights import names_of, open_tensors
 from weir.embedding.recipe import Pooling
-from weir.textserver import installed_model
+from weir.embedding.server_settings import installed_model
 
 
 @pytest.mark.parametrize("family", tiny.FAMILIES)

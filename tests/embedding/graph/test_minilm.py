@@ -11,7 +11,7 @@ from tests.embedding.graph.running import Array, cosines, running
 from weir.embedding.checkpoint.reading import read_checkpoint
 from weir.embedding.graph.building import build
 from weir.embedding.recipe import Pooling, Precision, Recipe
-from weir.textserver import installed_model
+from weir.embedding.server_settings import installed_model
 
 KNOWN = np.load(Path(__file__).parent / "minilm.npz")
 TEXTS = np.split(KNOWN["ids"].astype(np.int32), np.cumsum(KNOWN["lengths"])[:-1])

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def directory_of(model: Path | None) -> Path:
     """Return the model's directory; without one that of the small model. Raises SettingsError if it is not installed."""
-    from weir.textserver import INSTALL, installed_model
+    from weir.embedding.server_settings import INSTALL, installed_model
 
     found = model or installed_model()
     if found is None:

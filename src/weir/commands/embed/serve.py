@@ -23,8 +23,8 @@ from weir.embedding.bert_as_service.settings import (
     ZeroMqSettings,
     translated,
 )
+from weir.embedding.server_settings import TEXTS
 from weir.settings import Settings, declared_settings
-from weir.textserver import TEXTS, compose
 
 _STOCK_VERSION = "1.10.0"  # whose clients find what they look for
 
@@ -42,6 +42,7 @@ def _serve(directories: list[str] | None, config: list[str] | None, **said: list
     import asyncio
 
     from weir.console import MeasuringProgress, errors_logged, serve
+    from weir.embedding.server import compose
     from weir.telemetry.logs import logging_to
 
     if said.get(VERSION):

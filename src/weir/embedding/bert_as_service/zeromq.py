@@ -267,7 +267,7 @@ def end_process() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-class ZeroMqDoor:
+class ZeroMqFrontend:
     """Serves `served`, models by name of which the first is the default, over ZeroMQ.
 
     `terminate` is called when somebody who may (`control`) asks the server to end. `clients` counts who asks and `counts` what for, `status` answers for the server; all may be shared with other doors, and so may the `account` of what clients hold.

@@ -1,18 +1,15 @@
-"""A server of text models: which settings `weir embed serve` has, and the server that follows from them."""
+"""Which settings `weir embed serve` and `weir.embedding.serve` have, and how they name a model."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 from weir.embedding import settings as embedding
 from weir.embedding.bert_as_service.settings import SERVER_PARTS as TEXT_SERVER_PARTS
 from weir.errors import SettingsError
-from weir.settings import MODEL_PARTS, SERVER_PARTS, ServerKind, Settings, read_settings
-
-if TYPE_CHECKING:
-    from weir.embedding.calibration import Progress
-    from weir.embedding.product import EmbeddingProduct
+from weir.settings import MODEL_PARTS, PREFIX, SERVER_PARTS, ServerKind, Settings, read_settings
 
 # The small model that can be installed from the package index.
 _SMALL_MODEL = "all-minilm-l6-v2"
@@ -66,25 +63,12 @@ TEXTS = ServerKind(
     named, "directory", "the directory of a model", installed, FOUND,
 )  # fmt: skip
 
-
-class TextServer(NamedTuple):
-    """The settings of a server, its models among them, and the product that it serves."""
-
-    settings: Settings
-    product: "EmbeddingProduct"
-
-
-async def compose(settings: Settings, progress: "Callable[[str], Progress]") -> TextServer:
-    """Return the server that `settings` of the kind TEXTS make, after its models have been measured where they have to be.
-
-    `progress` returns what hears of the measurement of the model called so. Raises SettingsError naming the file of a model that
-    cannot be used, and what the start of a worker raises.
-    """
-    from weir.embedding.product import EmbeddingProduct  # loads a server, which the command line does not need
-
-    product = EmbeddingProduct(settings.models, settings.more["Callers"], settings.more["ZeroMQ"])
-    await product.calibrate(progress)
-    return TextServer(settings._replace(models=product.models), product)
+# The variables that no other command has. One environment may be that of several commands: the others ignore them.
+TEXT_VARIABLES = frozenset(
+    PREFIX + field.name.upper()
+    for kind in (*embedding.MODEL_PARTS.values(), *TEXT_SERVER_PARTS.values())
+    for field in fields(kind)
+)
 
 
 def text_settings(

@@ -1,24 +1,37 @@
-"""The service of sentence vectors as a product: its models, its endpoints, and what they share."""
+"""A server of text models: the product that adds texts to a server, and a server in a thread of a program.
+
+with weir.embedding.serve("./bge-small-en", port=0) as server:
+    print(server.url)
+"""
 
 import asyncio
+import contextlib
+import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from urllib.parse import urlsplit
 
+import uvloop
 from prometheus_client.registry import Collector
 from starlette.routing import BaseRoute
 
+from weir.app import App
 from weir.catalog.sources import ModelToServe
 from weir.embedding.bert_as_service.http import BertEncodeCall, Encode, bert_paths
 from weir.embedding.bert_as_service.settings import ZeroMqSettings
 from weir.embedding.bert_as_service.status import Status, stock_fields
-from weir.embedding.bert_as_service.zeromq import ZeroMqDoor
-from weir.embedding.calibration import Budget, Progress
+from weir.embedding.bert_as_service.zeromq import ZeroMqFrontend
+from weir.embedding.calibration import Budget, Progress, nothing
 from weir.embedding.calling import EmbeddingContext, HotTexts, Models
 from weir.embedding.encoder import Encoder
 from weir.embedding.metrics import PaddingMetrics, TextClients, TextCounts
 from weir.embedding.openai import EmbeddingsCall, OpenAI, openai_paths
 from weir.embedding.recipe import Pooling
+from weir.embedding.server_settings import given_settings
 from weir.embedding.settings import CallerSettings
 from weir.embedding.text_inference import TextInference
 from weir.embedding.text_model import ServedTextModel, read_model
@@ -28,6 +41,13 @@ from weir.frontends.http.auth_middleware import Refuse
 from weir.frontends.http.fast.plan import RouteHandler
 from weir.messages import Observer
 from weir.protocols.access import is_loopback
+from weir.settings import Settings
+
+if TYPE_CHECKING:
+    from weir.client.embedding import EmbeddingTransport
+
+
+_ZMQ_PORT = 5555  # of bert-as-service
 
 
 class EmbeddingProduct:
@@ -47,7 +67,7 @@ class EmbeddingProduct:
         self._budgets: dict[str, Budget] = {}
         self._encoders: dict[str, Encoder] = {}
         self._inferences: dict[str, TextInference] = {}
-        self._zeromq_door: ZeroMqDoor | None = None
+        self._zeromq_door: ZeroMqFrontend | None = None
         self._refusals: Mapping[str, Refuse] = {}
         self._context: FrontendContext
         self._site: EmbeddingContext
@@ -116,7 +136,7 @@ class EmbeddingProduct:
                 f"api_key, zmq_port={self._zeromq.zmq_port}, host={host!r}: over ZeroMQ nobody can be asked for a key; with one, host must be a "
                 "loopback address, or there must be no ZeroMQ"
             )
-        self._zeromq_door = ZeroMqDoor(
+        self._zeromq_door = ZeroMqFrontend(
             self._encoders, self._zeromq, context.settings.http, control=context.control, clients=self._clients,
             counts=self._counts, status=self._status, terminate=context.end,
             account=None if context.site is None else context.site.account,
@@ -182,3 +202,162 @@ class EmbeddingProduct:
         settings, door = self._context.settings.http, self._zeromq_door
         ports = None if door is None else (door.port, door.port_out)
         return stock_fields(service, said, front, settings, ports, show_tokens=self._zeromq.zmq_show_tokens)
+
+
+class TextServer(NamedTuple):
+    """The settings of a server, its models among them, and the product that it serves."""
+
+    settings: Settings
+    product: EmbeddingProduct
+
+
+async def compose(settings: Settings, progress: Callable[[str], Progress]) -> TextServer:
+    """Return the server that `settings` of the kind TEXTS make, after its models have been measured where they have to be.
+
+    `progress` returns what hears of the measurement of the model called so. Raises SettingsError naming the file of a model that
+    cannot be used, and what the start of a worker raises.
+    """
+    from weir.embedding.server import EmbeddingProduct  # loads a server, which the command line does not need
+
+    product = EmbeddingProduct(settings.models, settings.more["Callers"], settings.more["ZeroMQ"])
+    await product.calibrate(progress)
+    return TextServer(settings._replace(models=product.models), product)
+
+
+class EmbeddingServer:
+    """Serves the models of `directories` (DIRECTORY or NAME=DIRECTORY; none: the small one that can be installed) with the settings of
+    `weir embed serve` as keyword arguments. Neither variables nor a file are read.
+
+    A context manager: serves when its block begins, and has finished what it accepted when the block ends. Or call `start`, wait for
+    `is_ready`, and `close`. Raises SettingsError before anything is started. Where a model has to be measured first, that is done when this is
+    made, and raises what the start of a worker raises.
+    """
+
+    def __init__(self, *directories: str | os.PathLike[str], **settings: Any) -> None:
+        said = given_settings([os.fspath(directory) for directory in directories], settings)
+        with ThreadPoolExecutor(1) as aside:  # here a loop may be running
+            server = aside.submit(asyncio.run, compose(said, lambda name: nothing)).result()
+        self._app = App(server.settings, product=server.product)
+        self._runner: asyncio.Runner
+        self._loop: asyncio.AbstractEventLoop
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self.is_ready = threading.Event()
+        self._settled = threading.Event()  # ready, or ended without ever having been
+
+    @property
+    def url(self) -> str:
+        """Where HTTP is served."""
+        return self._app.server.address
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where each door is, HTTP first."""
+        return [door.address for door in self._app.frontends]
+
+    @property
+    def zmq_ports(self) -> tuple[int, int] | None:
+        """The ports of the ZeroMQ door, for requests and for answers; None if there is no such door."""
+        doors = [door for door in self._app.frontends if isinstance(door, ZeroMqFrontend)]
+        return (doors[0].port, doors[0].port_out) if doors else None
+
+    def start(self) -> None:
+        """Begin to serve, in a thread; does not wait for the models."""
+        if self._thread is not None:
+            raise SettingsError("this server has been started already")
+        self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+        self._loop = self._runner.get_loop()
+        self._thread = threading.Thread(target=self._run, name="weir-embedding-server", daemon=True)
+        self._thread.start()
+
+    def wait_until_ready(self, timeout: float | None = None) -> None:
+        """Return when all models are loaded. Raises what ended the start, and TimeoutError after `timeout` seconds."""
+        if not self._settled.wait(timeout):
+            raise TimeoutError(f"the models are not loaded after {timeout:g} s")
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        """Finish what was accepted, and end. Idempotent."""
+        if self._thread is None:
+            return
+        with contextlib.suppress(RuntimeError):  # it has ended already
+            self._loop.call_soon_threadsafe(self._app.end)
+        self._thread.join()
+
+    @staticmethod
+    def shutdown(
+        url: str = "http://localhost:8000", *, token: str | None = None, port_out: int | None = None, timeout: float = 5.0
+    ) -> None:  # fmt: skip
+        """Have the server at `url` finish what it has accepted, and end, wherever it runs; `tcp://HOST:PORT` is ZeroMQ. Does not wait for the end.
+
+        It asks for its control token, or to be asked on its own machine; over ZeroMQ no token can be sent: raises Unauthorized or Forbidden then; Unreachable where nobody listens, and
+        DeadlineExceeded after `timeout` seconds without an answer.
+        """
+        from weir.client.embedding import EmbeddingClient, EmbeddingTransport
+
+        transport: EmbeddingTransport | None = None
+        if url.lower().startswith("tcp://"):
+            transport = _over_zeromq(url, token, port_out)
+            port_out = None
+        with EmbeddingClient(
+            url, token=token, port_out=port_out, timeout=timeout, ignore_all_checks=True, transport=transport
+        ) as client:
+            client.terminate()
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until it has ended: by `close`, or because somebody who may had it end."""
+        if self._thread is not None:
+            self._thread.join(timeout)
+
+    def __enter__(self) -> Self:
+        self.start()
+        try:
+            self.wait_until_ready()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        try:
+            with self._runner:
+                self._runner.run(self._app.run(self._ready, signals=False))
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._settled.set()
+
+    def _ready(self) -> None:
+        self.is_ready.set()
+        self._settled.set()
+
+
+def _over_zeromq(url: str, token: str | None, port_out: int | None) -> "EmbeddingTransport":
+    from weir.embedding.bert_as_service.client import BertTransport
+
+    if token is not None:
+        raise SettingsError(
+            f"{url}, token: over ZeroMQ no token can be sent: name the server's HTTP address, such as http://localhost:8000"
+        )
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port or _ZMQ_PORT
+    except ValueError as error:
+        raise SettingsError(f"{url}: {error}") from None
+    if not host:
+        raise SettingsError(f"{url}: must be tcp://HOST:PORT")
+    return BertTransport(host, port, port_out)
+
+
+def serve(*directories: str | os.PathLike[str], **settings: Any) -> EmbeddingServer:
+    """Return a server of the models in `directories`, not started; see EmbeddingServer."""
+    return EmbeddingServer(*directories, **settings)
+
+
+# The service of sentence vectors as a product: its models, its endpoints, and what they share.

