@@ -8,7 +8,7 @@ from reproduction.frontier import Corner, least_power_w
 from reproduction.neighbours import dominating
 from reproduction.published import LARGEST_WEIGHT, PROFILE
 from reproduction.structure import GRID_LOADS
-from weir.policy.solve.evaluation import evaluate, is_stable
+from weir.policy.solve.smdp import evaluate, is_stable
 from weir.policy.solve.tables import static_table
 
 FAR = 0.05  # relative: from here on a policy is called far from optimal

@@ -8,7 +8,7 @@ from reproduction.published import LOAD, MOST_SWEEPS, PRICES, PROFILE, TABLE
 from reproduction.sweeps import sweep
 from reproduction.truncated import eta_bound, iterate_values, law_of, model_of, served_table, solve_truncated
 from weir.policy.cost.profile import Floats
-from weir.policy.solve.evaluation import evaluate, is_stable
+from weir.policy.solve.smdp import evaluate, is_stable
 
 RATE = LOAD * PROFILE.max_rate
 ETA_SHARES = (0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 0.99, 0.999)

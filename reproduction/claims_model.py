@@ -6,7 +6,7 @@ from reproduction.claims import Claim, Judgement, Verdict, held_if
 from reproduction.findings import LOADS, WORK_CONSERVING, Findings
 from reproduction.published import MAX_RATE_PER_MS, PRICES, PROFILE
 from reproduction.truncated import model_of
-from weir.policy.solve.evaluation import evaluate
+from weir.policy.solve.smdp import evaluate
 from weir.policy.solve.tables import limit_table
 from weir.simulation.simulator import simulate
 

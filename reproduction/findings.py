@@ -9,7 +9,7 @@ from reproduction.published import LARGEST_WEIGHT, LOAD, PRICES, PROFILE, STATIC
 from reproduction.sweeps import Sweep, sweep
 from weir.policy.cost.objective import Prices
 from weir.policy.solve.bank import Solution, solve
-from weir.policy.solve.evaluation import Performance, evaluate
+from weir.policy.solve.smdp import Performance, evaluate
 from weir.policy.solve.tables import Table, greedy_table, static_table
 
 LOADS = (0.1, 0.3, 0.5, 0.7, 0.9)

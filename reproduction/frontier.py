@@ -8,7 +8,7 @@ import numpy as np
 from reproduction.published import PROFILE
 from weir.policy.cost.objective import Prices
 from weir.policy.solve.bank import solve
-from weir.policy.solve.evaluation import evaluate
+from weir.policy.solve.smdp import evaluate
 from weir.policy.solve.tables import Table, with_full_batches
 
 _BETTER = 1e-7  # relative: below it two costs are one

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from reproduction.published import PROFILE
-from weir.policy.solve.evaluation import Performance, evaluate, is_stable
+from weir.policy.solve.smdp import Performance, evaluate, is_stable
 from weir.policy.solve.tables import Table, extended
 
 STATES = 60  # rows waiting up to which an action is changed: beyond, states are visited too rarely to matter

@@ -10,10 +10,11 @@ from math import ceil, inf, log
 import numpy as np
 from numpy.typing import NDArray
 
+from reproduction.bounded import QueueLaw, queue_law
 from weir.errors import SettingsError
 from weir.policy.cost.profile import Floats, Profile
-from weir.policy.solve.evaluation import QueueLaw, is_stable, queue_law
 from weir.policy.solve.quantile import TableShape
+from weir.policy.solve.smdp import is_stable
 from weir.policy.solve.stationary import decay
 from weir.policy.solve.tables import Table, checked_table
 

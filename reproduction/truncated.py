@@ -21,12 +21,13 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided, sliding_window_view
 from numpy.typing import NDArray
 
+from reproduction.bounded import arrivals, band
 from weir.errors import SettingsError
 from weir.policy.cost.objective import Prices, unavoidable_power_w
 from weir.policy.cost.profile import Floats, Profile
 from weir.policy.solve.bank import NOTHING, TOLERANCE, Solution
-from weir.policy.solve.smdp import VISITED, Actions, arrivals, check_rate, weights_of
-from weir.policy.solve.stationary import band, decay, stationary
+from weir.policy.solve.smdp import VISITED, Actions, check_rate, weights_of
+from weir.policy.solve.stationary import decay, stationary
 from weir.policy.solve.tables import Table, checked_table, extended, with_full_batches
 
 METHODS = ("policy-iteration", "value-iteration")

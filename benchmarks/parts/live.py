@@ -39,7 +39,7 @@ from weir.policy.cost.profile import Profile
 from weir.policy.decision import Policy
 from weir.policy.online.adaptive import AutoPolicy, predict
 from weir.policy.solve.bank import Bank, solve_bank
-from weir.policy.solve.evaluation import evaluate
+from weir.policy.solve.smdp import evaluate
 from weir.policy.solve.tables import greedy_table
 from weir.simulation.simulator import run as simulate
 

@@ -21,7 +21,7 @@ from benchmarks.policies import bursts
 from weir.figures import COLOURS, INK, figure
 from weir.policy.cost.profile import Floats
 from weir.policy.solve.bank import Bank, solve_bank
-from weir.policy.solve.evaluation import evaluate
+from weir.policy.solve.smdp import evaluate
 from weir.policy.solve.tables import Table as Actions
 from weir.policy.solve.tables import greedy_table, limit_table
 

@@ -36,7 +36,7 @@ from weir.errors import WeirError
 from weir.messages import Dispatch, Request, Timing
 from weir.policy.cost.objective import Prices
 from weir.policy.solve.bank import solve, solve_bank
-from weir.policy.solve.evaluation import Performance, evaluate
+from weir.policy.solve.smdp import Performance, evaluate
 from weir.policy.solve.tables import Table, greedy_table, static_table
 from weir.simulation.arrivals import parse_arrivals
 from weir.simulation.simulator import run as simulate

@@ -10,7 +10,7 @@ from benchmarks.policies.table import Compared, Comparison
 from weir.policy.cost.objective import Prices, unavoidable_power_w
 from weir.policy.cost.profile import GOOGLENET_P4
 from weir.policy.solve.bank import solve, solve_bank
-from weir.policy.solve.evaluation import evaluate
+from weir.policy.solve.smdp import evaluate
 
 MADE_FOR = (0.05, 0.1, 0.3, 0.5)
 USED_AT = (0.5, 0.7, 0.9)

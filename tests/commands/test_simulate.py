@@ -6,7 +6,6 @@ import pytest
 
 from weir.cli import main
 from weir.policy.cost.profile import GOOGLENET_P4
-from weir.simulation.arrivals import write_trace
 from weir.simulation.report import Bars
 
 ISSUED = "smdp,greedy,size-or-delay:size=8,delay=5ms,full:4"
@@ -84,7 +83,7 @@ def test_a_recorded_trace_is_played(
     profile: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace = profile.parent / "arrivals.csv"
-    write_trace(trace, [0.001 * number for number in range(500)])
+    trace.write_text("arrival_s\n" + "".join(f"{0.001 * number!r}\n" for number in range(500)))
     assert weir(monkeypatch, "simulate", profile, "--policy", "greedy", "--arrivals", f"trace:{trace}") == 0
     assert "1,000 rows/s" in capsys.readouterr().out
 

@@ -11,7 +11,7 @@ from tests.policy.whole_law import performance
 from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import Profile
 from weir.policy.solve.bank import Bank, solve, solve_bank
-from weir.policy.solve.evaluation import evaluate
+from weir.policy.solve.smdp import evaluate
 from weir.policy.solve.stationary import decay
 from weir.policy.solve.tables import full_batch_table, greedy_table, limit_table, static_table
 

@@ -6,7 +6,7 @@ import pytest
 from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import Profile
 from weir.policy.solve.bank import solve
-from weir.policy.solve.evaluation import evaluate
+from weir.policy.solve.smdp import evaluate
 from weir.policy.solve.stationary import stationary
 
 # Energy dear and rows rare; a small fast batch beside a slow large one: rows lost in S_o would save more than 1.5 g.

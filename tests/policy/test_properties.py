@@ -6,7 +6,7 @@ import pytest
 from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import Floats, Profile
 from weir.policy.solve.bank import solve, solve_bank
-from weir.policy.solve.evaluation import evaluate
+from weir.policy.solve.smdp import evaluate
 from weir.policy.solve.tables import full_batch_table, greedy_table, limit_table, static_table
 
 KINDS = ("linear", "stepped", "past its best", "noisy")

@@ -7,7 +7,7 @@ from reproduction.published import PROFILE
 from reproduction import neighbours
 from weir.policy.cost.objective import Prices
 from weir.policy.solve.bank import solve
-from weir.policy.solve.evaluation import evaluate
+from weir.policy.solve.smdp import evaluate
 from weir.policy.solve.tables import static_table
 
 LOAD = 0.7

@@ -10,7 +10,7 @@ from weir.errors import SettingsError
 from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import GOOGLENET_P4, Profile
 from weir.policy.solve.bank import solve
-from weir.policy.solve.evaluation import evaluate
+from weir.policy.solve.smdp import evaluate
 from weir.policy.solve.tables import Table, full_batch_table, greedy_table, limit_table, static_table
 
 VARIED = Profile.linear(

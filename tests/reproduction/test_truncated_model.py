@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+from reproduction.bounded import arrivals
 from reproduction.truncated import TruncatedModel, eta_bound, iterate_values, law_of, model_of, quick_law, start_actions
 
 from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import GOOGLENET_P4, Floats, Profile
-from weir.policy.solve.smdp import arrivals
 
 SMALL = Profile(np.array([1.0, 1.5, 3.0]), np.array([2.0, 3.0, 7.0]), np.array([0.0, 0.5, 1.0]))
 RATE = 600.0

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
+from benchmarks.policies.lines import EVERY_DELAY
 
 from weir.policy.cost.profile import GOOGLENET_P4, Floats, Profile
 from weir.policy.solve.tables import limit_table
 from weir.simulation.engine import ServiceTimes
 from weir.simulation.rounds import Rule, figures, play
-from weir.simulation.search import DELAYS
 from weir.simulation.simulator import run
 
 P4 = GOOGLENET_P4
@@ -41,7 +41,7 @@ def test_control_limits(profile: Profile, load: float, workers: int) -> None:
 
 @pytest.mark.parametrize("load", [0.1, 0.7])
 def test_sizes_and_delays(load: float) -> None:
-    for size, delay in ((4, DELAYS[3]), (24, DELAYS[7])):
+    for size, delay in ((4, EVERY_DELAY[3]), (24, EVERY_DELAY[7])):
         rule = Rule(limit_table(size, 32).tolist(), allowance=[delay] * 33)
         same(P4, rule, f"size-or-delay:size={size},delay={1000.0 * delay:g}ms", poisson(load))
 

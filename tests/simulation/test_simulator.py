@@ -2,6 +2,8 @@
 
 from collections import Counter
 from math import exp, factorial, inf, log
+from pathlib import Path
+from sys import maxsize
 from typing import Any
 
 import numpy as np
@@ -12,12 +14,22 @@ from weir.batching.settings import BatchingSettings
 from weir.errors import SettingsError
 from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import GOOGLENET_P4, Profile
-from weir.policy.decision import Decision, Observation
-from weir.policy.rules import ControlLimit, Greedy
-from weir.policy.solve.evaluation import evaluate
+from weir.policy.decision import Decision, Observation, Policy
+from weir.policy.online.adaptive import SolvedPolicy
+from weir.policy.rules import ControlLimit, FullBatches, Greedy, SizeOrDelay
+from weir.policy.solve.smdp import evaluate
 from weir.policy.solve.tables import Table, greedy_table, limit_table, static_table
 from weir.simulation.arrivals import Ints, Poisson, RecordedArrivals
-from weir.simulation.simulator import run, simulate
+from weir.simulation.simulator import (
+    capacity_of,
+    fresh,
+    is_bounded,
+    policy_for,
+    run,
+    settings_for,
+    simulate,
+    split_policies,
+)
 
 ONE = Profile.linear(alpha_ms=0.0, tau0_ms=2.0, max_batch_size=1)  # one at a time, 2 ms each
 ONE_RANDOM = Profile.linear(alpha_ms=0.0, tau0_ms=2.0, max_batch_size=1, cv=1.0)
@@ -293,3 +305,145 @@ def test_an_unknown_name_in_a_difference_is_named() -> None:
         compared.difference("greedy", "full")
     with pytest.raises(SettingsError, match="what='speed'"):
         compared.difference("greedy", "greedy", "speed")
+
+
+# The best batch is 4: 4000 rows/s; a full one of 8 serves 2667.
+PEAKED = Profile(np.array([1.0, 1.0, 1.0, 1.0, 3.0, 3.0, 3.0, 3.0]), np.ones(8), np.zeros(8))
+
+
+@pytest.mark.parametrize(
+    ("policy", "capacity"),
+    [
+        (Greedy(), 8 / 0.003), (FullBatches(4), 4000.0), (FullBatches(1), 1000.0), (ControlLimit(2), 8 / 0.003),
+        (SizeOrDelay(), 8 / 0.003),
+    ],
+)  # fmt: skip
+def test_a_long_line_is_served_in_the_batches_that_the_policy_cuts(policy: Policy, capacity: float) -> None:
+    assert capacity_of(policy, PEAKED, settings_for(PEAKED)) == pytest.approx(capacity)
+    assert capacity_of(policy, PEAKED, settings_for(PEAKED), workers=3) == pytest.approx(3.0 * capacity)
+
+
+def test_the_solved_policy_serves_all_that_can_be_served_once_it_knows_the_rate() -> None:
+    compared = simulate(PEAKED, ["smdp", "greedy"], "poisson:0.9", requests=5_000)  # greedy serves no more than 0.67
+    assert compared.outcomes["smdp"].stable
+    assert not compared.outcomes["greedy"].stable
+
+
+class Silent:
+    """Says nothing of long lines."""
+
+    def __init__(self, *, raises: bool) -> None:
+        self.raises = raises
+
+    def decide(self, seen: Observation) -> Decision:
+        """Wait, or raise."""
+        if self.raises:
+            raise ValueError
+        return Decision(0)
+
+
+def test_who_does_not_say_is_not_known() -> None:
+    for raises in (True, False):
+        assert capacity_of(Silent(raises=raises), PEAKED, settings_for(PEAKED)) is None
+
+
+def test_what_is_refused_does_not_wait() -> None:
+    solved = policy_for("smdp", PEAKED)
+    assert not is_bounded(Greedy(), settings_for(PEAKED))
+    assert not is_bounded(solved, settings_for(PEAKED))
+    assert is_bounded(Greedy(), BatchingSettings(max_batch_size=8, max_queue_delay=inf, max_queue_size=100))
+
+
+PROFILE = Profile.linear(alpha_ms=1.0, tau0_ms=2.0, max_batch_size=8)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"workers": 0}, "workers=0: must be 1 or more"),
+        ({"workers": 2.5}, "workers=2.5: must be 1 or more, a whole number"),
+        ({"seed": -1}, "seed=-1: must be 0 or more"),
+        ({"requests": 1}, "requests=1: must be 2 or more"),
+        ({"requests": 50.5}, "requests=50.5: must be 2 or more, a whole number"),
+        ({"deadline": -1.0}, "deadline=-1.0: must be a number of seconds, greater than 0"),
+        ({"late_after": float("nan")}, "late_after=nan: must be a number of seconds, greater than 0"),
+    ],
+)
+def test_what_cannot_be_simulated_is_named(asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        simulate(PROFILE, ["greedy"], "poisson:0.5", **asked)
+    assert caught.value.message == message
+
+
+def test_profile_and_policies_may_be_as_on_the_command_line(tmp_path: Path) -> None:
+    path = tmp_path / "it.toml"
+    path.write_text(PROFILE.to_toml())
+    for profile in (path, str(path)):
+        compared = simulate(profile, "greedy,size-or-delay:size=8,delay=5ms", "poisson:0.5", requests=500)
+        assert list(compared.outcomes) == ["greedy", "size-or-delay:size=8,delay=5ms"]
+
+
+@pytest.mark.parametrize(
+    ("text", "policies"),
+    [
+        ("greedy", ["greedy"]),
+        (
+            "smdp,greedy,size-or-delay:size=32,delay=5ms,full:16",
+            ["smdp", "greedy", "size-or-delay:size=32,delay=5ms", "full:16"],
+        ),
+        ("full:size=16,greedy", ["full:size=16", "greedy"]),
+        ("full:size=16,full:size=8", ["full:size=16", "full:size=8"]),
+        ("mine:Policy:patience=20ms,limit=3, greedy", ["mine:Policy:patience=20ms,limit=3", "greedy"]),
+        ("square.policy.npz,greedy", ["square.policy.npz", "greedy"]),
+        ("a=b.npz,greedy", None),
+        ("size-or-delay:32,delay=5ms", ["size-or-delay:32,delay=5ms"]),
+        ("greedy,delay=5ms", None),
+        ("delay=5ms", None),
+        ("greedy,,full", None),
+        ("", None),
+    ],
+)
+def test_commas_separate_policies_and_their_settings(text: str, policies: list[str] | None) -> None:
+    if policies is None:
+        with pytest.raises(SettingsError, match="policy="):
+            split_policies(text)
+    else:
+        assert split_policies(text) == policies
+
+
+def test_without_settings_nothing_bounds_the_policy() -> None:
+    assert settings_for(PROFILE) == BatchingSettings(max_batch_size=8, max_queue_delay=inf, max_queue_size=maxsize)
+    smaller = BatchingSettings(max_batch_size=4)
+    assert settings_for(PROFILE, smaller) is smaller
+
+
+class Counting:
+    """A policy that remembers, and does not know how to forget."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def decide(self, seen: Observation) -> Decision:
+        """Count."""
+        self.asked += 1
+        return Decision(seen.waiting)
+
+
+def test_no_run_sees_the_memory_of_another() -> None:
+    policy = Counting()
+    used = fresh(policy)
+    used.decide(Observation(0.0, 1, 0.0, inf, 1, 0.0, 1, 1, 8, inf, False))
+    assert isinstance(used, Counting)
+    assert (policy.asked, used.asked) == (0, 1)
+    solved = policy_for("smdp", PROFILE)
+    assert isinstance(solved, SolvedPolicy)
+    assert fresh(solved) is not solved
+
+
+def test_texts_and_instances_are_loaded_within_the_bounds() -> None:
+    assert policy_for("full:4", PROFILE) == FullBatches(4)
+    assert policy_for(Greedy(), PROFILE) == Greedy()
+    with pytest.raises(SettingsError, match="size=9"):
+        policy_for("full:9", PROFILE)
+    with pytest.raises(SettingsError, match="delay=1 must not be greater"):
+        policy_for("size-or-delay:delay=1s", PROFILE, settings=BatchingSettings(max_batch_size=8, max_queue_delay=0.1))

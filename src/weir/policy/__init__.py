@@ -1,8 +1,13 @@
-"""When a batch is cut: pure maths, without I/O, clock or chance.
+"""When to dispatch a batch, and how large: pure functions without I/O, clock or randomness.
 
 What every policy is          decision, rules, loading, conformance
-cost/    what it is solved from: profile, objective
-solve/   the model and its solver: smdp, stationary, tables; what a table does, exactly: evaluation, quantile;
-         the best table of one rate, and of every rate: bank
-online/  running one: adaptive, rate
+cost/    what the decision is based on: the profile of a model, the weights of latency and energy, the latency SLO
+solve/   the queue as a decision process and its solver: smdp, stationary, tables, quantile; the best table for one
+         arrival rate, and for every rate: bank
+online/  a policy while it serves: the estimated arrival rate (rate), the tables for it and their limits (adaptive)
+
+Units, where a name does not carry its own: instants and durations in seconds, rates in rows per second, power in
+watts. Names with `_ms` and `_mj` are in milliseconds and millijoules, as in the paper that the solver follows (Xu,
+Sun, Zhou and Niu, "SMDP-Based Dynamic Batching for Efficient Inference on GPU-Based Platforms", arXiv 2301.12865).
+"The paper" and its equation numbers mean that one throughout.
 """

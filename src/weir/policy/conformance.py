@@ -1,12 +1,17 @@
-"""The rules that every policy keeps, to be held against one's own: `check_policy(MyPolicy())` in a test.
+"""Checks that a policy follows the rules of the contract. In a test: `check_policy(MyPolicy())`.
 
-A policy answers every possible observation; its answer is a Decision of 0 rows or more; a wait ends later than now; and
-when the instant has come until which it wanted to wait, it says something else than that same instant, else the server
-would spin. The same sequence of observations always gives the same decisions: of a policy that remembers nothing, the
-same observation gives the same decision, whatever it was asked in between; one that remembers has a method `fresh()`,
-and what that returns knows nothing of, and shares nothing with, the policy that it came from.
+The rules:
 
-A policy may say *wait* while draining: the batcher then dispatches all the same, and clamps every other wait too.
+- A policy answers every possible observation. Its answer is a Decision with 0 rows or more.
+- A wait ends later than now. At the end of a wait the policy dispatches or waits for a later instant; otherwise the
+  server would ask it again and again without end.
+- The same sequence of observations always gives the same decisions. A policy without a memory gives the same decision
+  for the same observation, whatever it was asked in between.
+- A policy with a memory has a method `fresh()`. The policy that it returns has observed nothing and shares nothing
+  with the one that it came from.
+
+A policy may decide to wait while the service drains: the batcher then dispatches all the same. It also limits all
+other waits.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,20 +22,22 @@ from typing import Any
 from weir.messages import Reason
 from weir.policy.decision import Decision, Observation, Policy, complete
 
-# Instants at which `now - oldest >= delay` and `now >= oldest + delay` are known to disagree, besides plain ones.
+# Seconds. At some of them `now - oldest >= delay` and `now >= oldest + delay` disagree because of rounding.
 INSTANTS = (0.0, 0.1, 1.1, 1234.5678, 86_400.3, 1_700_000_000.7)
 AGES = (0.0, 0.0001, 0.003, 0.1, 7.0)
-# Of the traffic that a policy may remember: rows per second, and where the fractions of a golden section come from.
+# The arrival rates of `traffic`, in rows per second; and the golden section, whose multiples have evenly spread fractions.
 RATES = (0.5, 40.0, 3000.0, 100.0)
 GOLDEN = 0.6180339887498949
 
 
 class BrokenRule(AssertionError):
-    """A policy broke a rule: the message names the rule, the observation and the decision."""
+    """A policy broke a rule. The message has the rule, the observation and the decision."""
 
 
 def observations() -> Iterator[Observation]:
-    """Yield observations of every kind: short and long queues, young and old ones, deadlines near, far and past."""
+    """Yield observations of every kind: short and long queues, young and old rows, deadlines that are near, far or
+    past.
+    """
     sizes = ((1, 1), (1, 64), (7, 64), (63, 64), (64, 64), (65, 64), (5000, 64), (3, 2))
     for now, age, (waiting, largest), draining in product(INSTANTS, AGES, sizes, (False, True)):
         for time_left, (idle, workers) in zip((-1.0, 0.0, 0.002, 30.0), ((1, 1), (1, 4), (4, 4), (2, 1)), strict=True):
@@ -40,7 +47,10 @@ def observations() -> Iterator[Observation]:
 
 
 def traffic() -> Iterator[Observation]:
-    """Yield what a policy that remembers may see: arrivals at rates that change, and silences, on a clock that goes on."""
+    """Yield a sequence of observations on one running clock, with arrival rates that change and pauses.
+
+    It is for policies with a memory. The clock starts once at 0 and once at a present-day epoch time, in seconds.
+    """
     for start in (0.0, 1_700_000_000.7):
         now, arrivals = start, 70
         for number in range(300):
@@ -52,10 +62,12 @@ def traffic() -> Iterator[Observation]:
 
 
 def check_policy(policy: Policy, seen: Iterable[Observation] | None = None) -> None:
-    """Ask `policy` about each of `seen` and hold its answers against the rules. The default is `observations()`, and for
-    a policy that remembers also `traffic()`.
+    """Raise BrokenRule at the first rule that `policy` breaks.
 
-    Raises BrokenRule at the first that breaks one.
+    Args:
+        policy: the policy to check.
+        seen: the observations to ask it about. By default `observations()`; for a policy with a memory also
+            `traffic()`.
     """
     remembers = complete(policy).remembers
     asked = list(seen) if seen is not None else [*observations(), *(traffic() if remembers else ())]
@@ -81,11 +93,11 @@ def _check_memory(policy: Policy, asked: list[Observation]) -> None:
         history += _check_wait(policy, each, answer)
     copies = (_fresh(policy), _fresh(policy))
     for each, answer in history:
-        for copy in copies:  # in turn, so that neither can do without what is its own
+        for copy in copies:  # in turn: copies that share state would disturb each other
             again = _ask(copy, each)
             if again != answer:
-                said = f"{answer}, and a fresh copy {again}"
-                _broken("the same sequence of observations gives the same decisions", each, said)
+                answers = f"{answer}, and a fresh copy decided {again}"
+                _broken("the same sequence of observations gives the same decisions", each, answers)
 
 
 def _fresh(policy: Policy) -> Policy:
@@ -99,7 +111,7 @@ def _ask(policy: Policy, seen: Observation) -> Decision:
     try:
         return policy.decide(seen)
     except Exception as error:
-        raise BrokenRule(f"a policy answers every observation: asked about {seen}, it raised {error!r}") from error
+        raise BrokenRule(f"a policy answers every observation: for {seen} it raised {error!r}") from error
 
 
 def _check_shape(seen: Observation, answer: Any) -> None:
@@ -116,7 +128,7 @@ def _check_shape(seen: Observation, answer: Any) -> None:
 
 
 def _check_wait(policy: Policy, seen: Observation, answer: Decision) -> list[tuple[Observation, Decision]]:
-    """Hold the end of a wait against the rules; return what was asked for it, and answered."""
+    """Check the end of a wait. Return the further observation that this took and the policy's answer to it."""
     until = answer.until
     if answer.rows or until is None:
         return []
@@ -131,4 +143,4 @@ def _check_wait(policy: Policy, seen: Observation, answer: Decision) -> list[tup
 
 
 def _broken(rule: str, seen: Observation, answer: Any) -> None:
-    raise BrokenRule(f"{rule}: asked about {seen}, it said {answer}")
+    raise BrokenRule(f"{rule}: for {seen} it decided {answer}")

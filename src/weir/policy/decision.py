@@ -1,7 +1,8 @@
-"""What a policy sees and says.
+"""The contract of a policy: what it observes, what it decides, and which members it may have.
 
-A policy is asked only while a worker has a free place and something waits. It decides by what it has seen and nothing
-else (no clock, no randomness): the same sequence of observations gives the same decisions. Most need but the last one.
+A policy is asked only while a worker has a free place and rows wait. Its decision depends on the observations that it
+has had and on nothing else (no clock, no randomness): the same sequence of observations gives the same decisions. Most
+policies use only the latest observation.
 """
 
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -10,27 +11,33 @@ from weir.messages import Reason
 
 
 class Observation(NamedTuple):
-    """What a policy may know about the group whose turn it is. Counts are in rows, instants in seconds of `now`'s clock."""
+    """What a policy may know about the group of requests whose turn it is.
+
+    Counts are numbers of rows. Instants are in seconds on the clock of `now`; their origin has no meaning.
+    """
 
     now: float
     waiting: int  # rows waiting in this group, at least 1
     oldest_arrival: float
     earliest_deadline: float
-    arrivals: int  # rows that ever arrived at this service (for rate estimates)
+    arrivals: int  # rows that have ever arrived at this service, for rate estimates
     last_arrival: float
     idle_places: int  # places free at this moment, at least 1
-    workers: int  # workers that are ready
-    max_batch_size: int
-    max_queue_delay: float
-    draining: bool  # nothing more will come
+    workers: int  # workers that are ready, whether free or busy
+    max_batch_size: int  # rows
+    max_queue_delay: float  # seconds
+    draining: bool  # no more requests will be accepted
 
 
 class Decision(NamedTuple):
-    """`rows` > 0: dispatch that many now (the batcher takes fewer if fewer fit). `rows` 0: wait, to be asked again at the
-    group's next arrival, when another place becomes free, or at `until` if that is set. The batcher clamps every wait
-    (see batcher.py), and while draining it dispatches in spite of it.
+    """Dispatch `rows` rows now, or wait if `rows` is 0.
 
-    `limit` is the number of rows being waited for, for the explanation, where the policy has one.
+    The batcher takes fewer rows where fewer fit. After a wait it asks again at the group's next arrival, when another
+    place becomes free, or at the instant `until` (seconds) if that is set. The batcher limits every wait, whatever the
+    policy says (see batching/batcher.py), and dispatches while it drains, even if the policy wants to wait.
+
+    `reason` and `limit` only explain the decision: `limit` is the number of rows that the policy waits for, if it has
+    one.
     """
 
     rows: int
@@ -41,24 +48,32 @@ class Decision(NamedTuple):
 
 @runtime_checkable
 class Policy(Protocol):
-    """Decides when a batch is cut: all that a policy must have. See rules.py for the ones that come with Weir, adaptive.py for
-    those that are solved, and PolicyBase for what else one may have."""
+    """Decides when a batch is dispatched: all that a policy must have.
+
+    rules.py has the simple ones that come with Weir, online/adaptive.py those that are solved; PolicyBase lists the
+    optional members.
+    """
 
     def decide(self, seen: Observation) -> Decision:
-        """Say *dispatch n* or *wait until t*. Compare instants with the very expression used for `until`:
-        `seen.now >= seen.oldest_arrival + delay`, never `seen.now - seen.oldest_arrival >= delay`, which can be false
-        exactly when the timer fires."""
+        """Return whether to dispatch, and how many rows, or until when to wait.
+
+        Compare instants with the very expression that `until` was computed with: `seen.now >= seen.oldest_arrival +
+        delay`. The form `seen.now - seen.oldest_arrival >= delay` may be false because of rounding just when the timer
+        fires.
+        """
 
 
 class PolicyBase(Policy):
-    """A policy with all members of the contract; the defaults are those of a policy that remembers nothing and bounds nothing.
+    """A policy with every optional member. The defaults suit a policy that has no memory and bounds nothing.
 
-    A policy may derive from it, or just define `max_waiting`, `full` or `fresh` beside `decide`: `complete` adds the rest.
+    A policy may derive from this class, or define `max_waiting`, `full` or `fresh` beside `decide`: `complete` adds
+    the rest.
 
     Attributes:
-        max_waiting: rows waiting from which on arrivals are refused with Overloaded; None for no bound but that of the
-            settings. The batcher reads it after every decision.
-        adopts_banks: whether a server may give it another bank by `adopt`, as it may give one to a SolvedPolicy.
+        max_waiting: the number of waiting rows at which further arrivals are refused with Overloaded; None: only the
+            setting `max_queue_size` bounds the queue. The batcher reads it after every decision.
+        adopts_banks: whether a server may replace the policy's bank by calling `adopt`, as it does with a
+            SolvedPolicy.
     """
 
     max_waiting: int | None = None
@@ -66,20 +81,22 @@ class PolicyBase(Policy):
 
     @property
     def largest_batch(self) -> int | None:
-        """The most rows of a batch that it knows the cost of: `max_batch_size` must not be larger. None: any."""
+        """The largest batch, in rows, whose cost the policy knows: `max_batch_size` must not exceed it. None: any
+        size.
+        """
         return None
 
     @property
     def remembers(self) -> bool:
-        """Whether what it has seen may change what it decides: it has a `fresh` of its own."""
+        """Whether earlier observations may change a decision: the class overrides `fresh`."""
         return type(self).fresh is not PolicyBase.fresh
 
     def full(self, now: float) -> int | None:
-        """Return `max_waiting` as of `now`, in seconds: an arrival found the queue full."""
+        """Return `max_waiting` (rows) as of the instant `now` (seconds). Called when an arrival finds the queue full."""
         return self.max_waiting
 
     def fresh(self) -> Policy:
-        """Return a policy like this one without memory. Each service, and each simulation, has its own."""
+        """Return a policy like this one that has observed nothing. Each service and each simulation uses its own."""
         return self
 
 
@@ -99,7 +116,7 @@ class _Remembering(Protocol):
 
 
 class CompletedPolicy(PolicyBase):
-    """A policy that is not derived from PolicyBase, with the defaults for those members that it does not define."""
+    """Wraps a policy that does not derive from PolicyBase, and adds the members that it does not define."""
 
     def __init__(self, own: Policy) -> None:
         self._own = own
@@ -111,25 +128,25 @@ class CompletedPolicy(PolicyBase):
 
     @property
     def remembers(self) -> bool:
-        """Whether its class has a method `fresh`."""
+        """Whether the wrapped policy's class has a method `fresh`."""
         return self._remembering is not None
 
     def decide(self, seen: Observation) -> Decision:
-        """Decide, and take over the bound that the policy has now."""
+        """Return the wrapped policy's decision, and copy its present `max_waiting`."""
         decision = self._own.decide(seen)
         if self._bounding is not None:
             self.max_waiting = self._bounding.max_waiting
         return decision
 
     def full(self, now: float) -> int | None:
-        """Return the bound as of `now`."""
+        """Return the bound (rows) as of `now` (seconds)."""
         return self.max_waiting if self._extending is None else self._extending.full(now)
 
     def fresh(self) -> Policy:
-        """Return what `fresh` of the policy does; the policy itself where it remembers nothing."""
+        """Return what the wrapped policy's `fresh` returns; the wrapped policy itself if it has no memory."""
         return self._own if self._remembering is None else self._remembering.fresh()
 
 
 def complete(policy: Policy) -> PolicyBase:
-    """Return `policy` with all members of PolicyBase: itself if it is derived from that."""
+    """Return `policy` with all members of PolicyBase: the policy itself if it derives from that class, else wrapped."""
     return policy if isinstance(policy, PolicyBase) else CompletedPolicy(policy)

@@ -1,4 +1,6 @@
-"""From the value of the setting `policy` to a Policy: an instance, a text, a file, the user's own class, or an entry point."""
+"""From the value of the setting `policy` to a Policy: an instance, a text, a file, a class of the user's own, or an
+entry point.
+"""
 
 import importlib
 import importlib.util
@@ -15,63 +17,63 @@ from weir.errors import SettingsError
 from weir.policy.decision import Policy, PolicyBase, complete
 from weir.policy.rules import ControlLimit, FullBatches, Greedy, SizeOrDelay
 
-# The text form of settings of a policy: `name`, `name:value` or `name:key=value,key=value`.
+# The text form of a policy: `name`, `name:value` or `name:key=value,key=value`.
 #
 #     greedy                                size-or-delay:size=32,delay=5ms
 #     full                                  full:16
 #     control-limit:8                       my_module:MyPolicy:patience=20ms
 #
-# A value alone is that of the policy's first setting. Durations are in seconds, or carry `us`, `ms` or `s`.
+# A value alone belongs to the policy's first argument. Durations are in seconds, or carry `us`, `ms` or `s`.
 
 
-UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+UNITS = {"us": 1e6, "ms": 1e3, "s": 1.0}  # how many make a second
 WORDS = {"true": True, "false": False, "none": None}
 
 
 def parse_duration(text: str) -> float:
-    """Return the seconds that `text` stands for: a number, or a number with us, ms or s. Raises ValueError."""
-    for unit, factor in UNITS.items():
-        number = text.removesuffix(unit)
-        if number != text:
-            # Division is exact where multiplication by 0.001 is not: 5ms is 0.005.
-            return float(number) / round(1.0 / factor)
+    """Return the seconds that `text` states: a number, or a number followed by us, ms or s. Raises ValueError
+    otherwise.
+    """
+    for unit, count in UNITS.items():
+        if text.endswith(unit):
+            return float(text.removesuffix(unit)) / count  # 5ms is 0.005, as multiplication by 0.001 would not give
     return float(text)
 
 
-def build(make: Callable[..., Any], arguments: str | None, said: str) -> Any:
-    """Call `make`, a class or function, with the arguments that `arguments` states.
+def build(make: Callable[..., Any], arguments: str | None, text: str) -> Any:
+    """Call `make`, a class or function, with the arguments that the text `arguments` states (None: there are none).
 
-    `said` is the whole text, for the message. Raises SettingsError that names the key, the value and the rule: unknown,
-    said twice, missing, of the wrong type, or refused by `make`.
+    `text` is the whole value of the setting, for error messages. Raises SettingsError naming the argument, its value
+    and the rule that it breaks: unknown, given twice, missing, of the wrong type, or refused by `make`.
     """
     known = _parameters(make)
     values: dict[str, Any] = {}
     for part in arguments.split(",") if arguments is not None else ():
-        key, separator, text = part.partition("=")
+        key, separator, value = part.partition("=")
         if not separator:
             if values or not known:
-                raise SettingsError(f"policy={said!r}: {part!r} must be key=value{_has(known)}")
-            key, text = next(iter(known)), part
+                raise SettingsError(f"policy={text!r}: {part!r} must be key=value{_has(known)}")
+            key, value = next(iter(known)), part
         if key not in known:
-            raise SettingsError(f"policy={said!r}: no setting {key!r}{_has(known)}")
+            raise SettingsError(f"policy={text!r}: no setting {key!r}{_has(known)}")
         if key in values:
-            raise SettingsError(f"policy={said!r}: {key}={text} says {key} twice; state it once")
-        values[key] = _convert(key, text, known[key].annotation, said)
+            raise SettingsError(f"policy={text!r}: {key}={value}: {key} is given twice; give it once")
+        values[key] = _convert(key, value, known[key].annotation, text)
     missing = [key for key, each in known.items() if each.default is each.empty and key not in values]
     if missing:
-        raise SettingsError(f"policy={said!r}: {missing[0]} must be given, as in {said.split(':')[0]}:{missing[0]}=...")
+        raise SettingsError(f"policy={text!r}: {missing[0]} must be given, as in {text.split(':')[0]}:{missing[0]}=...")
     try:
         return make(**values)
     except SettingsError as error:
-        raise SettingsError(f"policy={said!r}: {error.message}") from None
+        raise SettingsError(f"policy={text!r}: {error.message}") from None
     except (TypeError, ValueError) as error:
-        raise SettingsError(f"policy={said!r}: {error}") from error
+        raise SettingsError(f"policy={text!r}: {error}") from error
 
 
 def _parameters(make: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     try:
         signature = inspect.signature(make, eval_str=True)
-    except (NameError, SyntaxError):  # annotations that cannot be evaluated here: the text of a value decides its type
+    except (NameError, SyntaxError):  # annotations that cannot be evaluated here; `_guess` decides the types
         signature = inspect.signature(make)
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return {name: each for name, each in signature.parameters.items() if each.kind not in variable}
@@ -81,9 +83,9 @@ def _has(known: dict[str, inspect.Parameter]) -> str:
     return "; it has " + ", ".join(known) if known else "; it has no settings"
 
 
-def _convert(key: str, text: str, annotation: Any, said: str) -> Any:
+def _convert(key: str, value: str, annotation: Any, text: str) -> Any:
     kinds = get_args(annotation) if get_origin(annotation) in (types.UnionType, Union) else (annotation,)
-    if types.NoneType in kinds and text.lower() == "none":
+    if types.NoneType in kinds and value.lower() == "none":
         return None
     for kind, read, rule in (
         (bool, _read_bool, "must be true or false"),
@@ -93,10 +95,10 @@ def _convert(key: str, text: str, annotation: Any, said: str) -> Any:
     ):
         if kind in kinds:
             try:
-                return read(text)
+                return read(value)
             except ValueError:
-                raise SettingsError(f"policy={said!r}: {key}={text!r}: {rule}") from None
-    return _guess(text)
+                raise SettingsError(f"policy={text!r}: {key}={value!r}: {rule}") from None
+    return _guess(value)
 
 
 def _read_bool(text: str) -> bool:
@@ -106,7 +108,7 @@ def _read_bool(text: str) -> bool:
 
 
 def _guess(text: str) -> Any:
-    """Return the value of a text whose type is not declared."""
+    """Return the value of a text whose argument has no declared type: a word, a number, a duration, or the text."""
     if text.lower() in WORDS:
         return WORDS[text.lower()]
     for read in (int, parse_duration):
@@ -126,14 +128,16 @@ RULES: Mapping[str, Callable[..., Policy]] = MappingProxyType(
 
 
 def load_policy(value: Any, *, max_batch_size: int | None = None, max_queue_delay: float | None = None) -> Policy:
-    """Return the policy that `value` stands for, without memory: one that remembers is never shared (see `fresh` of PolicyBase).
+    """Return the policy that `value` stands for, without a memory of earlier use.
 
-    `value` is a Policy, or a text: a rule of Weir's with its settings (loading.py), `auto`, the path of a bank (.npz), the
-    name of an entry point of the group `weir.policies`, `module:Class` or `path/to/file.py:Class`; all but the path with
-    settings after a colon too. The limits of the batcher (rows, seconds) are held against the policy's own where both are
-    known.
+    Args:
+        value: a Policy, or a text. A text names a rule of Weir's (see the examples at the top of this file), `auto`,
+            the path of a bank (.npz), an entry point of the group `weir.policies`, `module:Class` or
+            `path/to/file.py:Class`. All but the path of a bank may be followed by a colon and arguments.
+        max_batch_size: rows; a policy that needs larger batches is refused. None: not checked.
+        max_queue_delay: seconds; a policy that waits longer by itself is refused. None: not checked.
 
-    Raises SettingsError naming the key, the value and the rule.
+    Raises SettingsError naming the setting, its value and the rule.
     """
     policy = _from_text(value) if isinstance(value, str) else value
     if isinstance(policy, type) or not isinstance(policy, Policy):
@@ -153,7 +157,7 @@ def _from_text(text: str) -> Any:
     if name in RULES:
         return build(RULES[name], arguments, text)
     if name == AUTO:
-        from weir.policy.online.adaptive import AutoPolicy  # numpy is for those who need it
+        from weir.policy.online.adaptive import AutoPolicy  # only solved policies need numpy
 
         return build(AutoPolicy, arguments, text)
     for entry in entry_points(group=ENTRY_POINTS):
@@ -169,7 +173,7 @@ def _from_text(text: str) -> Any:
 
 
 def _solved(path: Path, text: str) -> Policy:
-    from weir.policy.online.adaptive import SolvedPolicy  # numpy is for those who need it
+    from weir.policy.online.adaptive import SolvedPolicy  # only solved policies need numpy
     from weir.policy.solve.bank import Bank
 
     try:
@@ -210,7 +214,7 @@ def _module(name: str, text: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not (name + ".").startswith(error.name + "."):
-            raise  # the module was found; one that it imports was not
+            raise  # the module exists; a module that it imports does not
         known = ", ".join(_known())
         raise SettingsError(f"policy={text!r}: no rule and no module {name!r}; the rules are {known}") from None
 
@@ -236,7 +240,7 @@ def _check_size(policy: Policy, value: Any, largest: int | None) -> None:
 
 
 def _check_bank(policy: PolicyBase, value: Any, largest: int | None) -> None:
-    """Hold that a solved policy is never asked about more rows than were measured: it would not know what they cost."""
+    """Refuse a `max_batch_size` larger than the batches a solved policy was made for: it does not know their cost."""
     measured = policy.largest_batch
     if measured is not None and largest is not None and largest > measured:
         raise SettingsError(

@@ -1,6 +1,7 @@
-"""The policies that come with Weir, except those that are solved.
+"""The simple policies that come with Weir. (The solved ones are in online/adaptive.py.)
 
-Each is a frozen dataclass whose fields are its settings, and pure: the same observation gives the same decision.
+Each is a frozen dataclass whose fields are its settings. None has a memory: the same observation gives the same
+decision.
 """
 
 from dataclasses import MISSING, dataclass
@@ -9,21 +10,21 @@ from weir.config import AT_LEAST_ONE, AT_LEAST_ZERO, check, setting
 from weir.messages import Reason
 from weir.policy.decision import Decision, Observation, PolicyBase
 
-# Members of an enum are looked up slowly.
+# Module constants: looking up a member of an enum is slow.
 DELAY, IDLE, POLICY, SIZE = Reason.DELAY, Reason.IDLE, Reason.POLICY, Reason.SIZE
 
 
 def all_of(seen: Observation) -> int:
-    """Return how many rows there are to take: all that wait, but at most a full batch."""
+    """Return how many rows can be dispatched: all that wait, at most a full batch."""
     return min(seen.waiting, seen.max_batch_size)
 
 
 @dataclass(frozen=True)
 class Greedy(PolicyBase):
-    """Never wait while a worker is idle. The default, and the baseline that every policy must beat."""
+    """Never wait while a worker has a free place. The default policy, and the baseline for all others."""
 
     def decide(self, seen: Observation) -> Decision:
-        """Dispatch whatever waits."""
+        """Dispatch all waiting rows, at most a full batch."""
         if seen.waiting >= seen.max_batch_size:
             return Decision(seen.max_batch_size, SIZE, None, seen.max_batch_size)
         return Decision(seen.waiting, IDLE)
@@ -31,7 +32,7 @@ class Greedy(PolicyBase):
 
 @dataclass(frozen=True)
 class SizeOrDelay(PolicyBase):
-    """Wait until `size` rows wait or the oldest has waited `delay` seconds, whichever is first."""
+    """Wait until `size` rows wait or the oldest has waited for `delay` seconds, whichever comes first."""
 
     size: int | None = setting(None, "rows to wait for; without it a full batch", rule=AT_LEAST_ONE)
     delay: float = setting(0.005, "longest wait of the oldest, in seconds", rule=AT_LEAST_ZERO)
@@ -40,7 +41,7 @@ class SizeOrDelay(PolicyBase):
         check(self)
 
     def decide(self, seen: Observation) -> Decision:
-        """Dispatch all that waits, as soon as it is enough or old enough."""
+        """Dispatch all waiting rows once there are enough of them or the oldest has waited long enough."""
         size = seen.max_batch_size if self.size is None else min(self.size, seen.max_batch_size)
         if seen.waiting >= size:
             return Decision(all_of(seen), SIZE, None, size)
@@ -52,7 +53,7 @@ class SizeOrDelay(PolicyBase):
 
 @dataclass(frozen=True)
 class FullBatches(PolicyBase):
-    """Dispatch batches of exactly `size` rows, and others only where the batcher's bounds on waiting demand it."""
+    """Dispatch batches of exactly `size` rows. Smaller ones only occur where the batcher ends a wait."""
 
     size: int | None = setting(None, "rows of each batch; without it as many as a batch may have", rule=AT_LEAST_ONE)
 
@@ -60,14 +61,18 @@ class FullBatches(PolicyBase):
         check(self)
 
     def decide(self, seen: Observation) -> Decision:
-        """Dispatch one batch of `size` rows if there are as many."""
+        """Dispatch one batch of `size` rows if that many wait."""
         size = seen.max_batch_size if self.size is None else min(self.size, seen.max_batch_size)
         return Decision(size if seen.waiting >= size else 0, SIZE, None, size)
 
 
 @dataclass(frozen=True)
 class ControlLimit(PolicyBase):
-    """Dispatch if and only if at least `limit` rows wait (Deb and Serfozo's M is `limit` - 1: they say "exceeds M")."""
+    """Dispatch if and only if at least `limit` rows wait.
+
+    The rule is that of Deb and Serfozo ("Optimal control of batch service queues", Advances in Applied Probability 5,
+    1973). They dispatch when the queue exceeds M, so `limit` is their M + 1.
+    """
 
     limit: int = setting(MISSING, "rows from which on a batch is cut", rule=AT_LEAST_ONE)
 
@@ -75,6 +80,6 @@ class ControlLimit(PolicyBase):
         check(self)
 
     def decide(self, seen: Observation) -> Decision:
-        """Dispatch all that waits once the limit is reached."""
+        """Dispatch all waiting rows, at most a full batch, once the limit is reached."""
         limit = min(self.limit, seen.max_batch_size)
         return Decision(all_of(seen) if seen.waiting >= limit else 0, POLICY, None, limit)

@@ -1,7 +1,7 @@
 """When requests arrive: processes with a mean rate, recorded arrivals, and the text form of both."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass, field, fields
 from math import inf, isfinite, pi
 from pathlib import Path
@@ -71,15 +71,6 @@ def _read(cells: list[str], columns: int, last: float) -> tuple[float, int]:
     if rows < 1:
         raise ValueError("rows must be 1 or more")
     return arrival, rows
-
-
-def write_trace(path: str | Path, times: Iterable[float], rows: Iterable[int] | None = None) -> None:
-    """Write arrivals (seconds, ascending) and rows (1 each if left out), so that `read_trace` returns them to the bit."""
-    arrivals = [float(time) for time in times]
-    sizes = [1] * len(arrivals) if rows is None else [int(size) for size in rows]
-    with Path(path).open("w", encoding="utf-8", newline="\n") as file:
-        file.write(",".join(HEADER) + "\n")
-        file.writelines(f"{arrival!r},{size}\n" for arrival, size in zip(arrivals, sizes, strict=True))
 
 
 BLOCK = 16_384  # arrivals drawn at once; what is drawn does not depend on how many are asked for

@@ -14,9 +14,9 @@ import numpy as np
 from weir.policy.cost.objective import ROUNDING, LatencySLO, Prices
 from weir.policy.cost.profile import Floats, Profile
 from weir.policy.online.adaptive import SolvedPolicy
-from weir.policy.solve.bank import Bank, solve_bank
-from weir.policy.solve.evaluation import Performance, evaluate
-from weir.policy.solve.tables import Table, greedy_table, limit_table, multi_worker_table, stacked, start_limit
+from weir.policy.solve.bank import Bank, bank_of, solve_bank
+from weir.policy.solve.smdp import Performance, evaluate
+from weir.policy.solve.tables import greedy_table, limit_table, multi_worker_table, stacked, start_limit
 from weir.simulation.arrivals import MarkovModulated
 from weir.simulation.rounds import Figures, Rule
 from weir.simulation.search import BURST, BURST_BATCHES, SloSearch, Trials, lowest
@@ -90,7 +90,7 @@ def _for_several(profile: Profile, prices: Prices, workers: int, seed: int, told
         tables.append(multi_worker_table(profile, common_limit(rate, prices, trials)))
         seen.append(trials(rate, Rule(tables[-1].tolist())))
         told(done, len(rates))
-    return _bank(profile, prices, workers, rates, tables, seen)
+    return bank_of(profile, prices, workers, rates, tables, _predicted(seen))
 
 
 def _promised(profile: Profile, prices: Prices, workers: int, objective: LatencySLO, seed: int, told: Progress) -> Bank:
@@ -109,7 +109,8 @@ def _promised(profile: Profile, prices: Prices, workers: int, objective: Latency
         found.append(kept)
         seen.append(trials(rate, keeper.rule(kept.limit, kept.share, kept.max_waiting)))
         told(done, len(rates))
-    bank = _bank(profile, prices, workers, rates, [keeper.table(kept.limit, kept.max_waiting) for kept in found], seen)
+    firsts = [keeper.table(kept.limit, kept.max_waiting) for kept in found]
+    bank = bank_of(profile, prices, workers, rates, firsts, _predicted(seen))
     seconds = [keeper.table(min(kept.limit + (kept.share > 0.0), allowed.largest), kept.max_waiting) for kept in found]
     made = replace(
         bank,
@@ -186,23 +187,8 @@ def _greedy_below(bank: Bank, keeper: SloSearch, floor: float) -> Bank:
     return replace(bank, tables=stacked(tables), second_tables=stacked(tables), max_waiting=bounds)
 
 
-def _bank(
-    profile: Profile, prices: Prices, workers: int, rates: Floats, tables: Sequence[Table], seen: Sequence[Figures]
-) -> Bank:
-    return Bank(
-        profile=profile,
-        prices=prices,
-        workers=workers,
-        objective=None,
-        rates=rates,
-        tables=stacked(tables),
-        second_tables=stacked(tables),
-        shares=np.zeros(len(rates)),
-        max_waiting=np.zeros(len(rates), dtype=np.int64),
-        response_time_ms=np.array([each.response_time_ms for each in seen]),
-        p99_ms=np.array([each.p99_ms for each in seen]),
-        power_w=np.array([each.power_w for each in seen]),
-    )
+def _predicted(seen: Sequence[Figures]) -> list[tuple[float, float, float]]:
+    return [(each.response_time_ms, each.p99_ms, each.power_w) for each in seen]
 
 
 # From a profile to the bank that a server runs, in one call; and how it compares with what one would do without.

@@ -1,5 +1,6 @@
 """A policy's report: what it does beside what was predicted."""
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from weir.batching.batcher import Batcher
@@ -60,8 +61,8 @@ def _solved(tuner: "PolicyTuner", reading: WindowSummary, workers: int) -> dict[
     prices, objective, profile, bank = tuner.prices, tuner.objective, tuner.profile, tuner.policy.bank
     said = tuner.policy.explain() | {
         "workers": workers,
-        "prices": {name: getattr(prices, name) for name in ("latency_weight", "energy_weight", "reference_rate")},
-        "objective": None if objective is None else {"text": str(objective)} | objective._asdict(),
+        "prices": asdict(prices),
+        "objective": None if objective is None else objective.to_dict(),
         "measured": _measured(reading),
         "solved": {
             "count": sum(tuner.counts.values()),

@@ -1,12 +1,36 @@
 """rate.py: arrivals per second, from looks of any kind."""
 
 from collections.abc import Iterable
-from math import exp
+from math import exp, inf, sqrt
 
 import numpy as np
 import pytest
+from scipy.stats import gamma
+from tests.policy.banks import LIMITS, PROFILE, bank, promised, served
 
-from weir.policy.online.rate import ENOUGH, WINDOW_MAX, WINDOW_MIN, WINDOW_ROWS, Rate
+from weir.policy.cost.objective import LatencySLO
+from weir.policy.cost.profile import GOOGLENET_P4, Profile
+from weir.policy.online.rate import (
+    BATCHES,
+    ENOUGH,
+    OPEN,
+    SILENCE,
+    UNLIKELY,
+    WINDOW_MAX,
+    WINDOW_MIN,
+    WINDOW_ROWS,
+    AdmissionGate,
+    Drift,
+    DriftDetector,
+    Rate,
+    RateBand,
+    Stages,
+    admission,
+    boundaries_of,
+    filling_of,
+)
+from weir.policy.solve.bank import Bank
+from weir.policy.solve.tables import full_batch_table, greedy_table, limit_table, stacked
 
 
 def poisson(rate: float, count: int, start: float = 0.0, seed: int = 1) -> list[float]:
@@ -105,3 +129,339 @@ def test_another_line_and_another_clock_start_from_what_is_known() -> None:
     assert estimate.observe(2.01, 1) == pytest.approx(100.0)
     assert estimate.observe(0.0, 5) == pytest.approx(100.0)  # a clock that went back
     assert estimate.observe(0.01, 6) == pytest.approx(100.0)
+
+
+# stages.py: a bank made ready to be looked up.
+
+
+def alone(rate: float) -> Bank:
+    """Return a bank of one rate."""
+    one = limit_table(4, 8)[None]
+    return bank(
+        rates=[rate], tables=one, shares=[0.0], max_waiting=[0], response_time_ms=[1.0], p99_ms=[1.0], power_w=[1.0]
+    )
+
+
+def every(made: Bank) -> list[RateBand]:
+    """Return all stages of a bank."""
+    stages = Stages(made)
+    return [stages[number] for number in range(len(stages))]
+
+
+def test_the_boundaries_are_halfway_by_ratio_and_as_far_beyond_the_ends() -> None:
+    assert boundaries_of(bank()) == pytest.approx((100 / sqrt(2), 100 * sqrt(2), 200 * sqrt(2), 400 * sqrt(2)))
+    assert boundaries_of(alone(100.0)) == (50.0, 200.0)
+
+
+def test_there_is_a_stage_below_and_one_above() -> None:
+    stages = every(bank(max_waiting=[0, 0, 30]))
+    assert [stage.limits[0] for stage in stages] == [1, *LIMITS, 1]
+    assert [stage.entry for stage in stages] == [0, 0, 1, 2, 2]
+    assert [stage.max_waiting for stage in stages] == [None, None, None, 30, 30]
+    assert stages[0].first == (None, *(served(rows, 1) for rows in range(1, 9)))
+    full = full_batch_table(PROFILE).tolist()
+    assert [None if each is None else each.rows for each in stages[4].first] == [None, *full[1:]]
+    assert (stages[0].falls, stages[4].rises) == (0.0, inf)
+
+
+def test_the_answers_are_the_tables() -> None:
+    made = bank()
+    for stage in every(made)[1:-1]:
+        assert [0 if each is None else each.rows for each in stage.first] == made.tables[stage.entry].tolist()
+        assert {each.limit for each in stage.first if each is not None} == {LIMITS[stage.entry]}
+        assert stage.second is stage.first
+
+
+def test_a_second_table_is_kept_where_there_is_one() -> None:
+    made = bank()
+    second = made.tables.copy()
+    second[1] = second[2]
+    stage = Stages(bank(tables=made.tables, second_tables=second, shares=[0.0, 0.3, 0.0]))[2]
+    assert (stage.share, stage.limits) == (0.3, (4, 6))
+    assert [0 if each is None else each.rows for each in stage.second] == second[1].tolist()
+    assert stage.filling == filling_of(second[1])
+
+
+def test_the_stage_for_a_rate_is_the_nearest() -> None:
+    made = bank()
+    stages = Stages(made)
+    for rate in np.geomspace(75.0, 560.0, 100).tolist():
+        assert stages.at(rate).entry == made.index_of(rate)
+    assert [stages.at(rate).number for rate in (1e-9, 70.0, 71.0, 565.0, 566.0, 1e9)] == [0, 0, 1, 3, 4, 4]
+
+
+def test_a_stage_is_made_once() -> None:
+    stages = Stages(bank())
+    assert stages.at(200.0) is stages.next_to(stages[4], 200.0) is stages[2]
+
+
+def test_a_stage_is_left_only_when_its_boundary_is_well_passed() -> None:
+    stages = Stages(bank())
+    second = stages[2]
+    low, high = stages.boundaries[1], stages.boundaries[2]
+    for rate, number in (
+        (low, 2), (0.951 * low, 2), (0.949 * low, 1), (high, 2), (1.049 * high, 2), (1.051 * high, 3), (1.0, 0), (1e4, 4),
+    ):  # fmt: skip
+        assert stages.next_to(second, rate).number == number
+        assert stages.next_to(stages.next_to(second, rate), rate).number == number
+
+
+def test_a_stage_says_where_it_is_left() -> None:
+    """What a decision compares the rate with; only beyond it is the next stage looked for."""
+    stages = Stages(bank())
+    edges = (0.0, *stages.boundaries, inf)
+    for number in range(len(stages)):
+        assert stages[number].falls == pytest.approx(0.95 * edges[number])
+        assert stages[number].rises == pytest.approx(1.05 * edges[number + 1])
+
+
+def test_only_a_promise_bounds_waits_by_age() -> None:
+    assert {(stage.allowance, stage.latest) for stage in every(bank())} == {(None, None)}
+    for stage in every(promised()):
+        assert stage.latest is not None
+        assert stage.latest == pytest.approx([0.035, *(0.036 - rows / 1000.0 for rows in range(1, 9))])
+        assert stage.allowance == pytest.approx([latest - 0.001 for latest in stage.latest])
+
+
+@pytest.mark.parametrize("limit", [2, 3, 8, 32])
+def test_the_line_fills_later_than_that_only_rarely(limit: int) -> None:
+    bound = filling_of(limit_table(limit, 32))
+    late = float(gamma.sf(bound, limit - 1))
+    assert 0.0 < late <= UNLIKELY
+    assert bound < limit + 6.0 * sqrt(limit) + 10.0  # and is not far from what it must be
+
+
+def test_a_table_that_never_waits_has_only_the_silence() -> None:
+    assert filling_of(limit_table(1, 8)) == SILENCE
+
+
+def test_where_refusals_count_each_rate_has_its_own_bound_on_the_line() -> None:
+    """The last stage, for more than can be served, refuses as the objective's admission says; so does a rate with its bound."""
+    objective = LatencySLO(0.04, refusal_price=1.0)
+    strict = admission(PROFILE, objective)
+    assert strict is not None
+    stages = Stages(bank(objective=objective, max_waiting=[50, strict.max_waiting, 60]))
+    gates = [stage.gate for stage in every(stages.bank)]
+    assert gates[1].bounds == (50,) * 9  # the tables' largest batch is of 8
+    assert gates[2] == strict.gate
+    assert gates[3].bounds == (60,) * 9
+    assert gates[4].bounds == (strict.max_waiting,) * (strict.steady + 1)
+    assert [stage.max_waiting for stage in every(stages.bank)][1:4] == [50, strict.max_waiting, 60]
+
+
+def test_where_refusals_count_and_nobody_waits_or_is_refused_it_is_greedy() -> None:
+    """Below the lowest rate too, and while the rate is unknown; a limit still has its guards."""
+    objective = LatencySLO(0.04, refusal_price=1.0)
+    tables = stacked([greedy_table(8), limit_table(3, 8), limit_table(4, 8)])
+    stages = Stages(bank(objective=objective, tables=tables, second_tables=tables, max_waiting=[0, 0, 30]))
+    for stage in (stages[0], stages[1]):
+        assert (stage.allowance, stage.latest, stage.max_waiting, stage.largest) == (None, None, None, 8)
+        assert stage.first == stages[0].first
+    assert stages[2].latest is not None and stages[2].max_waiting is None
+    assert stages[2].gate.bounds == (None,) * 9
+    assert stages.unknown() is stages[0]
+    assert Stages(promised()).unknown() is not None and Stages(bank()).unknown() is None
+
+
+def test_where_refusals_count_and_times_vary_overload_is_served_in_full_batches() -> None:
+    """The batch and line that have everybody in time for certain would serve far fewer rows."""
+    varied = Profile(PROFILE.service_time_ms, PROFILE.energy_mj, np.full(8, 0.3))
+    tables = stacked([greedy_table(8)] * 3)
+    changes = {"profile": varied, "tables": tables, "second_tables": tables}
+    objective = LatencySLO(0.04, slack=0.02, refusal_price=1.0)
+    last = Stages(bank(objective=objective, max_waiting=[0, 0, 20], **changes))[4]
+    assert (last.largest, last.max_waiting, last.gate.bounds) == (8, 20, (20,) * 9)
+    strict = Stages(bank(objective=objective, max_waiting=[0, 0, 0], **changes))[4]
+    assert strict.largest < 8
+
+
+# How long the line may be where a latency is promised.
+
+
+P4 = GOOGLENET_P4
+
+
+def test_two_batches_after_each_other_are_in_time() -> None:
+    """29 rows take 9.9 ms; of 2 batches of 18, 36 rows might wait, but they serve 6 % fewer rows per second."""
+    made = admission(P4, LatencySLO(0.02))
+    assert made is not None
+    assert (made.steady, made.max_waiting, made.largest) == (29, 29, 32)
+    times = P4.service_time_ms
+    for rows, bound in enumerate(made.gate.bounds[1:], 1):
+        assert bound is not None
+        assert times[rows - 1] + times[bound - 1] <= 20.0
+        assert bound == 32 or times[rows - 1] + times[bound] > 20.0
+
+
+def test_with_time_for_more_batches_the_line_is_longer() -> None:
+    made = admission(P4, LatencySLO(0.06))  # of five batches of 32, one runs
+    assert made is not None
+    assert (made.steady, made.max_waiting, made.largest) == (32, 128, 32)
+    assert made.gate.bounds == (160, *[128] * 32)
+
+
+def test_a_little_less_is_served_for_a_line_of_two_batches() -> None:
+    made = admission(P4, LatencySLO(0.03))  # two batches of 32 cannot wait, of 29 they can
+    assert made is not None
+    assert (made.steady, made.max_waiting, made.largest) == (29, 58, 29)
+
+
+def test_each_worker_has_its_part_of_the_line() -> None:
+    made = admission(P4, LatencySLO(0.02), workers=3)
+    assert made is not None
+    assert (made.steady, made.max_waiting, made.largest) == (29, 87, 29)
+
+
+def test_batches_in_flight_take_their_time() -> None:
+    profile = Profile(P4.service_time_ms, P4.energy_mj, np.zeros(32), latency_offset_ms=2.0, pipeline_depth=2)
+    made = admission(profile, LatencySLO(0.03))  # three of 27 take 27.9 ms
+    assert made is not None
+    assert (made.steady, made.max_waiting) == (27, 27)
+
+
+@pytest.mark.parametrize("changes", [{"margin": 0.002}, {"slack": 0.002}, {"margin": 0.002, "slack": 0.001}])
+def test_what_is_spared_shortens_the_line(changes: dict[str, float]) -> None:
+    made = admission(P4, LatencySLO(0.02)._replace(**changes))
+    assert made is not None
+    assert (made.steady, made.max_waiting) == (26, 26)  # two take 18 ms
+
+
+def test_none_is_possible_where_a_row_behind_one_alone_is_late() -> None:
+    assert admission(P4, LatencySLO(0.0027)) is None
+    made = admission(P4, LatencySLO(0.0028))
+    assert made is not None
+    assert (made.steady, made.max_waiting) == (1, 1)
+
+
+def test_tables_take_no_larger_batch_than_there_is_time_for() -> None:
+    made = admission(P4, LatencySLO(0.012))
+    assert made is not None
+    assert (made.steady, made.largest) == (16, 31)
+    assert made.table(P4, 4).tolist() == [0, 0, 0, 0, *range(4, 32)]
+    table, gate = made.overloaded(P4)
+    assert table.tolist() == list(range(17))
+    assert gate.bounds == (16,) * 17
+
+
+def test_under_overload_a_batch_is_never_split_by_a_step() -> None:
+    """17 to 20 rows take longer than 16 do, and serve fewer per second; a line of 20 is served all the same."""
+    times = np.where(np.arange(1, 33) <= 16, 5.0, 9.0)
+    made = admission(Profile(times, times, np.zeros(32)), LatencySLO(0.01))
+    assert made is not None
+    assert (made.steady, made.max_waiting) == (16, 16)
+    table, _ = made.overloaded(Profile(times, times, np.zeros(32)))
+    assert table[-1] == 16
+
+
+GATE = AdmissionGate((6, 4, 4, 3, 3), (0.0, 1.0, 2.0, 3.0, 4.0), 8.0, 2, (0.0, 1.0, 0.0, 0.0, 0.0))
+
+
+def test_who_stays_behind_keeps_others_out() -> None:
+    assert GATE.after(3, 3, 0.0) == 3  # none does
+    assert GATE.after(3, 4, 0.5) == 3
+    assert GATE.after(3, 4, 2.5) == 2  # 8 - 3 - 2.5 are left for the next batch
+    assert GATE.after(3, 4, 4.0) == 1
+    assert GATE.after(1, 4, 19.0) == 3  # those who are in stay in
+    assert AdmissionGate((9, 9)).after(1, 5, 10.0) == 9
+    assert OPEN.after(0, 5, 10.0) is None
+
+
+def test_a_third_batch_waits_if_it_comes_late_enough() -> None:
+    assert [GATE.more(2, since) for since in (0.0, 1.9, 2.0, 3.5, 9.0)] == [0, 0, 2, 3, 4]
+    assert GATE.more(1, 1.0) == 2  # one second is to spare behind a batch of one
+    assert GATE._replace(third=0).more(2, 9.0) == 0
+    assert OPEN.more(0, 9.0) == 0
+
+
+def test_behind_several_batches_only_a_whole_one_may_come() -> None:
+    profile = Profile(np.array([2.0]), np.array([3.0]), np.zeros(1))
+    made = admission(profile, LatencySLO(0.009))
+    assert made is not None
+    assert (made.steady, made.max_waiting) == (1, 3)
+    assert [made.gate.more(1, since) for since in (0.0009, 0.001, 0.0019)] == [0, 1, 1]
+    crew = admission(profile, LatencySLO(0.009), workers=2)
+    assert crew is not None
+    assert crew.gate.more(1, 1.0) == 0
+
+
+def test_where_hardly_any_may_be_late_nothing_is_tried() -> None:
+    made = admission(P4, LatencySLO(0.02, 1e-4))
+    assert made is not None
+    assert made.gate.third == 0
+
+
+# drift.py: a change of service times is noticed, and nothing else is.
+
+
+def profile(cv: float) -> Profile:
+    """Return one of 32 sizes."""
+    return Profile.linear(alpha_ms=0.3, tau0_ms=1.0, max_batch_size=32, cv=cv)
+
+
+def feed(detector: DriftDetector, of: Profile, factor: float, batches: int, seed: int = 1) -> tuple[Drift | None, int]:
+    """Let batches of random sizes and Gamma times come; return the first verdict and how many there were."""
+    rng = np.random.default_rng(seed)
+    for number in range(batches):
+        rows = int(rng.integers(1, 33))
+        cv = float(of.cv[rows - 1])
+        luck = rng.gamma(1.0 / cv**2, cv**2) if cv else 1.0
+        verdict = detector.observe(rows, factor * luck * float(of.service_time_ms[rows - 1]) / 1000.0)
+        if verdict is not None:
+            return verdict, number + 1
+    return None, batches
+
+
+@pytest.mark.parametrize("cv", [0.0, 0.02, 0.1, 0.5])
+def test_chance_is_no_drift(cv: float) -> None:
+    of = profile(cv)
+    assert feed(DriftDetector(of), of, 1.0, 100_000) == (None, 100_000)
+
+
+@pytest.mark.parametrize(("cv", "soon"), [(0.0, 40), (0.02, 40), (0.1, 80), (0.3, 300)])
+@pytest.mark.parametrize("factor", [0.5, 0.8, 1.25, 3.0])
+def test_a_change_is_noticed_soon_and_measured(cv: float, soon: int, factor: float) -> None:
+    of = profile(cv)
+    detector = DriftDetector(of)
+    assert feed(detector, of, 1.0, 1000)[0] is None
+    verdict, batches = feed(detector, of, factor, 10_000, seed=2)
+    assert verdict is not None
+    assert verdict.batches == BATCHES
+    assert batches <= soon
+    assert verdict.factor == pytest.approx(factor, rel=max(0.02, 3.0 * cv / BATCHES**0.5))
+
+
+def test_what_is_too_little_to_matter_is_let_be() -> None:
+    of = profile(0.02)
+    assert feed(DriftDetector(of), of, 1.03, 20_000)[0] is None
+    assert feed(DriftDetector(of), of, 0.97, 20_000)[0] is None
+
+
+def test_one_pause_is_no_drift() -> None:
+    of = profile(0.02)
+    detector = DriftDetector(of)
+    for number in range(2000):
+        assert detector.observe(8, 0.0034 * (50.0 if number % 10 == 0 else 1.0)) is None
+
+
+def test_an_alarm_that_what_follows_does_not_bear_out_is_taken_back() -> None:
+    of = profile(0.02)
+    detector = DriftDetector(of)
+    assert feed(detector, of, 1.5, 4)[0] is None
+    assert feed(detector, of, 1.0, 1000)[0] is None
+
+
+def test_after_a_verdict_it_starts_anew() -> None:
+    of = profile(0.0)
+    detector = DriftDetector(of)
+    first, batches = feed(detector, of, 2.0, 1000)
+    assert first is not None
+    assert feed(detector, of, 2.0, 1000) == (first, batches)
+    assert feed(DriftDetector(of.scaled(time=2.0)), of, 2.0, 1000) == (None, 1000)
+
+
+def test_what_cannot_be_compared_says_nothing() -> None:
+    detector = DriftDetector(profile(0.0))
+    for _ in range(100):
+        assert detector.observe(33, 1.0) is None
+        assert detector.observe(0, 1.0) is None
+        assert detector.observe(1, 0.0) is None

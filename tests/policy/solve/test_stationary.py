@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+from reproduction.bounded import arrivals, band
 
 from weir.policy.cost.profile import Profile
-from weir.policy.solve.smdp import arrivals
-from weir.policy.solve.stationary import band, stationary
+from weir.policy.solve.stationary import stationary
 
 
 def chain(actions: list[int], rows: list[int], rate: float = 0.6) -> tuple[np.ndarray, np.ndarray]:

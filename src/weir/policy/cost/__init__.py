@@ -1,1 +1,1 @@
-"""What a model costs, what latency and energy are worth against each other, and what latency is promised."""
+"""The costs that a policy weighs: service times and energies, the weights of latency and energy, the latency SLO."""

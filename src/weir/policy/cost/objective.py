@@ -1,10 +1,10 @@
-"""What a policy is to achieve: the weights of latency and energy, or a promise about latency."""
+"""What a policy shall achieve: a least weighted cost of latency and energy, or a promise about latency."""
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,12 +18,21 @@ IN_TIME = re.compile(r"in-time=([^,\s]+)(?:,refusal=(\d+(?:\.\d+)?))?")
 
 
 class LatencySLO(NamedTuple):
-    """P[response time > deadline] ≤ late_share. `deadline`, `margin` and `slack` are in seconds, for what cannot be
-    planned (the jitter of service times, of the event loop): waits end by the margin earlier than they must, and who is let in
-    behind others is to be answered by the slack, or the margin if that is more, before the deadline (see overload.py).
+    """A promise about response times: P[response time > deadline] ≤ late_share.
 
-    With a `refusal_price` the objective is the most answers in time instead: of all requests that arrive, an answer that is
-    late counts 1, a refusal that price, and their sum is to be the least; what energy that leaves free to save is saved."""
+    With a `refusal_price` above 0 the objective is another one: as many answers in time as possible. Of all requests
+    that arrive, a late answer counts 1 and a refusal counts `refusal_price`; the sum shall be least. Among policies
+    with the least sum the one with the least energy is best.
+
+    Attributes:
+        deadline: seconds from arrival to answer.
+        late_share: the share of responses that may be late, between 0 and 1.
+        margin: seconds; a wait on purpose ends this much earlier than it must, because service times and the event
+            loop vary.
+        slack: seconds; a row that is admitted behind others shall be answered this much before the deadline, or the
+            margin before it if that is longer (see AdmissionGate in online/rate.py).
+        refusal_price: what a refusal counts beside a late answer; 0: the objective is the promise.
+    """
 
     deadline: float
     late_share: float = 0.01
@@ -33,32 +42,30 @@ class LatencySLO(NamedTuple):
 
     @property
     def counts_refusals(self) -> bool:
-        """Whether refusals count: the objective is the most answers in time."""
+        """Whether the objective is the most answers in time, where refusals count too."""
         return self.refusal_price > 0.0
 
     def checked(self) -> "LatencySLO":
-        """Return this objective. Raises SettingsError naming the value that cannot be."""
-        if not (isfinite(self.deadline) and self.deadline > 0.0):
-            raise SettingsError(f"deadline={self.deadline!r}: must be a number of seconds, greater than 0")
-        if not 0.0 < self.late_share < 1.0:
-            raise SettingsError(f"late_share={self.late_share!r}: must be between 0 and 1")
-        if not 0.0 <= self.margin < self.deadline:
-            raise SettingsError(
-                f"margin={self.margin!r}: must be 0 or more, and less than the deadline {self.deadline:g}"
-            )
-        if not 0.0 <= self.slack < self.deadline:
-            raise SettingsError(
-                f"slack={self.slack!r}: must be 0 or more, and less than the deadline {self.deadline:g}"
-            )
-        if not (isfinite(self.refusal_price) and self.refusal_price >= 0.0):
-            raise SettingsError(f"refusal_price={self.refusal_price!r}: must be a number, 0 or more")
+        """Return this objective. Raises SettingsError naming the first value that breaks its rule."""
+        deadline, price = self.deadline, self.refusal_price
+        below = f"must be 0 or more, and less than the deadline {deadline:g}"
+        for name, good, rule in (
+            ("deadline", isfinite(deadline) and deadline > 0.0, "must be a number of seconds, greater than 0"),
+            ("late_share", 0.0 < self.late_share < 1.0, "must be between 0 and 1"),
+            ("margin", 0.0 <= self.margin < deadline, below),
+            ("slack", 0.0 <= self.slack < deadline, below),
+            ("refusal_price", isfinite(price) and price >= 0.0, "must be a number, 0 or more"),
+        ):
+            if not good:
+                raise SettingsError(f"{name}={getattr(self, name)!r}: {rule}")
         return self
 
     @classmethod
     def parse(cls, text: str) -> "LatencySLO":
-        """Return the objective that `text` states, as in `p99=20ms`: 99 % of the responses within 20 ms; or in
-        `in-time=20ms`: as many of all requests as possible within 20 ms, a refusal as bad as a late answer; or in
-        `in-time=20ms,refusal=0.5`: half as bad.
+        """Return the objective that `text` states.
+
+        `p99=20ms`: 99 % of the responses within 20 ms. `in-time=20ms`: as many answers within 20 ms as possible, a
+        refusal as bad as a late answer. `in-time=20ms,refusal=0.5`: a refusal half as bad.
 
         Raises SettingsError naming the text and the rule.
         """
@@ -80,15 +87,19 @@ class LatencySLO(NamedTuple):
         return cls(deadline, round(1.0 - percent / 100.0, 12), refusal_price=price)
 
     def __str__(self) -> str:
-        """The text form; margin and slack are not part of it."""
+        """The text form, which `parse` reads; without margin and slack."""
         duration = f"{round(1000.0 * self.deadline, 9):g}ms"
         if self.counts_refusals:
             price = "" if self.refusal_price == 1.0 else f",refusal={self.refusal_price:g}"
             return f"in-time={duration}{price}"
         return f"p{round(100.0 * (1.0 - self.late_share), 10):g}={duration}"
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the text form as `text`, and the fields in their units, as a JSON-able dict."""
+        return {"text": str(self)} | self._asdict()
+
     def checked_for(self, profile: Profile) -> "LatencySLO":
-        """Return this objective. Raises SettingsError, naming it, if not even a row alone is answered in time."""
+        """Return this objective. Raises SettingsError naming it if even a row that is served alone would be late."""
         alone = (profile.service_time_ms[0] + profile.latency_offset_ms) / 1000.0 + self.checked().margin
         if alone >= self.deadline:
             raise SettingsError(
@@ -97,25 +108,42 @@ class LatencySLO(NamedTuple):
         return self
 
     def latest_starts(self, profile: Profile) -> Floats:
-        """Return D - τ(n) for n = 0 ... max_batch_size, in seconds after the arrival of a batch's oldest row: when a
-        batch of n rows must start for that row to be answered in time. For n = 0 it is that of one row."""
+        """Return how long after the arrival of its oldest row a batch may start, for that row to be answered in time.
+
+        Shape (max_batch_size + 1,), seconds: entry n is D - τ(n), for a batch of n rows. Entry 0 equals entry 1.
+        """
         times = np.concatenate((profile.service_time_ms[:1], profile.service_time_ms)) + profile.latency_offset_ms
         return np.asarray(self.deadline - times / 1000.0, dtype=np.float64)
 
     def trimmed_by(self, profile: Profile) -> Floats:
-        """Return by when a batch of n rows must start not to be trimmed: the latest starts. Where refusals count and service
-        times vary, no batch is: smaller batches serve fewer rows per second, which then costs more than one late row."""
+        """Return the age of its oldest row from which on a batch is trimmed (see `trimmed`).
+
+        Shape (max_batch_size + 1,), seconds, by rows: the latest starts. Where refusals count and service times vary,
+        all entries are infinite, so no batch is trimmed: smaller batches serve fewer rows per second, which costs more
+        than one late row.
+        """
         latest = self.latest_starts(profile)
         return np.full(len(latest), np.inf) if self.counts_refusals and profile.cv.any() else latest
 
     def allowance(self, profile: Profile) -> Floats:
-        """Return how long the oldest of n waiting rows may wait: until `latest_starts`, less the margin."""
+        """Return how long the oldest of n waiting rows may wait: until `latest_starts`, less the margin.
+
+        Shape (max_batch_size + 1,), seconds, by rows waiting.
+        """
         return np.asarray(self.latest_starts(profile) - self.margin, dtype=np.float64)
 
 
 def trimmed(rows: int, age: float, latest_starts: Sequence[float]) -> int:
-    """Return how many of `rows` to dispatch when the oldest has waited `age` seconds: as many as leave it in time, if
-    that is at least half of them; else all, because smaller batches would then make more rows late, not fewer."""
+    """Return how many of `rows` rows to dispatch so that the oldest is answered in time.
+
+    That is the largest batch that leaves it in time, if it has at least half of the rows; otherwise all rows, because
+    smaller batches would then make more rows late, not fewer.
+
+    Args:
+        rows: the batch that is planned.
+        age: seconds for which its oldest row has waited.
+        latest_starts: by rows, seconds; see LatencySLO.latest_starts.
+    """
     for size in range(rows, (rows - 1) // 2, -1):
         if age <= latest_starts[size] + ROUNDING:
             return size
@@ -123,13 +151,15 @@ def trimmed(rows: int, age: float, latest_starts: Sequence[float]) -> int:
 
 
 def unavoidable_power_w(profile: Profile, rate: float) -> float:
-    """Return the power that no policy can do without at `rate` rows per second, below capacity: that of batches of the size
-    with the least energy per row, or of a mix of two sizes where that one does not keep up with the rate.
+    """Return the power in watts that no policy can do without at `rate` rows per second, below capacity.
 
-    What a policy draws or costs beyond it is its *excess*, the honest denominator of comparisons.
+    It is that of batches of the size with the least energy per row, or of a mix of two sizes where batches of that one
+    do not keep up with the rate. What a policy draws or costs beyond it is its *excess*, by which policies are
+    compared.
     """
-    # Of f(b) batches of b rows per ms, with sum b·f = λ and sum τ·f <= 1, the least sum ζ·f. Its dual: the largest
-    # λ·u(v) - v, with u(v) = min (ζ + v·τ)/b the energy of a row if busy time has the price v; any v is a lower bound.
+    # A linear programme: f(b) batches of b rows start per ms, with sum b·f = λ and sum τ·f <= 1; sum ζ·f shall be least.
+    # Its dual: the largest λ·u(v) - v over v >= 0, where u(v) = min (ζ + v·τ)/b is the energy of a row if busy time has
+    # the price v. Every v gives a lower bound, and bisection finds the best one.
     per_ms, times = rate / 1000.0, profile.service_time_ms
     slopes = per_ms * times / profile.sizes - 1.0
 
@@ -152,12 +182,17 @@ def unavoidable_power_w(profile: Profile, rate: float) -> float:
 
 @dataclass(frozen=True)
 class Prices:
-    """The objective is latency_weight·W + energy_weight·P, W the mean response time in ms and P the mean power in watts
-    (equation 3 of the paper, w1 and w2).
+    """The weights of latency and energy: the cost is latency_weight·W + energy_weight·P.
 
-    `reference_rate`, in rows per second, makes the prices constant across rates: one row·millisecond then costs
-    what it costs at that rate, however many arrive. Without it that price is the paper's, w1/λ, which falls as the
-    rate grows.
+    W is the mean response time in ms and P the mean power in watts (equation 3 of the paper; the weights are its w1
+    and w2).
+
+    Attributes:
+        latency_weight: cost of a millisecond of mean response time.
+        energy_weight: cost of a watt of mean power.
+        reference_rate: rows per second. With it, one row that waits for a millisecond costs the same at every arrival
+            rate, namely what it costs at this one. Without it that cost is the paper's, w1/λ, which falls as the rate
+            λ grows.
 
     Raises SettingsError for a negative or infinite weight, and if both are 0.
     """
@@ -178,5 +213,5 @@ class Prices:
             raise SettingsError(f"reference_rate={rate!r}: must be a number of rows per second, greater than 0")
 
     def latency_weight_at(self, rate: float) -> float:
-        """Return w1 of the paper's model at that rate (rows per second)."""
+        """Return the weight of latency, w1 of the paper, at `rate` rows per second."""
         return self.latency_weight if self.reference_rate is None else self.latency_weight * rate / self.reference_rate

@@ -1,12 +1,12 @@
-"""What a model costs: service time and energy per batch size, as measured (or stated).
+"""The cost of a model's batches: service time and energy by batch size, as measured or stated.
 
-Times are in milliseconds and energies in millijoules, as in the paper (energy / time is then in watts); rates are rows
-per second. Energy is what a batch costs beyond what the machine draws while idle.
+Times are in milliseconds and energies in millijoules, as in the paper, so energy / time is in watts. Rates are in rows
+per second. Energy is what a batch takes beyond what the machine draws while idle.
 """
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +16,7 @@ from weir.errors import SettingsError
 
 Floats = NDArray[np.float64]
 
-# Where the energies come from. "time": there is none; one millijoule per millisecond, so that power is the busy share.
+# Where the energies come from. "time": none are known; 1 mJ stands for 1 ms, so that power in watts is the busy share.
 ENERGY_SOURCES = ("nvml", "rapl", "stated", "time")
 FORMAT = 1  # of the file
 _TABLES = ("service_time_ms", "energy_mj", "cv")
@@ -27,8 +27,10 @@ _KEYS = {
 
 
 class LinearFit(NamedTuple):
-    """τ(b) = alpha·b + tau0 in ms, ζ(b) = beta·b + zeta0 in mJ, by least squares, and how much of the variance each
-    explains (1: all)."""
+    """Straight lines through a profile by least squares: τ(b) = alpha·b + tau0 in ms and ζ(b) = beta·b + zeta0 in mJ.
+
+    `time_r2` and `energy_r2` are the share of the variance that each line explains (1: all of it).
+    """
 
     alpha_ms: float
     tau0_ms: float
@@ -40,13 +42,22 @@ class LinearFit(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Profile:
-    """Index b - 1 of each array is that of a batch of b rows, b = 1 ... max_batch_size.
+    """Service time and energy of batches of 1 ... max_batch_size rows on one worker.
 
-    `service_time_ms` is the mean time for which a batch occupies its worker (with two batches in flight: the time
-    between two that follow each other), `cv` the coefficient of variation of that time, and `latency_offset_ms` what
-    a caller waits beyond it (0 with one batch in flight). `about` says how it was measured: texts by name.
+    Each array has shape (max_batch_size,); the entry at index b - 1 belongs to batches of b rows. The arrays are
+    read-only.
 
-    Raises SettingsError naming the batch size and the value that cannot be.
+    Attributes:
+        service_time_ms: mean time in ms for which a batch occupies its worker: τ(b). With two batches in flight it is
+            the time between the ends of two that follow each other.
+        energy_mj: energy of a batch in mJ: ζ(b).
+        cv: coefficient of variation of the service time, its standard deviation divided by its mean.
+        latency_offset_ms: ms that a caller waits beyond the service time; 0 with one batch in flight.
+        pipeline_depth: batches in flight at a worker while it was measured.
+        energy_source: one of ENERGY_SOURCES.
+        about: how and where the profile was measured, as texts and numbers by name.
+
+    Raises SettingsError naming the array, the batch size and the value that breaks its rule.
     """
 
     service_time_ms: Floats
@@ -74,7 +85,11 @@ class Profile:
         cls, *, alpha_ms: float, tau0_ms: float, beta_mj: float = 0.0, zeta0_mj: float = 0.0, max_batch_size: int,
         cv: float = 0.0, about: Mapping[str, Any] | None = None,
     ) -> "Profile":  # fmt: skip
-        """Return τ(b) = alpha·b + tau0 and ζ(b) = beta·b + zeta0 (equations 1 and 2 of the paper). Without energies, ζ is τ."""
+        """Return a profile with τ(b) = alpha·b + tau0 in ms and ζ(b) = beta·b + zeta0 in mJ (the paper's equations 1
+        and 2).
+
+        Without energies, ζ equals τ. `cv` holds for all sizes.
+        """
         if max_batch_size < 1:
             raise SettingsError(f"max_batch_size={max_batch_size}: must be 1 or more")
         sizes = np.arange(1, max_batch_size + 1)
@@ -86,49 +101,48 @@ class Profile:
 
     @property
     def max_batch_size(self) -> int:
-        """The largest batch there is a measurement for, in rows."""
+        """The largest batch that the profile has a value for, in rows."""
         return len(self.service_time_ms)
 
     @property
     def sizes(self) -> NDArray[np.int64]:
-        """1 ... max_batch_size."""
+        """The batch sizes 1 ... max_batch_size; shape (max_batch_size,), rows."""
         return np.arange(1, self.max_batch_size + 1)
 
     @property
     def best_batch_size(self) -> int:
-        """b* = argmax b/τ(b): the batch that serves the most rows per second; often not the largest."""
+        """b* = argmax b/τ(b): the batch size, in rows, that serves the most rows per second; often not the largest."""
         return int(np.argmax(self.sizes / self.service_time_ms)) + 1
 
     @property
     def max_rate(self) -> float:
-        """The rows per second that one worker can serve, in batches of `best_batch_size`."""
+        """The most rows per second that one worker can serve: b*/τ(b*)."""
         return 1000.0 * float(np.max(self.sizes / self.service_time_ms))
 
     def scaled(self, *, time: float = 1.0, energy: float = 1.0) -> "Profile":
-        """Return this profile with all times and energies multiplied."""
-        return Profile(
-            self.service_time_ms * time, self.energy_mj * energy, self.cv, self.latency_offset_ms * time,
-            self.pipeline_depth, self.energy_source, self.about,
-        )  # fmt: skip
+        """Return this profile with all times (and the offset) multiplied by `time`, and all energies by `energy`."""
+        return replace(
+            self,
+            service_time_ms=self.service_time_ms * time,
+            energy_mj=self.energy_mj * energy,
+            latency_offset_ms=self.latency_offset_ms * time,
+        )
 
     def up_to(self, max_batch_size: int) -> "Profile":
-        """Return the profile of batches of at most that many rows. Raises SettingsError if there are not as many."""
+        """Return the profile of batches of at most `max_batch_size` rows. Raises SettingsError if this one has fewer."""
         if not 1 <= max_batch_size <= self.max_batch_size:
             raise SettingsError(f"max_batch_size={max_batch_size}: the profile has sizes 1 to {self.max_batch_size}")
-        return Profile(
-            self.service_time_ms[:max_batch_size], self.energy_mj[:max_batch_size], self.cv[:max_batch_size],
-            self.latency_offset_ms, self.pipeline_depth, self.energy_source, self.about,
-        )  # fmt: skip
+        return replace(self, **{name: getattr(self, name)[:max_batch_size] for name in _TABLES})
 
     def fit(self) -> LinearFit:
-        """Return the straight lines through the tables."""
+        """Return the straight lines through both tables."""
         alpha, tau0, time_r2 = _line(self.sizes, self.service_time_ms)
         beta, zeta0, energy_r2 = _line(self.sizes, self.energy_mj)
         return LinearFit(alpha, tau0, beta, zeta0, time_r2, energy_r2)
 
     def to_toml(self) -> str:
         """Return the text of a profile file."""
-        import tomli_w  # only those who write files need it
+        import tomli_w  # only needed to write files
 
         document: dict[str, Any] = {
             "weir_profile": FORMAT,
@@ -146,9 +160,11 @@ class Profile:
 
     @classmethod
     def from_toml(cls, text: str, source: str = "profile") -> "Profile":
-        """Return the profile that `text` says; only the tables, and what says how to read them, count.
+        """Return the profile in `text`, the content of a profile file.
 
-        Raises SettingsError naming `source`, the key and what is wrong, also a key that no profile has.
+        Only the tables, and the keys that say how to read them, are used; what can be computed from them is ignored.
+        `source` names the file in errors. Raises SettingsError naming `source`, the key and what is wrong, also for an
+        unknown key.
         """
         try:
             document = tomllib.loads(text)

@@ -11,7 +11,7 @@ nothing else is certain of. So each wait ends at the earliest of these instants:
 The batcher's own bounds (max_queue_delay, the requests' deadlines) hold on top of these.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from heapq import heapreplace
 from math import inf, isfinite, sqrt
 from typing import Any, NamedTuple
@@ -48,11 +48,8 @@ ALLOWED = 0.0025  # of greedy's cost, that the policy may cost more
 ENOUGH = 0.75  # of that, at which the tables have their turn again
 RESERVE = 0.01  # of greedy's cost: the most that is kept of what was saved
 GRANT = 0.5  # of the cost of as many rows as the table waits for: within one wait the difference goes up and down
-FIRST, STRETCHES, FEWEST = (
-    0.05,
-    16,
-    4,
-)  # seconds of the first stretches of a mean rate; how many there are; and are needed
+FIRST = 0.05  # seconds of the first stretches of a mean rate
+STRETCHES, FEWEST = 16, 4  # how many there are at most, and how many are needed
 SURE = 2.0  # standard errors
 ROWS, SECONDS = 20_000.0, 600.0  # once there are more of both, the past counts half
 GOLDEN = 0.6180339887498949  # times the squares of whole numbers it has fractions as of chance
@@ -224,18 +221,8 @@ class CostAccount:
     share of greedy's cost it costs more, or less than 0 by which it costs less, as far as that is kept."""
 
     __slots__ = (
-        "_arrivals",
-        "_bank",
-        "_by_greedy",
-        "_least",
-        "_now",
-        "_own",
-        "_rate",
-        "_rows",
-        "_seconds",
-        "excess",
-        "greedy",
-    )
+        "_arrivals", "_bank", "_by_greedy", "_least", "_now", "_own", "_rate", "_rows", "_seconds", "excess", "greedy",
+    )  # fmt: skip
 
     def __init__(self, bank: Bank) -> None:
         self._bank = bank
@@ -324,20 +311,14 @@ def explain(
         "rate": rate or None,
         "capacity": None if bank is None else bank.capacity,
         "workers": None if bank is None else bank.workers,
-        "prices": None if bank is None else prices_of(bank.prices),
-        "objective": None if bank is None or bank.objective is None else {"text": str(bank.objective)} | bank.objective._asdict(),
+        "prices": None if bank is None else asdict(bank.prices),
+        "objective": None if bank is None or bank.objective is None else bank.objective.to_dict(),
         "table": {"index": None, "rate": None, "limit": None} if bank is None or stage is None else _table(bank, stage),
         "guards": {"silence": None, "filling": None, "deadline": None} if stage is None else _guards(stage, rate),
         "max_waiting": None if stage is None else stage.max_waiting,
         "predicted": predict(bank, rate),
         "beside_greedy": {"greedy": None, "excess": None} if account is None else {"greedy": account.greedy, "excess": account.excess},
     }  # fmt: skip
-
-
-def prices_of(prices: Prices) -> dict[str, float | None]:
-    """Return `prices` as a dict, by the names of its settings."""
-    names = ("latency_weight", "energy_weight", "reference_rate")
-    return {name: getattr(prices, name) for name in names}
 
 
 def predict(bank: Bank | None, rate: float) -> dict[str, float | None]:

@@ -1,6 +1,7 @@
-"""The best table at one rate (`solve`), and a bank: one table for each of some rates, with what each is predicted to do.
+"""The best table at one rate (`solve`), and a bank: a table for each of some rates, with predictions of what each
+does.
 
-A bank is what a server loads and runs.
+A bank is the file that a server loads and decides by.
 """
 
 import io
@@ -8,7 +9,7 @@ import json
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import sqrt
@@ -20,15 +21,14 @@ from numpy.typing import ArrayLike, NDArray
 from weir.errors import SettingsError
 from weir.policy.cost.objective import LatencySLO, Prices, unavoidable_power_w
 from weir.policy.cost.profile import Floats, Profile
-from weir.policy.solve.evaluation import Performance, evaluate
 from weir.policy.solve.quantile import QuantileSampler
-from weir.policy.solve.smdp import LONGEST, Actions, check_rate, longest_of, solve_long
+from weir.policy.solve.smdp import LONGEST, Actions, Performance, check_rate, evaluate, longest_of, solve_long
 from weir.policy.solve.tables import Table, checked_table, limit_of, stacked
 
 FORMAT = 1  # of the file
 _FLOATS = ("rates", "shares", "response_time_ms", "p99_ms", "power_w")
 _TABLES = ("tables", "second_tables")
-# What numpy and zipfile raise for bytes that are something else, or damaged.
+# What numpy and zipfile raise for data that is damaged, or no bank at all.
 _UNREADABLE = (
     zipfile.BadZipFile, zlib.error, EOFError, OSError, KeyError, TypeError, ValueError, AttributeError, RuntimeError,
 )  # fmt: skip
@@ -36,20 +36,22 @@ _UNREADABLE = (
 
 @dataclass(frozen=True, eq=False)
 class Bank:
-    """Entry i of each array belongs to `rates[i]`.
+    """Tables by arrival rate. Entry i of each array belongs to `rates[i]`; R is the number of rates. Arrays are
+    read-only.
 
     Attributes:
-        profile: what a batch costs on one worker.
-        prices: what the tables were solved for.
-        workers: how many workers serve the queue.
-        objective: the promise about latency, if there is one.
-        rates: rows per second in all, ascending; shape [R].
-        tables: uint16 [R, S], see tables.py.
-        second_tables: uint16 [R, S]; equal to `tables` where one table is enough.
-        shares: the share of batches that the second table decides, 0 to 1.
-        max_waiting: rows beyond which arrivals are refused; 0 for no bound.
-        response_time_ms, p99_ms, power_w: predicted mean and 99th percentile of the response time, and mean power of
-            all workers together.
+        profile: the costs of a batch on one worker.
+        prices: the weights that the tables were solved for.
+        workers: the number of workers that serve the queue.
+        objective: the latency SLO, if the tables keep one.
+        rates: arrival rates at all workers together in rows per second, ascending; shape (R,).
+        tables: uint16, shape (R, states), rows; see tables.py.
+        second_tables: uint16, shape (R, states), rows; equal to `tables` where one table is enough.
+        shares: the share of the batches that the second table decides, 0 to 1; shape (R,).
+        max_waiting: the number of waiting rows at which arrivals are refused; 0 for no bound; shape (R,).
+        response_time_ms: predicted mean response time in ms; shape (R,).
+        p99_ms: predicted 99th percentile of the response time in ms; shape (R,).
+        power_w: predicted mean power of all workers together in watts; shape (R,).
 
     Raises SettingsError naming the array, the entry and the rule.
     """
@@ -79,16 +81,16 @@ class Bank:
             self._keep_tables(name)
 
     def limits(self) -> NDArray[np.int64]:
-        """Return the control limit of each table: the smallest number of waiting rows that it serves."""
+        """Return the control limit of each table, the smallest number of waiting rows that it dispatches; shape (R,)."""
         return np.asarray(np.argmax(self.tables > 0, axis=1), dtype=np.int64)
 
     def index_of(self, rate: float) -> int:
-        """Return the index of the table for `rate`: that of the rate nearest by ratio."""
+        """Return the index of the table for `rate` (rows per second): that of the rate nearest by ratio."""
         return int(np.searchsorted(np.sqrt(self.rates[:-1] * self.rates[1:]), rate))
 
     @property
     def capacity(self) -> float:
-        """The rows per second that all workers together can serve."""
+        """The most rows per second that all workers together can serve."""
         return self.workers * self.profile.max_rate
 
     def to_bytes(self) -> bytes:
@@ -107,12 +109,13 @@ class Bank:
 
     @classmethod
     def from_bytes(cls, data: bytes, source: str = "bank", *, profile: Profile | None = None) -> "Bank":
-        """Return the bank that `to_bytes` wrote; whoever has its profile already saves the time to read it.
+        """Return the bank in `data`, the content of a bank file.
 
-        Raises SettingsError naming `source` and what is wrong.
+        `source` names the file in errors. `profile`, if given, saves the time to read it from the file; it must be the
+        same one. Raises SettingsError naming `source` and what is wrong.
         """
-        if not data.startswith(b"PK"):  # else numpy takes it for a pickle, and advises to trust it
-            raise SettingsError(f"{source}: must be a bank made by `weir solve`: is no npz file")
+        if not data.startswith(b"PK"):  # numpy would take it for a pickle, and advise to trust it
+            raise SettingsError(f"{source}: must be a bank made by `weir solve`: it is no npz file")
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
                 about = json.loads(str(arrays["about"]))
@@ -163,9 +166,13 @@ class Bank:
 
 
 def solve_bank(profile: Profile, prices: Prices | None = None, *, rates: ArrayLike | None = None) -> Bank:
-    """Return the best tables of one worker for each of `rates` (rows per second, ascending), with what they are predicted
-    to do. By default 24 from 0.1 % to 97 % of the profile's capacity, and as many between them as it takes to have
-    neighbours with different limits no more than 20 % apart.
+    """Return the bank of the best tables for one worker.
+
+    Args:
+        profile: the costs of a batch.
+        prices: the weights of latency and energy.
+        rates: rows per second, ascending; shape (R,). By default 24 rates from 0.1 % to 97 % of the profile's
+            capacity, and further ones between neighbours with different limits that are more than 20 % apart.
 
     Raises SettingsError for a rate that cannot be served.
     """
@@ -175,43 +182,65 @@ def solve_bank(profile: Profile, prices: Prices | None = None, *, rates: ArrayLi
         found = solve_between(profile, prices, solve_rates(profile, prices, default_rates(profile.max_rate)))
     else:
         found = solve_rates(profile, prices, np.array(rates, dtype=np.float64, ndmin=1))
-    tables = stacked([each.table for each in found])
-    count = len(found)
+    predicted = [(each.response_time_ms, each.p99_ms, each.power_w) for each in found]
+    return bank_of(profile, prices, 1, [each.rate for each in found], [each.table for each in found], predicted)
+
+
+def bank_of(
+    profile: Profile,
+    prices: Prices,
+    workers: int,
+    rates: ArrayLike,
+    tables: Sequence[Table],
+    predicted: Sequence[tuple[float, float, float]],
+) -> Bank:
+    """Return the bank of one table for each rate, without an objective.
+
+    Args:
+        profile: what a batch costs on one worker.
+        prices: what the tables were solved for.
+        workers: how many workers serve the queue.
+        rates: rows per second in all, ascending; shape (rates,).
+        tables: one for each rate, of any lengths.
+        predicted: for each rate the mean response time (ms), its 99th percentile (ms) and the mean power (W).
+    """
+    rows, (response_time_ms, p99_ms, power_w) = stacked(tables), np.array(predicted).T
     return Bank(
-        profile=profile,
-        prices=prices,
-        workers=1,
-        objective=None,
-        rates=np.array([each.rate for each in found]),
-        tables=tables,
-        second_tables=tables,
-        shares=np.zeros(count),
-        max_waiting=np.zeros(count, dtype=np.int64),
-        response_time_ms=np.array([each.response_time_ms for each in found]),
-        p99_ms=np.array([each.p99_ms for each in found]),
-        power_w=np.array([each.power_w for each in found]),
-    )
+        profile, prices, workers, None, np.array(rates), rows, rows, shares=np.zeros(len(tables)),
+        max_waiting=np.zeros(len(tables), dtype=np.int64), response_time_ms=response_time_ms, p99_ms=p99_ms, power_w=power_w,
+    )  # fmt: skip
 
 
 def default_rates(capacity: float) -> Floats:
-    """Return the rates of a bank for a capacity in rows per second: a dozen in equal ratios from 0.1 % to 20 % of it,
-    where a table's limit moves with the ratio, then a dozen in equal steps to 97 %."""
+    """Return the rates of a bank, in rows per second, for a capacity in rows per second; shape (24,).
+
+    Twelve are in equal ratios from 0.1 % to 20 % of the capacity, where the limit depends on the ratio, and twelve in
+    equal steps from there to 97 %.
+    """
     low = np.geomspace(0.001, 0.2, 12)
     high = np.linspace(0.2, 0.97, 13)[1:]
     return np.asarray(capacity * np.concatenate((low, high)), dtype=np.float64)
 
 
-# Solve one rate after another, each from the best actions of the one before.
+# The rates of a bank are solved one after another, each from the best actions of the one before.
 
 
-# How far apart neighbouring rates with different limits may be. A server knows its rate to 10 % at best. Where rates are
-# 60 % apart, the nearest table costs up to 5 % too much between them; so it is 0.3 % (the paper's profile).
+# The largest ratio of neighbouring rates with different limits. A server knows its rate to 10 % at best. With rates 60 % apart,
+# the nearest table costs up to 5 % more than the best one between them; with this ratio 0.3 % (the paper's profile).
 RATIO = 1.2
 
 
 class SolvedRate(NamedTuple):
-    """The best table at one rate, and what it is predicted to do. `actions` are those it was made from, for queues of any length:
-    the table has the full-batch rule in their place where queues are not met, which is no good start for another rate."""
+    """The best table at one rate, and its predictions.
+
+    Attributes:
+        rate: rows per second.
+        table: the best table, shape (states,), rows.
+        actions: the best actions that the table was made from, shape (states,), rows. The table has the full-batch
+            rule in states that do not occur, so `actions` are the better start for the next rate.
+        response_time_ms, p99_ms: mean and 99th percentile of the response time, with the profile's latency offset.
+        power_w: mean power in watts.
+    """
 
     rate: float
     table: Table
@@ -222,7 +251,11 @@ class SolvedRate(NamedTuple):
 
 
 def solve_rates(profile: Profile, prices: Prices, rates: Floats) -> list[SolvedRate]:
-    """Return the best table for each of `rates` (rows per second). Raises SettingsError for one that cannot be served."""
+    """Return the best table for each of `rates` (rows per second; shape (R,)). Each search starts from the actions of
+    the rate before.
+
+    Raises SettingsError for a rate that cannot be served.
+    """
     found: list[SolvedRate] = []
     for rate in rates.tolist():
         found.append(_solve(profile, prices, rate, found[-1].actions if found else None))
@@ -230,8 +263,9 @@ def solve_rates(profile: Profile, prices: Prices, rates: Floats) -> list[SolvedR
 
 
 def solve_between(profile: Profile, prices: Prices, found: list[SolvedRate]) -> list[SolvedRate]:
-    """Return `found` with rates added, halfway by ratio, wherever the limit changes from one rate to the next and they are
-    further apart than RATIO."""
+    """Return `found` with further rates, halfway by ratio, between neighbours with different limits that are further
+    apart than RATIO.
+    """
     result = found[:1]
     for each in found[1:]:
         result += [*_between(profile, prices, result[-1], each), each]
@@ -257,8 +291,8 @@ def _solve(profile: Profile, prices: Prices, rate: float, start: Table | None) -
 # Solve for the best table at one rate.
 
 
-NOTHING = 1e-12  # a cost that is none
-TOLERANCE = 1e-3  # how much more than the least, relative to it, a table may cost without a warning
+NOTHING = 1e-12  # a cost below this counts as this, so that TOLERANCE has something to relate to
+TOLERANCE = 1e-3  # relative to the least cost: a table may cost this much more without a warning
 
 
 @dataclass(frozen=True, eq=False)
@@ -266,15 +300,16 @@ class Solution:
     """A solved table, and how it was solved.
 
     Attributes:
-        profile, rate, prices: what was asked; the rate in rows per second.
-        table: the best table.
-        actions: the best actions by state, 0 ... s_max, and that in all longer queues.
-        values: relative values of these states, 0 in state 0.
-        cost: g, the cost per ms under the table (equation 14): what `evaluate` says.
-        error_bound: how far `cost` may be above the least of all policies that serve one of the sizes that were tried from
-            queues above s_max.
-        s_max: the longest queue, in rows, whose best action was looked for; what happens above is exact too.
-        iterations, seconds: how many steps of policy iteration it took, and how long; None if no clock was given.
+        profile, rate, prices: the arguments of `solve`; the rate in rows per second.
+        table: the best table, shape (states,), rows.
+        actions: the best actions in the states 0 ... s_max, and in all longer queues; shape (s_max + 2,), rows.
+        values: relative values of these states, 0 in state 0; shape (s_max + 2,).
+        cost: g, the cost per ms under the table (equation 14 of the paper): the cost that `evaluate` returns.
+        error_bound: how far `cost` may exceed the least cost of all policies that serve, from queues above s_max,
+            batches of one of the sizes that were tried.
+        s_max: the longest queue, in rows, whose best action was looked for. Longer ones are accounted for exactly too.
+        iterations: the steps of policy iteration.
+        seconds: how long it took; None if no clock was given.
     """
 
     profile: Profile
@@ -291,7 +326,7 @@ class Solution:
 
     @property
     def limit(self) -> int:
-        """The control limit: the smallest number of waiting rows that is served."""
+        """The control limit in rows: the smallest number of waiting rows that the table dispatches."""
         return limit_of(self.table)
 
     @cached_property
@@ -311,15 +346,16 @@ def solve(
     """Return the table with the least cost at `rate` rows per second, for Poisson arrivals and one worker.
 
     Args:
-        profile: what a batch costs.
+        profile: the costs of a batch.
         rate: rows per second.
-        prices: what latency and energy are worth.
-        start: a table from which policy iteration starts, e.g. that of a rate nearby.
-        clock: gives the seconds that `Solution.seconds` is the difference of.
+        prices: the weights of latency and energy.
+        start: a table from which policy iteration starts, such as that of a similar rate; shape (states,), rows.
+        clock: returns seconds; used for `Solution.seconds`.
 
-    Warns with a RuntimeWarning that says by how much, if the cost may be more than a thousandth above the least: where rounding
-    ends policy iteration.
-    Raises SettingsError naming the value: a rate that no policy can serve, a table that cannot be.
+    Issues a RuntimeWarning with the amount if rounding ended policy iteration so early that the cost may exceed the
+    least by more than a thousandth.
+
+    Raises SettingsError naming the value: a rate that no policy can serve, an impossible table.
     """
     prices = prices or Prices()
     began = clock() if clock else 0.0
@@ -328,7 +364,9 @@ def solve(
     found = solve_long(profile, rate, prices, max(LONGEST, longest_of(profile)), first)
     model, values = found.model, found.improved.values
     cost, bound = found.cost, found.error_bound
-    if not prices.latency_weight:  # it was solved with time at a price, whose optimum is near the one asked for
+    if (
+        not prices.latency_weight
+    ):  # it was solved with a small weight of latency (see weights_of): use the stated weights
         cost = prices.energy_weight * found.served.rates.power_w
         bound = max(0.0, cost - prices.energy_weight * unavoidable_power_w(profile, rate))
     cost += prices.latency_weight_at(rate) * profile.latency_offset_ms

@@ -1,10 +1,15 @@
-"""The response time's 99th percentile, or another, from sampled rows: what a bank predicts.
+"""The 99th percentile of the response time, or another one, from sampled rows. Banks predict theirs with it.
 
-Each row arrives in a queue drawn from its law, so that nothing has to settle first, and is followed until its own batch is
-cut. Past the length from which all queues are served alike it moves up in one step. Two things make some ten thousand rows
-do what would take a million. A first few say which queues decide whether a row is later than the percentile, and the others
-are drawn from those above all, with weights that make up for it. And the last chance of a row, the time of its own batch or
-of the arrivals that this waits for, is not drawn: its law is known. The numbers drawn are always the same.
+Each sampled row arrives in a queue drawn from the stationary law, so no run has to settle first, and is followed until
+its own batch is dispatched. A queue beyond the length from which all are served alike moves up in one step.
+
+Two methods make some ten thousand rows as good as a million. First, a few rows show which queues decide whether a row
+is later than the percentile; the other rows are drawn mostly from those, with weights that make up for it (importance
+sampling). Second, the last random time of a row, that of its own batch or of the arrivals that this batch waits for,
+is not drawn but enters by its law (conditional Monte Carlo). The seed is fixed, so the same table gives the same
+percentile.
+
+Times are in milliseconds. N is the number of sampled rows.
 """
 
 from dataclasses import dataclass
@@ -18,20 +23,25 @@ from numpy.typing import NDArray
 from weir.policy.cost.profile import Floats
 from weir.policy.solve.smdp import Actions, Continued, Costs, Served
 from weir.policy.solve.stationary import decay
-from weir.policy.solve.tables import Table, extended
+from weir.policy.solve.tables import Table, extended, steady_table
 
 FIRST, ROWS, MOST_ROWS = 8_192, 16_384, 131_072
-_OFF = 0.005  # a standard error, relative to the percentile, with which more rows are drawn
-_NEAR = 64  # rows of similar queues, among the first, that tell how these queues end
-_LEAST = 0.03  # of the rows drawn, relative to those who decide: from queues that seem to decide nothing
-_STEP, _FINE = 0.02, 3e-4  # in which the percentile is looked for, relative to it
-_MOST_LINES, _MORE_LINES = 800, 100  # whose law is computed: so many, or so many more than the table has entries
-_CLEARLY = 0.3  # from this cv on a batch's time is not drawn
-_FAR = 1e-7  # the share of the decisions that may lie beyond these
+_OFF = 0.005  # relative standard error of the percentile above which more rows are drawn
+_NEAR = 64  # the number of neighbouring first rows, by length of queue, whose probability of being late is averaged
+_LEAST = 0.03  # queues that seem to decide nothing are drawn this often, relative to those that decide most
+_STEP, _FINE = 0.02, 3e-4  # first step and final precision of the search for the percentile, relative to it
+_MOST_STATES, _MORE_STATES = (
+    800,
+    100,
+)  # states whose law is computed: so many, or so many more than the table has entries
+_CLEARLY = 0.3  # from this coefficient of variation on, the time of a batch may enter by its law
+_FAR = 1e-7  # the share of the decisions that may lie beyond these states
 
 
 class _Ends(NamedTuple):
-    """Response times: each `base` and, where there is a `shape`, a Gamma distributed time of that shape and `scale`."""
+    """Response times in ms, shape (N,) each: `base`, plus a Gamma distributed time with `shape` and `scale` (ms) where
+    `shape` is not 0.
+    """
 
     base: Floats
     shape: Floats
@@ -40,36 +50,35 @@ class _Ends(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class TableShape:
-    """What a table does with a row in the queue, by the queue's length in rows."""
+    """What a table does with a row in the queue, by the length of the queue in rows."""
 
     table: Table
 
     @cached_property
     def last(self) -> int:
-        """The batch from a long queue."""
+        """The batch, in rows, that is served from a long queue."""
         return int(self.table[-1])
 
     @cached_property
     def steady(self) -> int:
-        """The length from which on all queues are served with that batch."""
-        others = np.flatnonzero(self.table != self.table[-1])
-        return int(others[-1]) + 1 if len(others) else 0
+        """The length, in rows, from which on that batch is served from every queue."""
+        return len(steady_table(self.table)) - 1
 
     @cached_property
     def served_at(self) -> NDArray[np.int64]:
-        """For each length up to `steady`, the next length that is served."""
+        """For each length up to `steady`, the next length at which the table dispatches; shape (steady + 1,), rows."""
         lengths = np.arange(self.steady + 1)
         serving = np.where(extended(self.table, self.steady + 1) > 0, lengths, self.steady)
         return np.minimum.accumulate(serving[::-1])[::-1]
 
     @cached_property
     def batch(self) -> NDArray[np.int64]:
-        """For each length up to `steady`, the batch that is served next."""
+        """For each length up to `steady`, the batch that is dispatched next; shape (steady + 1,), rows."""
         return extended(self.table, self.steady + 1)[self.served_at].astype(np.int64)
 
 
 class QuantileSampler:
-    """Draws rows that meet the queues of `served`."""
+    """Samples rows that arrive in the queue `served`."""
 
     def __init__(self, served: Served, seed: int = 1) -> None:
         self._profile, self._rate = served.profile, served.rate_per_ms
@@ -78,7 +87,9 @@ class QuantileSampler:
         self._draw = np.random.default_rng(seed)
 
     def quantile_ms(self, share: float) -> float:
-        """Return the time within which that share of the rows is answered, without the profile's latency offset."""
+        """Return the time in ms within which the given share of the rows is answered, without the profile's latency
+        offset.
+        """
         # A row's rank is the share of rows that meet shorter queues: 1 - x³, so that long queues are drawn more often.
         x = (np.arange(FIRST) + self._draw.random(FIRST)) / FIRST
         ends = self._follow(1.0 - x**3)
@@ -102,20 +113,22 @@ class QuantileSampler:
 
     @cached_property
     def _model(self) -> Continued:
-        """The model of the queue, looked at for longer than the table's entries differ."""
+        """The model of the queue, extended beyond the length up to which the table's entries differ."""
         short = self._served.model
         fall = log(decay(self._profile, self._rate, short.size))
-        more = min(max(_MOST_LINES - short.longest, _MORE_LINES), int(-log(_FAR) / fall) + 1)
+        more = min(max(_MOST_STATES - short.longest, _MORE_STATES), int(-log(_FAR) / fall) + 1)
         return Continued(self._profile, self._rate, short.size, short.longest + more)
 
     @cached_property
     def _actions(self) -> Actions:
-        """The actions by state; the last for those above the longest."""
+        """The batch in each state, in rows; the last entry is for all states above the longest. Shape (S + 1,)."""
         return extended(self._served.table, self._model.longest + 2).astype(np.int64)
 
     @cached_property
     def _met(self) -> Floats:
-        """The share of the rows that arrive after a decision in each state; the last entry for those above the longest."""
+        """The share of the rows that arrive after a decision in each state; the last entry is for those above the
+        longest. Shape (S + 1,).
+        """
         model, actions = self._model, self._actions[:-1]
         visits = model.visits(actions)
         chain = model.chain(actions)
@@ -128,16 +141,16 @@ class QuantileSampler:
         return np.asarray(spent / spent.sum(), dtype=np.float64)
 
     def _states(self, rank: Floats) -> NDArray[np.int64]:
-        """Return the states that rows of that rank meet."""
+        """Return the states, in rows waiting, that rows of this rank find; both of shape (N,)."""
         law = np.cumsum(self._met)
         state = np.searchsorted(law[:-1], rank)
-        # Above the longest the law is geometric, as far as can be seen.
+        # Above the longest state the law is taken as geometric: it is so in the limit.
         left = np.minimum((1.0 - rank) / max(1.0 - law[-2], 1e-300), 1.0)
         over = np.floor(-np.log(np.maximum(left, 1e-300)) / np.log1p(1.0 / max(self._mean_above, 1e-9)))
         return np.asarray(state + np.where(state > self._model.longest, over, 0.0), dtype=np.int64)
 
     def _follow(self, rank: Floats) -> _Ends:
-        """Return the response times of rows of that rank."""
+        """Return the response times of rows of this rank, shape (N,): the share of rows that find shorter queues."""
         rate, rules, draw = self._rate, self._rules, self._draw
         place, behind, age = self._arrive(self._states(rank))
         ends = _Ends(*(np.zeros(len(rank)) for _ in range(3)))
@@ -163,8 +176,12 @@ class QuantileSampler:
         return ends
 
     def _end(self, ends: _Ends, index: NDArray[np.int64], age: Floats, size: Actions, missing: Actions) -> None:
-        """Set how the rows of that age end with a batch of `size`, for which as many arrivals are missing: of both times
-        the one that varies more is left to its law."""
+        """Set the response times of the rows at `index`, whose own batch is the next one.
+
+        Of the two times that are left, that of the batch and that of the arrivals it waits for, the one that varies
+        more enters by its law, and the other is drawn. All arguments have the same shape: `age` in ms since arrival,
+        `size` of the batch in rows, and the `missing` arrivals in rows.
+        """
         mean, cv, rate = self._profile.service_time_ms[size - 1], self._profile.cv[size - 1], self._rate
         varies = (mean * cv >= np.sqrt(missing) / rate) & ((cv >= _CLEARLY) | (missing == 0))
         waits = self._draw.standard_gamma(np.where(varies, missing, 0.0)) / rate
@@ -176,7 +193,9 @@ class QuantileSampler:
         ends.scale[index] = np.where(kept, mean * cv**2, 1.0 / rate)
 
     def _arrive(self, state: NDArray[np.int64]) -> tuple[Actions, Actions, Floats]:
-        """Return each row's place in the queue, the rows behind it and its age at the first decision after it arrived."""
+        """Return each row's place in the queue (from 1), the rows behind it, and its age in ms, at the first decision
+        after its arrival. All have the shape (N,) of `state`.
+        """
         size = self._actions[np.minimum(state, len(self._actions) - 1)]
         met = self._services(size, np.ones_like(size), longer=True)
         part = self._draw.random(len(state))
@@ -184,7 +203,11 @@ class QuantileSampler:
         return state - size + before + 1, after, met * (1.0 - part)
 
     def _services(self, size: Actions, count: Actions, *, longer: bool = False) -> Floats:
-        """Return the time that `count` batches of `size` rows take, 0 for size 0; `longer`: as long as a row meets them."""
+        """Return the time in ms that `count` batches of `size` rows take, 0 for size 0; arguments of the same shape.
+
+        With `longer` the times are distributed as for the batch that a row finds under way, of which long ones are
+        more frequent.
+        """
         mean, cv = self._profile.service_time_ms[size - 1], self._profile.cv[size - 1]
         if not cv.any():
             return np.where(size > 0, mean * count, 0.0)
@@ -194,7 +217,9 @@ class QuantileSampler:
 
 
 def _spread(late: Floats) -> Floats:
-    """Return how uncertain it is, by cell of the first rows, whether a row is late."""
+    """Return the standard deviation of being late near each of the first rows; `late`, shape (FIRST,), has
+    probabilities.
+    """
     sums, cells = np.concatenate((np.zeros(1), np.cumsum(late))), np.arange(len(late))
     low, high = np.maximum(cells - _NEAR // 2, 0), np.minimum(cells + _NEAR // 2, len(late))
     near = (sums[high] - sums[low]) / (high - low)
@@ -203,8 +228,10 @@ def _spread(late: Floats) -> Floats:
 
 
 def _later_than(ends: _Ends, weights: Floats, share: float, near: float) -> tuple[float, float]:
-    """Return the time that this share of the weights is later than, which is `near` another, and its standard error relative
-    to it."""
+    """Return the time in ms after which the given share of the weights ends, and its relative standard error.
+
+    `weights` has shape (N,). `near` (ms) is a first guess.
+    """
     wanted = share * float(weights.sum())
 
     def later(time: float) -> float:
@@ -235,8 +262,8 @@ def _later_than(ends: _Ends, weights: Floats, share: float, near: float) -> tupl
 
 
 def _tail(ends: _Ends, time: float) -> Floats:
-    """Return the probability of each to be later than `time`."""
-    from scipy.special import gammaincc  # solving needs it, serving does not
+    """Return for each row the probability that it ends later than `time` (ms); shape (N,)."""
+    from scipy.special import gammaincc  # a server does not need scipy to serve
 
     later = (ends.base > time).astype(np.float64)
     left = (time - ends.base) / np.where(ends.shape > 0.0, ends.scale, 1.0)

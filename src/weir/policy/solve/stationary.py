@@ -1,8 +1,10 @@
-"""The stationary law of a queue under a table, without a single subtraction (Grassmann, Taksar and Heyman).
+"""The stationary law of a queue under a table, computed without a subtraction.
 
-From n waiting rows a decision leads at most a batch down, and up by as many as may arrive, so the chain's matrix is a
-band. States are taken out from the top; the probability of staying, which is the only one that would have to be
-subtracted from 1, is never used. Small probabilities (1e-14 and below) come out with as many digits as large ones.
+The method is that of Grassmann, Taksar and Heyman ("Regenerative analysis and steady state distributions for Markov
+chains", Operations Research 33, 1985). A decision shortens a queue by at most one batch and lengthens it by at most as
+many rows as may arrive, so the matrix of the chain is a band. States are eliminated from the longest queue downwards.
+The probability of staying, which alone would have to be subtracted from 1, is never used. So probabilities of 1e-14
+and below have as many correct digits as large ones.
 """
 
 from functools import lru_cache
@@ -15,38 +17,17 @@ from numpy.typing import NDArray
 
 from weir.policy.cost.profile import Floats, Profile
 
-_BLOCK = 32  # states that are taken out before the others hear of it, which is then one product of matrices
-# A state that is left downwards this much more rarely than it is reached holds all of the law.
+_BLOCK = 32  # states that are eliminated together: their effect on all others is one product of matrices
+# A state that is left downwards this much more rarely than it is reached gets all of the law.
 _RARE = 1e-200
 
 
-def band(arrivals: Floats, actions: NDArray[np.int64], rows: NDArray[np.int64]) -> tuple[Floats, int]:
-    """Return the chain's matrix as a band and how many columns of it are left of the diagonal.
-
-    `arrivals` is the law of the arrivals by batch size, `actions` and `rows` are by state; the last state stands for all
-    above. Column `below` + d of row i is the probability of going from i to i + d.
-    """
-    size, kept = len(actions), arrivals.shape[1]
-    below = int(arrivals.shape[0]) + 1
-    matrix = np.zeros((size, below + kept + 1))
-    for state, (action, waiting) in enumerate(zip(actions.tolist(), rows.tolist(), strict=True)):
-        if not action:
-            matrix[state, below + min(1, size - 1 - state)] = 1.0
-            continue
-        start = below + waiting - action - state
-        room = below + size - 1 - state  # the column of the last state
-        if start + kept - 1 <= room:
-            matrix[state, start : start + kept] = arrivals[action - 1]
-        else:
-            matrix[state, start:room] = arrivals[action - 1, : room - start]
-            matrix[state, room] = arrivals[action - 1, room - start :][::-1].sum()
-    return matrix, below
-
-
 def stationary(matrix: Floats, below: int) -> Floats:
-    """Return the stationary law of a chain given as a band (see `band`), which is overwritten.
+    """Return the stationary law of a chain, shape (states,), from its matrix as a band, which is overwritten.
 
-    The chain must have one closed class, which must contain a way down from every state above it; states outside get 0.
+    Row i of `matrix`, shape (states, width), has the probabilities of going from state i to state i + d in its column
+    `below` + d. The chain must have one closed class, with a way down from every state above it; states outside that
+    class get 0.
     """
     size, width = matrix.shape
     above = width - below - 1
@@ -68,8 +49,16 @@ def stationary(matrix: Floats, below: int) -> Floats:
 
 
 class _Taken(NamedTuple):
-    """The states from `begin` on that were taken out together: their rows, from column `low` on, and their columns in the rows
-    from `high` to `begin`, each as it was when its own state was taken out; and with what probability each is left downwards."""
+    """States that were eliminated together: `begin` and all above it up to the next block.
+
+    Attributes:
+        begin: the first of them.
+        low: the first column of `rows`, as a state.
+        high: the first row of `columns`, as a state.
+        rows: their rows of the matrix, from column `low` on, each as it was when its state was eliminated.
+        columns: their columns in the rows `high` ... `begin` - 1, likewise.
+        downs: the probability of leaving each of them downwards.
+    """
 
     begin: int
     low: int
@@ -80,10 +69,12 @@ class _Taken(NamedTuple):
 
 
 def _take_out(whole: Floats, begin: int, end: int, below: int, above: int) -> _Taken:
-    """Take the states `begin` ... `end` - 1 out of the chain, from the last on."""
+    """Eliminate the states `begin` ... `end` - 1 from the chain, the last one first. `whole` is the matrix (states,
+    states).
+    """
     low, high, count = max(0, begin - below), max(0, begin - above), end - begin
     rows, columns, downs = np.zeros((count, end - low)), np.zeros((begin - high, count)), np.zeros(count)
-    for n in range(count):  # only what the band has
+    for n in range(count):  # only the columns that the band has
         first, last = max(low, begin + n - below), min(end, begin + n + above + 1)
         rows[n, first - low : last - low] = whole[begin + n, first:last]
         first = max(high, begin + n - above)
@@ -101,7 +92,7 @@ def _take_out(whole: Floats, begin: int, end: int, below: int, above: int) -> _T
 
 
 def _add(law: Floats, block: _Taken) -> None:
-    """Set the entries of `law` for the states of `block`, from those before them."""
+    """Set the entries of `law`, shape (states,), for the states of `block`, from the entries before them."""
     before = law[block.high : block.begin] @ block.columns
     for n, down in enumerate(block.downs.tolist()):
         state = block.begin + n
@@ -117,19 +108,21 @@ def _add(law: Floats, block: _Taken) -> None:
             law[state] = 1.0
 
 
-# How queues that are longer than a given length become shorter again, where batches of one size are served from them.
+# How long queues become shorter again if batches of one size are served from them.
 #
-# From n rows such a queue goes to n - size + N, N the rows that arrive during the batch: a random walk that falls by at most
-# `size` in a step and falls on average. Everything about its long run follows from the roots of z^size = E z^N.
+# From n rows such a queue goes to n - size + N, where N rows arrive during the batch: a random walk that falls by at most `size`
+# in a step and falls on average. Its long run follows from the roots of z^size = E z^N.
 
 
 _STEPS = 16  # of Newton's method, which needs at most 8
 
 
 def decay(profile: Profile, rate_per_ms: float, size: int) -> float:
-    """Return by what factor longer queues are rarer, per row, where batches of `size` are served from a long queue.
+    """Return the factor, per row, by which longer queues are rarer if batches of `size` rows are served from long
+    queues.
 
-    It is the root z > 1 of z^size = E z^N, N the rows that arrive during such a batch.
+    It is the root z > 1 of z^size = E z^N, N being the number of rows that arrive during such a batch. `rate_per_ms`
+    is in rows per ms.
     """
     mean = rate_per_ms * float(profile.service_time_ms[size - 1])
     excess = mean * float(profile.cv[size - 1]) ** 2
@@ -150,19 +143,23 @@ def decay(profile: Profile, rate_per_ms: float, size: int) -> float:
 
 
 def descent(profile: Profile, rate_per_ms: float, size: int) -> tuple[Floats, float]:
-    """Return what `_descent` does for batches of `size`."""
+    """Return what `_descent` returns for batches of `size` rows at `rate_per_ms` rows per ms."""
     mean = rate_per_ms * float(profile.service_time_ms[size - 1])
     return _descent(mean, mean * float(profile.cv[size - 1]) ** 2, size)
 
 
 @lru_cache(64)  # one rate is asked about several times
 def _descent(mean: float, excess: float, size: int) -> tuple[Floats, float]:
-    """Return the law of how far a queue is below a length when it first is, coming from that length: entry d - 1 is the
-    probability of d rows, d = 1 ... size. Return too by what factor, per row, a longer way down forgets where it began.
+    """Return how a long queue comes down: by how many rows it first falls below a given length, starting at that
+    length.
 
-    With z_j the `size` roots of z^size = E z^N in the unit disc, the law's generating function solves
-    z^size - sum of law[d - 1]·z^(size - d) = product of (z - z_j), because z_j to the power of the queue's length is a
-    martingale (Wiener and Hopf's factorisation of a walk that falls by at most `size`).
+    Returns the law of that number, shape (size,): entry d - 1 is the probability of d rows, d = 1 ... size. Returns
+    also the factor, per row, by which a longer way down depends less on where it began.
+
+    `mean` is the mean number of arrivals during a batch, and `excess` their variance divided by the mean, less 1. With
+    z_j the `size` roots of z^size = E z^N in the unit disc, the generating function of the law solves z^size - sum of
+    law[d - 1]·z^(size - d) = product of (z - z_j), because z_j to the power of the queue's length is a martingale.
+    This is the Wiener-Hopf factorisation of a random walk that falls by at most `size` in a step.
     """
     if size == 1:
         return np.ones(1), 0.0
@@ -181,10 +178,12 @@ def _descent(mean: float, excess: float, size: int) -> tuple[Floats, float]:
 
 
 def _roots(mean: float, excess: float, size: int) -> NDArray[np.complex128]:
-    """Return the roots in the unit disc of z^size = E z^N, N Poisson or negative binomial; the first is 1.
+    """Return the roots of z^size = E z^N in the unit disc, N Poisson or negative binomial; shape (size,), the first is
+    1.
 
-    With z = e^w: size·w - log E e^(wN) = 2πij. The left side's derivative is at least size - mean > 0 in the half-plane
-    of w, where the left side is one to one, so that there is one root for each j, which Newton's method finds.
+    With z = e^w the equation reads size·w - log E e^(wN) = 2πij. The derivative of the left side is at least size -
+    mean > 0 in the half-plane of w, where the left side is one to one; so there is one root for each j, and Newton's
+    method finds it.
     """
     turns = 2j * np.pi * np.arange(size // 2 + 1)
     w = turns / size

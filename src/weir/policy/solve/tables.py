@@ -1,7 +1,8 @@
-"""A table says how many rows to dispatch for each number of rows that wait.
+"""Tables: how many rows to dispatch for each number of waiting rows.
 
-`table[n]` is that number with n rows waiting, 0 to wait for the next arrival; beyond its end the last entry holds, which
-is greater than 0, so that every table serves whatever the length of the queue.
+`table[n]` is the batch, in rows, that is dispatched while n rows wait; 0 means to wait for the next arrival. Beyond
+its end the last entry holds. The last entry is greater than 0, so a table dispatches however long the queue is. A
+table has shape (states,), its index being the number of rows waiting from 0 on, and the type uint16.
 """
 
 from collections.abc import Sequence
@@ -18,8 +19,11 @@ Table = NDArray[np.uint16]
 
 
 def checked_table(values: ArrayLike, max_batch_size: int, name: str = "table") -> Table:
-    """Return `values` as a table. Raises SettingsError naming the entry that breaks a rule: whole numbers, no more rows
-    than wait and than a batch may have, and a last entry that serves."""
+    """Return `values`, shape (states,), as a table.
+
+    Raises SettingsError naming the entry that breaks a rule: entries are whole numbers, no larger than the rows that
+    wait and than `max_batch_size`, and the last one is greater than 0. `name` is what the error calls the table.
+    """
     given = np.asarray(values)
     if given.ndim != 1 or not given.size:
         raise SettingsError(f"{name}: must be a row of numbers, at least one; has shape {given.shape}")
@@ -34,33 +38,28 @@ def checked_table(values: ArrayLike, max_batch_size: int, name: str = "table") -
 
 
 def limit_of(table: Table) -> int:
-    """Return the control limit: the smallest number of waiting rows for which `table` serves."""
+    """Return the control limit in rows: the smallest number of waiting rows for which `table` dispatches."""
     return int(np.argmax(table > 0))
 
 
-def entry(table: Table, waiting: int) -> int:
-    """Return how many rows `table` dispatches with so many waiting."""
-    return int(table[min(waiting, len(table) - 1)])
-
-
 def extended(table: Table, length: int) -> Table:
-    """Return the first `length` entries of `table`, those beyond its end included."""
+    """Return the first `length` entries of `table`, repeating its last entry beyond its end; shape (length,), rows."""
     return table[np.minimum(np.arange(length), len(table) - 1)]
 
 
 def steady_table(table: Table) -> Table:
-    """Return the shortest table that says the same: without entries that only repeat the last."""
+    """Return the shortest table with the same decisions: without the entries that only repeat the last one."""
     return table[: int(np.flatnonzero(table != table[-1])[-1]) + 2]  # the first entry is 0, and the last is not
 
 
 def stacked(tables: Sequence[Table]) -> NDArray[np.uint16]:
-    """Return tables of any lengths as the rows of one array."""
+    """Return tables of any lengths as one array of rows; shape (tables, longest table)."""
     length = max(len(table) for table in tables)
     return np.stack([extended(table, length) for table in tables])
 
 
 def greedy_table(max_batch_size: int) -> Table:
-    """Return the table that never waits: all that there is, at most a full batch."""
+    """Return the table that never waits: it dispatches all waiting rows, at most `max_batch_size`."""
     return np.arange(_size("max_batch_size", max_batch_size) + 1, dtype=np.uint16)
 
 
@@ -72,7 +71,7 @@ def static_table(size: int) -> Table:
 
 
 def limit_table(limit: int, max_batch_size: int) -> Table:
-    """Return the table that waits for `limit` rows and then dispatches all there are, at most a full batch."""
+    """Return the table that waits for `limit` rows and then dispatches all that wait, at most `max_batch_size`."""
     table = greedy_table(max_batch_size)
     if not 1 <= limit <= max_batch_size:
         raise SettingsError(f"limit={limit}: must be from 1 to {max_batch_size}, the largest batch")
@@ -81,9 +80,12 @@ def limit_table(limit: int, max_batch_size: int) -> Table:
 
 
 def full_batch_table(profile: Profile) -> Table:
-    """Return the table that never waits and always dispatches the size, of those there are rows for, that serves the
-    most rows per second: all up to b* on a profile where larger is faster, the largest step worth taking on one with
-    steps. No table serves more rows per second, so it is stable wherever any is."""
+    """Return the table that never waits and dispatches, of the sizes it has rows for, the one with the most rows per
+    second.
+
+    Where larger batches are faster those are all sizes up to b*; on a profile with steps it is the largest step worth
+    taking. No table serves more rows per second, so this one is stable at every rate at which any table is.
+    """
     speed = [0.0, *(profile.sizes / profile.service_time_ms).tolist()]
     table = [0]
     for size in range(1, profile.best_batch_size + 1):
@@ -92,8 +94,10 @@ def full_batch_table(profile: Profile) -> Table:
 
 
 def with_full_batches(table: Table, from_state: int, profile: Profile) -> Table:
-    """Return `table` with the entries from `from_state` on replaced by the full-batch rule, so that it is stable for
-    every rate below the profile's `max_rate`."""
+    """Return `table` with the full-batch rule in its entries from `from_state` (rows waiting) on.
+
+    It is then stable at every rate below the profile's `max_rate`.
+    """
     full = full_batch_table(profile)
     length = max(from_state + 1, len(full))
     result = extended(full, length).copy()
@@ -108,17 +112,19 @@ def _size(name: str, size: int) -> int:
     return size
 
 
-# Several workers on one queue: where the search for their common control limit starts.
+# Several workers on one queue have one common control limit.
 #
-# No exact solution is known for several bulk servers whose service time depends on the batch size; docs/explanation/
-# beyond-the-paper.md derives this start, simulation/banks.py refines it.
+# No exact solution is known for several bulk servers whose service time depends on the batch size (Inoue, Queueing Systems
+# 100, 2022, states the problem as open). docs/explanation/beyond-the-paper.md derives the limit at which the search of
+# simulation/banks.py starts.
 
 
 def start_limit(profile: Profile, rate: float, prices: Prices) -> int:
-    """Return the control limit at which latency and energy balance when a worker is always free:
-    sqrt(w2·λ·ζ0 / (w1·(1/(2λ) + α))), λ the rate of the whole queue, power that of all workers together.
+    """Return a control limit, in rows, at which latency and energy balance if a worker is always free.
 
-    It lies between 1 and b*. Stepped profiles enter by their straight lines.
+    It is sqrt(w2·λ·ζ0 / (w1·(1/(2λ) + α))), rounded and kept between 1 and b*. λ is the rate of the whole queue
+    (`rate`, in rows per second), ζ0 and α come from the straight lines through the profile, and power is that of all
+    workers together.
     """
     fit = profile.fit()
     latency_weight, per_ms = prices.latency_weight_at(rate), rate / 1000.0
@@ -126,8 +132,8 @@ def start_limit(profile: Profile, rate: float, prices: Prices) -> int:
     most = profile.best_batch_size
     if slope <= 0.0:
         return most
-    wished = sqrt(prices.energy_weight * per_ms * max(fit.zeta0_mj, 0.0) / slope)
-    return int(np.clip(round(wished), 1, most))
+    balanced = sqrt(prices.energy_weight * per_ms * max(fit.zeta0_mj, 0.0) / slope)
+    return int(np.clip(round(balanced), 1, most))
 
 
 def multi_worker_table(profile: Profile, limit: int) -> Table:
