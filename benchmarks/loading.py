@@ -1,10 +1,11 @@
 """`python -m benchmarks.loading`: does loading a second model slow the first one down?
 
 A server has a repository of two models. The first is asked at a constant rate all the time, whether answers come or not; the
-second is loaded and unloaded again. Each round has three windows of the same length: a quiet one, one that a load takes, and one
-beside a process that has nothing to do with the server and only computes, at the same lowest priority as a worker that loads. What is
-compared are the latencies of all requests that were sent in each kind of window, over all rounds. The third kind shows what the
-system's scheduler alone makes of a busy CPU: no server can load a model and do better than that.
+second is loaded and unloaded again. Each round has four windows of the same length: a quiet one, one that a load takes, one beside a
+process that has nothing to do with the server and only computes, and one beside processes that have nothing to do with the server and do what
+the second model does when it is loaded, both at the same lowest priority as a worker that loads. What is compared are the latencies of
+all requests that were sent in each kind of window, over all rounds. The last two show what the system makes of a busy CPU and of
+imports and large arrays on it: no server can load a model and do better than that.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import asyncio
 import gc
 import os
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -55,15 +57,16 @@ class Second(weir.Model):
             value = np.tanh(value @ weights)
         return [float(each) for each in value[:, 0]]
 """
-COMPUTING = """
+LOWEST_PRIORITY = """
 import os
 
 if hasattr(os, "SCHED_IDLE"):
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 os.nice(19)
-while True:
-    pass
 """
+COMPUTING = f"{LOWEST_PRIORITY}\nwhile True:\n    pass\n"
+SAME_WORK = f"{LOWEST_PRIORITY}\n{LOADED}\nmodel = Second()\nmodel.load()\nmodel.predict([1])\n"
+AGAIN = f"import subprocess, sys\n{LOWEST_PRIORITY}\nwhile True:\n    subprocess.run([sys.executable, '-c', sys.argv[1]], check=True)\n"
 CONNECTIONS = 32
 REST = 0.5  # seconds after a change before the next window
 REQUEST = b"POST /infer/first HTTP/1.1\r\nHost: bench\r\nContent-Length: 1\r\n\r\n0"
@@ -117,7 +120,13 @@ class Load:
 
 async def measure(url: str, rounds: int, rate: float) -> None:
     """Print what came of so many rounds."""
-    quiet, loading, beside = (list[tuple[float, float]]() for _ in range(3))
+    loading: list[tuple[float, float]] = []
+    quiet: list[tuple[float, float]] = []
+    beside: dict[str, list[tuple[float, float]]] = {
+        "beside a process that computes": [],
+        "beside processes that load the same": [],
+    }
+    controls = ([COMPUTING], [AGAIN, SAME_WORK])
     load = Load(int(url.rpartition(":")[2]), rate)
     async with httpx.AsyncClient(base_url=url, timeout=60.0) as client, load.running():
         (
@@ -131,17 +140,21 @@ async def measure(url: str, rounds: int, rate: float) -> None:
             (await client.post("/v2/repository/models/second/unload")).raise_for_status()
             await asyncio.sleep(REST)
             quiet.append(await _window(loading[-1]))
-            with _computing():
+            for arguments, windows in zip(controls, beside.values(), strict=True):
+                with _running(arguments):
+                    await asyncio.sleep(REST)
+                    windows.append(await _window(loading[-1]))
                 await asyncio.sleep(REST)
-                beside.append(await _window(loading[-1]))
-            await asyncio.sleep(REST)
     took = statistics.median(end - begun for begun, end in loading)
     print(f"{rounds} loads of {took:.2f} s (median), {rate:g} requests/s, {load.failed} not answered with 200")
     for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
-        base, *others = (_quantile(load.within(windows), share) for windows in (quiet, loading, beside))
+        base = _quantile(load.within(quiet), share)
+        others = {
+            when: _quantile(load.within(windows), share)
+            for when, windows in {"while loading": loading, **beside}.items()
+        }
         compared = ", ".join(
-            f"{1000 * other:.2f} ms {when} ({100 * (other / base - 1):+.0f} %)"
-            for when, other in zip(("while loading", "beside a process that computes"), others, strict=True)
+            f"{1000 * other:.2f} ms {when} ({100 * (other / base - 1):+.0f} %)" for when, other in others.items()
         )
         print(f"{name}: {1000 * base:.2f} ms quiet, {compared}")
 
@@ -154,13 +167,14 @@ async def _window(like: tuple[float, float]) -> tuple[float, float]:
 
 
 @contextmanager
-def _computing() -> Iterator[None]:
-    """Within the block another process computes, at the lowest priority there is."""
-    process = subprocess.Popen([sys.executable, "-c", COMPUTING])
+def _running(arguments: Sequence[str]) -> Iterator[None]:
+    """Within the block a Python process runs, whose code and arguments these are, and what it starts."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    process = subprocess.Popen([sys.executable, "-c", *arguments], env=environment, start_new_session=True)
     try:
         yield
     finally:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
