@@ -5,13 +5,12 @@ import resource
 from datetime import UTC, datetime
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from benchmarks import soak
 from benchmarks.harness import report
 from benchmarks.harness.report import PARTS, describe
-from benchmarks.harness.result import Part, Result, Run
+from benchmarks.harness.result import Part, Run, progress_bar
+from benchmarks.harness.rounds import Rounds
 from benchmarks.harness.servers import require_wrk, set_up
 
 
@@ -40,7 +39,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("what", nargs="+", metavar="PART", help=f"all, or some of: {names}; or setup, soak, report")
     parser.add_argument("--rounds", type=int, default=5, help="alternated rounds, of which the median counts")
     parser.add_argument("--seconds", type=float, default=5.0, help="of load, each time")
-    parser.add_argument("--quick", action="store_true", help="a short run, where a part has one; it is not kept")
+    parser.add_argument("--quick", action="store_true", help="a short run, where a part has one; nothing is written")
     parser.add_argument("--minutes", type=float, default=60.0, help="of soak")
     asked = parser.parse_args()
     unknown = set(asked.what) - {*PARTS, "all", "setup", "soak", "report"}
@@ -49,7 +48,7 @@ def _arguments() -> argparse.Namespace:
     return asked
 
 
-def _chosen(names: list[str]) -> list[Part]:
+def _chosen(names: list[str]) -> list[Part | Rounds]:
     return [part for name, part in PARTS.items() if name in names or "all" in names]
 
 
@@ -59,10 +58,9 @@ def _allow_many_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _measure(console: Console, part: Part, asked: argparse.Namespace) -> None:
+def _measure(console: Console, part: Part | Rounds, asked: argparse.Namespace) -> None:
     rounds, seconds = asked.rounds, asked.seconds
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
+    with progress_bar(console) as progress:
         task = progress.add_task(part.title, total=part.steps(rounds))
 
         def step(text: str) -> None:
@@ -70,25 +68,11 @@ def _measure(console: Console, part: Part, asked: argparse.Namespace) -> None:
             progress.advance(task)
 
         result = part.measure(Run(rounds, seconds, step, asked.quick))
-    _show(console, part, result)
+    result.print(console, part.title)
     if asked.quick:
         return
     when = datetime.now(UTC).strftime("%Y-%m-%d")
     report.keep(part, result, {**describe(), "rounds": f"{rounds} of {part.round or f'{seconds:g} s'}", "date": when})
-
-
-def _show(console: Console, part: Part, result: Result) -> None:
-    table = Table(*result.columns, title=part.title)
-    for row in result.rows:
-        table.add_row(*row)
-    console.print(table)
-    for title, columns, rows in result.tables:
-        further = Table(*columns, title=title)
-        for row in rows:
-            further.add_row(*row)
-        console.print(further)
-    for text, measured, met in result.goals:
-        console.print(f"[{'green' if met == 'yes' else 'red'}]{met:3}[/] {text}: {measured}")
 
 
 if __name__ == "__main__":

@@ -5,11 +5,12 @@
 
 import argparse
 from bisect import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 from rich.console import Console
 
+from benchmarks.harness.result import markdown
 from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import GOOGLENET_P4, Floats
 from weir.policy.decision import Decision, Observation, Policy
@@ -141,11 +142,6 @@ def start(load: float, prices: Prices, starts: int, requests: int) -> tuple[floa
     return scale * mean, scale * (mean + 1.96 * spread)
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table in Markdown."""
-    return "\n".join("| " + " | ".join(line) + " |" for line in (columns, ["---"] * len(columns), *rows))
-
-
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser("benchmarks.following", description=__doc__)
@@ -155,14 +151,14 @@ def main() -> None:
     console = Console(soft_wrap=True)
     columns = ["traffic", "w2", "solved", "one table", "greedy", "p99 ms: oracle", "solved", "one table", "greedy"]
     rows = [compare(name, weight, asked.requests) for weight in (1.0, 10.0) for name in TRAFFIC]
-    console.print(table(columns, rows), markup=False)
+    console.print(markdown(columns, rows), markup=False)
     prices = [Prices(1.0, 0.0), Prices(1.0, 1.0), Prices(1.0, 10.0), Prices(1.0, 1.0, 1000.0)]
     lines = []
     for load in LOADS:
         found = [start(load, each, asked.starts, 200) for each in prices]
         lines.append([f"{load:g}", *(f"{mean:+.2f} % (at most {most:+.2f})" for mean, most in found)])
     columns = ["load", "w2 = 0", "w2 = 1", "w2 = 10", "w2 = 1, prices constant"]
-    console.print("\n" + table(columns, lines), markup=False)
+    console.print("\n" + markdown(columns, lines), markup=False)
 
 
 if __name__ == "__main__":

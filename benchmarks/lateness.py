@@ -18,7 +18,6 @@ from typing import NamedTuple
 import numpy as np
 import uvloop
 from rich.console import Console
-from rich.table import Table
 
 import weir
 from benchmarks.harness.result import Result
@@ -131,13 +130,7 @@ def main() -> int:
     go_first()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         result = judged(runner.run(measure(asked.rounds, asked.seconds, asked.rate)))
-    table = Table(*result.columns, box=None)
-    for row in result.rows:
-        table.add_row(*row)
-    console = Console()
-    console.print(table)
-    for goal in result.goals:
-        console.print(*goal)
+    result.print(Console())
     return 0 if all(goal[-1] == "yes" for goal in result.goals) else 1
 
 

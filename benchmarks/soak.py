@@ -13,7 +13,8 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.harness.result import mebibytes
-from benchmarks.harness.servers import Server, ask_own, serving, weir_command
+from benchmarks.harness.servers import Server, serving, weir_command
+from benchmarks.parts.overload import offer
 
 PATH = "/infer/square"
 ROUND_SECONDS = 20.0
@@ -46,7 +47,7 @@ def _round(server: Server, chance: random.Random) -> tuple[dict[str, Any], Count
     pest = threading.Thread(target=_pester, args=(server, chance, done, pestered))
     pest.start()
     try:
-        return ask_own("harness.open_loop", "127.0.0.1", server.port, PATH, RATE, ROUND_SECONDS, 64, "3"), pestered
+        return offer(server.port, PATH, RATE, ROUND_SECONDS, 64), pestered
     finally:
         done.set()
         pest.join()

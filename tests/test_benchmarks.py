@@ -11,13 +11,13 @@ import pytest
 from benchmarks import gpu
 from benchmarks.harness import report, texts
 from benchmarks.harness import result as results
-from benchmarks.harness.open_loop import OpenLoop
 from benchmarks.harness.report import PARTS
 from benchmarks.harness.result import Result, ratio, rotated, short, spread
 from benchmarks.harness.texts import COLUMNS, compare, paragraphs
-from benchmarks.parts import padding, text_growth
+from benchmarks.parts import padding, text_memory
+from benchmarks.parts.overload import OpenLoop
 from benchmarks.parts.padding import simulate
-from benchmarks.parts.square import PART
+from benchmarks.parts.square import SQUARE as PART
 
 
 def result() -> Result:
@@ -98,11 +98,11 @@ def test_a_part_says_how_many_steps_it_has(name: str) -> None:
 
 
 def test_the_requests_that_memory_is_measured_by_are_all_different_and_as_many_as_was_said() -> None:
-    numbers = [number for _, some in text_growth.shared(5_000, 5_000) for number in some]
+    numbers = [number for _, some in text_memory.shared(5_000, 5_000) for number in some]
     assert (
-        sorted(numbers) == list(range(5_000, 10_000)) and len({text_growth.text(number) for number in numbers}) == 5_000
+        sorted(numbers) == list(range(5_000, 10_000)) and len({text_memory.text(number) for number in numbers}) == 5_000
     )
-    assert sum(share for share, _ in text_growth.SHARES.values()) == 100
+    assert sum(share for share, _ in text_memory.SHARES.values()) == 100
 
 
 def test_texts_are_of_every_length_wherever_a_load_stops() -> None:

@@ -6,24 +6,27 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.policies import sample, table
+from benchmarks.policies import bursts, harness
 from benchmarks.policies.__main__ import COMPARISONS
 from benchmarks.policies.bursts import ALLOWED, arrivals, beside_greedy, clairvoyant, recorded, traffics
-from benchmarks.policies.lines import (
-    EVERY_DELAY,
+from benchmarks.policies.harness import (
+    Compared,
     Effort,
     best_limit,
     best_size_or_delay,
     estimate,
+    keep,
     known,
+    marks,
     play_all,
     real,
+    response,
     ruled,
     saved,
     show,
     tuned_limit,
+    write_page,
 )
-from benchmarks.policies.table import Compared, keep, marks, write_page
 from tests.policy.random_models import SHAPES
 
 from weir.errors import SettingsError
@@ -32,11 +35,7 @@ from weir.policy.cost.profile import GOOGLENET_P4, Floats, Profile
 from weir.policy.solve.smdp import evaluate
 from weir.policy.solve.tables import limit_table
 from weir.simulation.arrivals import Poisson
-from weir.simulation.rounds import Figures, Rule
-
-
-def response(figures: Figures) -> float:
-    return figures.response_time_ms
+from weir.simulation.rounds import Rule
 
 
 def test_every_player_meets_the_same_lines() -> None:
@@ -65,8 +64,8 @@ def test_an_interval_is_students() -> None:
 
 
 def test_the_page_gets_the_tables_between_their_marks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(table, "RESULTS", tmp_path / "results.json")
-    monkeypatch.setattr(table, "PAGE", tmp_path / "page.md")
+    monkeypatch.setattr(harness, "RESULTS", tmp_path / "results.json")
+    monkeypatch.setattr(harness, "PAGE", tmp_path / "page.md")
     keep("crew", Compared(["workers"], [["2"]]), {"seeds": 3})
     write_page()  # there is none yet
     begin, end = marks("crew")
@@ -140,30 +139,30 @@ def test_no_policy_costs_more_than_greedy_on_traffic_that_no_table_is_for(name: 
 
 
 def test_random_models_take_as_long_as_each_other_and_meet_all_kinds_of_traffic() -> None:
-    cases = [sample.case(number) for number in range(60)]
+    cases = [bursts.case(number) for number in range(60)]
     assert {each.kind for each in cases} == {"MMPP", "on/off", "diurnal"}
     assert {each.model.shape for each in cases} == set(SHAPES)
     for each in cases:
         profile = each.model.profile
-        assert profile.service_time_ms[-1] == pytest.approx(sample.LARGEST_MS)
+        assert profile.service_time_ms[-1] == pytest.approx(bursts.LARGEST_MS)
         assert 2 <= profile.max_batch_size <= 64 and 0.1 <= each.rate / profile.max_rate <= 0.9
         full = profile.energy_mj[-1] / profile.service_time_ms[-1]  # watts
         worth = each.model.prices.energy_weight * full / profile.service_time_ms[-1]
         assert 0.9e-3 < worth < 1.1e3  # six decades, as before the times were scaled
-    assert sample.case(7).about == cases[7].about
+    assert bursts.case(7).about == cases[7].about
 
 
 def test_what_surely_costs_more_is_counted_apart_from_what_seems_to() -> None:
     seen = [
-        sample.Found(0, [1.0] * 4, [0.7, 0.7, 0.7, 0.71], [-1.0] * 4),
-        sample.Found(1, [1.0] * 4, [-3.0, 4.3, 0.0, 1.0], [-1.0] * 4),
+        bursts.Found(0, [1.0] * 4, [0.7, 0.7, 0.7, 0.71], [-1.0] * 4),
+        bursts.Found(1, [1.0] * 4, [-3.0, 4.3, 0.0, 1.0], [-1.0] * 4),
     ]
-    made = sample.shown(seen)
+    made = bursts.table_of(seen)
     rows = {(row[0], row[1]): row[2:] for row in made.rows}
     assert rows["all", "solved"][0] == "2" and rows["all", "solved"][3:] == ["2", "1"]
     assert rows["all", "auto"][1] == "-1.00 %" and rows["all", "auto"][3:] == ["0", "0"]
     assert made.about["models"].startswith("2 ")
-    assert rows[sample.case(0).about, "solved"][2] == "+0.70 % (+0.69 to +0.72)"
+    assert rows[bursts.case(0).about, "solved"][2] == "+0.70 % (+0.69 to +0.72)"
 
 
 # The best hand-tuned rules are the best: nothing in their family does better on the same line.
@@ -213,13 +212,6 @@ def test_an_objective_rules_out_what_is_late_too_often() -> None:
         assert found is not None
         assert found.figures.late_share <= 0.01
     assert best_limit(P4, times, objective=LatencySLO(0.002, 0.01)) is None
-
-
-def test_tells_how_far_it_is() -> None:
-    told: list[tuple[int, int]] = []
-    best_size_or_delay(P4, poisson(0.5, 200), progress=lambda done, total: told.append((done, total)))
-    count = 13 * len(EVERY_DELAY)
-    assert told[0] == (1, count) and told[-1] == (count, count)
 
 
 def test_a_line_too_short_for_a_rule_is_no_line_for_it() -> None:

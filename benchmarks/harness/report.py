@@ -13,29 +13,22 @@ from typing import Any, NamedTuple
 import psutil
 
 from benchmarks import crowd
-from benchmarks.harness.result import Part, Result, count, milliseconds
+from benchmarks.harness.result import Part, Result, count, markdown, milliseconds
+from benchmarks.harness.rounds import Rounds
 from benchmarks.harness.servers import ROOT, VERSIONS, require_wrk
 from benchmarks.parts import (
-    agreement,
-    bodies,
-    calls,
-    decisions,
+    core,
     doors,
     embedding,
     goodput,
     graphs,
-    grpc_calls,
+    in_process,
     kserve,
     live,
     overload,
     padding,
     policies,
-    seed,
-    simulation,
-    slow_clients,
-    solver,
     square,
-    text_growth,
     text_memory,
     theory,
     vectors,
@@ -78,7 +71,7 @@ machine, over loopback.
 """
 
 
-def keep(part: Part, result: Result, machine: dict[str, str]) -> None:
+def keep(part: Part | Rounds, result: Result, machine: dict[str, str]) -> None:
     """Store one part's outcome; it replaces an earlier one."""
     stored = _stored()
     stored[part.name] = {"machine": machine, **asdict(result)}
@@ -108,21 +101,16 @@ def _values(stored: dict[str, Any]) -> dict[str, float]:
     return {f"{part}: {name}": value for part, of in stored.items() for name, value in of["values"].items()}
 
 
-def _section(part: Part, stored: dict[str, Any]) -> str:
-    lines = [f"## {part.title}", "", part.about, "", *_table(stored["columns"], stored["rows"]), ""]
+def _section(part: Part | Rounds, stored: dict[str, Any]) -> str:
+    lines = [f"## {part.title}", "", part.about, "", markdown(stored["columns"], stored["rows"]), ""]
     if stored["goals"]:
-        lines += [*_table(["wished", "measured", "met"], stored["goals"]), ""]
+        lines += [markdown(["wished", "measured", "met"], stored["goals"]), ""]
     for title, columns, rows in stored.get("tables", []):
-        lines += [f"{title}:", "", *_table(columns, rows), ""]
+        lines += [f"{title}:", "", markdown(columns, rows), ""]
     lines += [line for note in stored["notes"] for line in (note, "")]
     machine = ". ".join(f"{name}: {value}" for name, value in stored["machine"].items() if value)
     lines += [f"<sub>`make bench PART={part.name}`. {machine}.</sub>", ""]
     return "\n".join(lines)
-
-
-def _table(columns: list[str], rows: list[list[str]]) -> list[str]:
-    head = ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
-    return head + ["| " + " | ".join(row) + " |" for row in rows]
 
 
 def _write_readme(stored: dict[str, Any]) -> bool:
@@ -151,7 +139,7 @@ def _solved(values: dict[str, float]) -> str:
         return "unstable" if known is None else f"{known:.1f}"
 
     rows = [[f"{load}", *(cost(name, load) for name in (SOLVED, AUTO, *RULES))] for load in LOADS]
-    return "\n".join(_table(["load", SOLVED, f"`{AUTO}`", *RULES], rows))
+    return markdown(["load", SOLVED, f"`{AUTO}`", *RULES], rows)
 
 
 def _figures(values: dict[str, float]) -> str:
@@ -173,36 +161,37 @@ def _figures(values: dict[str, float]) -> str:
         *[[label, rate(mine), f"{peer}: {rate(theirs)}", f"{values[mine] / values[theirs]:.1f}"]
           for label, peer, mine, theirs in BESIDE if {mine, theirs} <= values.keys()],
     ]  # fmt: skip
-    return "\n".join(_table(["", "Weir", "peer", "times better"], rows))
+    return markdown(["", "Weir", "peer", "times better"], rows)
 
 
-MODULES = (
-    square,
-    calls,
-    seed,
-    bodies,
-    decisions,
-    overload,
-    goodput,
-    slow_clients,
-    solver,
-    simulation,
-    theory,
-    live,
-    policies,
-    embedding,
-    padding,
-    graphs,
-    kserve,
-    grpc_calls,
-    doors,
-    vectors,
-    agreement,
-    text_memory,
-    text_growth,
-    crowd,
+# In the order of the page.
+IN_ORDER: tuple[Part | Rounds, ...] = (
+    square.SQUARE,
+    in_process.CALLS,
+    in_process.SEED,
+    square.BODIES,
+    core.DECISIONS,
+    overload.OVERLOAD,
+    goodput.GOODPUT,
+    overload.SLOW_CLIENTS,
+    core.SOLVER,
+    core.SIMULATION,
+    theory.PART,
+    live.PART,
+    policies.PART,
+    embedding.EMBEDDING,
+    padding.PART,
+    graphs.GRAPHS,
+    kserve.HTTP,
+    kserve.GRPC,
+    doors.ENDPOINTS,
+    vectors.VECTORS,
+    vectors.AGREEMENT,
+    text_memory.MEMORY,
+    text_memory.GROWTH,
+    crowd.PART,
 )
-PARTS: dict[str, Part] = {module.PART.name: module.PART for module in MODULES}
+PARTS: dict[str, Part | Rounds] = {part.name: part for part in IN_ORDER}
 
 
 LIBRARIES = ("weir-serving", "uvloop", "httptools", "uvicorn", "msgspec", "numpy")

@@ -8,6 +8,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+import rich.table
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
 from benchmarks.harness.servers import ROOT
 
 
@@ -43,6 +47,21 @@ class Result:
         """Set what was wished beside what was measured."""
         self.goals.append([text, measured, "yes" if met else "no"])
 
+    def at_least(self, text: str, value: float, least: float, show: str = "{:.2f}") -> None:
+        """Add a goal that is met by a `value` of `least` or more."""
+        self.goal(text, show.format(value), value >= least)
+
+    def at_most(self, text: str, value: float, most: float, show: str = "{:.2f}") -> None:
+        """Add a goal that is met by a `value` of `most` or less."""
+        self.goal(text, show.format(value), value <= most)
+
+    def print(self, console: Console, title: str = "") -> None:
+        """Show the tables, then the goals."""
+        for name, columns, rows in ((title, self.columns, self.rows), *self.tables):
+            console.print(rich_table(columns, rows, name))
+        for text, measured, met in self.goals:
+            console.print(f"[{'green' if met == 'yes' else 'red'}]{met:3}[/] {text}: {measured}")
+
 
 class Part(NamedTuple):
     """One thing that can be measured alone. `steps(rounds)` is how often it will call `Run.step`."""
@@ -53,6 +72,26 @@ class Part(NamedTuple):
     steps: Callable[[int], int]
     measure: Callable[[Run], Result]
     round: str = ""  # what each round is of, where it is not the seconds of load that were asked for
+
+
+def rich_table(columns: Iterable[str], rows: Iterable[Sequence[str]], title: str = "") -> rich.table.Table:
+    """Return a table for the console."""
+    table = rich.table.Table(*columns, title=title or None)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table in Markdown."""
+    return "\n".join("| " + " | ".join(line) + " |" for line in (columns, ["---"] * len(columns), *rows))
+
+
+def progress_bar(console: Console) -> Progress:
+    """Return the bar that shows how many steps are done."""
+    return Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
+    )
 
 
 def middle(values: Sequence[float]) -> float:

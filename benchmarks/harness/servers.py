@@ -169,10 +169,11 @@ def ask(command: Sequence[str], timeout: float = 300, variables: Mapping[str, st
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def ask_own(module: str, *arguments: object, one_thread: bool = False) -> Any:
+def ask_own(module: str, *arguments: object, one_thread: bool = False, timeout: float = 300) -> Any:
     """Run what a module of benchmarks/ does in a child, with this interpreter; return its JSON. `one_thread`: numpy gets one only."""
     variables = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1") if one_thread else None
-    return ask([sys.executable, "-m", f"benchmarks.{module}", *map(str, arguments)], variables=variables)
+    command = [sys.executable, "-m", f"benchmarks.{module}", *map(str, arguments)]
+    return ask(command, timeout=timeout, variables=variables)
 
 
 SCRIPT = Path(__file__).with_name("post.lua")

@@ -138,18 +138,10 @@ def _bounded() -> list[str]:
     return ["env", f"OMP_NUM_THREADS={CORES}", "HF_HUB_OFFLINE=1", "TOKENIZERS_PARALLELISM=false", "DO_NOT_TRACK=1"]
 
 
-def vector_of(server: Server, text: str) -> list[float]:
-    """Ask for one vector."""
-    return _asked_vectors(server, text)[0]
-
-
 def vectors_of(server: Server, texts: Sequence[str]) -> list[list[float]]:
-    """Ask for the vectors of several texts in one request."""
-    return _asked_vectors(server, list(texts))
-
-
-def _asked_vectors(server: Server, asked: str | list[str]) -> list[list[float]]:
-    answer = json.loads(server.ask(json.dumps({"input": asked, "model": MODEL}).encode()))
+    """Ask for the vectors of some texts in one request; of a single one as clients do that have one only."""
+    body = {"input": texts[0] if len(texts) == 1 else list(texts), "model": MODEL}
+    answer = json.loads(server.ask(json.dumps(body).encode()))
     return [each["embedding"] for each in answer["data"]]
 
 

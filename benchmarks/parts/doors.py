@@ -3,12 +3,14 @@
 import json
 import subprocess
 import sys
-from collections import defaultdict
+from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
-from benchmarks.harness.kserve import SIMPLE, simple_body
-from benchmarks.harness.result import Part, Result, Run, count, middle, milliseconds, rotated, spread
+from benchmarks.harness.result import Result
+from benchmarks.harness.rounds import Measurements, Rounds, medians, spreads
 from benchmarks.harness.servers import ROOT, environment, free_port, serving, weir_command
+from benchmarks.parts.kserve import SIMPLE, simple_body
 
 NATIVE, IN_PROCESS = "HTTP, native", "in process"
 ITEM_NATIVE, ITEM_IN_PROCESS = "one number: HTTP, native", "one number: in process"
@@ -40,27 +42,17 @@ SHAPES = {
     SERVER: Shape(("--arrivals", "poisson", "--rate", str(RATE)), f"{RATE} requests/s that come by chance"),
     OFFLINE: Shape(("--concurrency", str(CALLERS)), f"{CALLERS} requests under way all the time"),
 }
-Seen = dict[tuple[str, str], list[dict[str, Any]]]
 
 
-def measure(run: Run) -> Result:
-    """Ask each door in each shape, in turns."""
-    seen: Seen = defaultdict(list)
+def _start(stack: ExitStack) -> Mapping[str, Any]:
     port = free_port()
-    with serving("Weir", _command(port), path=SIMPLE, body=simple_body(), expected=None) as server:
-        places = {
-            "http": f"http://127.0.0.1:{server.port}",
-            "ws": f"ws://127.0.0.1:{server.port}",
-            "grpc": f"grpc://127.0.0.1:{port}",
-        }
-        for turn in range(run.rounds):
-            for shape in SHAPES:
-                for door in rotated(tuple(DOORS), turn):
-                    url = DOORS[door].format(**places)
-                    outcome = _bench(url, SHAPES[shape], run.seconds)
-                    seen[door, shape].append(outcome)
-                    run.step(f"{door}, {shape}: {count(outcome['throughput'])} requests/s")
-    return _result(seen)
+    server = stack.enter_context(serving("Weir", _command(port), path=SIMPLE, body=simple_body(), expected=None))
+    places = {
+        "http": f"http://127.0.0.1:{server.port}",
+        "ws": f"ws://127.0.0.1:{server.port}",
+        "grpc": f"grpc://127.0.0.1:{port}",
+    }
+    return {door: target.format(**places) for door, target in DOORS.items()}
 
 
 def _command(grpc_port: int) -> list[str]:
@@ -68,9 +60,9 @@ def _command(grpc_port: int) -> list[str]:
     return [*command, "--max-batch-size", "64"]
 
 
-def _bench(url: str, shape: Shape, seconds: float) -> dict[str, Any]:
-    """Return the outcome of one run of the load generator."""
-    command = [sys.executable, "-m", "weir", "bench", url, *shape.flags, "--duration", f"{seconds:g}"]
+def _bench(url: str, shape: str, seconds: float) -> dict[str, Any]:
+    """Return the outcome of one run of the load generator. Times are in seconds."""
+    command = [sys.executable, "-m", "weir", "bench", url, *SHAPES[shape].flags, "--duration", f"{seconds:g}"]
     command += ["--max-lag-ms", "1e9", "--json", "-"]  # the lag is in the table
     done = subprocess.run(
         command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=seconds + 60, check=False
@@ -80,44 +72,43 @@ def _bench(url: str, shape: Shape, seconds: float) -> dict[str, Any]:
     (outcome,) = json.loads(done.stdout)["outcomes"].values()
     if outcome["answered"] != outcome["requests"]:
         raise RuntimeError(f"{url}: not all were answered: {outcome['errors']}")
-    return dict(outcome)
+    figures = {name: outcome[f"{name}_ms"]["value"] / 1000 for name in ("p50", "p90", "p99")}
+    batches = {"batch": outcome["batches"]["mean_rows"]} if outcome["batches"] else {}
+    return figures | batches | {"rate": outcome["throughput"], "lag": outcome["lag"]["p99_ms"] / 1000}
 
 
-def _result(seen: Seen) -> Result:
-    result = Result([
-        "door", f"{SINGLE}: p50 ms", "p90 ms", f"{SERVER}: p50 ms", "p99 ms", "send lag p99 ms",
-        f"{OFFLINE}: requests/s", "p50 ms", "mean batch",
-    ])  # fmt: skip
-    for door in DOORS:
-        single, server, offline = (seen[door, shape] for shape in SHAPES)
-        rates = [each["throughput"] for each in offline]
-        batches = [each["batches"]["mean_rows"] for each in offline if each["batches"]]
-        result.rows.append([
-            door, _ms(single, "p50_ms"), _ms(single, "p90_ms"), _ms(server, "p50_ms"), _ms(server, "p99_ms"),
-            milliseconds(middle([each["lag"]["p99_ms"] / 1000 for each in server])), spread(rates, count),
-            _ms(offline, "p50_ms"), f"{middle(batches):.1f}" if batches else "",
-        ])  # fmt: skip
-        result.values[door] = middle(rates)
+def _conclude(result: Result, measured: Measurements) -> None:
+    result.values |= {door: measured.middle(door, OFFLINE) for door in DOORS}
     for mine, http, what in ((IN_PROCESS, NATIVE, "tensors"), (ITEM_IN_PROCESS, ITEM_NATIVE, "one number")):
         times = result.values[mine] / result.values[http]
-        result.goal(f"{what}: in process at least 3 times native HTTP", f"{times:.2f}", times >= 3)
+        result.at_least(f"{what}: in process at least 3 times native HTTP", times, 3)
     result.notes += [f"{name}: {shape.about}." for name, shape in SHAPES.items()]
     result.notes.append(
         "The load generator is one Python process: where a door is fast, its own cost is most of what is seen. What the "
         "server alone can do is in the tables that are measured with wrk."
     )
-    return result
 
 
-def _ms(outcomes: list[dict[str, Any]], name: str) -> str:
-    return milliseconds(middle([each[name]["value"] / 1000 for each in outcomes]))
-
-
-PART = Part(
+ENDPOINTS = Rounds(
     "doors",
     "Every door of one server",
     "Two INT32 [1,16] tensors in, two out, one worker process, asked by `weir bench` in the three shapes that the AMD "
     "Inference Server measures itself in.",
-    lambda rounds: rounds * len(SHAPES) * len(DOORS),
-    measure,
+    start=_start,
+    one=_bench,
+    contenders=tuple(DOORS),
+    cases=tuple(SHAPES),
+    heads=("door",),
+    columns=(
+        medians(f"{SINGLE}: p50 ms", "p50", case=SINGLE),
+        medians("p90 ms", "p90", case=SINGLE),
+        medians(f"{SERVER}: p50 ms", "p50", case=SERVER),
+        medians("p99 ms", "p99", case=SERVER),
+        medians("send lag p99 ms", "lag", case=SERVER),
+        spreads(f"{OFFLINE}: requests/s", case=OFFLINE),
+        medians("p50 ms", "p50", case=OFFLINE),
+        medians("mean batch", "batch", "{:.1f}".format, case=OFFLINE),
+    ),
+    conclude=_conclude,
+    row_each=True,
 )

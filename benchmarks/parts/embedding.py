@@ -1,12 +1,121 @@
-"""Policies on a real model: an encoder of sentences on a CPU, its measured profile, and the policy solved for it beside the usual rules."""
+"""Policies on real servers: a load sweep of the solved policy beside the usual rules, each serving the same arrivals by turns; and that of an
+encoder of sentences on a CPU, with its measured profile."""
 
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+import uvloop
 
 import weir
 from benchmarks.harness.result import Part, Result, Run
-from benchmarks.harness.sweep import Sweep, sweep
+from benchmarks.harness.servers import serving, weir_command
+from weir.bench import HttpTarget, LoadSettings, Outcome, Report, run_bench
+from weir.bench.run import Turn
+from weir.bench.target import Ledger
 from weir.embedding.server_settings import INSTALL, installed_model
 from weir.policy.cost.profile import Profile
+from weir.policy.solve.bank import Bank
+
+SOLVED = "solved"
+COLUMNS = ("load", "policy", "p50, ms", "p99, ms", "mean, ms", "answers/s", "mean batch", "busy, ms each", "errors")
+Meter = Callable[[], float]  # millijoules so far
+
+
+class Sweep(NamedTuple):
+    """What is served, how, and with what it is asked. `rules` are the other policies, by the name they are shown under."""
+
+    target: str
+    path: str
+    items: Path
+    flags: Sequence[str]
+    rules: Mapping[str, str]
+    loads: Sequence[float]
+    meter: Meter | None = None
+
+
+def sweep(run: Run, asked: Sweep, bank: Bank) -> Result:
+    """Serve the model once with each policy and put each load on all of them, in rounds."""
+    result = Result([*COLUMNS, *(["power, W"] if asked.meter else [])])
+    body = asked.items.read_text().splitlines()[0].encode()
+    with TemporaryDirectory() as folder, ExitStack() as stack:
+        path = Path(folder) / "bank.npz"
+        path.write_bytes(bank.to_bytes())
+        urls = {}
+        for name, policy in {SOLVED: str(path), **asked.rules}.items():
+            command = weir_command(asked.target, *asked.flags, "--policy", policy)
+            server = stack.enter_context(serving(name, command, path=asked.path, body=body, expected=None))
+            urls[name] = server.url
+        for load in asked.loads:
+            settings = LoadSettings(
+                "poisson", rate=load * bank.profile.max_rate, duration=4.0 * run.rounds * run.seconds,
+                rounds=run.rounds, seed=round(100 * load),
+            )  # fmt: skip
+            targets = [HttpTarget(url, f"@{asked.items}", name=name) for name, url in urls.items()]
+            report, powers = uvloop.run(measured(targets, settings, asked.meter))
+            _add(result, load, report, powers)
+            run.step(
+                f"load {load}: mean {report.outcomes[SOLVED].response_time_ms.value:.1f} ms with the solved policy"
+            )
+    return result
+
+
+async def measured(
+    targets: Sequence[HttpTarget], settings: LoadSettings, meter: Meter | None
+) -> tuple[Report, dict[str, float]]:
+    """Return the report and, with a meter, the mean power in W while each target had its rounds (idle power included)."""
+    readings: list[tuple[str, float, float]] = []
+    loop = asyncio.get_running_loop()
+
+    def watch(turn: Turn, books: Ledger) -> None:
+        if meter is not None:
+            readings.append((turn.target, loop.time(), meter()))
+
+    report = await run_bench(targets, settings, watch=watch)
+    if meter is not None:
+        readings.append(("", loop.time(), meter()))
+    energy_mj: dict[str, float] = {}
+    seconds: dict[str, float] = {}
+    for (name, began, before), (_, ended, after) in pairwise(readings):
+        energy_mj[name] = energy_mj.get(name, 0.0) + after - before
+        seconds[name] = seconds.get(name, 0.0) + ended - began
+    return report, {name: energy_mj[name] / 1000.0 / seconds[name] for name in energy_mj}
+
+
+def _add(result: Result, load: float, report: Report, powers: Mapping[str, float]) -> None:
+    outcomes = report.outcomes
+    for name, one in outcomes.items():
+        row = _row(load, one) + ([f"{powers[name]:.1f}"] if name in powers else [])
+        result.rows.append(row)
+        result.values[f"{name} {load} mean"] = one.response_time_ms.value
+    ours, best = outcomes[SOLVED], min(outcomes.values(), key=lambda one: one.response_time_ms.value)
+    sound = not report.failures
+    result.goal(
+        f"load {load}: no rule's mean response time is clearly lower",
+        f"solved {_interval(ours)} ms; lowest: {best.target}, {_interval(best)} ms"
+        + ", but no sound measurement" * (not sound),
+        sound and (best is ours or best.response_time_ms.high >= ours.response_time_ms.low),
+    )
+    result.notes += [f"Load {load} is not a sound measurement: {failure}." for failure in report.failures]
+
+
+def _row(load: float, one: Outcome) -> list[str]:
+    batches = one.batches
+    mean_rows = batches.mean_rows if batches else float("nan")
+    busy_ms = batches.predict_time_ms / mean_rows if batches else float("nan")
+    failed = one.timeouts + one.unfinished + sum(one.errors.values())
+    return [f"{load}", one.target, f"{one.p50_ms.value:.1f}", f"{one.p99_ms.value:.1f}", _interval(one),
+            f"{one.throughput:.1f}", f"{mean_rows:.1f}", f"{busy_ms:.2f}", f"{failed}"]  # fmt: skip
+
+
+def _interval(one: Outcome) -> str:
+    mean = one.response_time_ms
+    return f"{mean.value:.1f} ({mean.low:.1f} to {mean.high:.1f})"
+
 
 MODEL = "weir.embedding.model:TextEncoder"
 SENTENCES = Path(__file__).parents[1] / "sentences.jsonl"
@@ -53,7 +162,7 @@ def _notes(profile: Profile, run: Run) -> list[str]:
     ]
 
 
-PART = Part(
+EMBEDDING = Part(
     "embedding",
     "Policies on a real model",
     "The encoder of `weir embed serve`, all-MiniLM-L6-v2, on one thread of a CPU: profiled, a policy solved for it, and served with that and with the "

@@ -16,8 +16,8 @@ import struct
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from itertools import cycle
 from typing import Any
 
@@ -28,13 +28,15 @@ from hpack import Decoder
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from benchmarks.harness.open_loop import Connection, OpenLoop
-from benchmarks.harness.result import Part, Result, Run, count, middle, milliseconds, short, spread
+from benchmarks.harness.result import Result, count, middle, milliseconds, short, spread
+from benchmarks.harness.rounds import Measurements, Rounds
 from benchmarks.harness.servers import ask_own, free_port, load, serving, weir_command
+from benchmarks.parts.overload import Connection, OpenLoop
 from weir.wire.inference import InferenceRequest, TensorValue
 from weir.wire.kserve_grpc import write_request
 
 TIMES = (10, 20)
+CLOSED = "closed loops"
 TIMEOUT = 0.3  # seconds
 # HTTP has one request at a time on each connection; the others have any number.
 CONNECTIONS = {"http": 800, "websocket": 8, "grpc": 8}
@@ -49,70 +51,69 @@ ENDS = {
 }
 
 
-def measure(run: Run) -> Result:
-    """In each round: what closed loops get, then each protocol and overload."""
-    seen: dict[tuple[str, int], list[dict[str, Any]]] = {}
-    capacity: list[float] = []
+def _start(stack: ExitStack) -> Mapping[str, Any]:
     grpc_port = free_port()
     command = weir_command("benchmarks.models:Four", "--max-batch-size", str(BATCH), "--grpc-port", str(grpc_port))
-    with serving("Weir", command, path="/infer/four", body=b"3", expected=b"3") as server:
-        for _ in range(run.rounds):
-            capacity.append(load(server.url, 16, run.seconds).rate)
-            for protocol, connections in CONNECTIONS.items():
-                for times in TIMES:
-                    port = grpc_port if protocol == "grpc" else server.port
-                    rate, seconds = times * CAPACITY, max(2.0, run.seconds)
-                    got = ask_own(
-                        "parts.goodput", protocol, "127.0.0.1", port, "four", rate, seconds, connections, TIMEOUT
-                    )
-                    if got["unanswered"]:
-                        raise RuntimeError(f"{protocol}: requests without an end: {got}")
-                    seen.setdefault((protocol, times), []).append(got)
-                    run.step(f"{protocol}, {times} times: {got['good_rate'] / capacity[-1]:.2f} of capacity")
-    return _result(seen, capacity)
+    server = stack.enter_context(serving("Weir", command, path="/infer/four", body=b"3", expected=b"3"))
+    return {name: (server, grpc_port, name) for name in (CLOSED, *map(str, TIMES))}
 
 
-def _result(seen: dict[tuple[str, int], list[dict[str, Any]]], capacity: list[float]) -> Result:
-    result = Result(
-        [
-            "protocol",
-            "times the capacity",
-            "good answers/s",
-            "of capacity",
-            "late by more than 10 ms",
-            "worst, ms",
-            "other ends",
-        ]
-    )
-    for (protocol, times), got in seen.items():
-        goodput = [each["good_rate"] / most for each, most in zip(got, capacity, strict=True)]
-        result.rows.append([
-            protocol, str(times), spread([each["good_rate"] for each in got], count), spread(goodput, short),
-            short(middle([each["late"] for each in got])), milliseconds(middle([each["worst_late"] for each in got])),
-            _others(got),
-        ])  # fmt: skip
-        result.values[f"{protocol} {times}"] = middle(goodput)
-        text = f"{protocol}, {times} times: goodput at least 0.9 of capacity"
-        result.goal(text, f"{middle(goodput):.3f}", middle(goodput) >= 0.9)
-        late = sum(each["late"] for each in got)
-        result.goal(f"{protocol}, {times} times: no answer more than 10 ms late", f"{late:g}", not late)
-        strange = sorted({code for each in got for code in each["codes"]} - ENDS[protocol] - {"unsent"})
-        text = f"{protocol}, {times} times: ends by the deadline, or as may be tried again"
-        result.goal(text, ", ".join(strange) or "all", not strange)
+def _one(contender: Any, protocol: str, seconds: float) -> dict[str, Any]:
+    """Measure what closed loops get, or offer so many times the capacity over one protocol."""
+    server, grpc_port, name = contender
+    if name == CLOSED:
+        return {"good_rate": load(server.url, 16, seconds).rate}
+    port = grpc_port if protocol == "grpc" else server.port
+    wanted = (int(name) * CAPACITY, max(2.0, seconds), CONNECTIONS[protocol], TIMEOUT)
+    got: dict[str, Any] = ask_own("parts.goodput", protocol, "127.0.0.1", port, "four", *wanted)
+    if got["unanswered"]:
+        raise RuntimeError(f"{protocol}: requests without an end: {got}")
+    return got
+
+
+def _conclude(result: Result, measured: Measurements) -> None:
+    capacity = measured.of(CLOSED, figure="good_rate")
+    for protocol in CONNECTIONS:
+        for times in map(str, TIMES):
+            _conclude_one(result, measured, protocol, times)
     result.notes.append(
         f"Capacity, by 16 connections in closed loops: {spread(capacity, count)} answers/s. Every request has {TIMEOUT:g} s, from the instant at "
         "which it was due at the client; a good answer was read there within it. The client is a Python process on the same machine, and late "
         "answers include its own lateness; of HTTP/2 it reads and writes the frames itself, as a client of grpcio would cost more than the server."
     )
-    return result
 
 
-def _others(got: list[dict[str, Any]]) -> str:
+def _conclude_one(result: Result, measured: Measurements, protocol: str, times: str) -> None:
+    """Add the row and the goals of one protocol at so many times the capacity."""
+    rates, capacity = measured.of(times, protocol, "good_rate"), measured.of(CLOSED, figure="good_rate")
+    late, codes = measured.of(times, protocol, "late"), measured.of(times, protocol, "codes")
+    shares = [rate / most for rate, most in zip(rates, capacity, strict=True)]
+    worst = middle(measured.of(times, protocol, "worst_late"))
+    result.rows.append(
+        [
+            protocol,
+            times,
+            spread(rates, count),
+            spread(shares, short),
+            short(middle(late)),
+            milliseconds(worst),
+            _others(codes),
+        ]
+    )
+    result.values[f"{protocol} {times}"] = middle(shares)
+    about = f"{protocol}, {times} times"
+    result.at_least(f"{about}: goodput at least 0.9 of capacity", middle(shares), 0.9, "{:.3f}")
+    result.at_most(f"{about}: no answer more than 10 ms late", sum(late), 0, "{:g}")
+    strange = sorted({code for each in codes for code in each} - ENDS[protocol] - {"unsent"})
+    result.goal(f"{about}: ends by the deadline, or as may be tried again", ", ".join(strange) or "all", not strange)
+
+
+def _others(codes: list[dict[str, int]]) -> str:
     """Show how the requests ended that got no result, in all rounds."""
-    codes: Counter[str] = Counter()
-    for each in got:
-        codes.update(each["codes"])
-    return ", ".join(f"{code}: {count(number)}" for code, number in codes.most_common() if code not in ("200", "OK"))
+    ends: Counter[str] = Counter()
+    for each in codes:
+        ends.update(each)
+    return ", ".join(f"{code}: {count(number)}" for code, number in ends.most_common() if code not in ("200", "OK"))
 
 
 LATE = 0.010  # seconds
@@ -402,12 +403,26 @@ def _literal(name: bytes, value: bytes) -> bytes:
     return name + _text(value)
 
 
-PART = Part(
+GOODPUT = Rounds(
     "goodput",
     "Overload with deadlines",
     "A model that takes 20 ms for a batch of up to 2; an open loop, random instants.",
-    lambda rounds: rounds * len(CONNECTIONS) * len(TIMES),
-    measure,
+    start=_start,
+    one=_one,
+    contenders=(CLOSED, *map(str, TIMES)),
+    cases=("", *CONNECTIONS),
+    takes_part=lambda name, protocol: (name == CLOSED) == (protocol == ""),
+    heads=(
+        "protocol",
+        "times the capacity",
+        "good answers/s",
+        "of capacity",
+        "late by more than 10 ms",
+        "worst, ms",
+        "other ends",
+    ),
+    conclude=_conclude,
+    progress=("good_rate", "{:,.0f} good answers/s".format),
 )
 
 

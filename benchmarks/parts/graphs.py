@@ -3,8 +3,8 @@
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,7 +13,8 @@ from unittest.mock import patch
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.harness.result import Part, Result, Run, count, ratio, spread
+from benchmarks.harness.result import Result, ratio
+from benchmarks.harness.rounds import Measurements, Rounds, spreads
 from benchmarks.harness.texts import COLUMNS, compare, paragraphs
 from weir.embedding.graph.assembly import FUSED as FUSED_DOMAIN
 from weir.embedding.graph.assembly import Numbers
@@ -35,49 +36,47 @@ ALONE, SORTED, MIXED = "one by one", f"by {TOGETHER}", f"by {TOGETHER} in any or
 WAYS = {ALONE: 1, SORTED: TOGETHER, MIXED: TOGETHER}
 
 
-def measure(run: Run) -> Result:
-    """Encode the same texts with every form, in turn, each round in another order."""
+def _start(stack: ExitStack) -> Mapping[str, Any]:
     texts = _texts()
     mixed = Random(1).sample(texts, len(texts))
     with tempfile.TemporaryDirectory() as folder:
         sessions = _sessions(Path(folder))
-    rates: dict[tuple[str, str], list[float]] = {(form, way): [] for form in sessions for way in WAYS}
-    for round_ in range(run.rounds):
-        forms = list(sessions)
-        for form in forms[round_ % len(forms) :] + forms[: round_ % len(forms)]:
-            for way, size in WAYS.items():
-                began = time.thread_time()  # the CPU's time, whoever else is there
-                encode(sessions[form], mixed if way == MIXED else texts, size)
-                rates[form, way].append(len(texts) / (time.thread_time() - began))
-        run.step(f"round {round_ + 1}")
-    return _told(texts, rates, {form: encode(session, texts, TOGETHER) for form, session in sessions.items()})
+    return {form: (session, texts, mixed) for form, session in sessions.items()}
 
 
-def _told(texts: Sequence[Array], rates: dict[tuple[str, str], list[float]], vectors: dict[str, Array]) -> Result:
-    ways = [f"sentences/s {way}" for way in WAYS]
-    result = Result(["graph", *ways, *COLUMNS])
-    for form, found in vectors.items():
-        speeds = [spread(rates[form, way], count) for way in WAYS]
+def _one(contender: Any, way: str, seconds: float) -> dict[str, float]:
+    session, texts, mixed = contender
+    began = time.thread_time()  # the CPU's time, whoever else is there
+    encode(session, mixed if way == MIXED else texts, WAYS[way])
+    return {"rate": len(texts) / (time.thread_time() - began)}
+
+
+def _vectors(contenders: Mapping[str, Any]) -> tuple[dict[str, Array], list[int]]:
+    """Return the vectors of every form, and the texts' lengths."""
+    vectors = {form: encode(session, texts, TOGETHER) for form, (session, texts, _) in contenders.items()}
+    return vectors, sorted(len(text) for text in contenders[PLAIN][1])
+
+
+def _conclude(result: Result, measured: Measurements) -> None:
+    vectors, lengths = measured.prepared
+    result.columns += COLUMNS
+    for row, (form, found) in zip(result.rows, vectors.items(), strict=True):
         likeness = compare(found, vectors[PLAIN])
-        result.rows.append([form, *speeds, *likeness.shown()])
+        row += likeness.shown()
         result.values |= {f"{form} cosine": likeness.mean, f"{form} rank correlation": likeness.ranked}
     for way in (ALONE, SORTED):
-        times = ratio(rates[INT8, way], rates[OURS, way])
-        result.goal(f"int8 at least 2 times fp32, {way}", f"{times:.2f} times", times >= 2)
-        gained = ratio(rates[OURS, way], rates[FUSED, way])
+        result.at_least(f"int8 at least 2 times fp32, {way}", measured.times(INT8, OURS, way), 2, "{:.2f} times")
+        gained = measured.times(OURS, FUSED, way)
         result.goal(f"ours faster than as onnxruntime fuses, {way}", f"{gained:.2f} times", gained > 1)
-    gained = ratio(rates[OURS, SORTED], rates[FILLED, SORTED])
+    gained = measured.times(OURS, FILLED, SORTED)
     result.goal(f"ours faster than with padding in all layers, {SORTED}", f"{gained:.2f} times", gained > 1)
-    gained = ratio(rates[OURS, MIXED], rates[FILLED, SORTED])
+    gained = ratio(measured.of(OURS, MIXED), measured.of(FILLED, SORTED))
     result.goal(f"ours {MIXED} faster than that {SORTED}", f"{gained:.2f} times", gained > 1)
-    mean = result.values[f"{INT8} cosine"]
-    result.goal("int8: mean cosine at least 0.98", f"{mean:.4f}", mean >= 0.98)
-    lengths = sorted(len(text) for text in texts)
+    result.at_least("int8: mean cosine at least 0.98", result.values[f"{INT8} cosine"], 0.98, "{:.4f}")
     result.notes.append(
-        f"all-MiniLM-L6-v2, {len(texts)} paragraphs of docstrings of {lengths[0]} to {lengths[-1]} tokens (median {lengths[len(lengths) // 2]}), one thread; "
+        f"all-MiniLM-L6-v2, {len(lengths)} paragraphs of docstrings of {lengths[0]} to {lengths[-1]} tokens (median {lengths[len(lengths) // 2]}), one thread; "
         "sentences in a second of that thread's CPU time. Cosines are with the vectors of the first row; the rank correlation is Spearman's, of the similarities of all pairs."
     )
-    return result
 
 
 def encode(session: Any, texts: Sequence[Array], together: int) -> Array:
@@ -219,10 +218,18 @@ def built_as(encoder: type[EncoderLayers], numbers: type[Numbers] = Numbers) -> 
         yield
 
 
-PART = Part(
+GRAPHS = Rounds(
     "graphs",
     "Graphs of sentence encoders",
     "One sentence encoder as an ONNX graph in several forms and precisions, on one thread: how fast, and how far its vectors are from the exact ones.",
-    lambda rounds: rounds,
-    measure,
+    start=_start,
+    one=_one,
+    prepare=_vectors,
+    contenders=(PLAIN, FUSED, FILLED, OURS, FP16, INT8),
+    cases=tuple(WAYS),
+    heads=("graph",),
+    columns=tuple(spreads(f"sentences/s {way}", case=way) for way in WAYS),
+    conclude=_conclude,
+    progress=("rate", "{:,.0f} sentences/s".format),
+    row_each=True,
 )

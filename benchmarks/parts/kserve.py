@@ -1,88 +1,115 @@
-"""The Open Inference Protocol over HTTP: small JSON tensors and large binary ones, beside Triton and MLServer."""
+"""The Open Inference Protocol over HTTP and gRPC, beside Triton and MLServer, which have the same two models.
 
+Over HTTP wrk sends small JSON tensors and large binary ones. Over gRPC h2load (of nghttp2) sends small tensors, one call at a time on each
+connection, also to a grpc.aio server that does nothing: a client of grpcio costs several times as much for each call as the faster servers do.
+"""
+
+import json
+import shutil
+import struct
+import subprocess
+import sys
 import tempfile
-from collections import defaultdict
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
-from benchmarks.harness.kserve import MEAN, MLSERVER, SIMPLE, TRITON, WEIR, binary_body, servers, simple_body
-from benchmarks.harness.result import Part, Result, Run, count, middle, milliseconds, ratio, rotated, short, spread
-from benchmarks.harness.servers import Server, load
+import grpc
+import numpy
 
-NAMES = (WEIR, TRITON, MLSERVER)
-Seen = dict[tuple[str, str], dict[str, list[float]]]
+from benchmarks.harness.result import Result
+from benchmarks.harness.rounds import (
+    LATENCIES,
+    Column,
+    Measurements,
+    Rounds,
+    folder,
+    micro,
+    spreads,
+    start_all,
+    times,
+    with_usage,
+)
+from benchmarks.harness.servers import (
+    PEERS,
+    Load,
+    Server,
+    free_port,
+    load,
+    python_of,
+    script,
+    serving,
+    serving_anything,
+    weir_command,
+)
+
+WEIR, TRITON, MLSERVER, NOTHING = "Weir", "Triton", "MLServer", "nothing on grpc.aio"
+SIMPLE, MEAN = "/v2/models/simple/infer", "/v2/models/mean/infer"
+IMAGE_SHAPE = [1, 3, 224, 224]
+SMALL, LARGE = "small JSON, 64 connections", "602 KB binary, 16 connections"
+METHOD = "/inference.GRPCInferenceService/ModelInfer"
+GRPC_CONNECTIONS = (1, 16)
 
 
-class Case(NamedTuple):
-    """One kind of request."""
-
-    title: str
-    path: str
-    connections: int
-    content_type: str
-    body: Path
-    headers: dict[str, str]
-    names: tuple[str, ...]
+def simple_body() -> bytes:
+    """Return two rows of 16 numbers, as JSON."""
+    names = ("INPUT0", "INPUT1")
+    inputs = [{"name": name, "datatype": "INT32", "shape": [1, 16], "data": list(range(16))} for name in names]
+    return json.dumps({"inputs": inputs}).encode()
 
 
-def measure(run: Run) -> Result:
-    """Alternate the servers round by round; each kind of request in turn."""
-    seen: Seen = defaultdict(lambda: defaultdict(list))
-    with ExitStack() as running, tempfile.TemporaryDirectory() as folder:
-        cases = _cases(Path(folder))
-        started = [running.enter_context(server) for server in servers(NAMES, SIMPLE, {})]
-        for turn in range(run.rounds):
-            for case in cases:
-                for server in rotated([server for server in started if server.name in case.names], turn):
-                    _one(run, server, case, seen[server.name, case.title])
-    return _result(seen, cases)
+def binary_body() -> tuple[bytes, dict[str, str]]:
+    """Return one image of 602 KB as a binary tensor, and the headers that belong to it."""
+    image = numpy.zeros(IMAGE_SHAPE, numpy.float32).tobytes()
+    parameters = {"binary_data_size": len(image)}
+    tensor = {"name": "IMAGE", "datatype": "FP32", "shape": IMAGE_SHAPE, "parameters": parameters}
+    head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    return head + image, {"Inference-Header-Content-Length": str(len(head))}
 
 
-def _cases(folder: Path) -> list[Case]:
-    small, large = folder / "small", folder / "large"
-    small.write_bytes(simple_body())
+def servers(names: Sequence[str], ports: dict[str, int]) -> Iterator[AbstractContextManager[Server]]:
+    """Yield the servers of these names, to be entered. The gRPC port of each is put into `ports`."""
+    for name in names:
+        port = ports[name] = free_port()
+        yield serving(name, _command(name, str(port)), path=SIMPLE, body=simple_body(), expected=None)
+
+
+def _command(name: str, grpc_port: str) -> list[str]:
+    if name == WEIR:
+        flags = ("--grpc-port", grpc_port, "--max-batch-size", "64")
+        return weir_command("benchmarks.models:Simple", "benchmarks.models:Mean", *flags)
+    if name == TRITON:
+        return [python_of("triton"), script("triton.py"), "--http", "{port}", "--grpc", grpc_port]
+    models, program = script("mlserver_models"), Path(python_of("mlserver")).with_name("mlserver")
+    variables = [f"PYTHONPATH={models}", "MLSERVER_HTTP_PORT={port}", f"MLSERVER_GRPC_PORT={grpc_port}"]
+    return ["env", "-C", models, *variables, str(program), "start", "."]
+
+
+def _start_http(stack: ExitStack) -> Mapping[str, Any]:
+    bodies = folder(stack)
+    (bodies / SMALL).write_bytes(simple_body())
     body, headers = binary_body()
-    large.write_bytes(body)
-    return [
-        Case("small JSON, 64 connections", SIMPLE, 64, "application/json", small, {}, NAMES),
-        Case("602 KB binary, 16 connections", MEAN, 16, "application/octet-stream", large, headers, NAMES[:2]),
-    ]
+    (bodies / LARGE).write_bytes(body)
+    large = {"content_type": "application/octet-stream", "body": bodies / LARGE, "headers": headers}
+    loads: dict[str, dict[str, Any]] = {
+        SMALL: {"connections": 64, "body": bodies / SMALL},
+        LARGE: {"connections": 16, **large},
+    }
+    started = start_all(stack, servers((WEIR, TRITON, MLSERVER), {}))
+    return {name: (server, loads) for name, server in started.items()}
 
 
-def _one(run: Run, server: Server, case: Case, into: dict[str, list[float]]) -> None:
-    url = server.url.removesuffix(SIMPLE) + case.path
-    before = server.usage()
-    done = load(
-        url, case.connections, run.seconds, body=case.body, content_type=case.content_type, headers=case.headers
-    )
-    after = server.usage()
-    if done.broken or (done.refused and server.name == WEIR):
-        raise RuntimeError(f"{server.name}, {case.title}: {done}")
-    used = after.front_seconds + after.worker_seconds - before.front_seconds - before.worker_seconds
-    into["rate"].append(done.rate)
-    into["p50"].append(done.p50)
-    into["p99"].append(done.p99)
-    into["cpu"].append(used / done.requests)
-    into["refused"].append(done.refused / done.requests)
-    run.step(f"{server.name}, {case.title}: {count(done.rate)} req/s")
+def _http(contender: Any, case: str, seconds: float) -> dict[str, float]:
+    server, loads = contender
+    url = server.url.removesuffix(SIMPLE) + {SMALL: SIMPLE, LARGE: MEAN}[case]
+    return with_usage(server, lambda: load(url, seconds=seconds, **loads[case]), refused=server.name != WEIR)
 
 
-def _result(seen: Seen, cases: list[Case]) -> Result:
-    result = Result(["requests", "server", "good answers/s", "times Triton", "p50 ms", "p99 ms", "CPU µs", "not 200"])
-    for title, names in [(case.title, case.names) for case in cases]:
-        for name in names:
-            got = seen[name, title]
-            times = ratio(got["rate"], seen[TRITON, title]["rate"])
-            result.rows.append([
-                title, name, spread(got["rate"], count), f"{times:.2f}", milliseconds(middle(got["p50"])),
-                milliseconds(middle(got["p99"])), short(middle(got["cpu"]) * 1e6), f"{max(got['refused']):.1%}",
-            ])  # fmt: skip
-            result.values[f"{name} {title}"] = middle(got["rate"])
-    small, large = (case.title for case in cases)
-    for title, peer, wished in ((small, TRITON, 2.0), (small, MLSERVER, 15.0), (large, TRITON, 4.0)):
-        times = ratio(seen[WEIR, title]["rate"], seen[peer, title]["rate"])
-        result.goal(f"{title}: at least {wished:g} times {peer}", f"{times:.2f}", times >= wished)
+def _conclude_http(result: Result, measured: Measurements) -> None:
+    result.values |= measured.values()
+    for case, peer, wished in ((SMALL, TRITON, 2.0), (SMALL, MLSERVER, 15.0), (LARGE, TRITON, 4.0)):
+        result.at_least(f"{case}: at least {wished:g} times {peer}", measured.times(WEIR, peer, case), wished)
     result.notes += [
         "Every server has one worker process for each of its models and batches of up to 64; CPU is user and system time of "
         "all processes of a server per request.",
@@ -90,14 +117,128 @@ def _result(seen: Seen, cases: list[Case]) -> Result:
         "and a Tensor made of an array is empty, so its models take and give DLPack tensors; so done its answers are right.",
         "MLServer 1.7.1 refuses binary tensors over HTTP (422), so it has no part in the second.",
     ]
-    return result
 
 
-PART = Part(
+HTTP = Rounds(
     "kserve",
     "Open Inference Protocol over HTTP",
     "The same two models behind Weir, Triton (Python backend) and MLServer: sum and difference of two INT32 [1,16] tensors "
     "as JSON, and one FP32 [1,3,224,224] tensor in binary; wrk with one thread on the same machine.",
-    lambda rounds: rounds * (2 * len(NAMES) - 1),
-    measure,
+    start=_start_http,
+    one=_http,
+    contenders=(WEIR, TRITON, MLSERVER),
+    cases=(SMALL, LARGE),
+    takes_part=lambda name, case: (name, case) != (MLSERVER, LARGE),
+    heads=("requests", "server"),
+    columns=(
+        spreads("good answers/s"),
+        times("times Triton", TRITON),
+        *LATENCIES,
+        micro("CPU µs", "all"),
+        Column("not 200", lambda measured, name, case: f"{max(measured.of(name, case, 'refused')):.1%}"),
+    ),
+    conclude=_conclude_http,
+)
+
+
+def _start_grpc(stack: ExitStack) -> Mapping[str, Any]:
+    ports = {NOTHING: free_port()}
+    nothing = [sys.executable, str(PEERS / "nothing.py"), str(ports[NOTHING])]
+    started = start_all(stack, servers((WEIR, MLSERVER, TRITON), ports))
+    started |= start_all(stack, [serving_anything(NOTHING, nothing, ports[NOTHING])])
+    body = request_body()
+    return {name: (server, ports[name], body) for name, server in started.items()}
+
+
+def request_body() -> bytes:
+    """Return two rows of 16 numbers, raw, as stock clients write them."""
+    from weir.wire.inference import InferenceRequest, TensorValue
+    from weir.wire.kserve_grpc import write_request
+
+    row = numpy.arange(16, dtype=numpy.int32).reshape(1, 16)
+    inputs = [TensorValue(name, "INT32", row) for name in ("INPUT0", "INPUT1")]
+    return write_request(InferenceRequest("simple", inputs=inputs))
+
+
+def _grpc(contender: Any, connections: int, seconds: float) -> dict[str, float]:
+    server, port, body = contender
+    return with_usage(server, lambda: grpc_load(port, METHOD, body, connections, seconds))
+
+
+def require_h2load() -> str:
+    """Return h2load's path, or end with how to install it."""
+    path = shutil.which("h2load")
+    if path is None:
+        raise SystemExit("h2load is missing. Debian, Ubuntu: apt install nghttp2-client; macOS: brew install nghttp2")
+    return path
+
+
+_HEADERS = ("-H", "content-type: application/grpc", "-H", "te: trailers")
+_PREFIX = 5  # bytes before a message: whether it is compressed, and how long it is
+
+
+def grpc_load(port: int, method: str, message: bytes, connections: int, seconds: float) -> Load:
+    """Call `method` with `message` over `connections` for `seconds`.
+
+    All answers must be as long as one that a client of grpcio gets before: h2load does not read statuses, and an answer that is
+    an error has no message. Raises RuntimeError otherwise.
+    """
+    answer = _ask(port, method, message)
+    with tempfile.TemporaryDirectory() as place:
+        body, log = Path(place) / "body", Path(place) / "log"
+        body.write_bytes(struct.pack(">?I", False, len(message)) + message)
+        flags = ["-D", f"{seconds:g}", "-c", str(connections), "-m", "1", "-d", str(body), f"--log-file={log}"]
+        command = [require_h2load(), *flags, *_HEADERS, f"http://127.0.0.1:{port}{method}"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 60, check=False)
+        took = numpy.loadtxt(log, usecols=2, ndmin=1) * 1e-6 if log.exists() and log.stat().st_size else numpy.empty(0)
+    received = next((_received(line) for line in done.stdout.splitlines() if line.startswith("traffic:")), 0)
+    if done.returncode or not len(took) or received < len(took) * (_PREFIX + len(answer)):
+        raise RuntimeError(f"not every call at port {port} was answered well: {done.stdout}{done.stderr}")
+    p50, p99 = numpy.percentile(took, [50, 99])
+    return Load(len(took), seconds, float(p50), float(p99), 0, 0)
+
+
+def _received(traffic: str) -> int:
+    """Return the bytes of data in h2load's line "traffic: 1.2MB (1234) total, 3KB (5) headers (...), 1.1MB (1200) data"."""
+    return int(traffic.rpartition("(")[2].partition(")")[0])
+
+
+def _ask(port: int, method: str, message: bytes) -> bytes:
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call = channel.unary_unary(method, request_serializer=None, response_deserializer=None)
+        answer: bytes = call(message, timeout=10)
+    return answer
+
+
+def _conclude_grpc(result: Result, measured: Measurements) -> None:
+    result.values |= measured.values()
+    one, most = GRPC_CONNECTIONS
+    result.at_least(f"{most} connections: at least 2 times MLServer", measured.times(WEIR, MLSERVER, most), 2)
+    for connections, text in ((one, "1 connection"), (most, f"{most} connections")):
+        beside = measured.times(WEIR, TRITON, connections)
+        result.goal(f"{text}: more calls than Triton", f"{beside:.2f} times", beside > 1)
+    result.notes.append(
+        "The load is h2load of nghttp2, with one thread; every answer must have the length of one that grpcio's own client got. "
+        "CPU is user and system time per call, of the first process of a server and of all."
+    )
+
+
+GRPC = Rounds(
+    "grpc",
+    "Open Inference Protocol over gRPC",
+    "ModelInfer with two INT32 [1,16] tensors, raw contents, one call at a time on each connection.",
+    start=_start_grpc,
+    one=_grpc,
+    contenders=(WEIR, MLSERVER, TRITON, NOTHING),
+    cases=GRPC_CONNECTIONS,
+    heads=("connections", "server"),
+    columns=(
+        spreads("calls/s"),
+        times("times MLServer", MLSERVER),
+        *LATENCIES,
+        micro("CPU µs front", "front"),
+        micro("CPU µs all", "all"),
+    ),
+    conclude=_conclude_grpc,
+    progress=("rate", "{:,.0f} calls/s".format),
 )

@@ -1,94 +1,138 @@
-"""Square over HTTP, one worker process, JSON, batches up to 64, beside mosec; and an application that does nothing."""
+"""HTTP beside mosec: square as JSON, and beside both an application that does nothing; and binary bodies of 600 KB through shared memory."""
 
 import sys
-from collections import defaultdict
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any
 
-from benchmarks.harness.result import Part, Result, Run, count, middle, milliseconds, ratio, rotated, short, spread
+from benchmarks.harness.result import Result, mebibytes
+from benchmarks.harness.rounds import (
+    LATENCIES,
+    Column,
+    Measurements,
+    Rounds,
+    folder,
+    medians,
+    micro,
+    of_load,
+    spreads,
+    start_all,
+    times,
+    with_usage,
+)
 from benchmarks.harness.servers import Server, load, python_of, script, serving, weir_command
 
+WEIR, MOSEC, NOTHING = "Weir", "mosec", "nothing on uvicorn"
 CONNECTIONS = (1, 64, 256)
 WISHED = {64: 3.0, 256: 2.5}
-WEIR, MOSEC, NOTHING = "Weir", "mosec", "nothing on uvicorn"
-Seen = dict[tuple[str, int], dict[str, list[float]]]
+BODY_BYTES = 224 * 224 * 3 * 4
+BODY_CONNECTIONS = 16
+QUIET = ("--no-access-log", "--log-level", "error")
+OCTETS = "application/octet-stream"
 
 
-def measure(run: Run) -> Result:
-    """Alternate the servers round by round; each number of connections in turn."""
-    seen: Seen = defaultdict(lambda: defaultdict(list))
-    with ExitStack() as running:
-        servers = [running.enter_context(server) for server in _servers()]
-        for turn in range(run.rounds):
-            for connections in CONNECTIONS:
-                for server in rotated(servers, turn):
-                    _one(run, server, connections, seen[server.name, connections])
-    return _result(seen)
+def _mosec(model: str) -> list[str]:
+    return [python_of("mosec"), script("mosec_server.py"), model, "--port", "{port}", "--log-level", "error"]
 
 
-def _servers() -> list[AbstractContextManager[Server]]:
+def _start_square(stack: ExitStack) -> Mapping[str, Any]:
     weir = weir_command("benchmarks.models:Square", "--max-batch-size", "64")
-    mosec = [python_of("mosec"), script("mosec_square.py"), "--port", "{port}", "--log-level", "error"]
-    nothing = [sys.executable, "-m", "uvicorn", "--app-dir", script(""), "nothing:app", "--port", "{port}",
-               "--no-access-log", "--log-level", "error"]  # fmt: skip
-    return [
-        serving(WEIR, weir, path="/infer/square", body=b"3", expected=b"9"),
-        serving(MOSEC, mosec, path="/inference", body=b"3", expected=b"9"),
-        serving(NOTHING, nothing, path="/", body=b"3", expected=b"9"),
-    ]
-
-
-def _one(run: Run, server: Server, connections: int, into: dict[str, list[float]]) -> None:
-    before = server.usage()
-    done = load(server.url, connections, run.seconds)
-    after = server.usage()
-    if done.refused or done.broken:
-        raise RuntimeError(f"{server.name} at {connections} connections: {done}")
-    into["rate"].append(done.rate)
-    into["p50"].append(done.p50)
-    into["p99"].append(done.p99)
-    into["front"].append((after.front_seconds - before.front_seconds) / done.requests)
-    into["worker"].append((after.worker_seconds - before.worker_seconds) / done.requests)
-    run.step(f"{server.name}, {connections} connections: {count(done.rate)} req/s")
-
-
-def _result(seen: Seen) -> Result:
-    result = Result(
-        ["connections", "server", "requests/s", "times mosec", "p50 ms", "p99 ms", "CPU µs front", "CPU µs workers"]
+    nothing = [sys.executable, "-m", "uvicorn", "--app-dir", script(""), "nothing:app", "--port", "{port}", *QUIET]
+    commands = ((WEIR, weir, "/infer/square"), (MOSEC, _mosec("square"), "/inference"), (NOTHING, nothing, "/"))
+    return start_all(
+        stack, (serving(name, command, path=path, body=b"3", expected=b"9") for name, command, path in commands)
     )
-    for connections in CONNECTIONS:
-        for name in (WEIR, MOSEC, NOTHING):
-            got = seen[name, connections]
-            times = ratio(got["rate"], seen[MOSEC, connections]["rate"])
-            result.rows.append([
-                str(connections), name, spread(got["rate"], count), f"{times:.2f}", milliseconds(middle(got["p50"])),
-                milliseconds(middle(got["p99"])), *(short(middle(got[part]) * 1e6) for part in ("front", "worker")),
-            ])  # fmt: skip
-            result.values[f"{name} {connections}"] = middle(got["rate"])
-    _goals(result, seen)
+
+
+def _square(server: Server, connections: int, seconds: float) -> dict[str, float]:
+    return with_usage(server, lambda: load(server.url, connections, seconds))
+
+
+def _conclude_square(result: Result, measured: Measurements) -> None:
+    result.values |= measured.values()
+    for connections, wished in WISHED.items():
+        better = result.values[f"times mosec {connections}"] = measured.times(WEIR, MOSEC, connections)
+        result.at_least(f"{connections} connections: at least {wished:g} times mosec", better, wished)
+    mosec, nothing = measured.times(MOSEC, WEIR, 1, "p50"), measured.times(WEIR, NOTHING, 1, "p50")
+    result.values["p50 1"] = measured.middle(WEIR, 1, "p50")
+    result.values["p50 1 mosec"] = measured.middle(MOSEC, 1, "p50")
+    result.at_least("1 connection: p50 at most 1/30 of mosec's", mosec, 30, "1/{:.1f}")
+    result.at_most("1 connection: p50 at most twice that of nothing on uvicorn", nothing, 2)
     result.notes.append(
         "CPU is user and system time per request: of the process that listens (for mosec its Rust front is a child, so it "
         "counts under workers), and of everything below it."
     )
-    return result
 
 
-def _goals(result: Result, seen: Seen) -> None:
-    for connections, wished in WISHED.items():
-        times = ratio(seen[WEIR, connections]["rate"], seen[MOSEC, connections]["rate"])
-        result.values[f"times mosec {connections}"] = times
-        result.goal(f"{connections} connections: at least {wished:g} times mosec", f"{times:.2f}", times >= wished)
-    mosec = ratio(seen[MOSEC, 1]["p50"], seen[WEIR, 1]["p50"])
-    nothing = ratio(seen[WEIR, 1]["p50"], seen[NOTHING, 1]["p50"])
-    result.values["p50 1"] = middle(seen[WEIR, 1]["p50"])
-    result.values["p50 1 mosec"] = middle(seen[MOSEC, 1]["p50"])
-    result.goal("1 connection: p50 at most 1/30 of mosec's", f"1/{mosec:.1f}", mosec >= 30)
-    result.goal("1 connection: p50 at most twice that of nothing on uvicorn", f"{nothing:.2f}", nothing <= 2)
-
-
-PART = Part(
+SQUARE = Rounds(
     "square",
     "Square over HTTP",
     "One worker process, JSON, batches of up to 64 (mosec waits up to 5 ms for them), wrk with one thread on the same machine.",
-    lambda rounds: rounds * len(CONNECTIONS) * 3,
-    measure,
+    start=_start_square,
+    one=_square,
+    contenders=(WEIR, MOSEC, NOTHING),
+    cases=CONNECTIONS,
+    heads=("connections", "server"),
+    columns=(
+        spreads("requests/s"),
+        times("times mosec", MOSEC),
+        *LATENCIES,
+        micro("CPU µs front", "front"),
+        micro("CPU µs workers", "workers"),
+    ),
+    conclude=_conclude_square,
+)
+
+
+def _start_bodies(stack: ExitStack) -> Mapping[str, Any]:
+    weir = weir_command("benchmarks.models:Length", "--max-batch-size", "64")
+    body = folder(stack) / "body"
+    body.write_bytes(bytes(BODY_BYTES))
+    expected: dict[str, Any] = {"body": b"12345", "expected": b"5", "content_type": OCTETS}
+    weir_server = serving(WEIR, weir, path="/infer/length", **expected)
+    mosec_server = serving(MOSEC, _mosec("length"), path="/inference", **expected)
+    servers = start_all(stack, (weir_server, mosec_server))
+    return {name: (server, body) for name, server in servers.items()}
+
+
+def _bodies(contender: Any, case: str, seconds: float) -> dict[str, float]:
+    server, body = contender
+    done = load(server.url, BODY_CONNECTIONS, seconds, body=body, content_type=OCTETS)
+    return of_load(done, server) | {"memory": server.usage().memory_bytes}
+
+
+def _memory(measured: Measurements, name: str) -> list[float]:
+    """Return the memory after the round that warms up, and after each other."""
+    return [measured.before(name, figure="memory"), *measured.of(name, figure="memory")]
+
+
+def _conclude_bodies(result: Result, measured: Measurements) -> None:
+    result.values |= measured.values() | {"times mosec": measured.times(WEIR, MOSEC)}
+    memory = _memory(measured, WEIR)
+    result.at_least("at least 4,000 requests/s", result.values[WEIR], 4000, "{:,.0f}")
+    result.at_most("flat memory: after at most 1.1 times before", memory[-1] / memory[0], 1.1, "{:.3f}")
+    result.notes.append(
+        "Memory is that of all processes of the server, shared pages counted once; before: after one round of load."
+    )
+
+
+BODIES = Rounds(
+    "large-bodies",
+    "Large binary bodies",
+    f"{BODY_BYTES:,} bytes of application/octet-stream to a worker process that answers their length, {BODY_CONNECTIONS} connections.",
+    start=_start_bodies,
+    one=_bodies,
+    contenders=(WEIR, MOSEC),
+    heads=("server",),
+    columns=(
+        spreads("requests/s"),
+        times("times mosec", MOSEC),
+        medians("GB/s", "rate", lambda rate: f"{rate * BODY_BYTES / 1e9:.2f}"),
+        *LATENCIES,
+        Column("MiB before", lambda measured, name, case: mebibytes(_memory(measured, name)[0])),
+        Column("MiB after", lambda measured, name, case: mebibytes(_memory(measured, name)[-1])),
+        Column("MiB most", lambda measured, name, case: mebibytes(max(_memory(measured, name)))),
+    ),
+    conclude=_conclude_bodies,
+    warm_ups=1,
 )

@@ -1,4 +1,5 @@
-"""Sentence vectors over HTTP, one text a request, beside infinity, sentence-transformers, and the same runtime without a server.
+"""Sentence vectors over HTTP: how fast, beside infinity, sentence-transformers, and the same runtime without a server; and how far from the
+exact vectors in each precision.
 
 The child `PRECISION PROCESSES THREADS SECONDS [DEVICE RUNTIME DIRECTORY]` is that runtime: each process encodes all texts, once and then
 until SECONDS are over. It prints texts per second of all processes together for each size of a run.
@@ -10,30 +11,43 @@ import os
 import sys
 import tempfile
 import time
-from collections import defaultdict
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from benchmarks.harness.result import Part, Result, Run, count, middle, milliseconds, ratio, rotated, short, spread
+from benchmarks.harness.rounds import (
+    LATENCIES,
+    Measurements,
+    Rounds,
+    folder,
+    medians,
+    spreads,
+    start_all,
+    times,
+    with_usage,
+)
 from benchmarks.harness.servers import Server, ask_own, load
 from benchmarks.harness.texts import (
+    COLUMNS,
     CORES,
     INFINITY,
     INT8,
     ONE_WORKER,
     SENTENCE_TRANSFORMERS,
     WEIR,
+    Array,
+    compare,
     described,
     infinity,
     model_directory,
     sample,
     sentence_transformers,
-    vector_of,
+    vectors_of,
     weir,
     write_bodies,
 )
@@ -42,155 +56,117 @@ from weir.embedding.model import TextEncoder
 CLIENTS = (1, 16, 64)
 MANY = CLIENTS[1:]
 SERVERS = (WEIR, ONE_WORKER, INT8, INFINITY, SENTENCE_TRANSFORMERS)
+OFFLINE = "without a server"
 COMPARED = 64  # texts whose vectors are compared
 LAYOUTS = {f"one process of {CORES} threads": (1, CORES), f"{CORES} processes of one thread": (CORES, 1)}
 PATIENCE = 20.0  # seconds that servers get to come to rest
 TRIES = 8  # sizes and layouts that are tried without a server, in one round
 
 
-class Seen(NamedTuple):
-    """What was measured, by server and clients, and by precision and way where there was no server; a number for each round."""
-
-    served: defaultdict[tuple[str, int], defaultdict[str, list[float]]]
-    offline: defaultdict[str, defaultdict[str, list[float]]]
-
-
-def measure(run: Run) -> Result:
-    """Alternate the servers round by round; each number of clients in turn."""
-    texts = sample()
-    seen = Seen(defaultdict(lambda: defaultdict(list)), defaultdict(lambda: defaultdict(list)))
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as running:
-        bodies = write_bodies(texts, Path(folder) / "bodies")
-        servers = [running.enter_context(server) for server in _servers(folder)]
-        vectors = {server.name: _vectors(server, texts[:COMPARED]) for server in servers}
-        for turn in range(run.rounds):
-            for clients in CLIENTS:
-                for server in rotated(servers, turn):
-                    _rest(servers)
-                    _one(run, server, clients, bodies, seen)
-            _rest(servers)
-            _offline(run, seen, rotated(list(LAYOUTS), turn))
-    return _result(seen, vectors, texts)
-
-
-def _rest(servers: Sequence[Server]) -> None:
-    """Wait until no server computes: some still do for a while when nobody waits for their answers any more."""
-    end = time.monotonic() + PATIENCE
-    busy = True
-    while busy and time.monotonic() < end:
-        before = _used(servers)
-        time.sleep(0.5)
-        busy = _used(servers) - before > 0.05
-
-
-def _used(servers: Sequence[Server]) -> float:
-    return sum(used.front_seconds + used.worker_seconds for used in (server.usage() for server in servers))
-
-
-def _servers(cache: str) -> list[AbstractContextManager[Server]]:
+def _start(stack: ExitStack) -> Mapping[str, Any]:
     """With a cache of its own Weir measures its batches now, as at a first start, and not what it kept of a busier hour."""
-    kept = ("--cache", cache)
-    return [
-        weir(*kept), weir(*kept, "--workers", "1", name=ONE_WORKER), weir(*kept, "--precision", "int8", name=INT8),
-        infinity(), sentence_transformers(),
-    ]  # fmt: skip
+    place = folder(stack)
+    bodies, kept = write_bodies(sample(), place / "bodies"), ("--cache", str(place))
+    ours = [weir(*kept), weir(*kept, "--workers", "1", name=ONE_WORKER), weir(*kept, "--precision", "int8", name=INT8)]
+    servers = start_all(stack, [*ours, infinity(), sentence_transformers()])
+    return {name: (server, bodies) for name, server in servers.items()} | {OFFLINE: (None, list(LAYOUTS))}
 
 
-def _vectors(server: Server, texts: list[str]) -> np.ndarray:
-    found = np.array([vector_of(server, text) for text in texts])
-    unit: np.ndarray = found / np.linalg.norm(found, axis=1, keepdims=True)
-    return unit
+def _one(contender: Any, clients: Any, seconds: float) -> dict[str, float]:
+    server, bodies = contender
+    if server is None:
+        return _offline(bodies, seconds)
+    # One client has answers enough in half the time.
+    return with_usage(server, lambda: load(server.url, clients, seconds if clients > 1 else seconds / 2, bodies=bodies))
 
 
-def _one(run: Run, server: Server, clients: int, bodies: Path, seen: Seen) -> None:
-    before = server.usage()
-    done = load(server.url, clients, run.seconds if clients > 1 else run.seconds / 2, bodies=bodies)
-    after = server.usage()
-    if done.refused or done.broken:
-        raise RuntimeError(f"{server.name} with {clients} clients: {done}")
-    into = seen.served[server.name, clients]
-    into["rate"].append(done.rate)
-    into["p50"].append(done.p50)
-    into["p99"].append(done.p99)
-    into["front"].append((after.front_seconds - before.front_seconds) / done.requests)
-    into["worker"].append((after.worker_seconds - before.worker_seconds) / done.requests)
-    into["memory"].append(after.memory_bytes)
-    run.step(f"{server.name}, {clients} clients: {count(done.rate)} sentences/s")
-
-
-def _offline(run: Run, seen: Seen, layouts: list[str]) -> None:
+def _offline(layouts: list[str], seconds: float) -> dict[str, float]:
+    """Return the rate of every way to compute without a server, and the best as `rate`. The next round begins with another layout."""
+    found = {}
     for layout in layouts:
-        found = ask_own("parts.vectors", "fp32", *LAYOUTS[layout], run.seconds / TRIES * 2)
-        for size, rate in found.items():
-            seen.offline["fp32"][f"{layout}, {_size(int(size))}"].append(rate)
-    run.step(f"without a server: {count(max(rates[-1] for rates in seen.offline['fp32'].values()))} sentences/s")
+        for size, rate in ask_own("parts.vectors", "fp32", *LAYOUTS[layout], seconds / TRIES * 2).items():
+            found[f"{layout}, {_size(int(size))}"] = rate
+    layouts[:] = rotated(layouts, 1)
+    return {"rate": max(found.values()), **found}
 
 
 def _size(run_tokens: int) -> str:
     return "text by text" if run_tokens == 1 else f"runs of up to {run_tokens:,} tokens"
 
 
-def _result(seen: Seen, vectors: dict[str, np.ndarray], texts: list[str]) -> Result:
-    result = Result([
-        "clients", "server", "sentences/s", "times infinity", "p50 ms", "p99 ms", "CPU ms front", "CPU ms workers",
-    ])  # fmt: skip
-    for clients in CLIENTS:
-        for name in SERVERS:
-            got = seen.served[name, clients]
-            times = ratio(got["rate"], seen.served[INFINITY, clients]["rate"])
-            result.rows.append([
-                str(clients), name, spread(got["rate"], count), f"{times:.2f}", milliseconds(middle(got["p50"])),
-                milliseconds(middle(got["p99"])), *(short(middle(got[part]) * 1e3) for part in ("front", "worker")),
-            ])  # fmt: skip
-            result.values |= {f"{name} {clients}": middle(got["rate"]), f"{name} {clients} p50": middle(got["p50"])}
-            result.values[f"{name} {clients} times infinity"] = times
-    way = _best(seen)
-    result.rows.append(["", f"Weir's runtime, no server: {way}", spread(seen.offline["fp32"][way], count), *[""] * 5])
-    _goals(result, seen, way)
-    _accuracy(result, vectors)
-    _notes(result, seen, texts)
-    return result
+def _servers(contenders: Mapping[str, Any]) -> dict[str, Server]:
+    return {name: server for name, (server, _) in contenders.items() if server is not None}
 
 
-def _best(seen: Seen) -> str:
-    ways = seen.offline["fp32"]
-    return max(ways, key=lambda way: middle(ways[way]))
+def _rest(contenders: Mapping[str, Any]) -> None:
+    """Wait until no server computes: some still do for a while when nobody waits for their answers any more."""
+    end = time.monotonic() + PATIENCE
+    busy = True
+    while busy and time.monotonic() < end:
+        before = _used(contenders)
+        time.sleep(0.5)
+        busy = _used(contenders) - before > 0.05
 
 
-def _goals(result: Result, seen: Seen, way: str) -> None:
-    for clients in MANY:
-        times = result.values[f"{WEIR} {clients} times infinity"]
-        result.goal(f"{clients} clients: at least 2 times infinity's sentences/s", f"{times:.2f}", times >= 2)
-    ours, theirs = (seen.served[name, 1]["p50"] for name in (WEIR, INFINITY))
-    result.goal(
-        "1 client: lower p50 than infinity",
-        f"{milliseconds(middle(ours))} ms against {milliseconds(middle(theirs))} ms", ratio(theirs, ours) > 1,
-    )  # fmt: skip
-    for clients in MANY:
-        share = ratio(seen.served[WEIR, clients]["rate"], seen.offline["fp32"][way])
-        result.values[f"share of offline {clients}"] = share
-        text = f"{clients} clients: at least 0.95 of the runtime without a server"
-        result.goal(text, f"{share:.2f}", share >= 0.95)
-    for clients in MANY:
-        times = ratio(seen.served[INT8, clients]["rate"], seen.served[WEIR, clients]["rate"])
-        result.values[f"int8 {clients}"] = times
-        result.goal(f"{clients} clients: int8 at least 2 times fp32", f"{times:.2f}", times >= 2)
+def _used(contenders: Mapping[str, Any]) -> float:
+    usages = (server.usage() for server in _servers(contenders).values())
+    return sum(used.front_seconds + used.worker_seconds for used in usages)
 
 
-def _accuracy(result: Result, vectors: dict[str, np.ndarray]) -> None:
+def _vectors(contenders: Mapping[str, Any]) -> dict[str, Array]:
+    """Return the vectors of some texts by each server."""
+    return {name: alone(server, sample()[:COMPARED]) for name, server in _servers(contenders).items()}
+
+
+def alone(server: Server, texts: Sequence[str]) -> Array:
+    """Return the vectors of texts that are asked for one by one, each of length 1."""
+    return _together(server, texts, 1)
+
+
+def _together(server: Server, texts: Sequence[str], size: int) -> Array:
+    found = np.array([one for at in range(0, len(texts), size) for one in vectors_of(server, texts[at : at + size])])
+    unit: Array = found / np.linalg.norm(found, axis=1, keepdims=True)
+    return unit
+
+
+def _conclude(result: Result, measured: Measurements) -> None:
+    for name in SERVERS:
+        for clients in CLIENTS:
+            key = f"{name} {clients}"
+            result.values |= {key: measured.middle(name, clients), f"{key} p50": measured.middle(name, clients, "p50")}
+            result.values[f"{key} times infinity"] = measured.times(name, INFINITY, clients)
+    ways = [f"{layout}, {_size(size)}" for layout in LAYOUTS for size in RUN_TOKENS["cpu"]]
+    rates = {way: measured.of(OFFLINE, figure=way) for way in ways}
+    best = max(ways, key=lambda way: middle(rates[way]))
+    result.rows[-1] = ["", f"Weir's runtime, no server: {best}", spread(rates[best], count), *[""] * 5]
+    _speed_goals(result, measured, rates[best])
     for name, least in ((WEIR, 0.99999), (INT8, 0.98)):
-        cosines = (vectors[name] * vectors[SENTENCE_TRANSFORMERS]).sum(axis=1)
-        result.goal(
-            f"{name}: mean cosine with sentence-transformers at least {least}",
-            f"{cosines.mean():.6f} (least {cosines.min():.6f})", bool(cosines.mean() >= least),
-        )  # fmt: skip
+        cosines = (measured.prepared[name] * measured.prepared[SENTENCE_TRANSFORMERS]).sum(axis=1)
+        text = f"{name}: mean cosine with sentence-transformers at least {least}"
+        result.goal(text, f"{cosines.mean():.6f} (least {cosines.min():.6f})", bool(cosines.mean() >= least))
+    _notes(result, measured, rates)
 
 
-def _notes(result: Result, seen: Seen, texts: list[str]) -> None:
-    memory = ", ".join(f"{name} {middle(seen.served[name, 64]['memory']) / 2**20:.0f}" for name in SERVERS)
-    ways = "; ".join(f"{way} {count(middle(rates))}" for way, rates in seen.offline["fp32"].items())
+def _speed_goals(result: Result, measured: Measurements, offline: list[float]) -> None:
+    for clients in MANY:
+        better = result.values[f"{WEIR} {clients} times infinity"]
+        result.at_least(f"{clients} clients: at least 2 times infinity's sentences/s", better, 2)
+    ours, theirs = (milliseconds(result.values[f"{name} 1 p50"]) for name in (WEIR, INFINITY))
+    lower = measured.times(INFINITY, WEIR, 1, "p50") > 1
+    result.goal("1 client: lower p50 than infinity", f"{ours} ms against {theirs} ms", lower)
+    for clients in MANY:
+        share = result.values[f"share of offline {clients}"] = ratio(measured.of(WEIR, clients), offline)
+        result.at_least(f"{clients} clients: at least 0.95 of the runtime without a server", share, 0.95)
+    for clients in MANY:
+        better = result.values[f"int8 {clients}"] = measured.times(INT8, WEIR, clients)
+        result.at_least(f"{clients} clients: int8 at least 2 times fp32", better, 2)
+
+
+def _notes(result: Result, measured: Measurements, rates: dict[str, list[float]]) -> None:
+    memory = ", ".join(f"{name} {measured.middle(name, 64, 'memory') / 2**20:.0f}" for name in SERVERS)
+    ways = "; ".join(f"{way} {count(middle(found))}" for way, found in rates.items())
     result.notes += [
-        f"all-MiniLM-L6-v2 in fp32 unless said otherwise. {described(texts)}; one text a request, asked for by turns in one order, "
+        f"all-MiniLM-L6-v2 in fp32 unless said otherwise. {described(sample())}; one text a request, asked for by turns in one order, "
         f"by wrk with one thread on the same {CORES} cores. Every server computes with {CORES} threads. CPU is a sentence's, of the process that "
         "listens and of those below it.",
         f"Without a server the same texts, all of them, become arrays of vectors in processes that do nothing else, with {CORES} threads in all: tokens of "
@@ -262,13 +238,79 @@ def _run(model: TextEncoder, texts: list[Any]) -> None:
     model.predict(model.preprocess_batch(texts))
 
 
-PART = Part(
+VECTORS = Rounds(
     "vectors",
     "Sentence vectors",
     "all-MiniLM-L6-v2 on all cores, single sentences over HTTP from 1, 16 and 64 clients at once, beside infinity and "
     "sentence-transformers behind FastAPI.",
-    lambda rounds: rounds * (len(CLIENTS) * len(SERVERS) + 1),
-    measure,
+    start=_start,
+    one=_one,
+    prepare=_vectors,
+    rest=_rest,
+    contenders=(*SERVERS, OFFLINE),
+    cases=(*CLIENTS, ""),
+    takes_part=lambda name, clients: (name == OFFLINE) == (clients == ""),
+    heads=("clients", "server"),
+    columns=(
+        spreads("sentences/s"),
+        times("times infinity", INFINITY),
+        *LATENCIES,
+        medians("CPU ms front", "front", lambda seconds: short(seconds * 1e3)),
+        medians("CPU ms workers", "workers", lambda seconds: short(seconds * 1e3)),
+    ),
+    conclude=_conclude,
+    progress=("rate", "{:,.0f} sentences/s".format),
+)
+
+
+SENTENCES = Path(__file__).parents[1] / "sentences.jsonl"
+TEXTS, AT_A_TIME = 300, 50
+PRECISIONS = ("fp32", "fp16", "int8")
+ALONE, TOGETHER_WAY = "a text a request", f"{AT_A_TIME} texts a request"
+
+
+def measure_agreement(run: Run) -> Result:
+    """Ask each server for the same texts, text by text and many at a time."""
+    sentences = [json.loads(line) for line in SENTENCES.read_text().splitlines()]
+    texts = sentences + sample(TEXTS - len(sentences))
+    with sentence_transformers() as server:
+        exact = alone(server, texts)
+    run.step(f"sentence-transformers: {len(exact)} vectors")
+    result = Result(["precision", "asked for", *COLUMNS])
+    with tempfile.TemporaryDirectory() as cache:
+        for precision in PRECISIONS:
+            with weir("--cache", cache, "--precision", precision) as server:
+                _add_likeness(result, precision, ALONE, alone(server, texts), exact)
+                _add_likeness(result, precision, TOGETHER_WAY, _together(server, texts, AT_A_TIME), exact)
+            run.step(f"{precision}: done")
+    _agreement_goals(result)
+    result.notes.append(
+        f"all-MiniLM-L6-v2; {len(sentences)} sentences of Weir's own documents and {TEXTS - len(sentences)} paragraphs of the standard library's "
+        "docstrings, by /v1/embeddings. The rank correlation is Spearman's, of the similarities of all pairs."
+    )
+    return result
+
+
+def _add_likeness(result: Result, precision: str, way: str, found: Array, exact: Array) -> None:
+    likeness = compare(found, exact)
+    result.rows.append([precision, way, *likeness.shown()])
+    for name, value in likeness._asdict().items():
+        result.values[f"{precision}, {way}: {name}"] = value
+
+
+def _agreement_goals(result: Result) -> None:
+    for precision, what, wished in (("fp32", "least", 0.99999), ("fp16", "least", 0.999), ("int8", "mean", 0.98)):
+        found = min(result.values[f"{precision}, {way}: {what}"] for way in (ALONE, TOGETHER_WAY))
+        result.at_least(f"{precision}: {what} cosine at least {wished}", found, wished, "{:.7f}")
+
+
+AGREEMENT = Part(
+    "agreement",
+    "Sentence vectors beside those of sentence-transformers",
+    "all-MiniLM-L6-v2 behind `weir embed serve` in each precision: how far its vectors are from those of sentence-transformers, "
+    "and how far they rank the texts otherwise.",
+    lambda rounds: 1 + len(PRECISIONS),
+    measure_agreement,
 )
 
 
