@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from benchmarks.policies.lines import EVERY_DELAY
+from benchmarks.policies.harness import EVERY_DELAY
 
 from weir.policy.cost.profile import GOOGLENET_P4, Floats, Profile
 from weir.policy.solve.tables import limit_table

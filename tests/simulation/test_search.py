@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from benchmarks.policies.lines import best_limit
+from benchmarks.policies.harness import best_limit
 from reproduction.response import response_time
 from scipy.special import ndtri
 
