@@ -65,7 +65,7 @@ from weir.frontends.http.server import HttpServer
 from weir.frontends.websocket import WebSockets
 from weir.protocols.access import Control, ControlSettings
 from weir.protocols.account import Account
-from weir.protocols.kserve.context import KServeContext as KserveSite
+from weir.protocols.kserve.context import KserveContext
 from weir.protocols.settings import HttpSettings
 from weir.wire.kserve_grpc import ModelInferRequest
 from weir.wire.values import ANY_NAMES
@@ -561,32 +561,32 @@ async def serve(waiting_bytes: str = "0", *files: str) -> None:
     services = [weir.Service(model, workers=1) for model in (Length, Grid, Words)]
     http = HttpSettings(port=0, max_waiting_bytes=int(waiting_bytes) or None, body_timeout=20.0)
     registry, encoder, control = Registry(services), Lengths(), nobody()
-    site = KserveSite(registry, http, control)
+    context = KserveContext(registry, http, control)
     texts = EmbeddingContext(Models({encoder.name: encoder}), http, 100_000, TextCounts())
     status = Status(texts.models.encoders, texts.clients)
     routes = [*OpenAI(texts).routes(), *Encode(texts, status, control=control, end=lambda: None).routes()]
-    sockets = WebSockets(registry, http, site.account)
+    sockets = WebSockets(registry, http, context.account)
     app = make_app(
-        registry, http, site=site, websockets=sockets, added=Added(routes, {**openai_paths(), **bert_paths()})
+        registry, http, context=context, websockets=sockets, added=Added(routes, {**openai_paths(), **bert_paths()})
     )
     servers: list[Any] = [
         registry,
-        HttpServer(registry, app, http, site=site, websockets=sockets),
-        GrpcServer(site, GrpcSettings(grpc_port=0), http, Core),
+        HttpServer(registry, app, http, context=context, websockets=sockets),
+        GrpcServer(context, GrpcSettings(grpc_port=0), http, Core),
         ZeroMqFrontend(
-            {encoder.name: encoder}, ZeroMqSettings(zmq_port=0), http, control=control, account=site.account
+            {encoder.name: encoder}, ZeroMqSettings(zmq_port=0), http, control=control, account=context.account
         ),
     ]
     if files:
         certified = dataclasses.replace(http, tls_certfile=files[0], tls_keyfile=files[1])
-        servers.append(HttpServer(registry, app, certified, site=site, websockets=sockets))
+        servers.append(HttpServer(registry, app, certified, context=context, websockets=sockets))
     async with AsyncExitStack() as stack:
         for server in servers:
             await server.start()
             stack.push_async_callback(server.stop)
         gc.collect()
         gc.freeze()  # as `weir serve` does
-        probe = await asyncio.start_server(LoopProbe(site.account).answer, "127.0.0.1", 0)
+        probe = await asyncio.start_server(LoopProbe(context.account).answer, "127.0.0.1", 0)
         ports = {
             "http": servers[1].port, "grpc": servers[2].port, "zmq": servers[3].port,
             "zmq_out": servers[3].port_out, "probe": probe.sockets[0].getsockname()[1], "tls": servers[-1].port,

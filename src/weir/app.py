@@ -40,8 +40,8 @@ from weir.messages import Observer
 from weir.model import Model
 from weir.protocols.access import Access, AccessSettings, Control, ControlSettings
 from weir.protocols.account import allow_descriptors
-from weir.protocols.kserve.context import KServeContext
-from weir.protocols.kserve.settings import KserveSettings
+from weir.protocols.kserve.context import KserveContext
+from weir.protocols.kserve.context import KserveSettings
 from weir.protocols.settings import HttpSettings
 from weir.serving.service import Service
 from weir.settings import Settings, read_model_table
@@ -99,7 +99,7 @@ class App:
             if metrics is None
             else make_exposition(metrics, self.registry, triton_names=triton, namespace=namespace)
         )
-        site = KServeContext(
+        kserve = KserveContext(
             self.registry,
             settings.http,
             self.control,
@@ -108,14 +108,14 @@ class App:
             access=self.access,
         )
         if exposition is not None:
-            exposition.registry.register(Held(site.account))
+            exposition.registry.register(Held(kserve.account))
         context = FrontendContext(
-            self.registry, settings, heard, self.control, site, self.manager, self.end, self.access
+            self.registry, settings, heard, self.control, kserve, self.manager, self.end, self.access
         )
-        websockets = WebSockets(self.registry, settings.http, site.account)
+        websockets = WebSockets(self.registry, settings.http, kserve.account)
         self._added = _added(product, context, metrics, exposition)
         asgi = make_app(
-            self.registry, settings.http, metrics=None if exposition is None else exposition.render, site=site,
+            self.registry, settings.http, metrics=None if exposition is None else exposition.render, context=kserve,
             websockets=websockets, added=self._added, log=log,
         )  # fmt: skip
         route_handlers = () if product is None else product.fast_routes(context)
@@ -124,14 +124,14 @@ class App:
             asgi,
             settings.http,
             heard,
-            site=site,
+            context=kserve,
             websockets=websockets,
             route_handlers=route_handlers,
             log=log,
         )
         self.registry.changed.append(self.server.routes_changed)
-        self._account = site.account
-        grpc = make_grpc(site, settings.grpc, settings.http)
+        self._account = kserve.account
+        grpc = make_grpc(kserve, settings.grpc, settings.http)
         self.frontends: list[Frontend] = [self.server, *([] if grpc is None else [grpc])]
         self.frontends += open_frontends(settings.doors.doors, context)
         self.frontends += () if product is None else product.frontends(context)
@@ -364,9 +364,9 @@ def asgi(
             shown.begin()
             yield
 
-    site = KServeContext(registry, http, control, settings=kserve, access=access)
+    context = KserveContext(registry, http, control, settings=kserve, access=access)
     shown = make_dashboard(registry, recorded)
-    return make_app(registry, http, metrics=render, site=site, lifespan=lifespan, added=shown, log=log)
+    return make_app(registry, http, metrics=render, context=context, lifespan=lifespan, added=shown, log=log)
 
 
 @asynccontextmanager

@@ -20,7 +20,7 @@ from weir.errors import Conflict, DeadlineExceeded, ModelNotFound, WeirError, fo
 from weir.messages import Observer
 from weir.model import Model, check_model
 from weir.protocols.exchange import Exchange
-from weir.protocols.metadata import EXTENSIONS, device_count, find, metadata, server_metadata
+from weir.protocols.kserve.metadata import EXTENSIONS, device_count, find, metadata, server_metadata
 from weir.serving.blocking import Background, Lifecycle
 from weir.serving.inference import StreamPart
 from weir.serving.service import Service

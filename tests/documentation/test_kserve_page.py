@@ -9,9 +9,9 @@ import pytest
 
 from weir.catalog.registry import Registry
 from weir.frontends.http.kserve_routes import PREFIX, every
-from weir.protocols.kserve.context import KServeContext
+from weir.protocols.kserve.context import KserveContext
+from weir.protocols.kserve.metadata import EXTENSIONS, SHARED_MEMORY
 from weir.protocols.kserve.protocol import CALLS
-from weir.protocols.metadata import EXTENSIONS, SHARED_MEMORY
 from weir.protocols.settings import HttpSettings
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "kserve-http.md").read_text()
@@ -27,7 +27,7 @@ def rows(heading: str) -> list[list[str]]:
 
 def test_every_path_is_named() -> None:
     said = {(row[0], row[1].strip("`")) for row in rows("Paths")}
-    site = KServeContext(Registry([]), HttpSettings())
+    site = KserveContext(Registry([]), HttpSettings())
     there = {(method, PREFIX + path) for method, path in every(site)}
     there |= {("POST", f"{PREFIX}/models/{{model}}{version}/{call}") for version in ("", VERSION) for call in CALLS}
     assert said == {(method, path) for method, path in there if VERSION not in path}

@@ -12,7 +12,7 @@ from weir.catalog.registry import Registry
 from weir.frontends.http.application import make_app
 from weir.frontends.http.server import HttpServer
 from weir.frontends.websocket import WebSockets
-from weir.protocols.kserve.context import KServeContext
+from weir.protocols.kserve.context import KserveContext
 from weir.protocols.settings import HttpSettings
 from weir.wire.inference import InferenceResponse
 from weir.wire.websocket import ErrorMessage, read_answer
@@ -50,10 +50,10 @@ class Server:
 @asynccontextmanager
 async def serving(*services: Service, **said: Any) -> AsyncIterator[Server]:
     registry, settings = Registry(services), HttpSettings(port=0, **said)
-    site = KServeContext(registry, settings)
-    websockets = WebSockets(registry, settings, site.account)
-    app = make_app(registry, settings, site=site, websockets=websockets)
-    server = HttpServer(registry, app, settings, site=site, websockets=websockets)
+    context = KserveContext(registry, settings)
+    websockets = WebSockets(registry, settings, context.account)
+    app = make_app(registry, settings, context=context, websockets=websockets)
+    server = HttpServer(registry, app, settings, context=context, websockets=websockets)
     await registry.start()
     await server.start()
     try:

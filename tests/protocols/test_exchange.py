@@ -14,7 +14,7 @@ from weir.catalog.registry import Registry
 from weir.errors import InvalidRequest, ModelNotFound, Overloaded, TooLarge, Unsupported, ValidationFailed
 from weir.model import Measure, Model
 from weir.protocols.exchange import Exchange
-from weir.protocols.metadata import find
+from weir.protocols.kserve.metadata import find
 from weir.serving.inference import NO_WISH, StreamPart, schedule_of
 from weir.serving.service import Service
 from weir.testing import FakeClock, RecordingObserver

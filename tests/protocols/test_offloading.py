@@ -245,7 +245,7 @@ def tensor(data: Any, shape: list[int], name: str = "x") -> dict[str, Any]:
 
 @pytest.mark.parametrize("padding", [0, LONG_BODY])
 def test_calls_that_load_models_over_http_and_grpc(padding: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    places = ("weir.frontends.http.asgi.decode_json", "weir.protocols.metadata.decode_json")
+    places = ("weir.frontends.http.asgi.decode_json", "weir.protocols.kserve.metadata.decode_json")
     read_in = threads_of(dict.fromkeys(places, decode_json), monkeypatch)
     model = ModelToServe("tests.frontends.grpc.kit:Double", "double", {}, [], {"executor": "inline"})
 
@@ -259,13 +259,13 @@ def test_calls_that_load_models_over_http_and_grpc(padding: int, monkeypatch: py
         ) as rig:
             config = '{"max_queue_size": 9' + " " * padding + "}"
             await rig.call("ModelLoad", name="double", parameters={"config": {"string_param": config}})
-            assert rig.site.registry.get("double").batching.max_queue_size == 9
-            transport = httpx.ASGITransport(make_app(rig.site.registry, rig.site.http, site=rig.site))
+            assert rig.context.registry.get("double").batching.max_queue_size == 9
+            transport = httpx.ASGITransport(make_app(rig.context.registry, rig.context.http, context=rig.context))
             async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
                 said = {"parameters": {"config": config.replace("9", "7")}}
                 answer = await client.post("/v2/repository/models/double/load", json=said)
                 assert answer.status_code == 200, answer.text
-                assert rig.site.registry.get("double").batching.max_queue_size == 7
+                assert rig.context.registry.get("double").batching.max_queue_size == 7
                 answer = await client.post("/v2/repository/index", content='{"ready": true' + " " * padding + "}")
                 assert [each["name"] for each in answer.json()] == ["double"]
 
@@ -362,7 +362,7 @@ def test_long_answers_of_grpc(writers: list[str]) -> None:
 
     async def main() -> None:
         async with serving(Service(Longer, executor="inline")) as rig:
-            account = rig.site.account
+            account = rig.context.account
             for count in (1, 1, 1, COUNT, COUNT):  # of a known form, from the third on
                 assert fits(count, await rig.raw(INFER, write_request(asking_longer(count))))
             typed = ModelInferRequest(model_name="longer")
@@ -395,9 +395,9 @@ def test_who_leaves_while_an_answer_of_grpc_waits_to_be_written_frees_it(writers
             before = asyncio.ensure_future(off_loop(1 << 20, held, writes=True))
             await asyncio.to_thread(begun.wait)
             call = rig.raw(INFER, write_request(asking_longer(COUNT)))
-            await until(lambda: rig.site.account.held_bytes > COUNT)
+            await until(lambda: rig.context.account.held_bytes > COUNT)
             call.cancel()
-            await until(lambda: rig.site.account.held_bytes == 0)
+            await until(lambda: rig.context.account.held_bytes == 0)
             go_on.set()
             await before
             await off_loop(1 << 20, thread, writes=True)  # behind it in the same thread
@@ -417,7 +417,7 @@ def test_an_answer_of_grpc_that_cannot_be_written_in_its_thread_is_an_error(monk
         async with serving(Service(Longer, executor="inline")) as rig:
             code, text = await refused(rig.raw(INFER, write_request(asking_longer(COUNT))))
             assert (code, text) == (grpc.StatusCode.INVALID_ARGUMENT, "it cannot be written")
-            await until(lambda: rig.site.account.held_bytes == 0)
+            await until(lambda: rig.context.account.held_bytes == 0)
 
     asyncio.run(main())
 

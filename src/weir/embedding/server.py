@@ -139,7 +139,7 @@ class EmbeddingProduct:
         self._zeromq_door = ZeroMqFrontend(
             self._encoders, self._zeromq, context.settings.http, control=context.control, clients=self._clients,
             counts=self._counts, status=self._status, terminate=context.end,
-            account=None if context.site is None else context.site.account,
+            account=None if context.kserve is None else context.kserve.account,
         )  # fmt: skip
         return [self._zeromq_door]
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from weir.frontends.http.auth_middleware import Refuse
     from weir.frontends.http.fast.plan import RouteHandler
     from weir.protocols.exchange import HttpProtocol
-    from weir.protocols.kserve.context import KServeContext
+    from weir.protocols.kserve.context import KserveContext
 
 ENTRY_POINTS = "weir.doors"
 PROTOCOLS = "weir.protocols"
@@ -74,7 +74,7 @@ class FrontendContext(NamedTuple):
     settings: FrontendSettings
     observers: Sequence[Observer]  # the frontend calls their `refused` and `transferred`; services call the rest
     control: Control = Control()  # who may load and unload models
-    site: "KServeContext | None" = None  # what the frontends of the Open Inference Protocol share
+    kserve: "KserveContext | None" = None  # what the frontends of the Open Inference Protocol share
     manager: "Manager | None" = None  # loads and unloads models; a server always has one
     end: Callable[[], None] = nothing  # drains and ends the server, as SIGTERM does; call it on the event loop
     access: Access = Access()  # who may call

@@ -21,7 +21,7 @@ from weir.messages import Dispatch
 from weir.protocols.access import allowed
 from weir.protocols.account import CLAIM, Account
 from weir.protocols.exchange import Exchange
-from weir.protocols.metadata import find
+from weir.protocols.kserve.metadata import find
 from weir.protocols.offloading import LONG_ANSWER, off_loop, written
 from weir.protocols.settings import HttpSettings
 from weir.protocols.status import kserve_code

@@ -15,8 +15,7 @@ from weir.frontends.grpc.frontend import GrpcSettings
 from weir.frontends.grpc.server import GrpcServer
 from weir.model import Model, Tensor
 from weir.protocols.access import Control, ControlSettings
-from weir.protocols.kserve.context import KServeContext
-from weir.protocols.kserve.settings import KserveSettings
+from weir.protocols.kserve.context import KserveContext, KserveSettings
 from weir.protocols.settings import HttpSettings
 from weir.serving.service import Service
 from weir.testing import RecordingObserver
@@ -55,8 +54,8 @@ def item(document: bytes, model: str, id: str = "", **parameters: Any) -> Infere
 class Rig:
     """A running server, and a channel to it."""
 
-    def __init__(self, site: KServeContext, server: GrpcServer, channel: Any) -> None:
-        self.site = site
+    def __init__(self, context: KserveContext, server: GrpcServer, channel: Any) -> None:
+        self.context = context
         self.server = server
         self.channel = channel
 
@@ -89,8 +88,8 @@ async def serving(
     registry = Registry(list(services))
     kserve = KserveSettings(allow_shared_memory=allow_shared_memory)
     allowed = Control(ControlSettings(**(control or {})))
-    site = KServeContext(registry, http_settings, allowed, settings=kserve, manager=manager and manager(registry))
-    server = GrpcServer(site, GrpcSettings(grpc_port=0, **settings), http_settings, CORE)
+    context = KserveContext(registry, http_settings, allowed, settings=kserve, manager=manager and manager(registry))
+    server = GrpcServer(context, GrpcSettings(grpc_port=0, **settings), http_settings, CORE)
     async with AsyncExitStack() as stack:
         await registry.start()
         stack.push_async_callback(registry.stop, 0.0)
@@ -101,7 +100,7 @@ async def serving(
             made = grpc.aio.secure_channel(f"localhost:{server.port}", credentials, options)
         else:
             made = grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", options)
-        yield Rig(site, server, await stack.enter_async_context(made))
+        yield Rig(context, server, await stack.enter_async_context(made))
 
 
 def run(

@@ -139,7 +139,7 @@ def test_connections_without_calls_are_counted(monkeypatch: pytest.MonkeyPatch) 
 
     async def main() -> None:
         async with serving(Service(Double, executor="inline")) as rig, serving(Service(Double, executor="inline")):
-            account = rig.site.account
+            account = rig.context.account
             opened = []
             for _ in range(120):
                 reader, writer = await asyncio.open_connection("127.0.0.1", rig.server.port)
@@ -217,7 +217,7 @@ def test_messages_are_charged_until_they_are_answered() -> None:
     async def main() -> None:
         executor = FakeExecutor()
         async with serving(Service(Echo, executor=executor), http={"max_waiting_bytes": 1_000_000}) as rig:
-            account = rig.site.account
+            account = rig.context.account
             accepted = rig.raw(INFER, large(600_000))
             await until(lambda: bool(executor.pending))
             assert 600_000 < account.held_bytes < 700_000
@@ -286,13 +286,13 @@ def test_a_stream_reads_no_more_than_its_share_and_answers_all() -> None:
             got = 0
             while got < 20:
                 await until(lambda: bool(executor.pending))
-                assert rig.site.account.held_bytes < 350_000
+                assert rig.context.account.held_bytes < 350_000
                 executor.answer_next(lambda batch: [b"1"] * len(batch))
                 _, response = read_stream_response(await call.read())
                 assert response.outputs
                 got += 1
             await sending
-            await until(lambda: rig.site.account.held_bytes == 0)
+            await until(lambda: rig.context.account.held_bytes == 0)
 
     asyncio.run(main())
 
@@ -300,17 +300,17 @@ def test_a_stream_reads_no_more_than_its_share_and_answers_all() -> None:
 def test_an_answer_of_a_stream_for_which_there_is_no_room_is_its_error() -> None:
     async def test(rig: Rig) -> None:
         call = rig.stream()
-        rig.site.account.take(910_000)
+        rig.context.account.take(910_000)
         await call.write(large(40_000))
         _, response = read_stream_response(await call.read())
         assert response.outputs  # there is room for the request and its answer
-        await until(lambda: rig.site.account.held_bytes == 910_000)
-        rig.site.account.take(20_000)
+        await until(lambda: rig.context.account.held_bytes == 910_000)
+        rig.context.account.take(20_000)
         await call.write(large(40_000))  # there is room for the request alone
         error, _ = read_stream_response(await call.read())
         assert "max_waiting_bytes" in error
         call.cancel()
-        await until(lambda: rig.site.account.held_bytes == 930_000)
+        await until(lambda: rig.context.account.held_bytes == 930_000)
 
     run(test, Echo, http={"max_waiting_bytes": 1_000_000})
 
@@ -344,7 +344,7 @@ def test_watchers_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_requests_without_room_hold_nothing_while_their_errors_wait() -> None:
     async def test(rig: Rig) -> None:
-        account = rig.site.account
+        account = rig.context.account
         account.take(990_000)
         call = rig.stream()
         for _ in range(30):

@@ -12,7 +12,7 @@ from tests.streaming_models import Count
 
 from weir.errors import Cancelled, DeadlineExceeded
 from weir.model import Model
-from weir.protocols.metadata import find
+from weir.protocols.kserve.metadata import find
 from weir.serving.service import Service
 from weir.testing import FakeExecutor, RecordingObserver
 from weir.wire.inference import AskedOutput
@@ -156,7 +156,7 @@ def test_what_the_model_raised_is_for_developers(development: bool) -> None:
 
 def test_an_error_of_ours_says_nothing_to_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(rig: Rig) -> None:
-        monkeypatch.setattr(rig.site.registry, "get", None)
+        monkeypatch.setattr(rig.context.registry, "get", None)
         assert await refused(rig.infer(asking())) == (Code.INTERNAL, "internal error")
 
     run(test)
@@ -172,7 +172,7 @@ def test_a_streaming_model_is_not_for_unary_calls() -> None:
 
 def test_a_caller_who_leaves_leaves_the_line() -> None:
     async def test(rig: Rig) -> None:
-        service = find(rig.site.registry, "double")
+        service = find(rig.context.registry, "double")
         calls = [rig.raw(INFER, write_request(asking(index, index))) for index in range(3)]
         heard = next(each for each in service.observers if isinstance(each, RecordingObserver))
         await until(lambda: service.state()["waiting"] + service.state()["in_flight"] == 3)
@@ -188,7 +188,7 @@ def test_a_caller_who_leaves_leaves_the_line() -> None:
 def test_the_deadline_of_a_call_is_that_of_its_request() -> None:
     async def test(rig: Rig) -> None:
         heard = next(
-            each for each in find(rig.site.registry, "double").observers if isinstance(each, RecordingObserver)
+            each for each in find(rig.context.registry, "double").observers if isinstance(each, RecordingObserver)
         )
         code, _ = await refused(rig.infer(asking(), timeout=0.05))
         assert code is Code.DEADLINE_EXCEEDED

@@ -265,7 +265,7 @@ def test_a_model_that_was_replaced_answers_by_its_own_rules() -> None:
                 assert (await rig.infer(asking(1, 2))).outputs[0].array.tolist() == [[2, 4]]
             other = Service(Triple, executor="inline", name="double")
             await other.start()
-            registry: Registry = rig.site.registry
+            registry: Registry = rig.context.registry
             before, registry.services["double"] = registry.services["double"], other
             try:
                 for _ in range(3):

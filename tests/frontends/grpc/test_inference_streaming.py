@@ -117,7 +117,7 @@ def test_what_is_no_message_is_an_error_too() -> None:
 
 def test_who_leaves_a_stream_leaves_the_line() -> None:
     async def test(rig: Rig) -> None:
-        service = rig.site.registry.get("double")
+        service = rig.context.registry.get("double")
         heard = next(each for each in service.observers if isinstance(each, RecordingObserver))
         call = rig.stream()
         for _ in range(3):
@@ -142,7 +142,7 @@ def test_no_more_than_so_many_requests_are_under_way() -> None:
 
 def test_a_server_that_drains_answers_what_was_asked_and_ends_the_stream() -> None:
     async def test(rig: Rig) -> None:
-        service = rig.site.registry.get("double")
+        service = rig.context.registry.get("double")
         fake: Any = service.executor
         call = rig.stream()
         await call.write(write_request(asking(id="7")))
@@ -168,14 +168,16 @@ def test_a_stream_without_requests_just_ends() -> None:
 
 def test_who_leaves_amid_the_answers_is_no_error_of_ours(caplog: pytest.LogCaptureFixture) -> None:
     async def test(rig: Rig) -> None:
-        heard = next(each for each in rig.site.registry.get("count").observers if isinstance(each, RecordingObserver))
+        heard = next(
+            each for each in rig.context.registry.get("count").observers if isinstance(each, RecordingObserver)
+        )
         for _ in range(10):
             call = rig.stream()
             for _ in range(5):
                 await call.write(write_request(item(b"50", "count")))
             await call.read()
             call.cancel()
-        await until(lambda: not rig.site.registry.get("count").state()["waiting"] and heard.ends >= 10)
+        await until(lambda: not rig.context.registry.get("count").state()["waiting"] and heard.ends >= 10)
 
     run(test, Count)
     assert [record for record in caplog.records if record.name == "weir.grpc"] == []

@@ -28,7 +28,7 @@ from weir.frontends.grpc.core import Core
 from weir.frontends.grpc.frontend import GrpcSettings, make_frontend
 from weir.frontends.grpc.server import GrpcServer, channel_options
 from weir.protocols.account import Account
-from weir.protocols.kserve.context import KServeContext
+from weir.protocols.kserve.context import KserveContext
 from weir.protocols.settings import HttpSettings
 from weir.serving.service import Service
 from weir.testing import FakeExecutor, RecordingObserver
@@ -41,13 +41,13 @@ FILES = {"tls_certfile": str(TLS / "certificate.pem"), "tls_keyfile": str(TLS / 
 
 def made(http: dict[str, Any] | None = None, **settings: Any) -> GrpcServer:
     http_settings = HttpSettings(**(http or {}))
-    return GrpcServer(KServeContext(Registry([]), http_settings), GrpcSettings(**settings), http_settings, Core)
+    return GrpcServer(KserveContext(Registry([]), http_settings), GrpcSettings(**settings), http_settings, Core)
 
 
 def test_without_a_port_there_is_no_door() -> None:
     http = HttpSettings()
-    assert make_frontend(KServeContext(Registry([]), http), GrpcSettings(), http) is None
-    assert isinstance(make_frontend(KServeContext(Registry([]), http), GrpcSettings(grpc_port=0), http), GrpcServer)
+    assert make_frontend(KserveContext(Registry([]), http), GrpcSettings(), http) is None
+    assert isinstance(make_frontend(KserveContext(Registry([]), http), GrpcSettings(grpc_port=0), http), GrpcServer)
 
 
 @pytest.mark.parametrize("missing", ["grpc", "google.protobuf"])
@@ -120,7 +120,7 @@ def test_what_grpc_is_told() -> None:
 
 def test_drain_finishes_what_was_accepted_and_refuses_the_rest() -> None:
     async def test(rig: Rig) -> None:
-        fake: Any = rig.site.registry.get("double").executor
+        fake: Any = rig.context.registry.get("double").executor
         accepted = rig.raw(INFER, write_request(asking()))
         await until(lambda: bool(fake.pending))
         rig.server.refuse()
@@ -158,8 +158,10 @@ call.result()
 
 def test_a_client_that_is_gone_without_a_word_leaves_the_line() -> None:
     async def test(rig: Rig) -> None:
-        heard = next(each for each in rig.site.registry.get("double").observers if isinstance(each, RecordingObserver))
-        state = rig.site.registry.get("double").state
+        heard = next(
+            each for each in rig.context.registry.get("double").observers if isinstance(each, RecordingObserver)
+        )
+        state = rig.context.registry.get("double").state
         arguments = [f"127.0.0.1:{rig.server.port}", INFER, write_request(asking()).hex()]
         client = await asyncio.create_subprocess_exec(sys.executable, "-c", ASKING_FOR_EVER, *arguments)
         try:

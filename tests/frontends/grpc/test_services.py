@@ -27,7 +27,7 @@ def test_health_of_server_and_models() -> None:
         assert (await rig.call("ModelReady", name="double")).ready
         assert not (await rig.call("ModelReady", name="nope")).ready
         assert not (await rig.call("ModelReady", name="double", version="3")).ready
-        await rig.site.registry.stop()
+        await rig.context.registry.stop()
         assert (await rig.call("ServerLive")).live
         assert not (await rig.call("ServerReady")).ready
         assert not (await rig.call("ModelReady", name="double")).ready

@@ -19,7 +19,7 @@ from weir.frontends.http.access_log import LEFT, HttpLog
 from weir.frontends.http.application import make_app
 from weir.frontends.http.server import HttpServer
 from weir.protocols.access import Access, AccessSettings
-from weir.protocols.kserve.context import KServeContext
+from weir.protocols.kserve.context import KserveContext
 from weir.protocols.settings import HttpSettings
 from weir.serving.service import Service
 from weir.testing import FakeClock, FakeExecutor
@@ -52,8 +52,8 @@ async def serving(
     """Serve numbers squared on a free port, with a log."""
     service, lines = Service(Square, executor=executor or FakeExecutor(squared)), Lines()
     registry, http, log = Registry([service]), HttpSettings(port=0, **settings), HttpLog(cast(Any, lines))
-    site = KServeContext(registry, http, access=access)
-    server = HttpServer(registry, make_app(registry, http, site=site, log=log), http, site=site, log=log)
+    context = KserveContext(registry, http, access=access)
+    server = HttpServer(registry, make_app(registry, http, context=context, log=log), http, context=context, log=log)
     await service.start()
     await server.start()
     try:

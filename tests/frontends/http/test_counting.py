@@ -16,7 +16,7 @@ from weir.frontends.http.asgi import Body, unpacked
 from weir.messages import Batch
 from weir.protocols.account import CLAIM, Account, Counted
 from weir.protocols.content_negotiation import CODINGS, compress
-from weir.protocols.kserve.context import KServeContext
+from weir.protocols.kserve.context import KserveContext
 from weir.protocols.offloading import LONG_BODY
 from weir.protocols.settings import HttpSettings
 from weir.testing import FakeExecutor
@@ -46,9 +46,9 @@ class Here:
         self.executor = executor
         self.service = Service(model, name="m", executor=executor)
         registry, http = Registry([self.service]), HttpSettings(**settings)
-        site = KServeContext(registry, http)
-        self.account = site.account
-        transport = httpx.ASGITransport(make_app(registry, http, site=site))
+        context = KserveContext(registry, http)
+        self.account = context.account
+        transport = httpx.ASGITransport(make_app(registry, http, context=context))
         self.client = httpx.AsyncClient(
             transport=transport, base_url="http://test", headers={"accept-encoding": "identity"}
         )

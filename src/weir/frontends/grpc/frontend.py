@@ -10,7 +10,7 @@ from weir.frontends.frontend import Frontend
 from weir.protocols.settings import PORT, HttpSettings
 
 if TYPE_CHECKING:
-    from weir.protocols.kserve.context import KServeContext
+    from weir.protocols.kserve.context import KserveContext
 
 _LIBRARIES = ("grpc", "google")
 
@@ -38,7 +38,7 @@ class GrpcSettings:
         check(self)
 
 
-def make_frontend(site: "KServeContext", settings: GrpcSettings, http: HttpSettings) -> Frontend | None:
+def make_frontend(context: "KserveContext", settings: GrpcSettings, http: HttpSettings) -> Frontend | None:
     """Return the frontend, not started; None if no port is given. The certificate is that of `http`. Raises SettingsError if grpcio is not installed.
 
     Where the core of the installed grpcio lacks what core.py is built on, gRPC runs over grpc.aio, with one warning.
@@ -64,7 +64,7 @@ def make_frontend(site: "KServeContext", settings: GrpcSettings, http: HttpSetti
             "grpcio %s has no %s in its core: gRPC runs over grpc.aio, which does more work for each call",
             grpc.__version__, ", ".join(missing),
         )  # fmt: skip
-        return GrpcServer(site, settings, http, AioCore)
+        return GrpcServer(context, settings, http, AioCore)
     from weir.frontends.grpc.core import Core
 
-    return GrpcServer(site, settings, http, Core)
+    return GrpcServer(context, settings, http, Core)

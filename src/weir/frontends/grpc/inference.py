@@ -33,8 +33,8 @@ from weir.messages import Dispatch
 from weir.model import is_tensor_model
 from weir.protocols.account import CLAIM
 from weir.protocols.exchange import Exchange
-from weir.protocols.kserve.context import KServeContext
-from weir.protocols.metadata import find
+from weir.protocols.kserve.context import KserveContext
+from weir.protocols.kserve.metadata import find
 from weir.protocols.offloading import LONG_ANSWER, LONG_BODY, off_loop, work_later, written
 from weir.protocols.shared_memory import Memory, wants_regions
 from weir.serving.inference import QueueEntry, entries_for_one_answer, response_of
@@ -63,12 +63,12 @@ if TYPE_CHECKING:
 Read = tuple[Parsed, InferenceRequest | WeirError]
 
 
-def read(site: KServeContext, call: IncomingCall, body: bytes) -> Read:
+def read(context: KserveContext, call: IncomingCall, body: bytes) -> Read:
     """Return the message in `body`, and the request that it is or what is wrong with it. Raises InvalidRequest if it is no message."""
     parsed = parse_request(body)
 
     def find_in_memory(name: str, parameters: Parameters) -> memoryview | None:
-        return site.memory(call.peer, headers_of(call)).find(name, parameters) if REGION in parameters else None
+        return context.memory(call.peer, headers_of(call)).find(name, parameters) if REGION in parameters else None
 
     try:
         return parsed, read_request(parsed, find=find_in_memory)
@@ -76,9 +76,9 @@ def read(site: KServeContext, call: IncomingCall, body: bytes) -> Read:
         return parsed, error
 
 
-async def read_long(site: KServeContext, call: IncomingCall, body: bytes) -> Read:
+async def read_long(context: KserveContext, call: IncomingCall, body: bytes) -> Read:
     """Return the same; what takes long is read in a thread."""
-    return await off_loop(bytes_to_read(body), partial(read, site, call, body))
+    return await off_loop(bytes_to_read(body), partial(read, context, call, body))
 
 
 class Writing(NamedTuple):
@@ -99,11 +99,11 @@ class GrpcExchange(Exchange):
     __slots__ = ("_memory", "_parsed", "call", "request")
 
     def __init__(
-        self, site: KServeContext, call: IncomingCall, parsed: Parsed, read: InferenceRequest | WeirError
+        self, context: KserveContext, call: IncomingCall, parsed: Parsed, read: InferenceRequest | WeirError
     ) -> None:
         """Take what was `read`. Raises RequestErrors; the observers of its service hear of a request that is malformed."""
         message = parsed.message
-        service = find(site.registry, message.model_name, message.model_version)
+        service = find(context.registry, message.model_name, message.model_version)
         super().__init__(service, door=DOOR, timeout=call.time_remaining())
         if service.tracing is not None:
             caller_span = dict(headers_of(call)).get(HEADER.encode())
@@ -115,7 +115,7 @@ class GrpcExchange(Exchange):
         self.request = read
         self._memory: Memory | None = None
         if wants_regions(read):
-            self._memory = site.memory(call.peer, headers_of(call))
+            self._memory = context.memory(call.peer, headers_of(call))
             try:
                 self._memory.hold(read)
             except WeirError as error:
@@ -301,8 +301,8 @@ class Inferred(RequestBase):
 class UnaryInference:
     """The handler of ModelInfer. Set `refusing` when no more requests are taken."""
 
-    def __init__(self, site: KServeContext, *, development: bool) -> None:
-        self._site = site
+    def __init__(self, context: KserveContext, *, development: bool) -> None:
+        self._context = context
         self._development = development
         self._forms = Forms()
         self.refusing = False
@@ -325,7 +325,7 @@ class UnaryInference:
 
     def _begin_known(self, form: Form, call: IncomingCall, body: bytes) -> bool:
         """Submit a request of a known form; tell whether it is of the model that is served now."""
-        service = find(self._site.registry, form.model, form.version)
+        service = find(self._context.registry, form.model, form.version)
         if not form.serves(service):
             return False
         work = form.work._replace(payload=form.arrays(body))
@@ -340,7 +340,7 @@ class UnaryInference:
         if len(body) > LONG_BODY and bytes_to_read(body) > LONG_BODY:
             in_task(self._read_long, development=self._development)(call, body)
             return
-        exchange = GrpcExchange(self._site, call, *read(self._site, call, body))
+        exchange = GrpcExchange(self._context, call, *read(self._context, call, body))
         service, request = exchange.service, exchange.request
         if service.tracing is not None or not service.inference.queues_tensors(service):
             in_task(partial(self._infer, exchange), development=self._development)(call, body)
@@ -355,7 +355,7 @@ class UnaryInference:
             self._forms.learn(body, request, service, work)
 
     async def _read_long(self, call: IncomingCall, body: bytes) -> None:
-        await self._infer(GrpcExchange(self._site, call, *await read_long(self._site, call, body)), call, body)
+        await self._infer(GrpcExchange(self._context, call, *await read_long(self._context, call, body)), call, body)
 
     async def _infer(self, exchange: GrpcExchange, call: IncomingCall, body: bytes) -> None:
         """Answer where one request may become several, its log lines carry a trace, or it was read in a thread."""
@@ -386,8 +386,8 @@ FINAL = "triton_final_response"
 class StreamInference:
     """The handler of ModelStreamInfer. At most `most` requests of one stream are under way."""
 
-    def __init__(self, site: KServeContext, most: int, *, development: bool) -> None:
-        self._site = site
+    def __init__(self, context: KserveContext, most: int, *, development: bool) -> None:
+        self._context = context
         self._most = most
         self._development = development
         self._refusing = asyncio.Event()
@@ -401,7 +401,7 @@ class StreamInference:
         return Handler(in_task(self._serve, development=self._development), takes_stream=True)
 
     async def _serve(self, call: IncomingCall, _: bytes) -> None:
-        one = OneStream(self._site, call, self._most, development=self._development)
+        one = OneStream(self._context, call, self._most, development=self._development)
         reading = asyncio.create_task(one.read())
         refusing = asyncio.create_task(self._refusing.wait())
         try:
@@ -419,23 +419,23 @@ class StreamInference:
 
 
 class OneStream:
-    """One call: reads requests, runs each in a task of its own, and writes what comes. They are charged to the account of `site`."""
+    """One call: reads requests, runs each in a task of its own, and writes what comes. They are charged to the account of `context`."""
 
-    def __init__(self, site: KServeContext, call: IncomingCall, most: int, *, development: bool) -> None:
+    def __init__(self, context: KserveContext, call: IncomingCall, most: int, *, development: bool) -> None:
         self.tasks: set[asyncio.Task[None]] = set()
-        self._site = site
+        self._context = context
         self._call = call
         self._development = development
         self._room = asyncio.Semaphore(most)
         self._writing = asyncio.Lock()  # gRPC takes one message at a time
-        self._claim = site.account.claim()
+        self._claim = context.account.claim()
         self._fewer = asyncio.Event()  # a request has ended
 
     async def read(self) -> None:
         """Take requests until the client sends no more."""
         while True:
             await self._room.acquire()
-            while self.tasks and self._claim.held_bytes > self._site.account.max_connection_bytes:
+            while self.tasks and self._claim.held_bytes > self._context.account.max_connection_bytes:
                 self._fewer.clear()
                 await self._fewer.wait()
             body = await self._call.read()
@@ -465,7 +465,7 @@ class OneStream:
             failure: bytes | None = self._failure(error, "", "")
         else:
             try:
-                with self._site.account.claim() as claim:
+                with self._context.account.claim() as claim:
                     CLAIM.set(claim)
                     failure = await self._answered(body)
             finally:
@@ -479,9 +479,9 @@ class OneStream:
         """Write the answers to one request; return the message that says why that failed, if it did."""
         model = request_id = ""
         try:
-            parsed, read = await read_long(self._site, self._call, body)
+            parsed, read = await read_long(self._context, self._call, body)
             model, request_id = parsed.message.model_name, parsed.message.id
-            exchange = GrpcExchange(self._site, self._call, parsed, read)
+            exchange = GrpcExchange(self._context, self._call, parsed, read)
             sent = 0
             async with aclosing(answers_to(exchange)) as answers:
                 async for answer in answers:
@@ -509,7 +509,7 @@ class OneStream:
     async def _write(self, message: bytes) -> int:
         """Write a message after those before. Raises Left, also where the client does not read for too long: the call ends then."""
         try:
-            async with asyncio.timeout(self._site.http.body_timeout), self._writing:
+            async with asyncio.timeout(self._context.http.body_timeout), self._writing:
                 await self._call.write(message)
         except TimeoutError:
             self._call.cancel()

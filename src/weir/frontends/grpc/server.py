@@ -11,7 +11,7 @@ from weir.errors import SettingsError
 from weir.frontends.grpc.frontend import GrpcSettings
 from weir.frontends.grpc.services import Services
 from weir.frontends.http.server import tls_context
-from weir.protocols.kserve.context import KServeContext
+from weir.protocols.kserve.context import KserveContext
 from weir.protocols.settings import HttpSettings
 
 if TYPE_CHECKING:
@@ -24,18 +24,18 @@ _NO_LIMIT = (1 << 31) - 1
 
 
 class GrpcServer:
-    """Serves the models of `site` over gRPC, as the settings say; TLS and the default address are those of HTTP.
+    """Serves the models of `context` over gRPC, as the settings say; TLS and the default address are those of HTTP.
 
     `core` is what calls come from: core.Core, or aio.AioCore where that cannot be had.
     """
 
     def __init__(
-        self, site: KServeContext, settings: GrpcSettings, http: HttpSettings, core: "type[Core | AioCore]"
+        self, context: KserveContext, settings: GrpcSettings, http: HttpSettings, core: "type[Core | AioCore]"
     ) -> None:
         self._make_core = core
         self._settings = settings
         self._http = http
-        self._site = site
+        self._context = context
         self._host = settings.grpc_host or http.host
         self._services: Services | None = None
         self._core: Core | AioCore | None = None
@@ -50,10 +50,12 @@ class GrpcServer:
     async def start(self) -> None:
         """Listen. Raises SettingsError when the address is taken or unusable, or the certificate unreadable."""
         credentials = tls_credentials(self._http)
-        self._services = Services(self._site, self._settings.grpc_stream_requests, development=self._http.development)
+        self._services = Services(
+            self._context, self._settings.grpc_stream_requests, development=self._http.development
+        )
         core = self._make_core(
             self._services.handlers, channel_options(self._settings, self._http), self._services.admit, self._services.refuse_with,
-            self._site.account, max_message_size=self._settings.grpc_max_message_size, patience=self._http.body_timeout,
+            self._context.account, max_message_size=self._settings.grpc_max_message_size, patience=self._http.body_timeout,
         )  # fmt: skip
         host = f"[{self._host}]" if ":" in self._host else self._host
         self.port = core.listen(f"{host}:{self._settings.grpc_port}", credentials)

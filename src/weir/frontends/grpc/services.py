@@ -14,8 +14,8 @@ from weir.errors import InvalidRequest, ModelNotFound, Overloaded, Unauthorized,
 from weir.frontends.grpc.call import Answer, Handler, IncomingCall, headers_of, in_task, parse, refuse, unary
 from weir.frontends.grpc.inference import StreamInference, UnaryInference
 from weir.profiling.machine import find_hardware
-from weir.protocols.kserve.context import KServeContext
-from weir.protocols.metadata import (
+from weir.protocols.kserve.context import KserveContext
+from weir.protocols.kserve.metadata import (
     LoadArguments,
     config,
     device_count,
@@ -46,13 +46,13 @@ def filled(name: str, said: Mapping[str, Any]) -> Any:
 class Showing:
     """The answers, one to each call of the same name."""
 
-    def __init__(self, site: KServeContext) -> None:
-        self._site = site
-        self._registry = site.registry
+    def __init__(self, context: KserveContext) -> None:
+        self._context = context
+        self._registry = context.registry
 
     async def ServerLive(self, asked: Any, call: IncomingCall) -> Any:
         """Say that this process answers, and that its models can start workers, where liveness counts them."""
-        return filled("ServerLiveResponse", {"live": not self._site.failed})
+        return filled("ServerLiveResponse", {"live": not self._context.failed})
 
     async def ServerReady(self, asked: Any, call: IncomingCall) -> Any:
         """Say whether every model takes requests."""
@@ -68,7 +68,9 @@ class Showing:
 
     async def ServerMetadata(self, asked: Any, call: IncomingCall) -> Any:
         """Say what this server is and what it offers."""
-        return filled("ServerMetadataResponse", server_metadata(self._site.settings.server_name, self._site.extensions))
+        return filled(
+            "ServerMetadataResponse", server_metadata(self._context.settings.server_name, self._context.extensions)
+        )
 
     async def ModelMetadata(self, asked: Any, call: IncomingCall) -> Any:
         """Describe one model."""
@@ -108,14 +110,14 @@ class Showing:
 class Controlling:
     """The answers, one to each call of the same name."""
 
-    def __init__(self, site: KServeContext) -> None:
-        self._site = site
+    def __init__(self, context: KserveContext) -> None:
+        self._context = context
 
     # Models, as Triton has them.
 
     async def RepositoryIndex(self, asked: Any, call: IncomingCall) -> Any:
         """List the models that there are to be loaded, with their states. Anybody may ask."""
-        states = self._site.manager.index(ready_only=asked.ready)
+        states = self._context.manager.index(ready_only=asked.ready)
         return filled("RepositoryIndexResponse", {"models": [state._asdict() for state in states]})
 
     async def RepositoryModelLoad(self, asked: Any, call: IncomingCall) -> Any:
@@ -123,7 +125,7 @@ class Controlling:
         self._check(call)
         name = named(asked)
         said = await self._load_arguments(asked, repository_parameters(asked), {})
-        await self._site.manager.load_model(name, **said._asdict())
+        await self._context.manager.load_model(name, **said._asdict())
         return filled("RepositoryModelLoadResponse", {"model_name": name, "isLoaded": True})
 
     async def RepositoryModelUnload(self, asked: Any, call: IncomingCall) -> Any:
@@ -133,7 +135,7 @@ class Controlling:
         dependents = repository_parameters(asked).get("unload_dependents", False)
         if not isinstance(dependents, bool):
             raise InvalidRequest(f"parameter 'unload_dependents'={brief(dependents, 40)}: must be true or false")
-        await self._site.manager.unload_model(name, unload_dependents=dependents)
+        await self._context.manager.unload_model(name, unload_dependents=dependents)
         return filled("RepositoryModelUnloadResponse", {"model_name": name, "isUnloaded": True})
 
     # Models and workers, as the AMD Inference Server has them.
@@ -145,25 +147,25 @@ class Controlling:
         own = {name: value for name, value in parameters.items() if not is_of_repository(name)}
         repository = {name: value for name, value in parameters.items() if is_of_repository(name)}
         said = await self._load_arguments(asked, repository, own)
-        await self._site.manager.load_model(asked.name, **said._asdict())
+        await self._context.manager.load_model(asked.name, **said._asdict())
         return filled("ModelLoadResponse", {})
 
     async def ModelUnload(self, asked: Any, call: IncomingCall) -> Any:
         """Serve a model no longer."""
         self._check(call)
-        await self._site.manager.unload_model(asked.name)
+        await self._context.manager.unload_model(asked.name)
         return filled("ModelUnloadResponse", {})
 
     async def WorkerLoad(self, asked: Any, call: IncomingCall) -> Any:
         """Start a worker, or join one that runs with the same parameters; the answer is its endpoint."""
         self._check(call)
-        endpoint = await self._site.manager.load_worker(asked.name, read_parameters(asked.parameters))
+        endpoint = await self._context.manager.load_worker(asked.name, read_parameters(asked.parameters))
         return filled("WorkerLoadResponse", {"endpoint": endpoint})
 
     async def WorkerUnload(self, asked: Any, call: IncomingCall) -> Any:
         """Drain and end a worker of an endpoint; the last one takes the endpoint with it."""
         self._check(call)
-        await self._site.manager.unload_worker(asked.name)
+        await self._context.manager.unload_worker(asked.name)
         return filled("WorkerUnloadResponse", {})
 
     # Shared memory.
@@ -171,27 +173,27 @@ class Controlling:
     async def SystemSharedMemoryStatus(self, asked: Any, call: IncomingCall) -> Any:
         """List the regions, or show one."""
         self._check(call)
-        regions = {each["name"]: each for each in self._site.regions.status(asked.name)}
+        regions = {each["name"]: each for each in self._context.regions.status(asked.name)}
         return filled("SystemSharedMemoryStatusResponse", {"regions": regions})
 
     async def SystemSharedMemoryRegister(self, asked: Any, call: IncomingCall) -> Any:
         """Open a region."""
         self._check(call)
-        self._site.regions.register(asked.name, asked.key, asked.offset, asked.byte_size)
+        self._context.regions.register(asked.name, asked.key, asked.offset, asked.byte_size)
         return filled("SystemSharedMemoryRegisterResponse", {})
 
     async def SystemSharedMemoryUnregister(self, asked: Any, call: IncomingCall) -> Any:
         """Close a region, or all."""
         self._check(call)
-        self._site.regions.unregister(asked.name)
+        self._context.regions.unregister(asked.name)
         return filled("SystemSharedMemoryUnregisterResponse", {})
 
     async def _load_arguments(self, asked: Any, parameters: Mapping[str, Any], own: Mapping[str, Any]) -> LoadArguments:
         """Read them in a thread if the message is long: a configuration is a JSON document."""
-        return await off_loop(asked.ByteSize(), partial(load_arguments, parameters, self._site.control, own))
+        return await off_loop(asked.ByteSize(), partial(load_arguments, parameters, self._context.control, own))
 
     def _check(self, call: IncomingCall) -> None:
-        self._site.control.require_http(call.peer, headers_of(call))
+        self._context.control.require_http(call.peer, headers_of(call))
 
 
 def named(asked: Any) -> str:
@@ -368,13 +370,13 @@ class UnsupportedCalls:
 class Services:
     """What answers each call: `handlers` are by its path. `most` requests of one stream may be under way."""
 
-    def __init__(self, site: KServeContext, most: int, *, development: bool) -> None:
-        self._inference = UnaryInference(site, development=development)
-        self._streaming = StreamInference(site, most, development=development)
-        self._health = Health(site.registry, OWN)
+    def __init__(self, context: KserveContext, most: int, *, development: bool) -> None:
+        self._inference = UnaryInference(context, development=development)
+        self._streaming = StreamInference(context, most, development=development)
+        self._health = Health(context.registry, OWN)
         self._development = development
-        self._access = site.access
-        answering = (Showing(site), Controlling(site), UnsupportedCalls())
+        self._access = context.access
+        answering = (Showing(context), Controlling(context), UnsupportedCalls())
         self.handlers: dict[str, Handler] = {
             method.path: unary(method, _answer(answering, method), development=development)
             for service in OWN

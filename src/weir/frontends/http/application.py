@@ -18,7 +18,7 @@ from weir.frontends.http.kserve_routes import PREFIX, Kserve
 from weir.frontends.http.pages import Pages, RenderMetrics, exception_handlers
 from weir.frontends.websocket import WebSockets
 from weir.protocols.account import Counted
-from weir.protocols.kserve.context import KServeContext
+from weir.protocols.kserve.context import KserveContext
 from weir.protocols.kserve.protocol import KserveProtocol
 from weir.protocols.kserve.protocol import error_answer as kserve_error
 from weir.protocols.native import NativeProtocol
@@ -68,7 +68,7 @@ def make_app(
     settings: HttpSettings,
     *,
     metrics: RenderMetrics | None = None,
-    site: KServeContext | None = None,
+    context: KserveContext | None = None,
     lifespan: Lifespan[Any] | None = None,
     websockets: WebSockets | None = None,
     added: Added = _NOTHING,
@@ -77,19 +77,19 @@ def make_app(
     """Return the application that serves the models of `registry`.
 
     Starting and stopping them is the caller's: before and after, or in `lifespan`. Without `metrics` there is no
-    /metrics; `site` is what the Open Inference Protocol knows, and says who may call and who may change anything: without it anybody, and those
+    /metrics; `context` is what the Open Inference Protocol knows, and says who may call and who may change anything: without it anybody, and those
     on this machine. `websockets` are those that the caller wants to drain; `added` are the routes of a product; `log` hears of every
     request.
     """
-    site = site or KServeContext(registry, settings)
-    protocols = (*open_protocols(registry, settings), KserveProtocol(site), NativeProtocol(registry, settings))
-    middleware = [Middleware(AsgiInference, protocols, settings), Middleware(Kserve, site)]
+    context = context or KserveContext(registry, settings)
+    protocols = (*open_protocols(registry, settings), KserveProtocol(context), NativeProtocol(registry, settings))
+    middleware = [Middleware(AsgiInference, protocols, settings), Middleware(Kserve, context)]
     if added.routes:
         middleware.insert(0, Middleware(Shortcut, added.routes))
-    middleware.insert(0, Middleware(Counted, site.account))
-    if site.access.required:
+    middleware.insert(0, Middleware(Counted, context.account))
+    if context.access.required:
         refusals = {**added.refusals, PREFIX: kserve_error}
-        middleware.insert(0, Middleware(Gate, site.access, refusals, settings.body_timeout))
+        middleware.insert(0, Middleware(Gate, context.access, refusals, settings.body_timeout))
     if settings.cors_origins:  # around all: browsers ask it before they send a key
         cors = Middleware(
             CORSMiddleware, allow_origins=settings.cors_origins, allow_methods=["GET", "POST"], allow_headers=["*"],
@@ -100,9 +100,9 @@ def make_app(
         middleware.insert(0, Middleware(Logged, log))
     app = Starlette(
         routes=[
-            *Pages(site, settings, metrics, added.paths).routes(),
+            *Pages(context, settings, metrics, added.paths).routes(),
             *added.routes,
-            *(websockets or WebSockets(registry, settings, site.account)).routes(),
+            *(websockets or WebSockets(registry, settings, context.account)).routes(),
         ],
         middleware=middleware,
         exception_handlers=exception_handlers(settings),

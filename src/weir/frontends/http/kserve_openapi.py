@@ -13,7 +13,7 @@ from weir.frontends.http.kserve_routes import PREFIX, offered
 from weir.frontends.http.openapi import Schema, example_value
 from weir.messages import JSON, OCTETS
 from weir.model import OPTIONAL, Model, Tensor, is_tensor_model
-from weir.protocols.kserve.context import KServeContext
+from weir.protocols.kserve.context import KserveContext
 from weir.protocols.status import kserve_code
 from weir.serving.inference import ITEM_INPUTS
 from weir.wire.sse import CONTENT_TYPE
@@ -68,12 +68,12 @@ _BODIES: dict[str, Schema] = {
 _NAME = re.compile(r"\{(\w+)\}")
 
 
-def kserve_paths(site: KServeContext) -> dict[str, Any]:
-    """Return the OpenAPI paths of everything that `site` offers; inference once for each model."""
+def kserve_paths(context: KserveContext) -> dict[str, Any]:
+    """Return the OpenAPI paths of everything that `context` offers; inference once for each model."""
     paths: dict[str, Any] = {}
-    for (method, path), handler in offered(site).items():
+    for (method, path), handler in offered(context).items():
         paths.setdefault(PREFIX + path, {})[method.lower()] = _operation(method, path, inspect.getdoc(handler) or "")
-    for service in site.registry.all:
+    for service in context.registry.all:
         version = f"/versions/{service.version}" if service.version else ""
         path = f"{PREFIX}/models/{service.name}{version}"
         inference = _inference(service)

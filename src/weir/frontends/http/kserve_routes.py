@@ -14,9 +14,17 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from weir.errors import InvalidRequest, MethodNotAllowed, ModelNotReady, Unsupported, brief
 from weir.frontends.http.asgi import AsgiCall, Endpoint, Handler, as_response, inner_path
 from weir.profiling.machine import find_hardware
-from weir.protocols.kserve.context import KServeContext
+from weir.protocols.kserve.context import KserveContext
+from weir.protocols.kserve.metadata import (
+    config,
+    device_count,
+    find,
+    load_arguments,
+    metadata,
+    server_metadata,
+    statistics,
+)
 from weir.protocols.kserve.protocol import JSON_TYPE, error_answer
-from weir.protocols.metadata import config, device_count, find, load_arguments, metadata, server_metadata, statistics
 from weir.protocols.offloading import off_loop
 from weir.protocols.response import HttpResponse, encode_safely
 
@@ -61,14 +69,14 @@ def _of_type(said: dict[str, Any], name: str, kind: type[T], rule: str) -> T:
 class Changes:
     """The handlers; each answers one path."""
 
-    def __init__(self, site: KServeContext) -> None:
-        self._site = site
+    def __init__(self, context: KserveContext) -> None:
+        self._context = context
 
     # Models.
 
     async def index(self, call: AsgiCall) -> HttpResponse:
         """List the models that there are to be loaded, with their states. Anybody may ask."""
-        states = self._site.manager.index(ready_only=flag_of(await call.document(), "ready"))
+        states = self._context.manager.index(ready_only=flag_of(await call.document(), "ready"))
         return document([state._asdict() for state in states])
 
     async def load(self, call: AsgiCall) -> HttpResponse:
@@ -76,10 +84,10 @@ class Changes:
         self._check(call)
         whole = await call.document()
         own = {name: value for name, value in whole.items() if name != "parameters"}  # AMD's client has them there
-        read = partial(load_arguments, parameters_of(whole), self._site.control, own)
+        read = partial(load_arguments, parameters_of(whole), self._context.control, own)
         said = await off_loop(len(call.body), read)  # a configuration is a document in a text of this one
         version = call.path.get("version", "")
-        await self._site.manager.load_model(call.path["model"], version=version, **said._asdict())
+        await self._context.manager.load_model(call.path["model"], version=version, **said._asdict())
         return document({})
 
     async def unload(self, call: AsgiCall) -> HttpResponse:
@@ -87,7 +95,7 @@ class Changes:
         self._check(call)
         dependents = flag_of(parameters_of(await call.document()), "unload_dependents")
         version = call.path.get("version", "")
-        await self._site.manager.unload_model(call.path["model"], version=version, unload_dependents=dependents)
+        await self._context.manager.unload_model(call.path["model"], version=version, unload_dependents=dependents)
         return document({})
 
     # Workers, as the AMD Inference Server has them.
@@ -95,13 +103,13 @@ class Changes:
     async def load_worker(self, call: AsgiCall) -> HttpResponse:
         """Start a worker, or join one that runs with the same parameters; the answer is its endpoint."""
         self._check(call)
-        endpoint = await self._site.manager.load_worker(call.path["worker"], await call.document())
+        endpoint = await self._context.manager.load_worker(call.path["worker"], await call.document())
         return HttpResponse(200, [(b"content-type", b"text/plain; charset=utf-8")], endpoint.encode())
 
     async def unload_worker(self, call: AsgiCall) -> HttpResponse:
         """Drain and end a worker of an endpoint; the last one takes the endpoint with it."""
         self._check(call)
-        await self._site.manager.unload_worker(call.path["worker"])
+        await self._context.manager.unload_worker(call.path["worker"])
         return document({})
 
     # Shared memory.
@@ -109,24 +117,24 @@ class Changes:
     async def memory_status(self, call: AsgiCall) -> HttpResponse:
         """List the regions, or show one."""
         self._check(call)
-        return document(self._site.regions.status(call.path.get("region", "")))
+        return document(self._context.regions.status(call.path.get("region", "")))
 
     async def register_memory(self, call: AsgiCall) -> HttpResponse:
         """Open a region."""
         self._check(call)
         said = await call.document()
         key, offset, size = text_of(said, "key"), count_of(said, "offset", 0), count_of(said, "byte_size")
-        self._site.regions.register(call.path["region"], key, offset, size)
+        self._context.regions.register(call.path["region"], key, offset, size)
         return document({})
 
     async def unregister_memory(self, call: AsgiCall) -> HttpResponse:
         """Close a region, or all."""
         self._check(call)
-        self._site.regions.unregister(call.path.get("region", ""))
+        self._context.regions.unregister(call.path.get("region", ""))
         return document({})
 
     def _check(self, call: AsgiCall) -> None:
-        self._site.control.require_http(call.peer, call.headers)
+        self._context.control.require_http(call.peer, call.headers)
 
 
 def parameters_of(said: dict[str, Any]) -> dict[str, Any]:
@@ -142,14 +150,14 @@ def parameters_of(said: dict[str, Any]) -> dict[str, Any]:
 class KservePages:
     """The handlers; each answers one path."""
 
-    def __init__(self, site: KServeContext) -> None:
-        self._site = site
-        self._registry = site.registry
+    def __init__(self, context: KserveContext) -> None:
+        self._context = context
+        self._registry = context.registry
 
     async def live(self, call: AsgiCall) -> HttpResponse:
         """Say that this process answers, and that its models can start workers, where liveness counts them."""
-        if self._site.failed:
-            reasons = "; ".join(f"{name}: {reason}" for name, reason in self._site.failed.items())
+        if self._context.failed:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in self._context.failed.items())
             raise ModelNotReady(f"not live: {reasons}")
         return document({"live": True})
 
@@ -162,7 +170,7 @@ class KservePages:
 
     async def server(self, call: AsgiCall) -> HttpResponse:
         """Say what this server is and what it offers."""
-        return document(server_metadata(self._site.settings.server_name, self._site.extensions))
+        return document(server_metadata(self._context.settings.server_name, self._context.extensions))
 
     async def models(self, call: AsgiCall) -> HttpResponse:
         """Name the models."""
@@ -235,13 +243,13 @@ _VERSIONED = re.compile(r"/models/\{model\}")
 class Kserve:
     """ASGI middleware that answers every path of the protocol but those of inference, and leaves the rest to `app`."""
 
-    def __init__(self, app: ASGIApp, site: KServeContext) -> None:
+    def __init__(self, app: ASGIApp, context: KserveContext) -> None:
         self._app = app
-        refuse = partial(error_answer, development=site.http.development)
+        refuse = partial(error_answer, development=context.http.development)
         self._kserve = Starlette(
             routes=[
-                Route(PREFIX + path, Endpoint(handler, site.http, refuse), methods=[method])
-                for (method, path), handler in handlers(site).items()
+                Route(PREFIX + path, Endpoint(handler, context.http, refuse), methods=[method])
+                for (method, path), handler in handlers(context).items()
             ],
             exception_handlers={HTTPException: _router_error},
         )
@@ -257,22 +265,24 @@ class Kserve:
         await (self._kserve if ours else self._app)(scope, receive, send)
 
 
-def handlers(site: KServeContext) -> dict[tuple[str, str], Handler]:
+def handlers(context: KserveContext) -> dict[tuple[str, str], Handler]:
     """Return what answers each method and path below PREFIX: what is offered, and what says that it is not."""
     refused = {(method, path): not_offered(path) for path in _NOT_OFFERED for method in ("GET", "POST")}
-    return every(site) | {("GET", "/"): KservePages(site).server} | refused
+    return every(context) | {("GET", "/"): KservePages(context).server} | refused
 
 
-def offered(site: KServeContext) -> dict[tuple[str, str], Handler]:
+def offered(context: KserveContext) -> dict[tuple[str, str], Handler]:
     """Return what answers each method and path that this server really has."""
-    missing: tuple[str, ...] = () if site.regions.allowed else ("/systemsharedmemory",)
-    missing += () if site.has_manager else ("/repository", "/workers")
-    return {(method, path): handler for (method, path), handler in every(site).items() if not path.startswith(missing)}
+    missing: tuple[str, ...] = () if context.regions.allowed else ("/systemsharedmemory",)
+    missing += () if context.has_manager else ("/repository", "/workers")
+    return {
+        (method, path): handler for (method, path), handler in every(context).items() if not path.startswith(missing)
+    }
 
 
-def every(site: KServeContext) -> dict[tuple[str, str], Handler]:
+def every(context: KserveContext) -> dict[tuple[str, str], Handler]:
     """Return what answers each method and path that servers may have."""
-    pages, changes = KservePages(site), Changes(site)
+    pages, changes = KservePages(context), Changes(context)
     plain: dict[tuple[str, str], Handler] = {
         ("GET", ""): pages.server,
         ("GET", "/health/live"): pages.live,

@@ -32,7 +32,7 @@ from weir.frontends.http.openapi import CHANGES, openapi, paths_of
 from weir.messages import JSON
 from weir.protocols.account import Account
 from weir.protocols.content_negotiation import accepted_coding
-from weir.protocols.kserve.context import KServeContext
+from weir.protocols.kserve.context import KserveContext
 from weir.protocols.response import Headers, HttpResponse, compressed, encode_safely, error_answer
 from weir.protocols.settings import HttpSettings
 from weir.protocols.status import codes_of_type
@@ -59,14 +59,14 @@ _LARGEST_CHANGE = 65536  # bytes of a body that changes something
 
 
 class Pages:
-    """The pages about the models of `site`. `others` are paths that are not answered here, as OpenAPI describes them."""
+    """The pages about the models of `context`. `others` are paths that are not answered here, as OpenAPI describes them."""
 
     def __init__(
-        self, site: KServeContext, settings: HttpSettings, metrics: RenderMetrics | None, others: Mapping[str, Any]
+        self, context: KserveContext, settings: HttpSettings, metrics: RenderMetrics | None, others: Mapping[str, Any]
     ) -> None:
         self._others = others
-        self._site = site
-        self._registry = site.registry
+        self._context = context
+        self._registry = context.registry
         self._settings = settings
         self._metrics = metrics
         self._checking: dict[str, asyncio.Future[dict[str, Any]]] = {}
@@ -103,7 +103,7 @@ class Pages:
 
     async def live(self, request: Request) -> HttpResponse:
         """Say that this process answers: 200; or 503 with the models that can start no worker, where liveness counts them."""
-        failed = self._site.failed
+        failed = self._context.failed
         return _health({"live": not failed} | ({"models": failed} if failed else {}), not failed)
 
     async def ready(self, request: Request) -> HttpResponse:
@@ -129,7 +129,7 @@ class Pages:
     async def policy(self, request: Request) -> HttpResponse:
         """Explain the policy of one model: what it does, what was predicted and what is measured."""
         if request.method == "PUT":
-            self._site.control.require_http(_peer(request), request.headers.raw)
+            self._context.control.require_http(_peer(request), request.headers.raw)
         service = self._registry.get(request.path_params["model"])
         if request.method == "PUT":
             return _json(await self._change(service, request))
@@ -150,8 +150,8 @@ class Pages:
         """Describe all routes as OpenAPI."""
         pages = {path: _summary(page) for path, page in self._pages().items()}
         root = request.scope.get("root_path", "")
-        described = openapi(self._registry, pages, root, {**kserve_paths(self._site), **self._others})
-        return _json(with_key(described) if self._site.access.required else described)
+        described = openapi(self._registry, pages, root, {**kserve_paths(self._context), **self._others})
+        return _json(with_key(described) if self._context.access.required else described)
 
     async def docs(self, request: Request) -> HttpResponse:
         """Show the description to people, with a form to try each route."""

@@ -25,7 +25,7 @@ from weir.frontends.http.fast.shared import HttpShared
 from weir.frontends.websocket import WebSockets
 from weir.messages import Observer
 from weir.protocols.account import Account
-from weir.protocols.kserve.context import KServeContext
+from weir.protocols.kserve.context import KserveContext
 from weir.protocols.settings import HttpSettings
 from weir.protocols.status import http_code
 
@@ -46,7 +46,7 @@ _log = logging.getLogger("weir.http")
 class HttpServer:
     """Serves `registry` over HTTP/1.1: inference by the fast lane, everything else by `asgi_app`.
 
-    `site` is what the Open Inference Protocol knows beside the models, and who may call. `observers` hear of what is refused before it
+    `context` is what the Open Inference Protocol knows beside the models, and who may call. `observers` hear of what is refused before it
     reaches a service; the services' own observers hear the rest. `clock` returns seconds; idle and slow connections are
     measured by it. `websockets` are those of `asgi_app`, to be drained; `route_handlers` are of requests that a product has the fast lane answer;
     `log` hears of what `asgi_app` does not.
@@ -54,23 +54,23 @@ class HttpServer:
 
     def __init__(
         self, registry: "Registry", asgi_app: Any, settings: HttpSettings, observers: Sequence[Observer] = (), *,
-        site: KServeContext | None = None, clock: Callable[[], float] = time.monotonic, websockets: WebSockets | None = None,
+        context: KserveContext | None = None, clock: Callable[[], float] = time.monotonic, websockets: WebSockets | None = None,
         route_handlers: Sequence[RouteHandler] = (), log: HttpLog | None = None,
     ) -> None:  # fmt: skip
         self._settings = settings
         self._websockets = websockets
         self._asgi_app = asgi_app
         self._hand_over = HandOver(self._asgi, settings)
-        site = site or KServeContext(registry, settings)
-        own = (HotNative(registry, settings), HotKserve(site))
+        context = context or KserveContext(registry, settings)
+        own = (HotNative(registry, settings), HotKserve(context))
         self._lane = HttpShared(
             (*own, *route_handlers),
             settings,
             observers,
             self._hand_over,
             clock=clock,
-            access=site.access,
-            account=site.account,
+            access=context.access,
+            account=context.account,
             log=log,
         )
         self._clock = clock
@@ -79,7 +79,7 @@ class HttpServer:
         self._handshakes: set[asyncio.Task[Any]] = set()
         self._failed_handshakes = 0  # since the log was told of one
         self._handshakes_told = -_HANDSHAKE_LINES  # when
-        site.account.counters.append(lambda: len(self._handshakes))
+        context.account.counters.append(lambda: len(self._handshakes))
         self._sweeping: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:

@@ -3,7 +3,7 @@
 protocol.py       what the head of an inference request says
 protocol.py      body -> InferenceRequest: JSON, binary, raw; compressed; from shared memory
 protocol.py     InferenceResponse -> body and headers; errors
-site.py        what all routes share
+context.py        what all routes share
 endpoint.py    one route as an ASGI application: reads the body, writes the answer, whatever goes wrong
 protocol.py       inference; streams.py: streams; routes.py: health, metadata, statistics; routes.py: what changes the server
 routes.py      all of them as one ASGI application

@@ -1,12 +1,13 @@
-"""What the doors of the protocol share: models, who may change them and how, the account of bytes and connections, shared memory."""
+"""What every frontend of the Open Inference Protocol shares: the models, who may call and who may change them, the account of bytes and connections, shared memory."""
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from weir.errors import Unsupported
+from weir.config import check, setting
 from weir.protocols.access import Access, Control
 from weir.protocols.account import Account
-from weir.protocols.kserve.settings import KserveSettings
-from weir.protocols.metadata import EXTENSIONS, SHARED_MEMORY
+from weir.protocols.kserve.metadata import EXTENSIONS, SHARED_MEMORY
 from weir.protocols.response import Headers
 from weir.protocols.settings import HttpSettings
 from weir.protocols.shared_memory import Memory, Regions
@@ -16,7 +17,20 @@ if TYPE_CHECKING:
     from weir.catalog.registry import Registry
 
 
-class KServeContext:
+@dataclass(frozen=True)
+class KserveSettings:
+    """What the server says of itself, and whether clients may share memory with it."""
+
+    server_name: str = setting("weir", "name of the server in its metadata")
+    allow_shared_memory: bool = setting(
+        False, "let clients on this machine register regions of shared memory (/dev/shm) for inputs and outputs"
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+class KserveContext:
     """The models of `registry`, who may call and who may control them, and the `manager` who changes them, if the server has one."""
 
     def __init__(

@@ -12,8 +12,8 @@ from weir.errors import InvalidRequest, MethodNotAllowed, Unsupported, WeirError
 from weir.messages import KSERVE
 from weir.protocols.content_negotiation import accepted_coding, coding_of, decompress
 from weir.protocols.exchange import EventSource, Exchange
-from weir.protocols.kserve.context import KServeContext
-from weir.protocols.metadata import find
+from weir.protocols.kserve.context import KserveContext
+from weir.protocols.kserve.metadata import find
 from weir.protocols.native import check_length
 from weir.protocols.offloading import LONG_BODY, written
 from weir.protocols.response import Headers, HttpResponse, encode_safely, error_headers, error_value
@@ -211,24 +211,24 @@ class KserveProtocol:
 
     prefix = b"/v2"
 
-    def __init__(self, site: KServeContext) -> None:
-        self.site = site
+    def __init__(self, context: KserveContext) -> None:
+        self.context = context
 
     def read_head(self, method: str, path: str, headers: Iterable[tuple[bytes, bytes]]) -> InferAsk | None:
         """See heads.read_head."""
-        return read_head(self.site.registry, self.site.http, method, path, headers)
+        return read_head(self.context.registry, self.context.http, method, path, headers)
 
     def named(self, path: str) -> "Service | None":
         """Return the service that `path` asks for, as far as there is one."""
         named = named_in(path)
         try:
-            return None if named is None else find(self.site.registry, *named[:2])
+            return None if named is None else find(self.context.registry, *named[:2])
         except WeirError:
             return None
 
     def error_answer(self, error: BaseException, service: "Service | None") -> HttpResponse:
         """Return what is written for `error`."""
-        return error_answer(error, development=self.site.http.development)
+        return error_answer(error, development=self.context.http.development)
 
     async def answer(self, exchange: Exchange, head: InferAsk, body: bytes) -> HttpResponse:
         """Return the answer to a request for one."""
@@ -236,7 +236,7 @@ class KserveProtocol:
             response = await one_answer(exchange, await self._read_generate(exchange, head, body))
             text = await written(bytes_to_write(response), partial(write_generated, response))
             return HttpResponse(200, [JSON_TYPE], text)
-        memory = self.site.memory(exchange.peer, head.headers)
+        memory = self.context.memory(exchange.peer, head.headers)
         request = await self._read(exchange, head, body, memory)
         del body  # its tensors have it
         response = await exchange.infer(request)
@@ -249,7 +249,7 @@ class KserveProtocol:
         if head.call == "generate_stream":
             request, write = await self._read_generate(exchange, head, body), write_generated
         else:
-            request = await self._read(exchange, head, body, self.site.memory(exchange.peer, head.headers))
+            request = await self._read(exchange, head, body, self.context.memory(exchange.peer, head.headers))
             for output in request.outputs or ():
                 if REGION in output.parameters:
                     error = Unsupported(f"output {output.name!r}: has {REGION}, but a stream is written as JSON")
@@ -258,7 +258,7 @@ class KserveProtocol:
 
     async def _read(self, exchange: Exchange, head: InferAsk, body: bytes, memory: Memory) -> InferenceRequest:
         def read() -> InferenceRequest:
-            plain = inflated(body, self.site.http.max_body_size) if head.header_length is None else body
+            plain = inflated(body, self.context.http.max_body_size) if head.header_length is None else body
             request = read_body(head, plain, memory)
             if not head.stream:
                 memory.hold(request)

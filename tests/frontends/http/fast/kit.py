@@ -13,7 +13,7 @@ from weir.frontends.http.fast.kserve import HotKserve
 from weir.frontends.http.fast.native import HotNative
 from weir.frontends.http.fast.shared import HttpShared
 from weir.model import Model
-from weir.protocols.kserve.context import KServeContext as KserveSite
+from weir.protocols.kserve.context import KserveContext as KserveSite
 from weir.protocols.settings import HttpSettings
 from weir.serving.service import Service
 from weir.testing import FakeBlock, FakeClock, FakeExecutor, RecordingObserver

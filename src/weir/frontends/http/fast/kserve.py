@@ -14,7 +14,7 @@ from weir.errors import InvalidRequest, WeirError
 from weir.frontends.http.fast.native import HttpRequest, Step
 from weir.messages import JSON, Dispatch, Kind
 from weir.model import is_tensor_model
-from weir.protocols.kserve.context import KServeContext
+from weir.protocols.kserve.context import KserveContext
 from weir.protocols.kserve.protocol import (
     ZLIB,
     InferAsk,
@@ -173,7 +173,7 @@ class KserveRequest(HttpRequest):
     def _memory(self) -> Memory:
         peer = self.connection.transport.get_extra_info("peername")
         host = peer[0] if isinstance(peer, tuple) else None
-        memory: Memory = self.plan.manner.site.memory(host, self.ask.headers)  # type: ignore[attr-defined]  # of HotKserve
+        memory: Memory = self.plan.manner.context.memory(host, self.ask.headers)  # type: ignore[attr-defined]  # of HotKserve
         return memory
 
     def _learn(self, body: Body, asked: InferenceRequest, work: QueueEntry, schedule: Schedule) -> None:
@@ -264,8 +264,8 @@ class HotKserve(KserveProtocol):
     request = KserveRequest
     of_service = True
 
-    def __init__(self, site: KServeContext) -> None:
-        super().__init__(site)
+    def __init__(self, context: KserveContext) -> None:
+        super().__init__(context)
         self._outliners: WeakKeyDictionary[Generation, BodyPeek] = WeakKeyDictionary()
 
     def complete(self, plan: "RoutePlan", head: "Head", path: str) -> bool:
@@ -273,7 +273,7 @@ class HotKserve(KserveProtocol):
         named = named_in(path)
         if named is None or named[2] != "infer":
             return False
-        ask = read_head(self.site.registry, self.site.http, head.method, path, head.headers)
+        ask = read_head(self.context.registry, self.context.http, head.method, path, head.headers)
         if ask is None:
             return False
         if not head.length:
