@@ -41,8 +41,7 @@ from weir.model import Model
 from weir.protocols.access import Access, AccessSettings, Control, ControlSettings
 from weir.protocols.account import allow_descriptors
 from weir.protocols.kserve.context import KserveContext
-from weir.protocols.kserve.context import KserveSettings
-from weir.protocols.settings import HttpSettings
+from weir.protocols.settings import HttpSettings, KserveSettings
 from weir.serving.service import Service
 from weir.settings import Settings, read_model_table
 from weir.telemetry.exposition import NAMESPACE, Exposition

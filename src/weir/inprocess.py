@@ -117,7 +117,7 @@ class LocalCalls:
 
         def look() -> Metadata:
             service = find(self._registry, name, version)
-            return metadata(service, [each for each in self._registry.versions(service.name) if each])
+            return {**metadata(service, [each for each in self._registry.versions(service.name) if each])}
 
         return (yield _value(look))  # type: ignore[no-any-return]  # a step's answer
 

@@ -24,8 +24,7 @@ from weir.errors import SettingsError
 from weir.frontends.frontend import FrontendsSettings
 from weir.frontends.grpc.frontend import GrpcSettings
 from weir.protocols.access import AccessSettings, ControlSettings
-from weir.protocols.kserve.context import KserveSettings
-from weir.protocols.settings import HttpSettings
+from weir.protocols.settings import HttpSettings, KserveSettings
 from weir.serving.settings import ServiceSettings
 from weir.telemetry.settings import TelemetrySettings
 from weir.workers.settings import WorkerSettings

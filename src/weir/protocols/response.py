@@ -4,7 +4,7 @@ import math
 import traceback
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import msgspec
 
@@ -58,7 +58,16 @@ def error_body(error: BaseException, model: str | None = None, *, development: b
     return encode_safely({"error": error_value(error, model, development=development)})
 
 
-def error_value(error: BaseException, model: str | None = None, *, development: bool = False) -> dict[str, Any]:
+class ErrorValue(TypedDict):
+    """The inner part of an error's document. `model` was asked for, if that is known; what `details` hold depends on `type`."""
+
+    type: str
+    message: str
+    model: str | None
+    details: Any
+
+
+def error_value(error: BaseException, model: str | None = None, *, development: bool = False) -> ErrorValue:
     """Return the inner part of an error's document as a dict. Its message is bounded."""
     if not isinstance(error, WeirError):
         return _internal(error, model, development)
@@ -70,7 +79,7 @@ def error_value(error: BaseException, model: str | None = None, *, development: 
     return {"type": type(error).__name__, "message": bounded(error.message), "model": model, "details": details}
 
 
-def _internal(error: BaseException, model: str | None, development: bool) -> dict[str, Any]:
+def _internal(error: BaseException, model: str | None, development: bool) -> ErrorValue:
     """An exception that is none of ours says nothing of itself to strangers; the log has it."""
     details = {"traceback": "".join(traceback.format_exception(error))} if development else None
     message = bounded(f"{type(error).__name__}: {error}") if development else "internal error"
@@ -92,7 +101,7 @@ def retry_after(error: CapacityError) -> int:
     return max(1, math.ceil(error.retry_after or 0))
 
 
-def encode_safely(value: dict[str, Any]) -> bytes:
+def encode_safely(value: Any) -> bytes:
     """Return `value` as JSON, whatever it holds: what JSON cannot say is written as its repr."""
     try:
         return msgspec.json.encode(value, enc_hook=repr)
@@ -179,7 +188,7 @@ class _ErrorsOfList:
         self._development = development
         self._left = ERRORS_BYTES
 
-    def value(self, error: WeirError) -> dict[str, Any]:
+    def value(self, error: WeirError) -> ErrorValue:
         """Return the inner part of the error's document."""
         value = error_value(error, self._model, development=self._development)
         if self._left > 0:

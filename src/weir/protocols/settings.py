@@ -1,4 +1,4 @@
-"""The settings of the HTTP door."""
+"""The settings of HTTP, and of the Open Inference Protocol at every frontend."""
 
 import re
 from dataclasses import dataclass
@@ -69,3 +69,16 @@ class HttpSettings:
         check(self)
         if self.tls_keyfile is not None and self.tls_certfile is None:
             raise SettingsError(f"tls_keyfile={self.tls_keyfile!r}: needs tls_certfile too")
+
+
+@dataclass(frozen=True)
+class KserveSettings:
+    """What the server says of itself, and whether clients may share memory with it."""
+
+    server_name: str = setting("weir", "name of the server in its metadata")
+    allow_shared_memory: bool = setting(
+        False, "let clients on this machine register regions of shared memory (/dev/shm) for inputs and outputs"
+    )
+
+    def __post_init__(self) -> None:
+        check(self)

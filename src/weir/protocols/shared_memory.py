@@ -10,7 +10,7 @@ import stat
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from weir.errors import Conflict, Forbidden, InvalidRequest, TooLarge, brief
 from weir.wire.inference import InferenceRequest, InferenceResponse, Parameters
@@ -23,6 +23,15 @@ _MAX_BYTES = (1 << 63) - 1
 _MAX_REGIONS = 1000
 
 OFF = "shared memory is switched off on this server (--allow-shared-memory switches it on for callers on this machine)"
+
+
+class RegionStatus(TypedDict):
+    """A region of shared memory, in bytes."""
+
+    name: str
+    key: str
+    offset: int
+    byte_size: int
 
 
 class Region:
@@ -39,7 +48,7 @@ class Region:
         self.fd = fd
         weakref.finalize(self, os.close, fd)
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> RegionStatus:
         """Return what clients see of it."""
         return {"name": self.name, "key": self.key, "offset": self.offset, "byte_size": self.byte_size}
 
@@ -106,7 +115,7 @@ class Regions:
         for each in [name] if name else list(self._regions):
             self._regions.pop(each, None)
 
-    def status(self, name: str = "") -> list[dict[str, Any]]:
+    def status(self, name: str = "") -> list[RegionStatus]:
         """Return what there is: the region of this name, or without a name all."""
         self._check_allowed()
         regions = [self._find(name)] if name else self._regions.values()

@@ -1,17 +1,17 @@
-"""Validation of one item or answer against a declared type, and that type's JSON schema.
+"""Validation of one item or answer against a declared type, and that type's JSON schema; and documents of Weir's own declared types.
 
-Types of pydantic go to pydantic, which is imported only then; all others to msgspec. Both say what is wrong as a list of
-`{"loc": [...], "msg": ..., "type": ...}`.
+Types of pydantic go to pydantic, which is imported only then; all others to msgspec. Both describe what is wrong as a list of
+`{"loc": [...], "msg": ..., "type": ...}`. For a document of Weir's own, `read_document` writes a text that names field, value and rule.
 """
 
 import re
 import typing
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from weir.errors import InvalidRequest, RequestError, SettingsError, TooLarge, ValidationFailed
+from weir.errors import InvalidRequest, RequestError, SettingsError, TooLarge, ValidationFailed, brief
 from weir.messages import JSON, MSGPACK
 from weir.wire.values import (
     ANY_CONTAINERS,
@@ -34,6 +34,8 @@ MAX_LISTED = 10_000
 MAX_INPUT_BYTES = 1000
 
 _PLAIN = (type(None), bool, int, float, str, bytes)
+
+T = TypeVar("T")
 
 
 class Schema(Protocol):
@@ -131,13 +133,92 @@ class _MsgspecSchema:
             return  # it holds values that only the model understands
 
     def json_schema(self, *, output: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-        (schema,), components = msgspec.json.schema_components(
-            [self._type],
-            schema_hook=lambda custom: {"title": custom.__name__},
-            ref_template=REF_TEMPLATE.format("{name}"),
-        )
-        return schema, dict(components)
+        (schema,), components = json_schemas([self._type])
+        return schema, components
 
+
+def json_schemas(declared: Iterable[Any]) -> tuple[tuple[dict[str, Any], ...], dict[str, Any]]:
+    """Return the JSON schemas of types that msgspec knows, and the components that they refer to by REF_TEMPLATE."""
+    return msgspec.json.schema_components(
+        declared,
+        schema_hook=lambda custom: {"title": custom.__name__},
+        ref_template=REF_TEMPLATE.format("{name}"),
+    )
+
+
+def read_document(document: Any, declared: type[T]) -> T:
+    """Return `document`, as it was decoded from JSON, as a value of the type `declared`, such as a Struct.
+
+    Raises InvalidRequest that names the field that is wrong, its value and the rule. `document` may have been changed then.
+    """
+    try:
+        return msgspec.convert(document, declared)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(_wrong_field(document, declared, str(error))) from None
+
+
+def _wrong_field(document: Any, declared: Any, text: str) -> str:
+    text, _, path = text.partition(" - at ")
+    value, names = document, []
+    for index, name in _PATH_PARTS.findall(path):
+        key = int(index) if index.isdigit() else name or _wrong_key(document, declared, value)
+        value = value[key]
+        names.append(str(key))
+    if (missing := _MISSING.match(text)) is not None:
+        return (
+            f"{'.'.join([*names, missing[1]])}: is missing, {_rule_of_missing(document, declared, value, missing[1])}"
+        )
+    if (unknown := _UNKNOWN.match(text)) is not None:
+        known = ", ".join(declared.__struct_fields__) if not names else "others"
+        return f"{'.'.join([*names, unknown[1]])}: there is no such field; there are {known}"
+    return f"{'.'.join(names) or 'body'}={brief(value)}: {_rule(text)}"
+
+
+def _wrong_key(document: Any, declared: Any, mapping: dict[Any, Any]) -> Any:
+    """Return the key of the entry that is wrong, which msgspec does not tell: the one with which alone the document is refused."""
+    for key, value in list(mapping.items()):
+        mapping.clear()
+        mapping[key] = value
+        try:
+            msgspec.convert(document, declared)
+        except msgspec.ValidationError:
+            return key
+    raise AssertionError("each entry is right alone, and not together: this is a bug")
+
+
+def _rule_of_missing(document: Any, declared: Any, parent: dict[str, Any], name: str) -> str:
+    """Return the rule for a field that is not there: what a value of no type at all is refused with."""
+    parent[name] = object()
+    try:
+        msgspec.convert(document, declared)
+    except msgspec.ValidationError as error:
+        return _rule(str(error).partition(" - at ")[0])
+    raise AssertionError(f"{name}: takes every value and is missing: this is a bug")
+
+
+def _rule(text: str) -> str:
+    """Return "must be an integer or null" for "Expected `int | null`, got `str`"; what says something else stays as it is."""
+    expected = text.removeprefix("Expected ").partition(", got ")[0]
+    if expected == text:
+        return text[:1].lower() + text[1:]
+    kinds = re.sub(
+        r"`([^`]*)`", lambda found: _listed([_NAMES.get(kind, kind) for kind in found[1].split(" | ")]), expected
+    )
+    return f"must be {kinds}"
+
+
+def _listed(names: list[str]) -> str:
+    names = list(dict.fromkeys(names))
+    return " or ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+_PATH_PARTS = re.compile(r"\[(\d+|\.\.\.)\]|\.([^.\[`]+)")
+_MISSING = re.compile(r"Object missing required field `(.*)`")
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
+_NAMES = {
+    "str": "a text", "int": "an integer", "float": "a number", "bool": "true or false", "object": "an object",
+    "array": "a list",
+}  # fmt: skip
 
 _LOCATION = re.compile(r"\.([^.\[`]+)|\[(\d+|\.\.\.)\]")
 _KINDS = (

@@ -15,8 +15,8 @@ from weir.frontends.grpc.frontend import GrpcSettings
 from weir.frontends.grpc.server import GrpcServer
 from weir.model import Model, Tensor
 from weir.protocols.access import Control, ControlSettings
-from weir.protocols.kserve.context import KserveContext, KserveSettings
-from weir.protocols.settings import HttpSettings
+from weir.protocols.kserve.context import KserveContext
+from weir.protocols.settings import HttpSettings, KserveSettings
 from weir.serving.service import Service
 from weir.testing import RecordingObserver
 from weir.wire.inference import InferenceRequest, InferenceResponse, TensorValue

@@ -58,13 +58,13 @@ def test_a_configuration_says_what_is_ragged_and_which_sizes_are_filled_up() -> 
         def predict(self, batch: dict[str, Any]) -> dict[str, Any]:
             return batch
 
-    said = config(Service(Compiled, max_batch_size=8))
+    said: Any = config(Service(Compiled, max_batch_size=8))
     assert said["input"] == [{"name": "x", "data_type": "TYPE_INT8", "dims": [-1], "allow_ragged_batch": True}]
     assert said["parameters"]["allowed_batch_sizes"] == {"string_value": "2, 8"}
 
 
 def test_a_configuration_says_dimensions_without_the_batch() -> None:
-    said = config(Service(Words, max_batch_size=8, max_queue_delay=0.25, workers=2))
+    said: Any = config(Service(Words, max_batch_size=8, max_queue_delay=0.25, workers=2))
     assert said["max_batch_size"] == 8
     assert said["input"] == [{"name": "words", "data_type": "TYPE_STRING", "dims": [-1]}]
     assert said["output"] == [{"name": "count", "data_type": "TYPE_UINT16", "dims": []}]

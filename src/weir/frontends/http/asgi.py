@@ -25,6 +25,7 @@ from weir.protocols.settings import HttpSettings
 from weir.protocols.status import HEAD_TOO_LARGE
 from weir.telemetry.tracecontext import CURRENT, HEADER
 from weir.wire.kserve_json import parse
+from weir.wire.schema import read_document
 from weir.wire.sse import CONTENT_TYPE, write_comment, write_event
 from weir.wire.values import decode_json
 
@@ -200,17 +201,20 @@ class AsgiCall(NamedTuple):
     send: Send
     version: str = "1.1"  # of HTTP
 
-    async def document(self) -> dict[str, Any]:
-        """Return the JSON object that the body is; {} if it is empty or null. A long one is read in a thread. Raises InvalidRequest."""
-        return await off_loop(len(self.body), self._document)
+    async def read(self, declared: type[T]) -> T:
+        """Return the JSON object that the body is as a value of the type `declared`; {} if it is empty or null. A long one is read in a thread.
+
+        Raises InvalidRequest that names field, value and rule.
+        """
+        return await off_loop(len(self.body), lambda: read_document(self._document(), declared))
 
     def _document(self) -> dict[str, Any]:
-        said = parse(decode_json, self.body, "an object") if self.body.strip() else {}
-        if said is None:
+        document = parse(decode_json, self.body, "an object") if self.body.strip() else {}
+        if document is None:
             return {}
-        if not isinstance(said, dict):
-            raise InvalidRequest(f"body: must be an object as JSON, is {brief(said, 40)}")
-        return said
+        if not isinstance(document, dict):
+            raise InvalidRequest(f"body: must be an object as JSON, is {brief(document, 40)}")
+        return document
 
 
 Handler = Callable[[AsgiCall], Awaitable[HttpResponse | None]]

@@ -1,16 +1,20 @@
 """The OpenAPI description of a server, with JSON Schemas of what its models read and write."""
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any
+
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from weir import errors
 from weir._version import __version__
 from weir.messages import JSON, MSGPACK
 from weir.model import Example, Model, Tensor, is_tensor_model
 from weir.protocols.content_negotiation import read_types
+from weir.protocols.response import ErrorValue
 from weir.protocols.status import http_code
-from weir.wire.schema import REF_TEMPLATE, schema_of
+from weir.wire.schema import REF_TEMPLATE, json_schemas, schema_of
 from weir.wire.sse import CONTENT_TYPE
 from weir.wire.values import UNWRITABLE, decode, encode
 
@@ -90,7 +94,7 @@ def _tensor_schema(tensor: Tensor) -> Schema:
 
 
 def example_value(example: Any) -> dict[str, Any]:
-    """Return an example as {"item", "answer"}, JSON-able; "answer" only if the model says what it must be."""
+    """Return an example as {"item", "answer"}, as JSON can hold it; "answer" only if the model declares it."""
     given = example if isinstance(example, Example) else Example(example)
     shown = {"item": _plain(given.item)}
     if given.expected is not ...:
@@ -99,7 +103,7 @@ def example_value(example: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return `value` as JSON says it; what JSON cannot say, as its repr."""
+    """Return `value` as JSON holds it; what JSON cannot hold, as its repr."""
     try:
         return decode(encode(value, JSON), JSON)
     except UNWRITABLE:
@@ -122,34 +126,42 @@ _PARAMETERS = {
 
 _MODEL = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
 
-_ERROR: Schema = {
-    "type": "object",
-    "properties": {
-        "type": {"type": "string"},
-        "message": {"type": "string"},
-        "model": {"type": ["string", "null"]},
-        "details": {},
-    },
-    "required": ["type", "message", "model", "details"],
-}
+
+class ErrorBody(Struct):
+    """The document of an error."""
+
+    error: ErrorValue
 
 
-_POLICY_CHANGE: Schema = {
-    "type": "object",
-    "additionalProperties": False,
-    "properties": {
-        "latency_weight": {"type": "number", "minimum": 0, "description": "price of a millisecond of mean response time"},
-        "energy_weight": {"type": "number", "minimum": 0, "description": "price of a watt of mean power"},
-        "reference_rate": {
-            "type": ["number", "null"], "exclusiveMinimum": 0,
-            "description": "rows per second at which a row's millisecond has that price; null: at every rate",
-        },
-        "latency_objective": {
-            "type": ["string", "null"], "description": "a promise: a percentile and a duration; or in-time and a duration; null: none",
-        },
-    },
-    "examples": [{"latency_weight": 1.0, "energy_weight": 0.5}, {"latency_objective": "p99=20ms"}],
-}  # fmt: skip
+class FailedItem(Struct):
+    """What stands in the answer to a list in place of an output; `code` is the HTTP status that it would have alone."""
+
+    error: ErrorValue
+    code: int
+
+
+Weight = Annotated[float, Meta(extra_json_schema={"minimum": 0})]  # Prices itself says what is too small, and why
+
+
+class PolicyChange(Struct, forbid_unknown_fields=True):
+    """Prices to solve the policy of a model for; those that are not given stay as they are."""
+
+    latency_weight: Annotated[Weight, Meta(description="price of a millisecond of mean response time")] | UnsetType = (
+        UNSET
+    )
+    energy_weight: Annotated[Weight, Meta(description="price of a watt of mean power")] | UnsetType = UNSET
+    reference_rate: Annotated[
+        float | None, Meta(description="rows per second at which a row's millisecond has that price; null: at every rate")
+    ] | UnsetType = UNSET  # fmt: skip
+    latency_objective: Annotated[
+        str | None,
+        Meta(
+            description="a promise: a percentile and a duration; or in-time and a duration; null: none", examples=["p99=20ms"]
+        ),
+    ] | UnsetType = UNSET  # fmt: skip
+
+
+_, _COMPONENTS_OF_PAGES = json_schemas([ErrorBody, FailedItem, PolicyChange])
 _POLICY_ERRORS = (
     errors.InvalidRequest, errors.ModelNotFound, errors.DeadlineExceeded, errors.Conflict, errors.TooLarge,
     errors.ValidationFailed, errors.ModelError, errors.ModelNotReady, errors.Draining,
@@ -157,15 +169,16 @@ _POLICY_ERRORS = (
 
 
 def openapi(
-    registry: "Registry", pages: Mapping[str, str], root: str = "", more: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
+    registry: "Registry", pages: Mapping[str, str], root: str = "", more: Mapping[str, Any] = MappingProxyType({}),
+    components: Mapping[str, Any] = MappingProxyType({}),
+) -> dict[str, Any]:  # fmt: skip
     """Return the OpenAPI 3.1 document.
 
     `pages` has the path of each page and what it is good for; `root` is the path that the application is mounted at; `more`
-    are paths of other protocols, described already.
+    are described paths of other protocols, and `components` the schemas that they refer to.
     """
     paths: dict[str, Any] = {}
-    schemas: dict[str, Schema] = {"Error": _ERROR}
+    schemas: dict[str, Schema] = {**_COMPONENTS_OF_PAGES, **components}
     for service in registry.services.values():
         described = Described(service.model, service.name)
         schemas |= described.components
@@ -177,7 +190,7 @@ def openapi(
         "openapi": "3.1.0",
         "info": {"title": "Weir", "version": __version__, "description": "Models served with dynamic batching."},
         "servers": [{"url": root or "/"}],
-        "paths": {**paths, **(more or {})},
+        "paths": {**paths, **more},
         "components": {"schemas": schemas},
     }
 
@@ -229,12 +242,11 @@ def _events() -> dict[str, Any]:
 
 def _batch_answer(answer: Schema) -> Schema:
     output = {"type": "object", "properties": {"output": answer}, "required": ["output"]}
-    error = {
-        "type": "object",
-        "properties": {"error": {"$ref": "#/components/schemas/Error"}, "code": {"type": "integer"}},
-        "required": ["error", "code"],
-    }
-    return {"oneOf": [output, error]}
+    return {"oneOf": [output, _reference(FailedItem)]}
+
+
+def _reference(declared: type[Struct]) -> Schema:
+    return {"$ref": REF_TEMPLATE.format(declared.__name__)}
 
 
 def _body(content_type: str, schema: Schema, examples: dict[str, Any]) -> dict[str, Any]:
@@ -260,18 +272,20 @@ def _parameter(name: str) -> dict[str, Any]:
 
 
 def _error_responses(possible: Sequence[type[errors.WeirError]]) -> dict[str, Any]:
+    return described_errors(possible, http_code, _reference(ErrorBody))
+
+
+def described_errors(
+    possible: Sequence[type[errors.WeirError]], code_of: Callable[[BaseException], int], schema: Schema
+) -> dict[str, Any]:
+    """Return the responses that the `possible` errors are, by code; their bodies have `schema`."""
     kinds: dict[str, list[type[errors.WeirError]]] = {}
     for kind in possible:
-        kinds.setdefault(str(http_code(kind())), []).append(kind)
-    return {code: _error_response(found) for code, found in sorted(kinds.items())}
+        kinds.setdefault(str(code_of(kind())), []).append(kind)
+    return {code: _error_response(found, schema) for code, found in sorted(kinds.items())}
 
 
-def _error_response(kinds: Sequence[type[errors.WeirError]]) -> dict[str, Any]:
-    schema = {
-        "type": "object",
-        "properties": {"error": {"$ref": "#/components/schemas/Error"}},
-        "required": ["error"],
-    }
+def _error_response(kinds: Sequence[type[errors.WeirError]], schema: Schema) -> dict[str, Any]:
     response: dict[str, Any] = {
         "description": " ".join(f"{kind.__name__}: {(kind.__doc__ or '').strip()}" for kind in kinds),
         "content": {JSON: {"schema": schema}},
@@ -287,7 +301,7 @@ def _page(path: str, text: str) -> dict[str, Any]:
         "operationId": "get_" + path.strip("/").replace("/", "_").replace("{", "").replace("}", "").replace(".", "_"),
         "tags": ["server"],
         "summary": text,
-        "responses": {"200": {"description": "As said"}, "default": {"description": "What is wrong, as JSON"}},
+        "responses": {"200": {"description": "The answer"}, "default": {"description": "What is wrong, as JSON"}},
     }
     if "{model}" in path:
         page["parameters"] = [_MODEL]
@@ -298,9 +312,9 @@ def _policy_change() -> dict[str, Any]:
     return {
         "operationId": "put_models_model_policy",
         "tags": ["server"],
-        "summary": "Solve the policy for other prices; what is not said stays",
+        "summary": "Solve the policy for other prices; those that are not given stay",
         "parameters": [_MODEL],
-        "requestBody": {"required": True, "content": {JSON: {"schema": _POLICY_CHANGE}}},
+        "requestBody": {"required": True, "content": {JSON: {"schema": _reference(PolicyChange)}}},
         "responses": {
             "200": {"description": "The policy goes by them now: its explanation, as with GET"},
             **_error_responses(_POLICY_ERRORS),

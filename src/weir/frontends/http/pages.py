@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.exceptions import HTTPException
@@ -27,8 +28,8 @@ from weir.errors import (
 )
 from weir.frontends.http.asgi import Body, as_response
 from weir.frontends.http.auth_middleware import with_key
-from weir.frontends.http.kserve_openapi import kserve_paths
-from weir.frontends.http.openapi import CHANGES, openapi, paths_of
+from weir.frontends.http.kserve_openapi import kserve_openapi
+from weir.frontends.http.openapi import CHANGES, PolicyChange, openapi, paths_of
 from weir.messages import JSON
 from weir.protocols.account import Account
 from weir.protocols.content_negotiation import accepted_coding
@@ -38,6 +39,7 @@ from weir.protocols.settings import HttpSettings
 from weir.protocols.status import codes_of_type
 from weir.telemetry.exposition import NAMESPACE, Exposition, Levels, ModelCounts, TritonNames
 from weir.telemetry.recorder import Metrics
+from weir.wire.schema import read_document
 from weir.wire.values import decode
 
 if TYPE_CHECKING:
@@ -138,19 +140,21 @@ class Pages:
     async def _change(self, service: "Service", request: Request) -> dict[str, Any]:
         settings = self._settings
         body = await Body(request.receive).read(min(_LARGEST_CHANGE, settings.max_body_size), settings.body_timeout)
-        said = decode(body or b"", JSON)
-        if not isinstance(said, dict):
-            raise InvalidRequest(f"body: must be a JSON object, is {brief(said, 100)}")
+        document = decode(body or b"", JSON)
+        if not isinstance(document, dict):
+            raise InvalidRequest(f"body: must be a JSON object, is {brief(document, 100)}")
+        change = read_document(document, PolicyChange)
         try:
-            return await service.set_prices(**said)
-        except SettingsError as error:  # well said, but there is no such policy
+            return await service.set_prices(**msgspec.to_builtins(change))
+        except SettingsError as error:  # it is well formed, but there is no such policy
             raise ValidationFailed(error.message) from error
 
     async def openapi(self, request: Request) -> HttpResponse:
         """Describe all routes as OpenAPI."""
         pages = {path: _summary(page) for path, page in self._pages().items()}
         root = request.scope.get("root_path", "")
-        described = openapi(self._registry, pages, root, {**kserve_paths(self._context), **self._others})
+        paths, components = kserve_openapi(self._context)
+        described = openapi(self._registry, pages, root, {**paths, **self._others}, components)
         return _json(with_key(described) if self._context.access.required else described)
 
     async def docs(self, request: Request) -> HttpResponse:

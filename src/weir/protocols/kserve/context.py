@@ -1,33 +1,18 @@
 """What every frontend of the Open Inference Protocol shares: the models, who may call and who may change them, the account of bytes and connections, shared memory."""
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from weir.errors import Unsupported
-from weir.config import check, setting
 from weir.protocols.access import Access, Control
 from weir.protocols.account import Account
 from weir.protocols.kserve.metadata import EXTENSIONS, SHARED_MEMORY
 from weir.protocols.response import Headers
-from weir.protocols.settings import HttpSettings
+from weir.protocols.settings import HttpSettings, KserveSettings
 from weir.protocols.shared_memory import Memory, Regions
 
 if TYPE_CHECKING:
     from weir.catalog.manager import Manager
     from weir.catalog.registry import Registry
-
-
-@dataclass(frozen=True)
-class KserveSettings:
-    """What the server says of itself, and whether clients may share memory with it."""
-
-    server_name: str = setting("weir", "name of the server in its metadata")
-    allow_shared_memory: bool = setting(
-        False, "let clients on this machine register regions of shared memory (/dev/shm) for inputs and outputs"
-    )
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 class KserveContext:

@@ -1,21 +1,26 @@
-"""What the Open Inference Protocol shows of a server and its models; its doors write it in their own ways."""
+"""The documents of the Open Inference Protocol beside inference: what it shows of a server and its models, and what calls that change them say.
+
+Each shape is declared once. HTTP writes and reads these shapes as JSON, gRPC copies them into its messages, and OpenAPI's schemas are made of them.
+"""
 
 import base64
 import binascii
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NotRequired, TypedDict, cast
+
+from msgspec import Meta, Struct
 
 from weir._version import __version__
 from weir.errors import Forbidden, InvalidRequest, ModelNotFound, brief
 from weir.model import NONE, RAGGED, Tensor, is_batched
 from weir.policy.rules import SizeOrDelay
+from weir.profiling.machine import Hardware
 from weir.protocols.access import Control
 from weir.wire.kserve_json import parse
 from weir.wire.values import decode_json
 
 if TYPE_CHECKING:
     from weir.catalog.registry import Registry
-    from weir.profiling.machine import Hardware
     from weir.serving.service import Service
 
 
@@ -44,12 +49,227 @@ def find(registry: "Registry", name: str, version: str = "") -> "Service":
         raise ModelNotFound(f"Request for unknown model: {name!r}{which} is not found; there are {there_are}") from None
 
 
-def server_metadata(name: str, extensions: Sequence[str] = EXTENSIONS) -> dict[str, Any]:
+# What is shown.
+
+
+class LiveState(TypedDict):
+    """Whether this process answers."""
+
+    live: bool
+
+
+class ReadyState(TypedDict):
+    """Whether the server, or the model `name`, takes requests."""
+
+    ready: bool
+    name: NotRequired[str]
+
+
+class ServerMetadata(TypedDict):
+    """What this server is and what it offers."""
+
+    name: str
+    version: str
+    extensions: list[str]
+
+
+class ModelNames(TypedDict):
+    """The models that are served."""
+
+    models: list[str]
+
+
+class TensorMetadata(TypedDict):
+    """A tensor; -1 is a dimension of any length."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class ModelMetadata(TypedDict):
+    """What a model is, and which tensors it takes and gives."""
+
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[TensorMetadata]
+    outputs: list[TensorMetadata]
+
+
+class TensorConfig(TypedDict):
+    """A tensor without its batch dimension."""
+
+    name: str
+    data_type: str
+    dims: list[int]
+    format: NotRequired[str]
+    reshape: NotRequired[dict[str, list[int]]]
+    optional: NotRequired[bool]
+    allow_ragged_batch: NotRequired[bool]
+
+
+class InstanceGroup(TypedDict):
+    """How many workers run a model, and on what."""
+
+    name: str
+    kind: str
+    count: int
+
+
+class ConfigDelay(TypedDict, total=False):
+    """How long a batch waits, and for how many rows."""
+
+    max_queue_delay_microseconds: int
+    preferred_batch_size: list[int]
+
+
+class ModelConfig(TypedDict):
+    """Triton's ModelConfig, as far as it applies here. `max_batch_size` 0: the model is not batched."""
+
+    name: str
+    platform: str
+    backend: str
+    max_batch_size: int
+    input: list[TensorConfig]
+    output: list[TensorConfig]
+    instance_group: list[InstanceGroup]
+    model_transaction_policy: dict[str, bool]
+    dynamic_batching: ConfigDelay
+    parameters: dict[str, dict[str, str]]
+
+
+class CountedTime(TypedDict):
+    """How often something happened, and for how many nanoseconds together."""
+
+    count: int
+    ns: int
+
+
+class ComputeStatistics(TypedDict):
+    """The steps of a batch in a worker."""
+
+    compute_input: CountedTime
+    compute_infer: CountedTime
+    compute_output: CountedTime
+
+
+class InferStatistics(ComputeStatistics):
+    """What became of requests."""
+
+    success: CountedTime
+    fail: CountedTime
+    queue: CountedTime
+    cache_hit: CountedTime
+    cache_miss: CountedTime
+
+
+class BatchStatistics(ComputeStatistics):
+    """What batches of one size, in rows, took."""
+
+    batch_size: int
+
+
+class ModelStatistics(TypedDict):
+    """What a model has done since it was loaded. `last_inference` is in milliseconds since 1970."""
+
+    name: str
+    version: str
+    last_inference: int
+    inference_count: int
+    execution_count: int
+    inference_stats: InferStatistics
+    batch_stats: list[BatchStatistics]
+
+
+class AllStatistics(TypedDict):
+    """What models have done."""
+
+    model_stats: list[ModelStatistics]
+
+
+class ModelIndexEntry(TypedDict):
+    """A model that can be loaded. `state` is READY, UNAVAILABLE, LOADING or UNLOADING."""
+
+    name: str
+    version: str
+    state: str
+    reason: str
+
+
+class AllHardware(TypedDict):
+    """The processors of this machine."""
+
+    hardware: list[Hardware]
+
+
+class Nothing(TypedDict):
+    """An empty object."""
+
+
+class KserveError(TypedDict):
+    """What is wrong."""
+
+    error: str
+
+
+# What callers say.
+
+
+class IndexRequest(Struct):
+    """Which models to list: with `ready`, those that take requests."""
+
+    ready: bool | None = None
+
+
+class LoadRequest(Struct):
+    """How to load a model. Other fields than `parameters` are parameters of the model itself."""
+
+    parameters: Annotated[
+        dict[str, Any],
+        Meta(
+            description="config: a configuration in place of the repository's, as a JSON text; file:<version>/<name>: a file, in base64",
+            extra_json_schema={"properties": {"config": {"type": "string"}}},
+        ),
+    ] | None = None  # fmt: skip
+
+
+class UnloadParameters(Struct):
+    """With `unload_dependents`, the models that ask this one go too."""
+
+    unload_dependents: bool | None = None
+
+
+class UnloadRequest(Struct):
+    """How to unload a model."""
+
+    parameters: UnloadParameters | None = None
+
+
+class HardwareRequest(Struct):
+    """Devices of a kind (CPU, GPU), or that have `name` in their own. `num`: at least so many, 1 if not given."""
+
+    name: str
+    num: int | None = None
+
+
+class RegionRequest(Struct):
+    """A region of the shared memory object `key`, in bytes."""
+
+    key: str
+    byte_size: Annotated[int, Meta(ge=1)]
+    offset: Annotated[int, Meta(ge=0)] | None = None
+
+
+# What a server and its models are shown as.
+
+
+def server_metadata(name: str, extensions: Sequence[str] = EXTENSIONS) -> ServerMetadata:
     """Return the metadata of a server of that `name` which offers `extensions`."""
     return {"name": name, "version": __version__, "extensions": list(extensions)}
 
 
-def metadata(service: "Service", versions: Sequence[str] = ()) -> dict[str, Any]:
+def metadata(service: "Service", versions: Sequence[str] = ()) -> ModelMetadata:
     """Return the metadata of a model; `versions` are those that are served."""
     return {
         "name": service.name,
@@ -60,20 +280,20 @@ def metadata(service: "Service", versions: Sequence[str] = ()) -> dict[str, Any]
     }
 
 
-def _tensor(tensor: Tensor) -> dict[str, Any]:
+def _tensor(tensor: Tensor) -> TensorMetadata:
     return {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
 
 
-def config(service: "Service") -> dict[str, Any]:
-    """Return the configuration of a model in the words of Triton's `ModelConfig`, as far as they say what is so here."""
+def config(service: "Service") -> ModelConfig:
+    """Return the configuration of a model."""
     batching = service.batching
-    said = {
+    parameters = {
         "policy": str(batching.policy), "max_queue_size": str(batching.max_queue_size),
         "max_queue_delay": str(batching.max_queue_delay),
     }  # fmt: skip
     if sizes := service.model.allowed_batch_sizes:
-        said["allowed_batch_sizes"] = ", ".join(map(str, sorted(sizes)))
-    said |= {"unbatched": reason} if (reason := service.model.unbatched) else {}
+        parameters["allowed_batch_sizes"] = ", ".join(map(str, sorted(sizes)))
+    parameters |= {"unbatched": reason} if (reason := service.model.unbatched) else {}
     return {
         "name": service.name,
         "platform": service.platform,
@@ -84,41 +304,50 @@ def config(service: "Service") -> dict[str, Any]:
         "instance_group": [{"name": service.name, "kind": "KIND_CPU", "count": service.workers.workers}],
         "model_transaction_policy": {"decoupled": service.streaming},
         "dynamic_batching": _waits(service.policy),
-        "parameters": {name: {"string_value": value} for name, value in said.items()},
+        "parameters": {name: {"string_value": value} for name, value in parameters.items()},
     }
 
 
-def _waits(policy: Any) -> dict[str, Any]:
-    """Return what `policy` waits for, as far as Triton has words for it."""
-    if not isinstance(policy, SizeOrDelay):
-        return {}
-    size = {} if policy.size is None else {"preferred_batch_size": [policy.size]}
-    return {"max_queue_delay_microseconds": round(policy.delay * _MICROSECONDS), **size}
+def _waits(policy: Any) -> ConfigDelay:
+    """Return what `policy` waits for, as far as Triton's configuration has fields for it."""
+    waits: ConfigDelay = {}
+    if isinstance(policy, SizeOrDelay):
+        waits["max_queue_delay_microseconds"] = round(policy.delay * _MICROSECONDS)
+        if policy.size is not None:
+            waits["preferred_batch_size"] = [policy.size]
+    return waits
 
 
-def _declared(tensor: Tensor) -> dict[str, Any]:
-    """Return a tensor as a configuration says it: without the batch, if it has one."""
-    kind = _CONFIG_TYPES.get(tensor.datatype, f"TYPE_{tensor.datatype}")
-    dims = list(tensor.shape if tensor.batch == NONE else tensor.shape[1:])
-    more: dict[str, Any] = {"allow_ragged_batch": True} if tensor.varying == RAGGED else {}
-    more |= {"optional": True} if tensor.optional else {}
-    more |= {"format": tensor.format} if tensor.format else {}
-    more |= {"reshape": {"shape": list(tensor.reshape)}} if tensor.reshape is not None else {}
-    return {"name": tensor.name, "data_type": kind, "dims": dims, **more}
+def _declared(tensor: Tensor) -> TensorConfig:
+    """Return a tensor for a configuration: without the batch, if it has one."""
+    declared: TensorConfig = {
+        "name": tensor.name,
+        "data_type": _CONFIG_TYPES.get(tensor.datatype, f"TYPE_{tensor.datatype}"),
+        "dims": list(tensor.shape if tensor.batch == NONE else tensor.shape[1:]),
+    }
+    if tensor.varying == RAGGED:
+        declared["allow_ragged_batch"] = True
+    if tensor.optional:
+        declared["optional"] = True
+    if tensor.format:
+        declared["format"] = tensor.format
+    if tensor.reshape is not None:
+        declared["reshape"] = {"shape": list(tensor.reshape)}
+    return declared
 
 
-def statistics(service: "Service") -> dict[str, Any]:
-    """Return what a model has done since it was loaded, as the statistics extension writes it."""
-    return {"name": service.name, "version": service.version, **service.statistics.to_dict()}
+def statistics(service: "Service") -> ModelStatistics:
+    """Return what a model has done since it was loaded."""
+    return cast(ModelStatistics, {"name": service.name, "version": service.version, **service.statistics.to_dict()})
 
 
-def device_count(hardware: "Sequence[Hardware]", name: str) -> int:
+def device_count(hardware: Sequence[Hardware], name: str) -> int:
     """Return how many devices are called `name`, as a kind (CPU, GPU) or as a part of their own name."""
     wanted = name.lower()
     return sum(each.count for each in hardware if wanted == each.kind.lower() or wanted in each.name.lower())
 
 
-# What a call to load a model says, at whichever door it comes in.
+# What a call to load a model says.
 
 
 _FILE = "file:"
