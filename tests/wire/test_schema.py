@@ -1,6 +1,6 @@
 import subprocess
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import annotated_types
 import msgspec
@@ -10,7 +10,7 @@ import pytest
 
 from weir.errors import InvalidRequest, SettingsError, ValidationFailed
 from weir.messages import JSON, MSGPACK
-from weir.wire.schema import MAX_ERRORS, MAX_LISTED, refusal, schema_of
+from weir.wire.schema import MAX_ERRORS, MAX_LISTED, read_document, refusal, schema_of
 from weir.wire.values import encode
 
 
@@ -192,3 +192,45 @@ def test_of_thousands_of_errors_only_their_number_is_told() -> None:
     with pytest.raises(ValidationFailed) as caught:
         schema.check(["x"] * MAX_LISTED)
     assert len(caught.value.details) == MAX_ERRORS
+
+
+class Area(msgspec.Struct):
+    unit: Literal["m", "km"] = "m"
+
+
+class Plan(msgspec.Struct, forbid_unknown_fields=True):
+    """A document of declared fields."""
+
+    name: Annotated[str, msgspec.Meta(min_length=1)]
+    count: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    rate: float | None = None
+    areas: list[Area] = []
+    labels: dict[str, str] = {}
+
+
+def test_a_document_is_read_as_its_type() -> None:
+    plan = read_document({"name": "x", "count": 2, "rate": 1, "areas": [{"unit": "km"}], "labels": {"a": "b"}}, Plan)
+    assert plan == Plan("x", 2, 1.0, [Area("km")], {"a": "b"})
+    assert read_document({"a": 1, "b": "x"}, dict[str, int | str]) == {"a": 1, "b": "x"}
+
+
+@pytest.mark.parametrize(
+    ("document", "says"),
+    [
+        ({}, "name: is missing, must be a text"),
+        ({"name": None}, "name=None: must be a text"),
+        ({"name": ""}, "name='': must be a text of length >= 1"),
+        ({"name": "x", "count": 0}, "count=0: must be an integer >= 1"),
+        ({"name": "x", "count": "2"}, "count='2': must be an integer or null"),
+        ({"name": "x", "count": True}, "count=True: must be an integer or null"),
+        ({"name": "x", "rate": []}, "rate=[]: must be a number or null"),
+        ({"name": "x", "areas": [{}, {"unit": "mile"}]}, "areas.1.unit='mile': invalid enum value 'mile'"),
+        ({"name": "x", "labels": {"a": "b", "c": 3, "d": 4}}, "labels.c=3: must be a text"),
+        ({"name": "x", "nmae": 1}, "nmae: there is no such field; there are name, count, rate, areas, labels"),
+        ([], "body=[]: must be an object"),
+    ],
+)
+def test_a_document_that_is_wrong_is_refused_with_field_value_and_rule(document: Any, says: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        read_document(document, Plan)
+    assert caught.value.message == says

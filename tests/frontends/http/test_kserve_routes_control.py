@@ -157,6 +157,33 @@ def test_null_is_no_value_where_one_is_needed(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(
+    ("path", "body", "says"),
+    [
+        ("repository/index", {"ready": 1}, "ready=1: must be true or false or null"),
+        ("repository/models/simple/load", {"parameters": []}, "parameters=[]: must be an object or null"),
+        (
+            "repository/models/simple/unload", {"parameters": {"unload_dependents": "yes"}},
+            "parameters.unload_dependents='yes': must be true or false or null",
+        ),
+        ("workers/square/load", {"batch_size": 2, "next": [1]}, "next=[1]: must be "),
+        ("hardware", {"name": "cpu", "num": "2"}, "num='2': must be an integer or null"),
+        ("systemsharedmemory/region/r/register", {"byte_size": 8}, "key: is missing, must be a text"),
+        ("systemsharedmemory/region/r/register", {"key": "k", "byte_size": 0}, "byte_size=0: must be an integer >= 1"),
+        (
+            "systemsharedmemory/region/r/register", {"key": "k", "byte_size": 8, "offset": -1},
+            "offset=-1: must be an integer >= 0",
+        ),
+        ("systemsharedmemory/region/r/register", [8], "body: must be an object as JSON, is [8]"),
+    ],
+)  # fmt: skip
+def test_a_field_that_is_wrong_is_named_with_its_value_and_the_rule(
+    client: httpx.Client, path: str, body: object, says: str
+) -> None:
+    answer = client.post(f"/v2/{path}", json=body)
+    assert answer.status_code == 400 and answer.json()["error"].startswith(says)
+
+
+@pytest.mark.parametrize(
     "parameters", [{"file:1/model.py": 3}, {"file:1/model.py": "%"}, {"other": 1}, [], {"config": {}}]
 )
 def test_parameters_of_a_load_that_cannot_be(client: httpx.Client, parameters: object) -> None:
