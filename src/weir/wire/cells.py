@@ -470,38 +470,24 @@ def _pack_cell(
 
 def unpack_cells(cells: Cells, fetch: Fetch | None, complain: Complain) -> list[Any]:
     """Return the values again; one that cannot be unpickled here is replaced by the error that `complain` makes."""
-    if cells.together is not None:
-        return _unpack_together(cells.together, fetch, complain)
-    if cells.alike is not None:
-        return _unpack_alike(cells.alike, fetch, complain)
-    if cells.small is not None:
-        return _unpack_small(cells.small, complain)
+    if (whole := cells.together or cells.alike or cells.small) is not None:
+        return _unpack_whole(whole, fetch, complain)
     values: list[Any] = [] if cells.inline is None else cells.inline
     for cell in cells.apart or ():
         values[cell.index] = _unpack_cell(cell, fetch, complain)
     return values
 
 
-def _unpack_together(cell: Together, fetch: Fetch | None, complain: Complain) -> list[Any]:
+def _unpack_whole(cell: Together | Alike | Small, fetch: Fetch | None, complain: Complain) -> list[Any]:
     try:
+        if isinstance(cell, Small):
+            return unpack_small(cell)
+        if isinstance(cell, Alike):
+            return unpack_alike(cell, fetch)
         values: list[Any] = unpickle(cell.data, cell.buffers, fetch)
     except Exception as error:  # not enough memory, or two versions of numpy that disagree
         return [_not_unpickled(error, complain) for _ in range(cell.count)]
     return values
-
-
-def _unpack_alike(cell: Alike, fetch: Fetch | None, complain: Complain) -> list[Any]:
-    try:
-        return unpack_alike(cell, fetch)
-    except Exception as error:  # not enough memory
-        return [_not_unpickled(error, complain) for _ in range(cell.count)]
-
-
-def _unpack_small(cell: Small, complain: Complain) -> list[Any]:
-    try:
-        return unpack_small(cell)
-    except Exception as error:  # not enough memory
-        return [_not_unpickled(error, complain) for _ in range(cell.count)]
 
 
 def _unpack_cell(cell: Placed | Single | Failed, fetch: Fetch | None, complain: Complain) -> Any:

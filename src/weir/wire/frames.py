@@ -32,24 +32,24 @@ class Start(NamedTuple):
     options: dict[str, Any]
 
 
-class Cancel(NamedTuple):
+class Cancel(msgspec.Struct, array_like=True, tag=2, frozen=True):
     """Nobody waits any more for these entries of a batch."""
 
     batch_id: int
     indices: list[int]
 
 
-class Free(NamedTuple):
+class Free(msgspec.Struct, array_like=True, tag=3, frozen=True):
     """These places in the worker's own arena have been read."""
 
     refs: list[Ref]
 
 
-class Stop(NamedTuple):
+class Stop(msgspec.Struct, array_like=True, tag=4, frozen=True):
     """Finish what you have, unload and exit."""
 
 
-class Ready(NamedTuple):
+class Ready(msgspec.Struct, array_like=True, tag=5, frozen=True):
     """Loaded and warmed up."""
 
 
@@ -59,7 +59,7 @@ class StartFailed(NamedTuple):
     error: WeirError
 
 
-class Restarted(NamedTuple):
+class Restarted(msgspec.Struct, array_like=True, tag=7, frozen=True):
     """`predict` is called (again) for this batch: its time limit starts now."""
 
     batch_id: int
@@ -80,29 +80,8 @@ class _Batch(msgspec.Struct, array_like=True, tag=1):
     cells: Cells
 
 
-class _Cancel(msgspec.Struct, array_like=True, tag=2):
-    batch_id: int
-    indices: list[int]
-
-
-class _Free(msgspec.Struct, array_like=True, tag=3):
-    refs: list[Ref]
-
-
-class _Stop(msgspec.Struct, array_like=True, tag=4):
-    pass
-
-
-class _Ready(msgspec.Struct, array_like=True, tag=5):
-    pass
-
-
 class _StartFailed(msgspec.Struct, array_like=True, tag=6):
     failure: Failure
-
-
-class _Restarted(msgspec.Struct, array_like=True, tag=7):
-    batch_id: int
 
 
 class _Events(msgspec.Struct, array_like=True, tag=8):
@@ -114,7 +93,7 @@ class _Events(msgspec.Struct, array_like=True, tag=8):
     timing: tuple[float, float, float] | None
 
 
-_Body = _Start | _Batch | _Cancel | _Free | _Stop | _Ready | _StartFailed | _Restarted | _Events
+_Body = _Start | _Batch | Cancel | Free | Stop | Ready | _StartFailed | Restarted | _Events
 
 _HEAD = struct.Struct(">I")
 _encode_into = msgspec.msgpack.Encoder().encode_into
@@ -154,18 +133,10 @@ def encode_control(frame: Start | Cancel | Free | Stop | Ready | StartFailed | R
     match frame:
         case Start():
             return _frame(_Start(pickle.dumps(tuple(frame), 5)))
-        case Cancel():
-            return _frame(_Cancel(frame.batch_id, list(frame.indices)))
-        case Free():
-            return _frame(_Free(list(frame.refs)))
-        case Stop():
-            return _frame(_Stop())
-        case Ready():
-            return _frame(_Ready())
         case StartFailed():
             return _frame(_StartFailed(pack_error(frame.error)))
-        case Restarted():
-            return _frame(_Restarted(frame.batch_id))
+        case _:
+            return _frame(frame)
 
 
 def _collapse(column: str | list[str]) -> str | list[str]:
@@ -265,17 +236,9 @@ class FrameParser:
             case _Batch():
                 payloads = unpack_cells(body.cells, self._fetch, InvalidRequest)
                 return Batch(body.batch_id, payloads, body.content_types, body.accepts, body.attempt)
-            case _Cancel():
-                return Cancel(body.batch_id, body.indices)
-            case _Free():
-                return Free(body.refs)
-            case _Restarted():
-                return Restarted(body.batch_id)
             case _Start():
                 return Start(*pickle.loads(body.pickled))  # noqa: S301 - from our own parent process
-            case _Ready():
-                return Ready()
             case _StartFailed():
                 return StartFailed(unpack_error(body.failure))
-            case _Stop():
-                return Stop()
+            case _:
+                return body

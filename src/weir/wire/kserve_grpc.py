@@ -1,6 +1,6 @@
 """Messages of the Open Inference Protocol as protobuf: read and written by the field, so that large tensors do not pass through protobuf."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from importlib.resources import files
@@ -25,7 +25,7 @@ from weir.wire.kserve_json import (
     refuse_duplicates,
     refuse_too_many,
 )
-from weir.wire.tensors import DTYPES, MAX_DIMENSIONS, element_count
+from weir.wire.tensors import DTYPES, MAX_DIMENSIONS, check_datatype, element_count
 
 # FP16 and BF16 have no field: they travel raw.
 FIELDS = {
@@ -36,11 +36,6 @@ FIELDS = {
 # Elements that are read or written at a time: about a millisecond, after which another thread may have its turn.
 _PIECE = 20_000
 _NARROW = {"INT8": "INT32", "INT16": "INT32", "UINT8": "UINT32", "UINT16": "UINT32"}  # what the shared field holds
-
-
-def has_typed_form(datatype: str) -> bool:
-    """Tell whether there is a field for elements of this type."""
-    return datatype in FIELDS
 
 
 def read_typed(name: str, datatype: str, shape: Sequence[int], count: int, contents: Any) -> numpy.ndarray[Any, Any]:
@@ -258,9 +253,7 @@ def read_response(body: bytes) -> InferenceResponse:
     read = parsed.message
     outputs = _tensors(read.outputs, parsed.raw, RAW_OUTPUTS, nowhere)
     parameters = read_parameters(read.parameters)
-    return InferenceResponse(
-        read.model_name, outputs, version=read.model_version, id=read.id, parameters=parameters
-    )  # fmt: skip
+    return InferenceResponse(read.model_name, outputs, version=read.model_version, id=read.id, parameters=parameters)
 
 
 def write_response(response: InferenceResponse, *, typed: bool = False) -> bytes:
@@ -268,7 +261,7 @@ def write_response(response: InferenceResponse, *, typed: bool = False) -> bytes
 
     A tensor whose parameters name a region of shared memory is written without its data.
     """
-    if typed and all(has_typed_form(tensor.datatype) for tensor in response.outputs):
+    if typed and all(tensor.datatype in FIELDS for tensor in response.outputs):
         return _typed_response(response)
     # One for each output, for clients count them: in shared memory, none of its bytes.
     raw = [b"" if REGION in tensor.parameters else raw_bytes(tensor) for tensor in response.outputs]
@@ -284,7 +277,7 @@ def write_response(response: InferenceResponse, *, typed: bool = False) -> bytes
 
 def bytes_to_write(response: InferenceResponse, *, typed: bool = False) -> int:
     """Return how many bytes of text take about as long to write as `response`. Raw numbers are only copied."""
-    one_by_one = typed and all(has_typed_form(tensor.datatype) for tensor in response.outputs)
+    one_by_one = typed and all(tensor.datatype in FIELDS for tensor in response.outputs)
     size = 0
     for tensor in response.outputs:
         if REGION in tensor.parameters:
@@ -394,30 +387,14 @@ def _add(tensors: Any, tensor: TensorValue) -> Any:
 def _tensors(tensors: Any, raw: Sequence[Raw], field: str, find: Find) -> list[TensorValue]:
     refuse_too_many("tensor", len(tensors))
     refuse_duplicates("tensor", [tensor.name for tensor in tensors])
-    rest = _ProtobufRest(raw)
+    rest = iter(raw)
     values = [_value(tensor, raw, rest, field, find) for tensor in tensors]
-    left = len(raw) - rest.taken
-    if left:
+    if left := len(list(rest)):
         raise InvalidRequest(f"{field}: has {len(raw)} elements, {left} more than there are tensors to be sent so")
     return values
 
 
-class _ProtobufRest:
-    """Raw tensors, handed out one after the other."""
-
-    def __init__(self, raw: Sequence[Raw]) -> None:
-        self._raw = raw
-        self.taken = 0
-
-    def next(self) -> Raw | None:
-        """Return the next; None if there is none."""
-        if self.taken == len(self._raw):
-            return None
-        self.taken += 1
-        return self._raw[self.taken - 1]
-
-
-def _value(tensor: Any, raw: Sequence[Raw], rest: _ProtobufRest, field: str, find: Find) -> TensorValue:
+def _value(tensor: Any, raw: Sequence[Raw], rest: Iterator[Raw], field: str, find: Find) -> TensorValue:
     name, datatype = tensor.name, tensor.datatype
     if len(tensor.shape) > MAX_DIMENSIONS:
         raise InvalidRequest(
@@ -434,7 +411,7 @@ def _value(tensor: Any, raw: Sequence[Raw], rest: _ProtobufRest, field: str, fin
     if typed:
         array = read_typed(name, datatype, shape, count, tensor.contents)
     else:
-        data = rest.next() if found is None else found
+        data = next(rest, None) if found is None else found
         if data is None and not count:
             data = b""
         if data is None:
@@ -446,8 +423,7 @@ def _value(tensor: Any, raw: Sequence[Raw], rest: _ProtobufRest, field: str, fin
 @lru_cache(maxsize=1024)
 def _count(name: str, datatype: str, shape: tuple[int, ...]) -> int:
     """Return how many elements a tensor has. Raises InvalidRequest for what no tensor can be."""
-    if datatype not in DTYPES:
-        raise InvalidRequest(f"tensor {name!r}: has datatype {datatype!r}, not one of {', '.join(DTYPES)}")
+    check_datatype(name, datatype)
     return element_count(name, shape, item_bytes(datatype))
 
 

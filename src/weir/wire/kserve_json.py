@@ -15,6 +15,7 @@ from weir.wire.tensors import (
     DTYPES,
     batch_key,
     check_bound,
+    check_datatype,
     element_count,
     leaves_batch_out,
     read_elements,
@@ -53,8 +54,8 @@ class ReadTensor(msgspec.Struct, gc=False):
     parameters: Parameters | None = None
 
 
-class ReadOutput(msgspec.Struct, gc=False):
-    """An asked output as it is read."""
+class ReadOutput(msgspec.Struct, gc=False, omit_defaults=True):
+    """An asked output as it is read and written."""
 
     name: str
     parameters: Parameters | None = None
@@ -89,20 +90,13 @@ class WrittenTensor(msgspec.Struct, omit_defaults=True):
     data: list[Any] | msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
-class WrittenOutput(msgspec.Struct, omit_defaults=True):
-    """An asked output as it is written."""
-
-    name: str
-    parameters: Parameters = {}
-
-
 class WrittenRequest(msgspec.Struct, omit_defaults=True):
     """A request as it is written."""
 
     inputs: list[WrittenTensor]
     id: str = ""
     parameters: Parameters = {}
-    outputs: list[WrittenOutput] | msgspec.UnsetType = msgspec.UNSET
+    outputs: list[ReadOutput] | msgspec.UnsetType = msgspec.UNSET
 
 
 class WrittenResponse(msgspec.Struct, omit_defaults=True):
@@ -305,9 +299,9 @@ def nowhere(name: str, parameters: Parameters) -> None:
 
 def request_to_write(request: InferenceRequest, inputs: list[WrittenTensor]) -> WrittenRequest:
     """Return what is encoded for `request`."""
-    outputs: list[WrittenOutput] | msgspec.UnsetType = msgspec.UNSET
+    outputs: list[ReadOutput] | msgspec.UnsetType = msgspec.UNSET
     if request.outputs is not None:
-        outputs = [WrittenOutput(*asked) for asked in request.outputs]
+        outputs = [ReadOutput(asked.name, asked.parameters or None) for asked in request.outputs]
     return WrittenRequest(inputs, request.id, request.parameters, outputs)
 
 
@@ -434,10 +428,7 @@ class BodyPeek:
         refuse_duplicates("tensor", [tensor.name for tensor in inputs])
         shapes = {tensor.name: tensor.shape for tensor in inputs}
         for tensor in inputs:
-            if tensor.datatype not in DTYPES:
-                raise InvalidRequest(
-                    f"tensor {tensor.name!r}: has datatype {tensor.datatype!r}, not one of {', '.join(DTYPES)}"
-                )
+            check_datatype(tensor.name, tensor.datatype)
             element_count(tensor.name, tensor.shape, 1)
         without_batch = leaves_batch_out(shapes, self._declared)
         if without_batch:

@@ -75,6 +75,12 @@ _WORDS: dict[type, str] = {
 }  # fmt: skip
 
 
+def check_datatype(name: str, datatype: str) -> None:
+    """Raise InvalidRequest, naming the tensor, for a datatype that there is not."""
+    if datatype not in DTYPES:
+        raise InvalidRequest(f"tensor {name!r}: has datatype {datatype!r}, not one of {', '.join(DTYPES)}")
+
+
 def to_arrays(value: Any, declared: Sequence[Tensor], complain: Complain = InvalidRequest) -> Arrays:
     """Return `value` (a dict of nested lists or arrays) as the arrays `declared`, in that order.
 

@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import numpy
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import Meta, Struct
 
 from weir import errors
 from weir.frontends.http.kserve_routes import PREFIX, Operation, offered
-from weir.frontends.http.openapi import Schema, described_errors, example_value
+from weir.frontends.http.openapi import EVENTS, Schema, described_errors, example_value
 from weir.messages import JSON, OCTETS
 from weir.model import OPTIONAL, Model, Tensor, is_tensor_model
 from weir.protocols.kserve.context import KserveContext
 from weir.protocols.kserve.metadata import KserveError
 from weir.protocols.status import kserve_code
 from weir.serving.inference import ITEM_INPUTS
-from weir.wire.inference import Parameter
+from weir.wire.kserve_json import ReadOutput, ReadRequest, ReadResponse, ReadTensor
 from weir.wire.schema import REF_TEMPLATE, json_schemas
 from weir.wire.sse import CONTENT_TYPE
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from weir.serving.service import Service
 
 
-class InferParameters(Struct):
+class InferParameters(Struct, frozen=True):
     """What the server reads of the parameters of a request; there may be others: texts, numbers, true and false."""
 
     priority: Annotated[int, Meta(ge=0, description="1 is the highest; 0: not given")] = 0
@@ -33,57 +33,22 @@ class InferParameters(Struct):
     binary_data_output: bool = False
 
 
-class TensorBody(Struct):
-    """A tensor. Its data may be flat, nested, or binary behind the document."""
-
-    name: str
-    datatype: str
-    shape: list[Annotated[int, Meta(ge=1)]]
-    data: list[Any] | UnsetType = UNSET
-    parameters: dict[str, Parameter] | UnsetType = UNSET
-
-
-class WantedOutput(Struct):
-    """An output that the answer is to have."""
-
-    name: str
-    parameters: InferParameters | UnsetType = UNSET
-
-
-class InferBody(Struct):
-    """A request for inference."""
-
-    inputs: list[TensorBody]
-    id: str | UnsetType = UNSET
-    parameters: InferParameters | UnsetType = UNSET
-    outputs: list[WantedOutput] | UnsetType = UNSET
-
-
-class InferAnswer(Struct):
-    """The answer to a request for inference."""
-
-    model_name: str
-    outputs: list[TensorBody]
-    model_version: str | UnsetType = UNSET
-    id: str | UnsetType = UNSET
-    parameters: dict[str, Parameter] | UnsetType = UNSET
-
-
 class GenerateBody(Struct):
     """A request for inference that has a field for each input beside these."""
 
-    id: str | UnsetType = UNSET
-    parameters: InferParameters | UnsetType = UNSET
+    id: str = ""
+    parameters: InferParameters = InferParameters()
 
 
 class GenerateAnswer(Struct):
     """The answer to such a request, with a field for each output beside these."""
 
     model_name: str
-    model_version: str | UnsetType = UNSET
+    model_version: str = ""
 
 
 _ERROR = {"$ref": REF_TEMPLATE.format("KserveError")}
+_PARAMETERS = {"$ref": REF_TEMPLATE.format("InferParameters")}
 
 _ALWAYS: tuple[type[errors.WeirError], ...] = (
     errors.InvalidRequest, errors.ModelNotFound, errors.DeadlineExceeded, errors.TooLarge, errors.UnsupportedMediaType,
@@ -104,7 +69,9 @@ _HEADER_LENGTH = {
 
 def kserve_openapi(context: KserveContext) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the OpenAPI paths of everything that `context` offers, inference once for each model, and the components that they refer to."""
-    _, components = json_schemas([KserveError, InferBody, InferAnswer, GenerateBody, GenerateAnswer])
+    _, components = json_schemas(
+        [KserveError, InferParameters, ReadRequest, ReadResponse, GenerateBody, GenerateAnswer]
+    )
     paths: dict[str, Any] = {}
 
     def schema(declared: Any) -> Schema:
@@ -164,13 +131,15 @@ class _ModelCalls:
 
     def described(self) -> dict[str, dict[str, Any]]:
         """Return the operation of each call."""
-        wanted = self._narrowed(WantedOutput, {"name": {"enum": [tensor.name for tensor in self._outputs]}})
-        body = self._narrowed(InferBody, {"inputs": self._tensors(self._inputs), "outputs": _list_of(wanted)})
-        answer = self._narrowed(InferAnswer, {"outputs": self._tensors(self._outputs)})
+        names = {"enum": [tensor.name for tensor in self._outputs]}
+        wanted = _list_of(self._narrowed(ReadOutput, {"name": names, "parameters": _PARAMETERS}))
+        inputs = self._tensors(self._inputs)
+        body = self._narrowed(ReadRequest, {"inputs": inputs, "outputs": wanted, "parameters": _PARAMETERS})
+        answer = self._narrowed(ReadResponse, {"outputs": self._tensors(self._outputs)})
         needed = [tensor.name for tensor in self._inputs if not tensor.optional]
         flat = {JSON: {"schema": self._narrowed(GenerateBody, _flat(self._inputs), needed)}}
         flat_answer = {JSON: {"schema": self._narrowed(GenerateAnswer, _flat(self._outputs))}}
-        events = {CONTENT_TYPE: {"schema": {"type": "string"}}}
+        events = {CONTENT_TYPE: EVENTS}
         examples = {"examples": found} if (found := _examples(self._service.model)) else {}
         tensors = {JSON: {"schema": body, **examples}, OCTETS: _BYTES}
         return {
@@ -203,9 +172,14 @@ class _ModelCalls:
         """Return the schema of a tensor. Of its shape only the length is described, for many tools cannot read a rule for each place."""
         rank = len(tensor.shape)
         bounds = {"minItems": rank - 1 if tensor.batch == OPTIONAL else rank, "maxItems": rank}
-        shape = self._components["TensorBody"]["properties"]["shape"] | bounds
-        fixed = {"name": {"const": tensor.name}, "datatype": {"const": tensor.datatype}, "shape": shape}
-        return self._narrowed(TensorBody, fixed) | _described(tensor)
+        shape = _list_of({"type": "integer", "minimum": 1}) | bounds
+        fixed = {
+            "name": {"const": tensor.name},
+            "datatype": {"const": tensor.datatype},
+            "shape": shape,
+            "data": {"type": "array"},
+        }
+        return self._narrowed(ReadTensor, fixed) | _described(tensor)
 
 
 def _list_of(items: Schema) -> Schema:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 Schema = dict[str, Any]
 
+EVENTS = {"schema": {"description": "events, each with an answer as its data"}}
+
 _COMPONENTS = REF_TEMPLATE.format("")
 _NUMBERS = {
     "BOOL": "boolean",
@@ -236,7 +238,7 @@ def _whole(types: Sequence[str], answer: Schema, described: Described, batch: bo
 def _events() -> dict[str, Any]:
     return {
         "description": "The answers, each as the data of an event, in JSON; an error after the first is an event `error`",
-        "content": {CONTENT_TYPE: {"schema": {"type": "string"}}},
+        "content": {CONTENT_TYPE: EVENTS},
     }
 
 
