@@ -23,7 +23,7 @@ from benchmarks.harness.result import markdown, mebibytes
 from benchmarks.harness.texts import model_directory, sample
 from weir.bench.vectors import text_server
 from weir.embedding.model import TextEncoder
-from weir.workers.pool import ProcessPool
+from weir.workers.process.pool import ProcessPool
 
 TEXTS = 300
 DEVICE = "cpu"

@@ -48,7 +48,7 @@ from weir.telemetry.exposition import NAMESPACE, Exposition
 from weir.telemetry.logs import AccessLog, LogObserver, get_logger, recorders
 from weir.telemetry.recorder import Metrics
 from weir.telemetry.settings import TelemetrySettings, open_tracing
-from weir.workers.launch import pinned
+from weir.workers.process.launch import pinned
 
 # What begins the drain. A hangup comes together with SIGTERM, from a service manager, or twice, from a shell: it ends nothing at once.
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)

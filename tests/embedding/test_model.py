@@ -14,7 +14,7 @@ from weir.embedding.model import TextEncoder, tokens_in
 from weir.embedding.texts import Tokens
 from weir.errors import InvalidRequest, SettingsError
 from weir.messages import JSON, MSGPACK, OBJECT, OCTETS, Batch
-from weir.workers.local.inline import make_runner
+from weir.workers.local import make_runner
 from weir.workers.run.runner import Runner
 from weir.workers.settings import WorkerSettings
 

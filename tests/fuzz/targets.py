@@ -22,7 +22,7 @@ from weir.wire.inference import InferenceRequest, bind
 from weir.wire.kserve_json import BodyPeek, read_generate
 from weir.wire.lockstep import LockstepParser, decode_reply, make_ids
 from weir.wire.tensors import Arrays, pack_elements, unpack_elements
-from weir.workers.remote.lockstep import LockstepBatch
+from weir.workers.remote import LockstepBatch
 from weir.workers.run.kserve import BodyReader, Listed
 
 

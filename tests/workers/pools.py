@@ -7,7 +7,7 @@ from typing import Any
 
 from weir.messages import OBJECT, Batch, Events
 from weir.model import Model
-from weir.workers.pool import ProcessPool
+from weir.workers.process.pool import ProcessPool
 from weir.workers.settings import WorkerSettings
 
 

@@ -2,11 +2,29 @@ import fcntl
 import mmap
 import os
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from weir.workers.arena import STEP_BYTES, Arena, Mapping, Results, create_memory
+from weir.messages import JSON, LENT, OBJECT, Batch, Events
+from weir.workers.arena import (
+    ALIGNMENT,
+    STEP_BYTES,
+    Allocator,
+    Arena,
+    BatchPlaces,
+    Mapping,
+    PayloadFetch,
+    ResultFetch,
+    ResultPlaces,
+    Results,
+    as_values,
+    create_memory,
+    own_values,
+)
 
 MIB = 1 << 20
 
@@ -184,3 +202,268 @@ def test_memory_is_found_by_its_address_while_its_place_is_taken(arena: Arena) -
     first.release()
     arena.close()
     assert arena.find(address - second.offset + first.offset, 100) is None
+
+
+def test_places_are_aligned_and_do_not_overlap() -> None:
+    allocator = Allocator(64 * 100)
+
+    first, second = allocator.allocate(65), allocator.allocate(1)
+
+    assert (first, second) == (0, 128)
+    assert allocator.free_bytes == 64 * 97
+
+
+def test_a_full_range_has_no_place_left_until_one_is_given_back() -> None:
+    allocator = Allocator(64 * 4)
+    places = [allocator.allocate(64) for _ in range(4)]
+    assert allocator.allocate(1) is None
+
+    allocator.free(128)
+
+    assert places == [0, 64, 128, 192]
+    assert allocator.allocate(64) == 128
+
+
+def test_free_neighbours_become_one_place_whatever_the_order() -> None:
+    for order in ([0, 64, 128], [128, 64, 0], [0, 128, 64], [64, 0, 128]):
+        allocator = Allocator(64 * 3)
+        for _ in order:
+            allocator.allocate(64)
+        for offset in order:
+            allocator.free(offset)
+        assert allocator.allocate(64 * 3) == 0
+
+
+def test_the_shortest_place_that_suffices_is_taken_and_the_lowest_of_equals() -> None:
+    allocator = Allocator(64 * 10)
+    offsets = [allocator.allocate(size) for size in (128, 64, 64, 64, 64, 64)]
+    for position in (0, 2, 4):  # places of 128, 64 and 64 bytes
+        offset = offsets[position]
+        assert offset is not None
+        allocator.free(offset)
+
+    assert allocator.allocate(64) == offsets[2]
+    assert allocator.allocate(64) == offsets[4]
+    assert allocator.allocate(128) == offsets[0]
+
+
+def test_a_range_shorter_than_the_alignment_has_no_place() -> None:
+    allocator = Allocator(63)
+
+    assert allocator.size_bytes == allocator.free_bytes == 0
+    assert allocator.allocate(0) is None
+
+
+def test_what_is_asked_for_one_after_the_other_lies_so_though_holes_would_do() -> None:
+    allocator = Allocator(64 * 100)
+    places = [allocator.allocate(64) for _ in range(8)]
+    allocator.free(64)
+    allocator.free(192)
+
+    assert [allocator.allocate(64) for _ in range(2)] == [64 * 8, 64 * 9]
+    assert places == [64 * place for place in range(8)]
+
+
+def test_a_line_of_places_goes_no_further_than_twice_what_is_taken() -> None:
+    allocator = Allocator(64 * 1000)
+    waiting: list[int] = []
+    furthest = 0
+    for _ in range(200):
+        offset = allocator.allocate(64)
+        assert offset is not None
+        furthest = max(furthest, offset)
+        waiting.append(offset)
+        if len(waiting) == 8:
+            allocator.free(waiting.pop(0))
+
+    assert furthest <= 64 * 2 * 8
+    runs = sum(after - before == 64 for before, after in pairwise(waiting))
+    assert runs >= len(waiting) - 2
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 700)), max_size=200))
+def test_whatever_happens_places_are_disjoint_and_nothing_is_lost(steps: list[tuple[bool, int]]) -> None:
+    allocator = Allocator(4096)
+    taken: dict[int, int] = {}
+    for take, number in steps:
+        if take:
+            offset = allocator.allocate(number)
+            if offset is None:
+                continue
+            length = max(1, -(-number // ALIGNMENT)) * ALIGNMENT
+            assert offset % ALIGNMENT == 0
+            assert offset + length <= 4096
+            assert all(offset + length <= other or other + size <= offset for other, size in taken.items())
+            taken[offset] = length
+        elif taken:
+            offset = sorted(taken)[number % len(taken)]
+            del taken[offset]
+            allocator.free(offset)
+        assert allocator.free_bytes == 4096 - sum(taken.values())
+        assert len(allocator) == len(taken)
+    for offset in taken:
+        allocator.free(offset)
+    assert allocator.allocate(4096) == 0
+
+
+def test_a_payload_is_copied_in_and_read_where_it_lies(arena: Arena) -> None:
+    places, mapping = BatchPlaces(arena), Mapping(arena.fd, MIB, writable=False)
+
+    ref = places.place(b"payload")
+
+    assert ref == (0, 7)
+    assert bytes(PayloadFetch(mapping).cell(ref)) == b"payload"
+    copy = PayloadFetch(mapping).buffer(ref)
+    copy[:] = b"changed"
+    assert bytes(PayloadFetch(mapping).cell(ref)) == b"payload"
+    places.release()
+    assert arena.free_bytes == MIB
+    mapping.close()
+
+
+def test_a_block_is_not_copied_but_retained(arena: Arena) -> None:
+    block = arena.reserve(100)
+    assert block is not None
+    places = BatchPlaces(arena)
+
+    assert places.place(block) == (block.offset, 100)
+    block.release()
+
+    assert arena.free_bytes == MIB - 128
+    places.release()
+    assert arena.free_bytes == MIB
+
+
+def test_what_goes_into_no_frame_is_taken_back(arena: Arena) -> None:
+    places = BatchPlaces(arena)
+    first, second = places.place(b"first"), places.place(b"second")
+    assert first is not None
+    assert second is not None
+
+    places.take_back(first)
+
+    assert arena.free_bytes == MIB - 64
+    places.release()
+    assert arena.free_bytes == MIB
+
+
+def test_without_room_there_is_no_place(arena: Arena) -> None:
+    assert BatchPlaces(arena).place(bytes(MIB + 1)) is None
+    assert ResultPlaces(arena).place(bytes(MIB + 1)) is None
+
+
+def test_a_result_of_another_worker_can_be_a_payload(arena: Arena) -> None:
+    fd = create_memory("weir-test", MIB)
+    results = Results(fd, MIB)
+    block = results.block(0, 10)
+    places = BatchPlaces(arena)
+
+    assert places.place(block) == (0, 10)
+
+    places.release()
+    block.release()
+    del block
+    results.close()
+    Arena(fd, MIB).close()
+
+
+def test_a_result_stays_where_it_is_and_what_backs_a_value_is_copied_out(arena: Arena) -> None:
+    results = Results(arena.fd, MIB)
+    worker, fetch = ResultPlaces(arena), ResultFetch(results)
+    first, second = worker.place(b"answer"), worker.place(b"buffer")
+    assert first is not None
+    assert second is not None
+
+    block, copy = fetch.cell(first), fetch.buffer(second)
+
+    assert (bytes(block.view), copy) == (b"answer", bytearray(b"buffer"))
+    assert results.take_freed() == [second]
+    block.release()
+    assert results.take_freed() == [first]
+    for ref in (first, second):
+        worker.take_back(ref)
+    assert arena.free_bytes == MIB
+    del block
+    results.close()
+
+
+@pytest.mark.parametrize("accepts", [OBJECT, [JSON, OBJECT]])
+def test_results_for_python_callers_are_values(arena: Arena, accepts: str | list[str]) -> None:
+    results = Results(arena.fd, MIB)
+    block = results.block(0, 4)
+    events = Events(1, [block], indices=[1])
+
+    as_values(events, accepts)
+
+    assert events.outputs == [bytes(4)]
+    assert results.held_bytes == 0
+    del block
+    results.close()
+
+
+def test_results_for_doors_stay_blocks(arena: Arena) -> None:
+    results = Results(arena.fd, MIB)
+    block = results.block(0, 4)
+    events = Events(1, [block])
+
+    as_values(events, JSON)
+
+    assert events.outputs == [block]
+    block.release()
+    del block, events
+    results.close()
+
+
+def test_payloads_of_python_callers_belong_to_the_model() -> None:
+    def payloads(content_types: str | list[str]) -> list[type]:
+        batch = Batch(1, [memoryview(b"a"), memoryview(b"b"), 3], content_types, OBJECT)
+        own_values(batch)
+        return [type(payload) for payload in batch.payloads]
+
+    assert payloads(OBJECT) == [bytes, bytes, int]
+    assert payloads([OBJECT, JSON, OBJECT]) == [bytes, memoryview, int]
+    assert payloads(JSON) == [memoryview, memoryview, int]
+
+
+def test_arrays_in_the_arena_are_not_copied_but_their_place_is_retained(arena: Arena) -> None:
+    block = arena.reserve(200)
+    assert block is not None
+    places = BatchPlaces(arena)
+    array = numpy.frombuffer(block.view[8:], numpy.uint8)
+    assert places.place(array[:100].data) == (block.offset + 8, 100)
+    assert places.place(array[100:].data) == (block.offset + 108, 92)
+    block.release()
+    places.take_back((block.offset + 108, 92))
+    assert arena.free_bytes == MIB - 256
+    places.release()
+    assert arena.free_bytes == MIB
+    assert places.place(numpy.zeros(100, numpy.uint8).data) == (0, 100)
+    assert places.place(array.data[100:]) == (128, 92)  # of a part of an array nobody says where it begins: copied
+    places.release()
+
+
+def test_arrays_are_lent_to_a_model_that_borrows(arena: Arena) -> None:
+    fetch = PayloadFetch(Mapping(arena.fd, MIB, writable=False))
+    assert type(fetch.buffer((0, 8))) is bytearray
+    fetch.lends = True
+    lent = fetch.buffer((0, 8))
+    assert type(lent) is memoryview
+    assert lent.readonly
+
+
+@pytest.mark.parametrize(("accept", "copied"), [(OBJECT, True), (LENT, False)])
+def test_lent_arrays_are_copied_for_those_who_want_them_for_good(arena: Arena, accept: str, copied: bool) -> None:
+    results = Results(arena.fd, MIB)
+    lent = ResultFetch(results, lends=True).buffer((0, 8))
+    arrays = {"x": numpy.frombuffer(lent, numpy.uint8), "y": numpy.zeros(1)}
+    del lent
+    events = Events(1, [arrays, ValueError()])
+    del arrays
+
+    as_values(events, accept, lent=True)
+
+    assert events.outputs[0]["x"].flags.writeable == copied
+    assert results.held_bytes == (0 if copied else 8)
+    del events
+    assert results.held_bytes == 0
+    results.close()

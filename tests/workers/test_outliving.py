@@ -19,7 +19,7 @@ SPINNING_SERVER = """
 import asyncio, sys
 from weir.messages import Batch, OBJECT
 from weir.model import Model
-from weir.workers.pool import ProcessPool
+from weir.workers.process.pool import ProcessPool
 from weir.workers.settings import WorkerSettings
 
 class Spin(Model):
@@ -46,7 +46,7 @@ import asyncio
 from dataclasses import dataclass
 from weir.messages import Batch, OBJECT
 from weir.model import Model
-from weir.workers.pool import ProcessPool
+from weir.workers.process.pool import ProcessPool
 from weir.workers.settings import WorkerSettings
 
 FACTOR = 3

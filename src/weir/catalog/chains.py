@@ -25,10 +25,10 @@ from weir.model import Model, Tensor, is_batched, is_tensor_model
 from weir.serving.calls import Call
 from weir.serving.generation import Generation
 from weir.serving.service import Service
-from weir.workers.executor import Block, FixedWorkers, Listener
-from weir.workers.faults import model_error
-from weir.workers.local.inline import LocalState, no_arena
+from weir.workers.executor import ExecutorBase, Listener
+from weir.workers.local import LocalState
 from weir.workers.run.codecs import Reader, Writer
+from weir.workers.run.steps import model_error
 
 PLACES = 4096  # batches under way at a time; what the models' own lines hold is the true limit
 
@@ -42,7 +42,7 @@ class ChainBatch:
         self.tasks: dict[int, asyncio.Task[None]] = {}
 
 
-class ChainExecutor(FixedWorkers):
+class ChainExecutor(ExecutorBase):
     """Sends every item through the steps of `chain`. `now` is the service's clock; `generation`, which is set before the start, knows
     the requests of a batch. See the Executor protocol."""
 
@@ -84,10 +84,6 @@ class ChainExecutor(FixedWorkers):
                 task.cancel()
                 self._ended(under_way, [], [])
 
-    def reserve(self, size_bytes: int) -> Block | None:
-        """Return None: there is no shared memory."""
-        return None
-
     async def stop(self) -> None:
         """Withdraw all that is under way."""
         self._state.state = "stopped"
@@ -100,10 +96,6 @@ class ChainExecutor(FixedWorkers):
     def states(self) -> Sequence[LocalState]:
         """Return the state of what stands for the worker."""
         return [self._state]
-
-    def gauges(self) -> dict[str, Any]:
-        """Return zeros: there is no arena and nothing to restart."""
-        return no_arena()
 
     async def _enter(self, under_way: ChainBatch, index: int, request: Request) -> None:
         batch = under_way.batch

@@ -60,7 +60,7 @@ def simulate(
 
     Each policy meets the same arrivals, and the same luck where service times are random. Intervals are 95 %.
     """
-    from weir.workers.launch import compute_in_one_thread
+    from weir.workers.process.launch import compute_in_one_thread
 
     compute_in_one_thread()
     from weir.commands.options import check_results

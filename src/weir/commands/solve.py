@@ -62,7 +62,7 @@ def solve(
     The cost is latency weight x mean response time (ms) + energy weight x mean power (W). One table is solved for each of
     some rates; the server estimates the rate and looks its table up.
     """
-    from weir.workers.launch import compute_in_one_thread
+    from weir.workers.process.launch import compute_in_one_thread
 
     compute_in_one_thread()
     from weir.commands.options import check_results

@@ -28,7 +28,7 @@ def _worker(
     lost it attaches again, with a back-off. TARGET is module:Class or path/file.py:Class.
     """
     from weir.catalog.loading import make_service
-    from weir.workers.remote.attaching import Attachment
+    from weir.workers.remote import Attachment
     from weir.workers.run.runner import Runner
     from weir.workers.settings import parse_address
 

@@ -26,7 +26,7 @@ from weir.model import Model
 from weir.profiling.machine import cpu_name
 from weir.serving.service import Service
 from weir.telemetry.recorder import SilentObserver
-from weir.workers.launch import available_cpus
+from weir.workers.process.launch import available_cpus
 
 SHORTEST = 8  # tokens of a short text: so many times may a batch have fewer texts than tokens
 MAX_ROWS = 256

@@ -19,7 +19,7 @@ from weir.embedding.settings import ComputingSettings, TextSettings
 from weir.embedding.text_inference import TextInference
 from weir.embedding.texts import TokenizerOptions, prompt_of_server
 from weir.errors import SettingsError
-from weir.workers.launch import available_cpus
+from weir.workers.process.launch import available_cpus
 
 if TYPE_CHECKING:
     from weir.embedding.calling import EmbeddingContext

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from weir._version import __version__
 from weir.errors import SettingsError
 from weir.profiling.energy import Meter, find_nvml, find_rapl, load_library
-from weir.workers.launch import available_cpus
+from weir.workers.process.launch import available_cpus
 
 NOTED = ("numpy", "onnxruntime", "torch", "jax", "tensorflow", "scikit-learn")  # what computes; noted where installed
 

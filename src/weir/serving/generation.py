@@ -231,17 +231,17 @@ def make_executor(
 ) -> Executor:
     """Return an executor that has not been started. Each kind is imported only when it is asked for."""
     if settings.executor == "inline":
-        from weir.workers.local.inline import InlineExecutor
+        from weir.workers.local import InlineExecutor
 
         return InlineExecutor(model, params, settings, name=name, max_batch_size=max_batch_size)
     if settings.executor == "thread":
-        from weir.workers.local.thread import ThreadExecutor
+        from weir.workers.local import ThreadExecutor
 
         return ThreadExecutor(model, params, settings, name=name, max_batch_size=max_batch_size)
     if settings.executor == "external":
-        from weir.workers.remote.external import ExternalExecutor
+        from weir.workers.remote import ExternalExecutor
 
         return ExternalExecutor(model, settings, name=name)
-    from weir.workers.pool import ProcessPool
+    from weir.workers.process.pool import ProcessPool
 
     return ProcessPool(model, params, settings, name=name, max_batch_size=max_batch_size)

@@ -18,7 +18,7 @@ from weir.messages import LENT, OBJECT, Batch, EventKind, Events, Timing
 from weir.serving.delivery import discard, is_block
 from weir.wire.values import DECODE, UNWRITABLE, decode, encode
 from weir.workers.executor import Block, Executor, Listener, WorkerState
-from weir.workers.faults import copies, model_error
+from weir.workers.run.steps import copies, model_error
 
 MISSING = object()
 

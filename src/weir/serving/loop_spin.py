@@ -9,7 +9,6 @@ so that the code of the real one is in the CPU's caches.
 import asyncio
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from weir.batching.batcher import Batcher
 from weir.batching.settings import BatchingSettings
@@ -18,8 +17,8 @@ from weir.policy.rules import Greedy
 from weir.serving.calls import Call
 from weir.serving.delivery import Delivery
 from weir.serving.driver import LOOP_TICK, Driver
-from weir.workers.child_channel import EVERY, Frames
-from weir.workers.executor import Block, FixedWorkers, Listener, WorkerState
+from weir.workers.executor import ExecutorBase, Listener, WorkerState
+from weir.workers.process.channel import REHEARSAL_INTERVAL, FrameRehearsal
 
 
 class Alertness:
@@ -70,7 +69,7 @@ class Alertness:
             return
         if now >= self._next_rehearsal:
             self._rehearse()
-            self._next_rehearsal = self._clock() + EVERY
+            self._next_rehearsal = self._clock() + REHEARSAL_INTERVAL
         os.sched_yield()
         self._loop.call_soon(self._turn)
 
@@ -97,11 +96,11 @@ class Rehearsal:
         return call
 
 
-class EchoExecutor(FixedWorkers):
+class EchoExecutor(ExecutorBase):
     """An Executor without workers: the frames of a batch are written and read, and its payloads are the answers."""
 
     def __init__(self) -> None:
-        self._frames = Frames()
+        self._frames = FrameRehearsal()
 
     async def start(self, listener: Listener) -> None:
         """Be ready."""
@@ -113,23 +112,12 @@ class EchoExecutor(FixedWorkers):
         """Answer in the next turn."""
         self._loop.call_soon(self._listener.received, worker, self._frames.answer(batch))
 
-    def cancel(self, worker: int, batch_id: int, indices: Sequence[int]) -> None:
-        """Do nothing: it is answered all the same."""
-
-    def reserve(self, size_bytes: int) -> Block | None:
-        """Return None: there is no shared memory."""
-        return None
-
     async def stop(self) -> None:
         """Do nothing."""
 
     def states(self) -> Sequence[WorkerState]:
         """Return nothing: there are no workers."""
         return []
-
-    def gauges(self) -> dict[str, Any]:
-        """Return nothing worth counting."""
-        return {"arena_bytes": 0, "arena_free_bytes": 0, "restarts": 0}
 
 
 async def stay_alert(driver: Driver, seconds: float, clock: Callable[[], float]) -> None:

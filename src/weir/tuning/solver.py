@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weir.errors import ModelError, SettingsError, WeirError
 from weir.messages import OBJECT, Batch, Events
 from weir.model import Model
-from weir.workers.pool import ProcessPool
+from weir.workers.process.pool import ProcessPool
 from weir.workers.settings import WorkerSettings
 
 if TYPE_CHECKING:

@@ -1,12 +1,11 @@
 """Bounded shared memory for large payloads and results.
 
-An arena is written by the process that allocates in it and read by another one. It has no name: it is a file in memory
-whose descriptor the reader inherits, so it vanishes with the last process that holds it, however that one ends. It is
-sealed against growing and shrinking, and a place is handed out only after its memory has been set aside, so
-that no access can fail with SIGBUS.
+An arena is written by the process that allocates in it, and read by another process. It has no name: it is a file in memory whose descriptor the
+reader inherits, so it vanishes with the last process that holds it, however that process ends. It is sealed against growing and shrinking, and
+a place is given out only after its memory has been set aside, so that no access can fail with SIGBUS.
 
-    server: Arena(requests)     ->  worker: View, read-only
-    worker: Arena(results)      ->  server: Results, whose places go back by name with the next frame
+    server: Arena of requests  ->  worker: Mapping, read-only
+    worker: Arena of results   ->  server: Results; places that were read are freed with the next frame
 
 The classes at the end put the payloads and results of batches into arenas and take them out again: `wire/frames.py` uses them as Places and Fetch.
 """
@@ -19,28 +18,23 @@ import os
 import threading
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
+from collections.abc import Callable
 from typing import Any
-
-import numpy
 
 from weir.messages import LENT, OBJECT, Batch, Events
 from weir.wire.cells import Ref
 
-# Which places in a range of bytes are taken: pure bookkeeping, no memory.
-
-
-_RUN = 4  # places of the same length that there shall be room for where a run begins
-
+_RUN = 4  # a place that does not follow the last one is put where this many of its length fit, if possible
 ALIGNMENT = 64  # bytes: a cache line, and what vector instructions want of an array
 
 
 class Allocator:
-    """Hands out places in a range of `size_bytes`: after the last one, or else best fit first, lowest address among equals.
+    """Says which places in a range of `size_bytes` are taken; it has no memory itself. Each call costs two or three binary searches.
 
-    Places that are asked for one after the other lie one after the other, so that what belongs together need not be brought
-    together (adjoining.py). No such run goes further than twice what is taken: low addresses are reused soon, while they
-    are still in caches, and memory that was never needed is never touched. Free neighbours are joined at once, so what was
-    given back is always whole again. Each call costs two or three binary searches.
+    A new place comes after the last one, or else where it fits best, at the lowest address among equals. So places that are allocated one after
+    the other lie one after the other, and the inputs of a batch need not be copied together (tensors.adjoined). No such run goes further
+    than twice what is taken: low addresses are reused soon, while they are still in caches, and memory that was never needed is never touched.
+    Free neighbours are joined at once.
     """
 
     def __init__(self, size_bytes: int) -> None:
@@ -50,7 +44,7 @@ class Allocator:
         self._lengths: dict[int, int] = {}  # free places: offset -> length
         self._offsets: dict[int, int] = {}  # free places: end -> offset
         self._sorted: list[tuple[int, int]] = []  # free places: (length, offset)
-        self._end = 0  # of the place handed out last
+        self._end = 0  # of the last place that was allocated
         if self.size_bytes:
             self._insert(0, self.size_bytes)
 
@@ -88,7 +82,7 @@ class Allocator:
         return None if position == len(self._sorted) else self._sorted[position][1]
 
     def free(self, offset: int) -> None:
-        """Give the place at `offset` back. Raises KeyError when it is not taken; nothing is changed then."""
+        """Free the place at `offset`. Raises KeyError if it is not taken; nothing is changed then."""
         length = self._taken.pop(offset)
         self.free_bytes += length
         following = self._lengths.get(offset + length)
@@ -121,7 +115,7 @@ F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW = 1, 2, 4
 
 
 def create_memory(name: str, size_bytes: int) -> int:
-    """Return the descriptor of nameless shared memory of exactly `size_bytes`; `name` shows in /proc only."""
+    """Return the descriptor of shared memory of exactly `size_bytes`; `name` is only shown in /proc. Raises OSError if the system refuses."""
     fd = os.memfd_create(name[:MAX_NAME], os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, size_bytes)
@@ -133,7 +127,7 @@ def create_memory(name: str, size_bytes: int) -> int:
 
 
 class Mapping:
-    """The bytes of shared memory in this process. Keeps no claim on `fd`."""
+    """The bytes of shared memory in this process. It does not need `fd` after its construction."""
 
     def __init__(self, fd: int, size_bytes: int, *, writable: bool) -> None:
         protection = mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ
@@ -142,13 +136,13 @@ class Mapping:
         self.address = _address(self._mmap) if writable else 0  # where it begins in this process's memory
 
     def view(self, offset: int, size_bytes: int) -> memoryview:
-        """Return the bytes of one place (read-only unless the mapping is writable). ValueError if it lies outside."""
+        """Return the bytes of one place (read-only unless the mapping is writable). Raises ValueError if it lies outside."""
         if offset < 0 or size_bytes < 0 or offset + size_bytes > len(self.bytes):
             raise ValueError(f"bytes {offset} to {offset + size_bytes} lie outside of an arena of {len(self.bytes)}")
         return self.bytes[offset : offset + size_bytes]
 
     def close(self) -> None:
-        """Unmap it now, or, while views are still held, when the last of them is gone. Idempotent."""
+        """Unmap the memory now, or when the last view of it is gone. Idempotent."""
         self.bytes.release()
         mapped, self._mmap = self._mmap, None
         if mapped is not None:
@@ -163,8 +157,8 @@ def _address(mapped: mmap.mmap) -> int:
 class Arena:
     """The writing side: allocates places. Not thread-safe.
 
-    `fd` is the descriptor of memory of at least `size_bytes` made by `create_memory`; the arena owns it from now on,
-    and closes it also when it cannot be mapped.
+    `fd` is the descriptor of memory of at least `size_bytes` made by `create_memory`. The arena owns it, and closes it also when the memory
+    cannot be mapped.
     """
 
     def __init__(self, fd: int, size_bytes: int) -> None:
@@ -175,7 +169,7 @@ class Arena:
         except BaseException:
             os.close(fd)
             raise
-        self._blocks: dict[int, ArenaBlock] = {}  # by offset, and
+        self._blocks: dict[int, ArenaBlock] = {}  # by offset
         self._offsets: list[int] = []  # their offsets in order
         self._ready_bytes = 0  # set aside from the start up to here
         self._closed = False
@@ -187,11 +181,11 @@ class Arena:
 
     @property
     def free_bytes(self) -> int:
-        """What is free, in one place or in several."""
+        """How much is free, in one piece or in several."""
         return self._allocator.free_bytes
 
     def reserve(self, size_bytes: int) -> "ArenaBlock | None":
-        """Return a new place with one share in it, or None when none is free that is as long."""
+        """Return a new place with one owner; None if no free one is as long, or the system has no memory left."""
         offset = None if self._closed else self._allocator.allocate(size_bytes)
         if offset is None:
             return None
@@ -203,14 +197,14 @@ class Arena:
         return block
 
     def find(self, address: int, size_bytes: int) -> "tuple[ArenaBlock, int] | None":
-        """Return the taken place that holds all of these bytes of this process's memory, and where in the arena they begin.
-        None if there is none."""
+        """Return the taken place that holds all of these bytes of this process's memory, and their offset in the arena; None if no place
+        does."""
         offset = address - self._mapping.address
         block = self.at(offset, size_bytes)
         return None if block is None else (block, offset)
 
     def at(self, offset: int, size_bytes: int) -> "ArenaBlock | None":
-        """Return the taken place that holds all of these bytes of the arena; None if there is none."""
+        """Return the taken place that holds all of these bytes of the arena; None if no place does."""
         position = bisect_right(self._offsets, offset) - 1
         if position < 0:
             return None
@@ -218,13 +212,13 @@ class Arena:
         return block if block.holds(offset, size_bytes) else None
 
     def free(self, offset: int) -> None:
-        """Take back the place at `offset`; for blocks, and for places that a reader gives back by name."""
+        """Free the place at `offset`. Blocks call this."""
         if not self._closed:
             self._allocator.free(offset)
             del self._blocks[offset], self._offsets[bisect_left(self._offsets, offset)]
 
     def close(self) -> None:
-        """Give the memory back, at the latest when the last view of a block is gone. Idempotent."""
+        """Give the memory back to the system, at the latest when the last view of a block is gone. Idempotent."""
         if not self._closed:
             self._closed = True
             self._blocks.clear()
@@ -244,12 +238,12 @@ class Arena:
 
 
 class SharedBlock:
-    """A place that counts its shares; the last one to go frees it. See the Block protocol."""
+    """A place that counts its owners, and is freed when the last one releases it. See the Block protocol."""
 
-    __slots__ = ("_shares", "offset", "view")
+    __slots__ = ("_owners", "offset", "view")
 
     def __init__(self, offset: int, view: memoryview) -> None:
-        self._shares = 1
+        self._owners = 1
         self.offset = offset
         self.view = view
 
@@ -258,15 +252,15 @@ class SharedBlock:
         return self.offset <= offset and offset + size_bytes <= self.offset + len(self.view)
 
     def retain(self) -> None:
-        """Take a further share in it."""
-        self._shares += 1
+        """Add an owner."""
+        self._owners += 1
 
     def release(self) -> None:
-        """Give one share back; the last one frees the place. RuntimeError when nobody has a share any more."""
-        self._shares -= 1
-        if self._shares == 0:
+        """Remove an owner; the last one frees the place. Raises RuntimeError if there is no owner."""
+        self._owners -= 1
+        if self._owners == 0:
             self._free()
-        elif self._shares < 0:
+        elif self._owners < 0:
             raise RuntimeError(f"the block at {self.offset} was released too often. This is a bug in Weir")
 
     def _free(self) -> None:
@@ -287,10 +281,9 @@ class ArenaBlock(SharedBlock):
 
 
 class Results:
-    """The reading side of a worker's results.
+    """The reading side of a worker's arena of results.
 
-    Places given back, on whatever thread, are collected until `take_freed`; the channel sends them along with the next
-    frame.
+    Places that were released, on whatever thread, are collected until `take_freed`; Child sends them to the worker with the next frame.
     """
 
     def __init__(self, fd: int, size_bytes: int) -> None:
@@ -303,29 +296,28 @@ class Results:
 
     @property
     def held_bytes(self) -> int:
-        """How much nobody has given back yet."""
+        """How much has not been released yet."""
         self._settle()
         return self._held_bytes
 
     def block(self, offset: int, size_bytes: int) -> "ResultBlock":
-        """Return the place that the worker named, with one share in it."""
+        """Return the place that the worker named, with one owner."""
         view = self._mapping.view(offset, size_bytes)
         self._held_bytes += size_bytes
         return ResultBlock(self, offset, view)
 
     def free(self, offset: int, size_bytes: int) -> None:
-        """Note that the worker may have this place back; for blocks. May be called from any thread, and amid anything, as it
-        is by the end of an array."""
+        """Note that the worker may use this place again. Blocks call this, on any thread and at any moment: the end of an array is one."""
         self._returned.append((offset, size_bytes))
 
     def take_freed(self) -> list[Ref]:
-        """Return the places given back since the last call."""
+        """Return the places that were released since the last call."""
         self._settle()
         freed, self._freed = self._freed, []
         return freed
 
     def close(self) -> None:
-        """Drop the memory as a whole: now, or when the last block's view is gone. Idempotent."""
+        """Unmap the memory now, or when the last view of a block is gone. Idempotent."""
         if not self._closed:
             self._closed = True
             self._freed.clear()
@@ -340,7 +332,7 @@ class Results:
 
 
 class ResultBlock(SharedBlock):
-    """A place in a worker's Results; freed, the worker may use it again."""
+    """A place in a worker's Results. When it is freed, the worker may use it again."""
 
     __slots__ = ("_results",)
 
@@ -355,7 +347,7 @@ class ResultBlock(SharedBlock):
 class BatchPlaces:
     """In the server, for one batch: puts payloads into the arena, or retains those that lie there already.
 
-    `blocks` are the shares that the batch has; `release` gives them back.
+    The batch owns `blocks`; `release` releases them.
     """
 
     __slots__ = ("_arena", "blocks")
@@ -365,7 +357,7 @@ class BatchPlaces:
         self.blocks: list[ArenaBlock] = []
 
     def place(self, payload: Any) -> Ref | None:
-        """Return where `payload` lies now; None if it is not in the arena and there is no room."""
+        """Return where `payload` lies in the arena now; None if there is no room for it."""
         if isinstance(payload, ArenaBlock) and payload.arena is self._arena:
             payload.retain()
             self.blocks.append(payload)
@@ -374,12 +366,12 @@ class BatchPlaces:
         return self._found(raw) or self._copied(raw)
 
     def take_back(self, ref: Ref) -> None:
-        """Give one share in the place at `ref` back."""
+        """Release the block that `place` put at `ref`, or retained there."""
         inside = (position for position, block in enumerate(self.blocks) if block.holds(*ref))
         self.blocks.pop(next(inside)).release()
 
     def release(self) -> None:
-        """Give all shares back."""
+        """Release all blocks."""
         while self.blocks:
             self.blocks.pop().release()
 
@@ -402,30 +394,36 @@ class BatchPlaces:
 
 
 class ResultFetch:
-    """In the server: encoded results stay where the worker put them. What backs Python values is copied out, because
-    nobody can say when the last of them is gone; unless it `lends`, for values that are arrays say it themselves."""
+    """In the server: encoded results stay where the worker put them. Buffers of Python values are copied out, because it is not known when the
+    last value is gone; if it `lends`, the values are arrays, which release their place themselves."""
 
     def __init__(self, results: Results, *, lends: bool = False) -> None:
         self._results = results
-        self._lends = lends
+        self._lease: Callable[[ResultBlock], Any] | None = None
+        if lends:
+            from weir.workers.run.tensors import (
+                lease,  # needs numpy, which other models' workers and servers do without
+            )
+
+            self._lease = lease
 
     def cell(self, ref: Ref) -> ResultBlock:
         """Return the place at `ref`."""
         return self._results.block(*ref)
 
     def buffer(self, ref: Ref) -> Any:
-        """Return a copy of the place at `ref`, which the worker may have back; or that place, if it `lends`."""
+        """Return a copy of the place at `ref`, which is released; or an array over that place, if it `lends`."""
         block = self._results.block(*ref)
-        if self._lends:
-            return lease(block)
+        if self._lease is not None:
+            return self._lease(block)
         copy = bytearray(block.view)
         block.release()
         return copy
 
 
 def as_values(events: Events, accepts: str | list[str], *, lent: bool = False) -> None:
-    """Copy out those results that are Python values: bytes that a model returned, which travel like an encoded answer, and
-    arrays that were `lent` to those who want them for good."""
+    """Copy those results out of shared memory that their callers keep: bytes that a model returned, which travel like an encoded answer, and, if
+    arrays were `lent`, arrays that were not wanted as LENT."""
     outputs = events.outputs
     for position, output in enumerate(outputs):
         index = position if events.indices is None else events.indices[position]
@@ -434,15 +432,17 @@ def as_values(events: Events, accepts: str | list[str], *, lent: bool = False) -
             if accept in (OBJECT, LENT):
                 outputs[position] = bytes(output.view)
                 output.release()
-        elif lent and accept == OBJECT:
-            outputs[position] = owned(output)
+        elif lent and accept == OBJECT and isinstance(output, dict):
+            outputs[position] = {
+                name: array if array.flags.writeable else array.copy() for name, array in output.items()
+            }
 
 
 def find_array(arena: Arena, raw: memoryview) -> tuple[ArenaBlock, int] | None:
-    """Return the place in `arena` of which the array that `raw` is the memory of is a part, and where it begins."""
+    """Return the place in `arena` that holds the array whose memory is `raw`, and where the array begins; None if it is not in the arena."""
     array: Any = raw.obj
     if getattr(array, "nbytes", None) != raw.nbytes:
-        return None  # of a part of an array, nobody says where it begins
+        return None  # it is a part of an array: its address is unknown
     interface = getattr(array, "__array_interface__", None)
     return None if interface is None else arena.find(interface["data"][0], raw.nbytes)
 
@@ -450,7 +450,7 @@ def find_array(arena: Arena, raw: memoryview) -> tuple[ArenaBlock, int] | None:
 class ResultPlaces:
     """In the worker: puts results into its own arena, or retains those that the model has put there itself.
 
-    Thread-safe, because with two batches at once another thread hears which places have been read.
+    Thread-safe, because with two batches at once another thread reads which places were freed.
     """
 
     def __init__(self, arena: Arena) -> None:
@@ -459,7 +459,7 @@ class ResultPlaces:
         self._open: list[ArenaBlock] = []  # given to the model for the batch that it computes
 
     def place(self, payload: Any) -> Ref | None:
-        """Return where `payload` lies now; None if it is not in the arena and there is no room."""
+        """Return where `payload` lies in the arena now; None if there is no room for it."""
         raw = memoryview(payload).cast("B")
         with self._lock:
             found = find_array(self._arena, raw) if self._open else None
@@ -474,14 +474,14 @@ class ResultPlaces:
         return reserved.offset, raw.nbytes
 
     def take_back(self, ref: Ref) -> None:
-        """Give the share in the place at `ref` back that `place` took."""
+        """Release the block that `place` put at `ref`, or retained there."""
         with self._lock:
             block = self._arena.at(*ref)
             if block is not None:
                 block.release()
 
     def open(self, size_bytes: int) -> memoryview | None:
-        """Return memory for the model to write a result into, until `close`; None if there is no room."""
+        """Return memory into which the model may write a result until `close`; None if there is no room."""
         with self._lock:
             block = self._arena.reserve(size_bytes)
         if block is None:
@@ -490,64 +490,34 @@ class ResultPlaces:
         return block.view
 
     def close(self) -> None:
-        """Take back what the model was given for a batch, but for what `place` has named."""
+        """Release the memory that the model got for a batch. A place that `place` has retained stays taken."""
         with self._lock:
             while self._open:
                 self._open.pop().release()
 
 
 class PayloadFetch:
-    """In the worker: encoded payloads are read where they lie. What backs Python values is copied out, so that the
-    model may change and keep them; unless it `lends`, to a tensor model that does neither."""
+    """In the worker: encoded payloads are read where they lie. Buffers of Python values are copied out, so that the model may change and keep
+    them, unless it `lends`, to a tensor model that does neither."""
 
     def __init__(self, mapping: Mapping) -> None:
         self._mapping = mapping
         self.lends = False
 
     def cell(self, ref: Ref) -> memoryview:
-        """Return the bytes at `ref`, good until the batch is answered."""
+        """Return the bytes at `ref`, which are valid until the batch is answered."""
         return self._mapping.view(*ref)
 
     def buffer(self, ref: Ref) -> bytearray | memoryview:
-        """Return a copy of the bytes at `ref`; or, if it `lends`, the bytes, good until the batch is answered."""
+        """Return a copy of the bytes at `ref`; or, if it `lends`, the bytes, which are valid until the batch is answered."""
         view = self._mapping.view(*ref)
         return view if self.lends else bytearray(view)
 
 
 def own_values(batch: Batch) -> None:
-    """Copy out those payloads that are Python values: bytes, which travel like an encoded payload."""
+    """Copy those payloads out of shared memory that are Python values: bytes, which travel like an encoded payload."""
     types, payloads = batch.content_types, batch.payloads
     if types == OBJECT or not isinstance(types, str):
         for index, payload in enumerate(payloads):
             if type(payload) is memoryview and (types if isinstance(types, str) else types[index]) == OBJECT:
                 payloads[index] = bytes(payload)
-
-
-# Results that are arrays, read where the worker put them: the place is given back when the last array over it is gone.
-#
-# Imported only for tensor models, as it needs numpy.
-
-
-class Lease(numpy.ndarray[Any, Any]):
-    """The bytes of a result, not writable, and the share in its place. Arrays over it keep it alive."""
-
-    _block: ResultBlock | None = None  # views and copies of this array have none
-
-    def __del__(self) -> None:
-        if self._block is not None:
-            self._block.release()
-
-
-def lease(block: ResultBlock) -> Lease:
-    """Return the bytes of `block` as an array that owns the one share in it."""
-    # Made like this, and not as a view of an ordinary array: numpy would have what is made of it refer to that instead.
-    leased = Lease(len(block.view), numpy.uint8, block.view)
-    leased._block = block
-    return leased
-
-
-def owned(value: Any) -> Any:
-    """Return a tensor model's answer such that its receiver may keep it and write to it."""
-    if not isinstance(value, dict):
-        return value
-    return {name: array if array.flags.writeable else array.copy() for name, array in value.items()}

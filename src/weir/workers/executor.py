@@ -1,10 +1,11 @@
-"""The contract between a service and what runs its batches.
+"""The contract between a service and what runs its batches, and what executors have in common.
 
-Executors own workers; a worker runs one batch at a time and has `places` (its pipeline depth): the batches it may
-hold at once. All methods and all listener calls happen on the event loop's thread.
+An executor owns workers. A worker runs one batch at a time and has *places* (its pipeline depth): the batches that it may hold at once. All
+methods and all calls of the listener happen on the event loop's thread.
 """
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from weir.errors import Conflict
@@ -12,28 +13,32 @@ from weir.messages import Batch, Events
 
 
 class Listener(Protocol):
-    """Hears from an executor."""
+    """What an executor reports to."""
 
     def worker_ready(self, worker: int, places: int) -> None:
-        """`worker` has loaded and warmed up and takes batches."""
+        """`worker` has loaded and warmed up, and takes batches."""
 
     def worker_lost(self, worker: int, reason: str) -> None:
-        """`worker` is gone, or does not end although it was killed: what it was running will never be answered. A
-        replacement is announced by `worker_ready` with the same index, or, when it could not load, by `worker_lost` again."""
+        """`worker` has ended, or does not end although it was killed: what it was running will never be answered.
+
+        A replacement is announced by `worker_ready` with the same index, or by `worker_lost` again if it could not load.
+        """
 
     def received(self, worker: int, events: Events) -> None:
-        """Events of a batch: of a streaming model any number. Nothing more comes for a batch after its `final` one."""
+        """Events of a batch have come; of a streaming model any number. Nothing more comes for a batch after its `final` ones."""
 
     def unavailable(self, reason: str) -> None:
-        """No worker is left, and those that were started instead have failed again and again: nobody should wait. They are
-        still tried; `worker_ready` says when one is there again."""
+        """No worker is left, and the replacements have failed again and again: no request should wait for one.
+
+        They are still tried; `worker_ready` says when there is one again.
+        """
 
 
-READY, SUSPENDED = "ready", "suspended"  # the states that more than one place asks for
+READY, SUSPENDED = "ready", "suspended"  # the states that several modules compare with
 
 
 class WorkerState(Protocol):
-    """One line about one worker, for people and `GET /models/{m}`."""
+    """The state of one worker, for people and `GET /models/{m}`."""
 
     @property
     def index(self) -> int:
@@ -45,7 +50,7 @@ class WorkerState(Protocol):
 
     @property
     def pid(self) -> int | None:
-        """The process, if it has one of its own."""
+        """The process id, if it has a process of its own."""
 
     @property
     def in_flight(self) -> int:
@@ -57,67 +62,75 @@ class WorkerState(Protocol):
 
     @property
     def reason(self) -> str:
-        """Why it is suspended, lost or failed, else ""."""
+        """Why it is suspended, lost or failed; else ""."""
 
 
 def suspension(states: Sequence[WorkerState]) -> str:
-    """Return why no batch would be run now although there are workers: those that are not lost are suspended. "" where one is ready, or
-    none is suspended."""
+    """Return why no batch would run now although there are workers: one is suspended, and none is ready. Return "" in any other case."""
     if any(each.state == READY for each in states):
         return ""
     return next((f"worker {each.index}: {each.reason}" for each in states if each.state == SUSPENDED), "")
 
 
 class Block(Protocol):
-    """A place in shared memory that holds one large payload or result; freed when its last owner releases it."""
+    """A place in shared memory that holds one large payload or result. It has one or more owners, and is freed when the last one releases it."""
 
     @property
     def view(self) -> memoryview:
         """The bytes. Writable while the payload is being received."""
 
     def retain(self) -> None:
-        """Take a further share in it."""
+        """Add an owner."""
 
     def release(self) -> None:
-        """Give one share back."""
+        """Remove an owner."""
 
 
 class Executor(Protocol):
     """Owns workers and runs batches."""
 
     async def start(self, listener: Listener) -> None:
-        """Start every worker; return when all are ready. Raises ModelError with the child's traceback when a
-        constructor, `load` or the warm-up fails; nothing is left running then."""
+        """Start every worker; return when all are ready. Raises ModelError with the worker's traceback when a constructor, `load` or the
+        warm-up fails; nothing is left running then."""
 
     def run(self, worker: int, batch: Batch) -> None:
-        """Hand `batch` to `worker`, which must have a free place. Blocks among the payloads are retained until the
-        batch's final Events or until its worker is lost."""
+        """Give `batch` to `worker`, which must have a free place. Blocks among the payloads are retained until the final events of the batch, or
+        until its worker is lost."""
 
     def cancel(self, worker: int, batch_id: int, indices: Sequence[int]) -> None:
-        """Say that nobody waits for these entries any more. They may still be answered."""
+        """Note that no caller waits for these entries any more. They may still be answered."""
 
     def reserve(self, size_bytes: int) -> Block | None:
-        """Return a place for a payload to be received into, or None: executors without shared memory, or none free."""
+        """Return a place for a payload to be received into; None if the executor has no shared memory, or no room."""
 
     async def stop(self) -> None:
-        """End all workers (unload is called in each) and free everything. Idempotent; never raises for a dead worker."""
+        """End all workers (each calls `unload`) and free everything. Idempotent; never raises for a dead worker."""
 
     async def add_worker(self) -> None:
-        """Start one worker more, while it runs; return when it is ready and the listener has heard of it. It has the highest
-        index. Raises as `start` does, the others go on then; Conflict if there can be no more."""
+        """Start one more worker while the others run; return when it is ready and the listener has been told. It gets the highest index.
+
+        Raises what `start` raises, and the others go on; Conflict if there can be no more.
+        """
 
     async def remove_worker(self) -> None:
         """End the worker of the highest index, which has no batch and gets none. Never raises for a dead worker."""
 
     def states(self) -> Sequence[WorkerState]:
-        """The state of each worker, by index."""
+        """Return the state of each worker, by index."""
 
     def gauges(self) -> dict[str, Any]:
-        """Numbers for metrics: at least `arena_bytes`, `arena_free_bytes` (0 without an arena), `restarts`."""
+        """Return numbers for metrics: at least `arena_bytes`, `arena_free_bytes` (0 without an arena) and `restarts`."""
 
 
-class FixedWorkers:
-    """For executors whose workers are those that they have."""
+class ExecutorBase:
+    """What an executor is unless it says otherwise: without shared memory, with a fixed number of workers, and unable to cancel."""
+
+    def cancel(self, worker: int, batch_id: int, indices: Sequence[int]) -> None:
+        """Do nothing: the entries are answered all the same."""
+
+    def reserve(self, size_bytes: int) -> Block | None:
+        """Return None: there is no shared memory."""
+        return None
 
     async def add_worker(self) -> None:
         """Raise Conflict."""
@@ -126,3 +139,61 @@ class FixedWorkers:
     async def remove_worker(self) -> None:
         """Raise Conflict."""
         raise Conflict(f"{type(self).__name__} has a fixed number of workers: none can be removed")
+
+    def states(self) -> Sequence[WorkerState]:
+        """Return the state of each worker, by index."""
+        raise NotImplementedError
+
+    def gauges(self) -> dict[str, Any]:
+        """Return how often workers were replaced; the sizes of the arena are 0."""
+        return {"arena_bytes": 0, "arena_free_bytes": 0, "restarts": sum(each.restarts for each in self.states())}
+
+
+class TimeLimit:
+    """Calls `exceeded` when what has begun does not end within `seconds` (None: there is no limit).
+
+    It is begun and ended once per batch, so that must be cheap: to end it leaves the loop's timer armed, and a timer that fires too early is
+    armed again for the rest. A batch has no timer of its own.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float | None, exceeded: Callable[[], None]) -> None:
+        self._loop = loop
+        self._seconds = seconds
+        self._exceeded = exceeded
+        self._due: float | None = None  # None while nothing is limited
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def counting(self) -> bool:
+        """Whether something has begun that has neither ended nor exceeded the limit."""
+        return self._due is not None
+
+    def begin(self) -> None:
+        """Start counting, from now."""
+        if self._seconds is None:
+            return
+        self._due = self._loop.time() + self._seconds
+        if self._timer is None:
+            self._timer = self._loop.call_at(self._due, self._fired, self._due)
+
+    def end(self) -> None:
+        """Stop counting."""
+        self._due = None
+
+    def close(self) -> None:
+        """Stop counting and cancel the loop's timer."""
+        self._due = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _fired(self, armed_for: float) -> None:
+        self._timer = None
+        if self._due is None:
+            return
+        # Compared with the instant that armed the timer, not with the clock: loops fire a little early.
+        if self._due <= armed_for:
+            self._due = None
+            self._exceeded()
+        else:
+            self._timer = self._loop.call_at(self._due, self._fired, self._due)

@@ -1,4 +1,8 @@
-"""How a model class travels to a worker process: by name where it can be imported there, else by value."""
+"""How a model class travels to a worker process: by name where it can be imported there, otherwise by value.
+
+Classes that only exist in this process, of a script or a notebook, are pickled by cloudpickle, but for msgspec's structs, which cloudpickle
+takes apart without their fields.
+"""
 
 import gc
 import importlib
@@ -7,28 +11,39 @@ import io
 import pickle
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import msgspec
 
 from weir.errors import SettingsError
 from weir.model import Model, check_model, function_of
 
-# The attribute of a module, loaded from a file, that holds what was read: a `Text`.
+# The attribute of a module that was loaded from a file: its code as it was then, a `Text`.
 READ = "__weir_read__"
-# The attribute of a class that `declared` has made: the class that it says more of, and what.
+# The attribute of a class that `declared` has made: the class that it was given, and the attributes.
 DECLARED = "__weir_declared__"
+METHODS = (types.FunctionType, classmethod, staticmethod, property)
+# The parts of a struct's configuration that `defstruct` takes under the same name.
+OPTIONS = (
+    "tag", "tag_field", "omit_defaults", "forbid_unknown_fields", "frozen", "eq", "order", "repr_omit_defaults",
+    "array_like", "gc", "weakref", "dict", "cache_hash",
+)  # fmt: skip
 
 
 class Text(NamedTuple):
-    """The code of a module as it was when the server read it, and the folder where it looks for its neighbours first."""
+    """The code of a module as it was when the server read it, and the folder from which it imports first."""
 
     code: bytes
     folder: str | None = None
 
 
 class Named(NamedTuple):
-    """A class that can be imported: `module` from the path, or else from `file` under that name. With `text`, that is its code,
-    whatever is in the file by now: a worker that is replaced runs what the others run. `attributes`: see `declared`."""
+    """A class that can be imported: from `module` on the path, or else from `file` under that module's name.
+
+    `text` is the module's code, whatever the file holds by now: a worker that replaces another runs the same code. `attributes`: see `declared`.
+    """
 
     module: str
     qualname: str
@@ -38,14 +53,13 @@ class Named(NamedTuple):
 
 
 def declared(model: type[Model], attributes: dict[str, Any]) -> type[Model]:
-    """Return a subclass of `model` with these attributes (inputs, examples, a path). To a worker it travels as `model` and
-    they."""
+    """Return a subclass of `model` with these attributes (inputs, examples, a path). It travels to a worker as `model` and the attributes."""
     names = {"__module__": model.__module__, "__qualname__": model.__qualname__, "__doc__": model.__doc__}
     return type(model.__name__, (model,), {**attributes, **names, DECLARED: (model, attributes)})
 
 
 def parse_target(target: str) -> Named:
-    """Read `module:Class` or `path/file.py:Class`. SettingsError for anything else."""
+    """Parse `module:Class` or `path/file.py:Class`. Raises SettingsError for anything else."""
     where, colon, qualname = target.rpartition(":")
     if not (colon and where and qualname):
         raise SettingsError(f"{target!r}: a model is named as module:Class or path/file.py:Class")
@@ -56,16 +70,15 @@ def parse_target(target: str) -> Named:
 
 def pack_source(model: type[Model] | str, params: dict[str, Any]) -> bytes:
     """Return model and parameters as bytes for `unpack_source` in another process. Raises what pickling them raises."""
-    from weir.workers.byvalue import Pickler  # slow to import, and only needed where processes are started
 
     source = parse_target(model) if isinstance(model, str) else _named(model)
     packed = io.BytesIO()
-    Pickler(packed, lambda kind: _named(kind) is None).dump((source or model, params))
+    pickler(packed, lambda kind: _named(kind) is None).dump((source or model, params))
     return packed.getvalue()
 
 
 def _named(model: type) -> Named | None:
-    """Return how `model` is imported; None if it only exists in this process, or would run a script again."""
+    """Return how `model` can be imported; None if it only exists in this process, or its import would run a script again."""
     if DECLARED in vars(model):
         base, attributes = vars(model)[DECLARED]
         named = _named(base)
@@ -82,7 +95,9 @@ def _named(model: type) -> Named | None:
 def unpack_source(packed: bytes) -> tuple[type[Model], dict[str, Any]]:
     """Return the class and its parameters. Raises what importing its module raises; SettingsError if it is no model."""
     program = sys.modules["__main__"]
-    sys.modules["__main__"] = types.ModuleType("__main__")  # what travels by value may name the script it comes from
+    sys.modules["__main__"] = types.ModuleType(
+        "__main__"
+    )  # a class that travels by value may name the script that it comes from
     source, params = pickle.loads(packed)  # noqa: S301 - from our own parent process
     if not isinstance(source, Named):
         _lend_names(program)
@@ -96,7 +111,7 @@ def unpack_source(packed: bytes) -> tuple[type[Model], dict[str, Any]]:
 
 
 def _imported(source: Named) -> types.ModuleType:
-    """Import by name, unless that would find another file than the server's, or another text."""
+    """Import the module by name, unless that would find another file than the server's, or other code."""
     if source.text is not None and source.file is not None:
         if source.text.folder is not None:
             sys.path.insert(0, source.text.folder)
@@ -113,8 +128,8 @@ def _imported(source: Named) -> types.ModuleType:
 
 
 def import_text(name: str, file: str, text: Text) -> types.ModuleType:
-    """Make `text` the module `name`, as if it stood in `file`. Raises what running it raises; what had the name before has it
-    again then."""
+    """Run `text` as the module `name`, as if it was the content of `file`. Raises what the code raises; the module that had the name before is
+    in its place again then."""
     parent, _, last = name.rpartition(".")
     if parent:
         importlib.import_module(parent)
@@ -125,7 +140,7 @@ def import_text(name: str, file: str, text: Text) -> types.ModuleType:
     setattr(module, READ, text)
     sys.modules[name] = module
     try:
-        # Not by the loader: what it has kept of the code may be of another text that was written in the same second.
+        # Not by the loader: its cache may hold older code that was written in the same second.
         exec(compile(text.code, file, "exec", dont_inherit=True), vars(module))  # noqa: S102 - the user's model
     except BaseException:
         del sys.modules[name]
@@ -153,9 +168,53 @@ def _attribute(module: types.ModuleType, qualname: str) -> Any:
 
 
 def _lend_names(program: types.ModuleType) -> None:
-    """Put the classes and functions that came by value into `__main__`, where pickle looks for them by name: a script's
-    items and answers may be of its own types. `program` is what was `__main__` before."""
+    """Put the classes and functions that came by value into `__main__`, where pickle looks for them by name: the items and answers of a script
+    may be of its own types. `program` is the module that was `__main__` before."""
     main, ours = sys.modules["__main__"], set(map(id, vars(program).values()))
     for value in gc.get_objects():
         if isinstance(value, (type, types.FunctionType)) and value.__module__ == "__main__" and id(value) not in ours:
             setattr(main, value.__name__, value)
+
+
+def pickler(file: io.BytesIO, travels_by_value: Callable[[type], bool]) -> Any:
+    """Return a pickler that writes to `file`, and by value the classes for which `travels_by_value` is true."""
+    import cloudpickle  # slow to import, and only needed where processes are started
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no annotations
+        def reducer_override(self, obj: Any) -> Any:
+            if isinstance(obj, type(msgspec.Struct)) and travels_by_value(obj):
+                return make_struct, struct_parts(obj)
+            return super().reducer_override(obj)
+
+    return Pickler(file, 5)
+
+
+def struct_parts(struct: type[msgspec.Struct]) -> tuple[Any, ...]:
+    """Return the arguments from which `make_struct` makes the same struct again."""
+    annotated = vars(struct).get("__annotations__", {})
+    own = [field for field in msgspec.structs.fields(struct) if field.name in annotated]
+    namespace = {name: value for name, value in vars(struct).items() if isinstance(value, METHODS)}
+    options = {name: getattr(struct.__struct_config__, name) for name in OPTIONS}
+    options["rename"] = {field.name: field.encode_name for field in own}
+    options["kw_only"] = any(field.name not in struct.__match_args__ for field in own)
+    fields = [(field.name, field.type, _default(field)) for field in own]
+    return struct.__name__, struct.__qualname__, struct.__module__, fields, struct.__bases__, namespace, options
+
+
+def make_struct(
+    name: str, qualname: str, module: str, fields: list[tuple[str, Any, dict[str, Any]]], bases: tuple[type, ...],
+    namespace: dict[str, Any], options: dict[str, Any],
+) -> type[msgspec.Struct]:  # fmt: skip
+    """Return the struct that `struct_parts` has taken apart."""
+    declared = [(field, kind, msgspec.field(**default)) for field, kind, default in fields]
+    struct = msgspec.defstruct(name, declared, bases=bases, module=module, namespace=namespace, **options)
+    struct.__qualname__ = qualname
+    return struct
+
+
+def _default(field: msgspec.structs.FieldInfo) -> dict[str, Any]:
+    if field.default is not msgspec.NODEFAULT:
+        return {"default": field.default}
+    if field.default_factory is not msgspec.NODEFAULT:
+        return {"default_factory": field.default_factory}
+    return {}

@@ -11,7 +11,7 @@ import pytest
 import weir
 from weir.embedding.model import TextEncoder
 from weir.embedding.server_settings import INSTALL, installed_model
-from weir.workers.pool import ProcessPool
+from weir.workers.process.pool import ProcessPool
 
 WORDS = "the a river weir flows over stone when water rises and falls again in the long dry summer of that year"
 

@@ -1,12 +1,16 @@
+import mmap
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy
 import pytest
+from tests.workers.runs import run, started
 
-from weir.errors import InvalidRequest, SettingsError
+from weir.errors import InvalidRequest, ModelError, SettingsError, WeirError
+from weir.messages import JSON, MSGPACK, OBJECT
 from weir.model import PAD, RAGGED, Model, Tensor
 from weir.wire.tensors import Arrays
-from weir.workers.run.tensors import Stacker
+from weir.workers.run.tensors import Splitter, Stacker, adjoined, allocator, input_buffers, readers, repeated, writers
 
 Y = (Tensor("y", "INT32", [-1]),)
 
@@ -136,3 +140,313 @@ def test_ragged_and_padded_batches_are_filled_up_too() -> None:
 def test_what_preprocess_added_is_joined_like_the_rest() -> None:
     batch = joiner(X)([{"own": numpy.zeros((1, 3))}, {"own": numpy.ones((2, 3))}])
     assert batch["own"].shape == (3, 3)
+
+
+Array = numpy.ndarray[Any, Any]
+STEP = 64
+
+
+@pytest.fixture
+def memory() -> Iterator[mmap.mmap]:
+    """A page with the numbers 0, 1, 2 and so on."""
+    mapped = mmap.mmap(-1, 4096)
+    numpy.frombuffer(mapped, numpy.int32)[:] = numpy.arange(1024)
+    yield mapped
+
+
+def row(memory: Any, offset: int, shape: tuple[int, ...] = (1, 2, 4)) -> Array:
+    size = 4 * int(numpy.prod(shape))
+    return numpy.frombuffer(memoryview(memory)[offset : offset + size], numpy.int32).reshape(shape)
+
+
+@pytest.mark.parametrize("offsets", [(0, STEP, 2 * STEP), (STEP, 0x180), (128, 160)])
+def test_equal_distances_are_a_view(memory: mmap.mmap, offsets: tuple[int, ...]) -> None:
+    parts = [row(memory, offset) for offset in offsets]
+    whole = adjoined(parts)
+    assert whole is not None
+    assert whole.__array_interface__["data"][0] == parts[0].__array_interface__["data"][0]
+    assert not whole.flags.writeable
+    numpy.testing.assert_array_equal(whole, numpy.concatenate(parts))
+    numpy.testing.assert_array_equal(whole.reshape(len(parts), -1)[:, 0], [offset // 4 for offset in offsets])
+
+
+def test_the_view_keeps_the_memory(memory: mmap.mmap) -> None:
+    whole = adjoined([row(memory, 0), row(memory, STEP)])
+    with pytest.raises(BufferError):
+        memory.close()
+    assert whole is not None and whole[1, 0, 0] == STEP // 4
+
+
+def others(memory: mmap.mmap) -> dict[str, list[Array]]:
+    return {
+        "different distances": [row(memory, 0), row(memory, STEP), row(memory, 3 * STEP)],
+        "backwards": [row(memory, STEP), row(memory, 0)],
+        "the same twice": [row(memory, 0), row(memory, 0)],
+        "overlapping": [row(memory, 0), row(memory, 16)],
+        "distances that are no whole number of elements": [row(memory, 0), row(memory, 66)],
+        "unaligned": [row(memory, 2), row(memory, 66)],
+        "several rows": [row(memory, 0, (2, 4)), row(memory, STEP, (2, 4))],
+        "other shapes": [row(memory, 0), row(memory, STEP, (1, 8))],
+        "not contiguous": [row(memory, 0), row(memory, STEP, (1, 4, 2)).transpose(0, 2, 1)],
+        "ordinary memory": [numpy.zeros((1, 2, 4), numpy.int32), numpy.zeros((1, 2, 4), numpy.int32)],
+        "a second one elsewhere": [row(memory, 0), numpy.zeros((1, 2, 4), numpy.int32)],
+    }
+
+
+@pytest.mark.parametrize("name", others(mmap.mmap(-1, 4096)))
+def test_anything_else_is_none(memory: mmap.mmap, name: str) -> None:
+    assert adjoined(others(memory)[name]) is None
+
+
+def test_rows_of_two_mappings_are_none_even_where_distances_agree(memory: mmap.mmap) -> None:
+    other = mmap.mmap(-1, 4096)
+    first, second = sorted([row(memory, 0), row(other, 0)], key=lambda part: part.__array_interface__["data"][0])
+    assert adjoined([first, second]) is None
+
+
+class Bound(Model):
+    """Gets its batches in arrays of its own."""
+
+    inputs = (Tensor("x", "FP32", [-1, 2]), Tensor("t", "INT64", [-1, -1], varying=PAD, pad_value=-1))
+    outputs = (Tensor("y", "FP32", [-1, 2]), Tensor("bound", "BOOL", [-1, 2]))
+
+    def __init__(self) -> None:
+        self.mine: dict[str, Any] = {}
+
+    def input_buffers(self, rows: int) -> Mapping[str, Any]:
+        self.mine = {"x": numpy.zeros((rows, 2), numpy.float32), "t": numpy.zeros((rows + 1, 4), numpy.int64)}
+        return self.mine
+
+    def predict(self, batch: dict[str, Any]) -> dict[str, Any]:
+        bound = [batch[name].ctypes.data == self.mine[name].ctypes.data for name in ("x", "t")]
+        return {"y": batch["x"] + batch["t"].sum(axis=1, keepdims=True), "bound": [bound] * len(batch["x"])}
+
+
+def entry(rows: int, length: int) -> dict[str, Any]:
+    return {"x": numpy.ones((rows, 2), numpy.float32), "t": numpy.ones((rows, length), numpy.int64)}
+
+
+def test_batches_are_gathered_into_the_models_own_arrays() -> None:
+    runner = started(Bound, max_batch_size=4)
+    for entries in ([entry(1, 4)], [entry(2, 1), entry(1, 3)], [entry(4, 4)]):
+        for given, answer in zip(entries, run(runner, entries), strict=True):
+            length = given["t"].shape[1]
+            assert answer["y"].tolist() == [[1 + length - (4 - length)] * 2] * len(given["x"])
+            assert answer["bound"].all()
+
+
+def test_what_does_not_fit_comes_as_if_there_were_none() -> None:
+    (answer,) = run(Bound, [entry(1, 5)], max_batch_size=4)
+    assert answer["bound"].tolist() == [[True, False]]
+    assert answer["y"].tolist() == [[6, 6]]
+    one, two = run(Bound, [entry(3, 1), entry(3, 2)], max_batch_size=4)
+    assert not one["bound"].any()
+    assert two["y"].tolist() == [[3, 3]] * 3
+
+
+def test_an_allowed_size_decides_how_many_rows_there_must_be_room_for() -> None:
+    class Compiled(Bound):
+        allowed_batch_sizes = (6,)
+
+    model = Compiled()
+    assert len(input_buffers(model, 4)["x"]) == 6
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"z": numpy.zeros((4, 2), numpy.float32)}, "'z' is no input"),
+        ({"x": numpy.zeros((4, 2))}, "'x' is of float64, must be of float32"),
+        ({"x": numpy.zeros((3, 2), numpy.float32)}, "'x' has shape [3, 2], must be writable and of shape [4, 2]"),
+        ({"x": numpy.zeros((4, 3), numpy.float32)}, "'x' has shape [4, 3]"),
+        ({"x": numpy.zeros(4, numpy.float32)}, "'x' has shape [4]"),
+        ({"x": numpy.broadcast_to(numpy.float32(0), (4, 2))}, "must be writable"),
+    ],
+)
+def test_arrays_that_cannot_be(given: dict[str, Any], words: str) -> None:
+    class Wrong(Bound):
+        def input_buffers(self, rows: int) -> Mapping[str, Any]:
+            return given
+
+    with pytest.raises(SettingsError) as caught:
+        started(Wrong, max_batch_size=4)
+    assert caught.value.message.startswith("Wrong.input_buffers: ")
+    assert words in caught.value.message
+
+
+def test_outputs_are_of_the_declared_datatype_wherever_the_model_runs() -> None:
+    class Anywhere(Model):
+        outputs = (Tensor("y", "BF16", [-1]), Tensor("s", "BYTES", [-1, 2]))
+
+    model = Anywhere()
+    assert model.output("y", 3).dtype == numpy.uint16
+    assert model.output("s", 3, 2).shape == (3, 2)
+    with pytest.raises(KeyError):
+        model.output("z", 1)
+
+
+def test_only_large_arrays_without_objects_come_from_the_arena() -> None:
+    asked: list[int] = []
+    memory = bytearray(1 << 20)
+
+    def open_place(size_bytes: int) -> memoryview | None:
+        asked.append(size_bytes)
+        return memoryview(memory)[:size_bytes] if size_bytes <= len(memory) else None
+
+    allocate = allocator(open_place)
+    assert allocate((10,), numpy.dtype("f4")).shape == (10,)
+    assert allocate((1 << 16,), numpy.dtype(object)).dtype == object
+    assert asked == []
+    array = allocate((100, 1000), numpy.dtype("f4"))
+    array[:] = 1
+    assert memory[:4] == numpy.float32(1).tobytes()
+    assert allocate((1000, 1000), numpy.dtype("f4")).shape == (1000, 1000)
+    assert asked == [400_000, 4_000_000]
+
+
+def test_a_joiner_without_arrays_of_the_models_has_its_own() -> None:
+    batch = Stacker(Bound)([entry(1, 2), entry(1, 3)])
+    assert not batch["t"].flags.writeable
+
+
+def parter(*returned: Tensor, given: tuple[Tensor, ...] = (Tensor("x", "INT32", [-1]),), sizes: Any = None) -> Splitter:
+    class Declared(Model):
+        inputs = given
+        outputs = returned
+        allowed_batch_sizes = sizes
+
+    return Splitter(Declared)
+
+
+def zeros(*shape: int) -> Arrays:
+    return {"x": numpy.zeros(shape, numpy.int32)}
+
+
+OUT_Y, OUT_Z = Tensor("y", "INT32", [-1]), Tensor("z", "FP32", [-1, 2])
+
+
+def test_each_entry_gets_its_rows_in_the_order_declared() -> None:
+    returned = {"z": [[1, 2]] * 3, "y": [1, 2, 3]}
+    first, second = parter(OUT_Y, OUT_Z)(returned, [zeros(1), zeros(2)])
+    assert [list(first), list(second)] == [["y", "z"]] * 2
+    assert first["y"].tolist() == [1]
+    assert second["y"].tolist() == [2, 3]
+    assert second["z"].shape == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        ([1], "predict returned wrong tensors: tensors: a list, must be an object with 'y', 'z'"),
+        ({"y": [1] * 3}, "tensor 'z': is missing"),
+        ({"y": [1] * 3, "z": [[1, 2]] * 3, "w": [1]}, "tensor 'w': not one of 'y', 'z'"),
+        ({"y": [1.5] * 3, "z": [[1, 2]] * 3}, "tensor 'y': has elements of float64, must be INT32"),
+        ({"y": [1] * 3, "z": [[1]] * 3}, "tensor 'z': has shape [3, 1], must be [-1, 2]"),
+        ({"y": [1] * 2, "z": [[1, 2]] * 3}, "predict returned 2 rows for a batch of 3 (tensor 'y')"),
+        ({"y": [1] * 3, "z": [[1, 2]] * 4}, "predict returned 4 rows for a batch of 3 (tensor 'z')"),
+    ],
+)
+def test_what_is_not_as_declared(returned: Any, words: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        parter(OUT_Y, OUT_Z)(returned, [zeros(1), zeros(2)])
+    assert words in caught.value.message
+
+
+def test_what_filled_the_batch_up_is_dropped() -> None:
+    part = parter(OUT_Y, sizes=[4])
+    assert [answer["y"].tolist() for answer in part({"y": [1, 2, 3, 3]}, [zeros(1), zeros(2)])] == [[1], [2, 3]]
+    assert [answer["y"].tolist() for answer in part({"y": [1, 2, 2, 2]}, [zeros(2)])] == [[1, 2]]
+    with pytest.raises(ModelError, match="predict returned 3 rows for a batch of 4"):
+        part({"y": [1, 2, 3]}, [zeros(3)])
+
+
+TOKENS = Tensor("x", "INT32", [-1, -1])
+
+
+def test_padded_answers_are_cut_to_the_true_lengths() -> None:
+    part = parter(Tensor("y", "FP32", [-1, 2, -1], like="x"), given=(TOKENS._replace(varying=PAD),))
+    returned = numpy.arange(3 * 2 * 4, dtype=numpy.float32).reshape(3, 2, 4)
+    first, second = part({"y": returned}, [zeros(1, 4), zeros(2, 1)])
+    assert first["y"].tolist() == returned[:1].tolist()
+    assert second["y"].tolist() == returned[1:, :, :1].tolist()
+    with pytest.raises(ModelError, match=r"tensor 'y': has shape \[1, 2, 3\], must be as long as 'x' \[1, 4\]"):
+        part({"y": returned[:, :, :3]}, [zeros(1, 4), zeros(2, 1)])
+
+
+def test_ragged_answers_are_divided_by_the_true_lengths() -> None:
+    part = parter(Tensor("y", "FP32", [-1, -1, 2], like="x"), given=(TOKENS._replace(varying=RAGGED),), sizes=[4])
+    returned = numpy.arange(18, dtype=numpy.float32).reshape(9, 2)
+    first, second = part({"y": returned}, [zeros(1, 3), zeros(2, 2)])
+    assert first["y"].tolist() == [returned[:3].tolist()]
+    assert second["y"].tolist() == [returned[3:5].tolist(), returned[5:7].tolist()]
+    with pytest.raises(ModelError, match=r"predict returned 8 values for a batch of 9 \(tensor 'y'\)"):
+        part({"y": returned[:8]}, [zeros(1, 3), zeros(2, 2)])
+
+
+class Reverse(Model):
+    """Gives back each row reversed, whatever its length, and how long it was."""
+
+    inputs = (TOKENS._replace(varying=PAD, pad_value=-1),)
+    outputs = (Tensor("y", "INT32", [-1, -1], like="x"), Tensor("n", "INT64", [-1]))
+
+    def predict(self, batch: dict[str, Any]) -> dict[str, Any]:
+        reversed_rows = numpy.full_like(batch["x"], -1)
+        for row, length in enumerate(batch["x_lengths"]):
+            reversed_rows[row, :length] = batch["x"][row, :length][::-1]
+        return {"y": reversed_rows, "n": batch["x_lengths"]}
+
+
+class RaggedReverse(Reverse):
+    inputs = (TOKENS._replace(varying=RAGGED),)
+
+    def predict(self, batch: dict[str, Any]) -> dict[str, Any]:
+        rows = numpy.split(batch["x"], numpy.cumsum(batch["x_lengths"])[:-1])
+        return {"y": numpy.concatenate([row[::-1] for row in rows]), "n": batch["x_lengths"]}
+
+
+@pytest.mark.parametrize("model", [Reverse, RaggedReverse])
+@pytest.mark.parametrize("sizes", [None, [1, 4, 16]])
+def test_an_answer_is_the_same_in_every_company(model: type[Model], sizes: Any) -> None:
+    chosen = type("Chosen", (model,), {"allowed_batch_sizes": sizes})
+    entries = [
+        {"x": numpy.arange(rows * length).reshape(rows, length)} for rows, length in ((1, 3), (2, 1), (3, 7), (1, 0))
+    ]
+    together = run(chosen, entries)
+    for entry, answer in zip(entries, together, strict=True):
+        (alone,) = run(chosen, [entry])
+        assert answer["y"].tolist() == alone["y"].tolist() == [row[::-1] for row in entry["x"].tolist()]
+        assert answer["n"].tolist() == alone["n"].tolist()
+
+
+def test_preprocess_must_leave_what_an_answer_is_like() -> None:
+    class Other(Reverse):
+        def preprocess(self, item: Any) -> Any:
+            return {"z": item["x"]}
+
+        def predict(self, batch: dict[str, Any]) -> dict[str, Any]:
+            return {"y": batch["z"], "n": numpy.zeros(1, numpy.int64)}
+
+    (answer,) = run(Other, [zeros(1, 2)])
+    assert isinstance(answer, WeirError)
+    assert "tensor 'y' is like 'x', which preprocess has taken away" in answer.message
+
+
+class Doubled(Model):
+    inputs = (Tensor("x", "INT64", [-1]),)
+    outputs = (Tensor("y", "INT64", [-1]),)
+
+    def predict(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return {"y": batch["x"] * 2}
+
+
+def test_read_and_write() -> None:
+    model = Doubled()
+    assert readers(model)[JSON](b'{"x": [1]}')["x"].tolist() == [1]
+    entry = readers(model)[OBJECT]({"x": [2, 3]})
+    assert entry["x"].tolist() == [2, 3]
+    assert writers(model, "doubled")[JSON](entry) == b'{"x":[2,3]}'
+    assert writers(model, "doubled")[MSGPACK](entry) == b"\x81\xa1x\x92\x02\x03"
+
+
+def test_an_example_is_repeated_at_least_once() -> None:
+    assert [len(repeated(Doubled, {"x": [1, 2, 3]}, rows)) for rows in (1, 3, 7)] == [1, 1, 2]

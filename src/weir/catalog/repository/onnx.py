@@ -18,7 +18,7 @@ from weir.catalog.sources import ModelToServe
 from weir.errors import SettingsError
 from weir.model import NONE, OPTIONAL, REQUIRED, Model, Tensor, check_model
 from weir.serving.delivery import logger
-from weir.workers.launch import python_path
+from weir.workers.process.launch import python_path
 from weir.workers.source import declared
 
 Described = Mapping[str, Any]  # what onnx_model.py has said of a file

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from weir.errors import SettingsError
 from weir.model import DATATYPES as NUMPY
 from weir.model import NONE, Model, Tensor
-from weir.workers.launch import SILENCE
+from weir.workers.process.launch import SILENCE
 
 # ONNX' element types, as onnxruntime writes them, and the protocol's.
 DATATYPES: Mapping[str, str] = MappingProxyType(

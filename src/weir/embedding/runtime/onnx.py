@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from weir.embedding.runtime import CPU, Computing, memory_limit
 from weir.errors import SettingsError
-from weir.workers.launch import SILENCE
+from weir.workers.process.launch import SILENCE
 
 if TYPE_CHECKING:
     from weir.embedding.checkpoint.reading import Checkpoint

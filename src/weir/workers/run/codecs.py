@@ -8,8 +8,7 @@ from weir.messages import JSON, KSERVE, LENT, MSGPACK, OBJECT, OCTETS
 from weir.model import Model, is_tensor_model, overrides
 from weir.wire.schema import Schema, refusal, schema_of
 from weir.wire.values import DECODE, ENCODE, UNREADABLE, UNWRITABLE, unreadable
-from weir.workers.faults import Fault, model_error
-from weir.workers.run.steps import Fatal, ValuesOrErrors, each, takes_second
+from weir.workers.run.steps import Fatal, Fault, ValuesOrErrors, each, model_error, takes_second
 
 Read = Callable[[Any], Any]
 

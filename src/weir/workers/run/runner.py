@@ -10,23 +10,20 @@ import logging
 import math
 from collections.abc import Callable, Container, Generator, Iterator
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 from weir.errors import Cancelled, WeirError
 from weir.messages import OBJECT, Batch, EventKind, Events, Timing
 from weir.model import Example, Model, is_tensor_model
-from weir.workers.faults import ENDS_THE_PROCESS
 from weir.workers.run.codecs import Reader, Writer
-from weir.workers.run.steps import Prediction, ValuesOrErrors, has_failed, takes_first
+from weir.workers.run.steps import ENDS_THE_PROCESS, Prediction, PreparedBatch, ValuesOrErrors, has_failed, takes_first
 from weir.workers.run.streaming import StreamingRun
-
-# Warm-up: the model's examples, at several batch sizes, before anybody is served.
 
 
 def warmup_batches(model: type[Model], max_batch_size: int) -> Iterator[Batch]:
-    """Return a batch of each warm-up size, filled with the examples in turn; none if there are no examples.
+    """Yield a batch of each warm-up size, filled with the model's examples in turn; none if there are no examples.
 
-    An entry of a tensor model has as many rows as its example, so a batch may be smaller than its size says.
+    An entry of a tensor model has as many rows as its example, so such a batch may have fewer entries than its size says.
     """
     items = [example.item if isinstance(example, Example) else example for example in model.examples]
     if not items:
@@ -36,7 +33,7 @@ def warmup_batches(model: type[Model], max_batch_size: int) -> Iterator[Batch]:
 
 
 def warmup_sizes(model: type[Model], max_batch_size: int) -> list[int]:
-    """Return the sizes to warm up at, in rising order."""
+    """Return the batch sizes to warm up at, in rising order."""
     if model.warmup_sizes is not None:
         return sorted({min(size, max_batch_size) for size in model.warmup_sizes})
     return sorted({1, math.isqrt(max_batch_size), max_batch_size})
@@ -53,23 +50,20 @@ def _filled(model: type[Model], items: list[Any], size: int) -> Iterator[Any]:
 logger = logging.getLogger("weir")
 
 
-class PreparedBatch(NamedTuple):
-    """A batch that has been decoded, validated and preprocessed."""
-
-    batch_id: int
-    accepts: str | list[str]
-    column: ValuesOrErrors
-    heads: ValuesOrErrors | None  # what the Writer must know of the entries besides their answers
-    seconds: float  # that it took
+def load_shared(model_class: type[Model], params: dict[str, Any], max_batch_size: int) -> Model:
+    """Return a model that has loaded what its workers share. Raises whatever the constructor and `load_shared` raise."""
+    model = model_class(**params)
+    model.max_batch_size = max_batch_size  # type: ignore[misc]  # what holds here, not the class's default
+    model.load_shared()
+    return model
 
 
 class Runner:
-    """Owns one instance of a model and runs batches through it, from any thread, one `compute` at a time.
+    """Owns one instance of a model and runs batches through it, from any thread, one at a time.
 
-    `fatal` are the exceptions that are passed on, as they end the place that the runner is in; every other that the
-    model raises is some entry's error. `label` is what the model is served as (Service.label). `open_place` returns shared
-    memory for a result, of so many bytes, if there is room. `shared` is the model if it has been made already, and has loaded what
-    its workers share.
+    `fatal` are the exceptions that are passed on, because they end the process or thread; any other that the model raises is the error of
+    entries. `label` is what the model is served as (Service.label). `open_place` returns shared memory of so many bytes for a result, or None
+    if there is no room. `shared` is the model, if it has been made already and has loaded what its workers share.
     """
 
     def __init__(
@@ -94,8 +88,7 @@ class Runner:
         self.streaming = model_class.streaming
 
     def start(self) -> None:
-        """Construct the model, `load` it and warm it up. Raises whatever the model raises; in the warm-up, the WeirError
-        that an example got for an answer."""
+        """Construct the model, `load` it and warm it up. Raises whatever the model raises, and the error that an example got in the warm-up."""
         model = self._class(**self._params) if self._shared is None else self._shared
         model.worker_index = self._worker_index
         model.max_batch_size = self._max_batch_size  # type: ignore[misc]  # what holds here, not the class's default
@@ -124,7 +117,7 @@ class Runner:
 
     @property
     def borrows(self) -> bool:
-        """Whether arrays may be lent to the model, which neither writes to them nor keeps them."""
+        """Whether the model may read arrays in shared memory: it neither writes to them nor keeps them."""
         if not is_tensor_model(self._class):
             return False
         return not (self._class.streaming and self._class.owns_inputs)  # otherwise the arrays are copied when joined
@@ -140,10 +133,10 @@ class Runner:
     def compute(
         self, prepared: PreparedBatch, cancelled: Container[int] = (), restarted: Callable[[], None] | None = None
     ) -> Events:
-        """Predict, postprocess, validate and encode: the batch's final Events, one for each entry.
+        """Predict, postprocess, validate and encode. Return the batch's final events, one for each entry.
 
-        Entries in `cancelled` are left out of `predict`. `restarted` is called before `predict` is called again for
-        a part of the batch: a limit on its time starts anew.
+        Entries in `cancelled` are left out of `predict`. `restarted` is called before `predict` is called again for a part of the batch: a limit
+        on its time starts anew.
         """
         column = _without(prepared.column, cancelled) if cancelled else prepared.column
         began = perf_counter()
@@ -158,14 +151,21 @@ class Runner:
     def stream(
         self, prepared: PreparedBatch, cancelled: Container[int] = (), restarted: Callable[[], None] | None = None
     ) -> Generator[Events, None, None]:
-        """Do what `compute` does for a streaming model: yield Events as `predict` gives answers, the final ones last.
+        """Do what `compute` does for a streaming model: yield events as `predict` yields answers, the final ones last.
 
-        `cancelled` may grow meanwhile: the model is told. `restarted` is called when `predict` yields nothing for anybody,
-        or is called again.
+        `cancelled` may grow meanwhile: the model is told. `restarted` is called when `predict` yields nothing that a caller gets, or is called
+        again.
         """
-        return self._streaming.run(
-            prepared.batch_id, prepared.column, prepared.accepts, prepared.heads, prepared.seconds, cancelled, restarted
-        )
+        return self._streaming.run(prepared, cancelled, restarted or _nothing)
+
+    def run(
+        self, prepared: PreparedBatch, cancelled: Container[int] = (), restarted: Callable[[], None] | None = None
+    ) -> Generator[Events, None, None]:
+        """Yield the events of a batch of any model, the final ones last. See `compute` and `stream`."""
+        if self.streaming:
+            yield from self.stream(prepared, cancelled, restarted)
+        else:
+            yield self.compute(prepared, cancelled, restarted)
 
     def stop(self) -> None:
         """Unload the model. Raises whatever it raises."""
@@ -175,7 +175,7 @@ class Runner:
             self._model.unload()
 
     def end(self, error: BaseException) -> None:
-        """Unload a model that wants to know what ended its worker; others hear nothing of that. What it raises is logged."""
+        """Unload a model whose `unload` takes the `error` that ended its worker; do nothing to another model. What it raises is logged."""
         if takes_first(self._model.unload, "error"):
             try:
                 self._model.unload(error)  # type: ignore[call-arg]  # as it has declared
@@ -185,25 +185,23 @@ class Runner:
     def _warm_up(self, batch: Batch) -> None:
         size = len(batch.payloads)
         prepared = self.prepare(batch)
-        if self.streaming:
-            pairs = [
-                pair
-                for events in self.stream(prepared)
-                for pair in zip(events.indices or (), events.outputs, strict=True)
-            ]
-        else:
-            pairs = list(enumerate(self.compute(prepared).outputs))
-        for index, output in pairs:
-            if isinstance(output, WeirError):
-                output.message = f"warm-up, example {index} of {size} at once: {output.message}"
-                output.args = (output.message,)
-                raise output
+        for events in list(self.run(prepared)):
+            indices = range(size) if events.indices is None else events.indices
+            for index, output in zip(indices, events.outputs, strict=True):
+                if isinstance(output, WeirError):
+                    output.message = f"warm-up, example {index} of {size} at once: {output.message}"
+                    output.args = (output.message,)
+                    raise output
 
 
 def _without(column: ValuesOrErrors, cancelled: Container[int]) -> ValuesOrErrors:
     return [
         Cancelled("nobody waits for it any more") if index in cancelled else value for index, value in enumerate(column)
     ]
+
+
+def _nothing() -> None:
+    pass
 
 
 def _kinds(outputs: ValuesOrErrors) -> list[EventKind]:

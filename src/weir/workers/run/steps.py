@@ -1,19 +1,101 @@
-"""The steps of a model (preprocess, predict, postprocess) for a whole batch, such that one entry that fails fails alone.
+"""The steps of a model (preprocess, predict, postprocess) for a whole batch, such that an entry that fails fails alone.
 
-A *column* is a list with one value per entry, or a WeirError where the entry has failed. Steps leave those as they are. A step that the model does not
-override is skipped.
+A *column* is a list with one value per entry, or a WeirError in the place of an entry that has failed. Steps leave errors as they are. A step
+that the model does not override is skipped. What a model raises becomes the error that callers get: see `model_error`.
 """
 
+import copy
 import inspect
+import traceback
 from collections.abc import Callable, Iterator
-from typing import Any
+from types import TracebackType
+from typing import Any, NamedTuple
 
 from weir.errors import InvalidRequest, ModelError, WeirError
 from weir.model import Model, is_tensor_model, overrides
-from weir.workers.faults import ENDS_THE_PROCESS, Fault, copies, fault_of, model_error
+
+# In a worker process these exceptions end it, which the server notices. Any other, a Rust panic or a CancelledError too, is an error of the
+# item or the batch.
+ENDS_THE_PROCESS: tuple[type[BaseException], ...] = (SystemExit, KeyboardInterrupt)
+
+# The text of an exception may be a whole array; of it, and of the traceback, only so many characters are kept.
+MAX_TEXT = 2_000
+MAX_TRACEBACK = 50_000
+
+Fault = Callable[[BaseException, Any], WeirError]
+
+
+def model_error(what: str, error: BaseException) -> ModelError:
+    """Return the ModelError for an exception that `what` (predict, postprocess, ...) raised; the cause is `error`."""
+    failure = ModelError(
+        f"{what} raised {type(error).__name__}: {_text(error)}",
+        original_type=_qualified_name(type(error)),
+        remote_traceback=_traceback(error),
+    )
+    failure.__cause__ = error
+    return failure
+
+
+def fault_of(what: str) -> Fault:
+    """Return the function that makes an item's error of an exception that `what` raised for it: a WeirError stays as it is."""
+
+    def fault(error: BaseException, _item: Any) -> WeirError:
+        return error if isinstance(error, WeirError) else model_error(what, error)
+
+    return fault
+
+
+def copies(error: WeirError, count: int) -> list[WeirError]:
+    """Return `count` copies of `error`, one for each caller: they raise them independently of each other."""
+    made = [error]
+    for _ in range(count - 1):
+        another = copy.copy(error)
+        another.__cause__ = error.__cause__
+        made.append(another)
+    return made
+
+
+def _text(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except Exception:  # a __str__ that raises costs its text, and nothing else
+        return "(its text cannot be had)"
+    return text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + " ..."
+
+
+def _qualified_name(kind: type[BaseException]) -> str:
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _traceback(error: BaseException) -> str:
+    """Return the traceback from the model's first line on, without Weir's lines above it."""
+    try:
+        lines = traceback.format_exception(type(error), error, _of_the_model(error.__traceback__))
+        return "".join(lines)[:MAX_TRACEBACK]
+    except Exception:  # as for _text
+        return ""
+
+
+def _of_the_model(frames: TracebackType | None) -> TracebackType | None:
+    below = frames
+    while below is not None and below.tb_frame.f_globals.get("__name__", "").startswith("weir."):
+        below = below.tb_next
+    return below or frames
+
 
 ValuesOrErrors = list[Any]
 Fatal = tuple[type[BaseException], ...]
+
+
+class PreparedBatch(NamedTuple):
+    """A batch that has been decoded, validated and preprocessed. `column` is what `predict` takes, `heads` what the Writer must know of each
+    entry besides its answer, and `seconds` how long it took."""
+
+    batch_id: int
+    accepts: str | list[str]
+    column: ValuesOrErrors
+    heads: ValuesOrErrors | None
+    seconds: float
 
 
 def has_failed(column: ValuesOrErrors) -> bool:
@@ -28,8 +110,11 @@ def each(
     *more: ValuesOrErrors,
     fatal: Fatal = ENDS_THE_PROCESS,
 ) -> ValuesOrErrors:
-    """Return `function` of each value (and of those in `more` beside it); what it raises becomes `fault`'s error in that
-    place. Each value is passed exactly once. Exceptions of the types in `fatal` are passed on."""
+    """Return the results of `function` for each value of `column`, with the values of `more` in the same place as further arguments.
+
+    Each value is passed exactly once. If `function` raises, the result is the error that `fault` makes of the exception and the value.
+    Exceptions of the types in `fatal` are passed on.
+    """
     if has_failed(column):
         function = _sparing_failed(function)
     results: ValuesOrErrors = []
@@ -54,11 +139,11 @@ def _sparing_failed(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class TogetherStep:
-    """A step that takes all entries at once: predict, and the batch forms of the others.
+    """A step that takes all entries at once: predict, and the batch forms of the other steps.
 
-    `call` gets a list of values; `judge` gets what came back, and the values, and returns one result per value or raises
-    a WeirError, which all of them get. If `call` itself raises, it is called again for each half (`halves`), so
-    that only the values that make it raise get the error.
+    `call` gets a list of values. `judge` gets what `call` returned, and the values, and returns one result per value; if it raises a WeirError,
+    all of them get it. If `call` itself raises and `halves` is true, it is called again for each half of the values, so that only the values
+    that make it raise get the error.
     """
 
     def __init__(
@@ -95,7 +180,7 @@ class TogetherStep:
                 return self._judge(returned, values)
             except WeirError as error:
                 return copies(error, len(values))
-        # Out here the exception is gone, and with it the frames that hold what `call` had allocated.
+        # Here the exception is gone, and with it the frames that hold what `call` had allocated.
         middle = len(values) // 2
         results: ValuesOrErrors = []
         for half in (values[:middle], values[middle:]):
@@ -110,17 +195,14 @@ class TogetherStep:
         return list(copies(model_error(self._name, error), count))
 
 
-# How many arguments a user's method wants, where the contract leaves it the choice.
-
-
 def takes_first(method: Callable[..., Any], name: str) -> bool:
-    """Tell whether the bound `method` wants an argument: it has a positional parameter that must be given or is called `name`,
-    or any number of them."""
+    """Tell whether the bound `method` takes an optional argument of the contract, `name`: its first positional parameter is required or has
+    that name, or it takes any number of them."""
     return _takes(method, name, 0)
 
 
 def takes_second(method: Callable[..., Any], name: str) -> bool:
-    """Tell whether the bound `method` wants a second argument too; see `takes_first`."""
+    """Tell the same of the second argument of the bound `method`."""
     return _takes(method, name, 1)
 
 
@@ -135,11 +217,8 @@ def _takes(method: Callable[..., Any], name: str, place: int) -> bool:
     return positional[place].default is inspect.Parameter.empty or positional[place].name == name
 
 
-# The batch sizes that a compiled model allows (Model.allowed_batch_sizes).
-
-
 class Sizes:
-    """Which sizes a model's batches have; without a list of them, every size."""
+    """The batch sizes that a compiled model allows (Model.allowed_batch_sizes); any size, if it declares none."""
 
     def __init__(self, model: type[Model]) -> None:
         self._allowed = sorted(model.allowed_batch_sizes or ())
@@ -148,7 +227,7 @@ class Sizes:
         return bool(self._allowed)
 
     def filled(self, rows: int) -> int:
-        """Return how many rows `predict` gets for a batch of `rows`. InvalidRequest for more than it can get."""
+        """Return how many rows `predict` gets for a batch of `rows`. Raises InvalidRequest for more than the largest size."""
         if not self._allowed:
             return rows
         for size in self._allowed:
@@ -160,8 +239,8 @@ class Sizes:
 def filling(
     sizes: Sizes, call: Callable[[list[Any]], Any], judge: Callable[[Any, list[Any]], list[Any]]
 ) -> tuple[Callable[[list[Any]], Any], Callable[[Any, list[Any]], list[Any]]]:
-    """Return `call` and `judge` (see steps.TogetherStep) such that lists of items are filled up with copies of the last one,
-    and their answers dropped."""
+    """Return `call` and `judge` (see TogetherStep) such that lists of items are filled up to an allowed size with copies of the last item, and
+    the answers to those are dropped."""
 
     def filled(items: list[Any]) -> list[Any]:
         return items + items[-1:] * (sizes.filled(len(items)) - len(items))
@@ -209,7 +288,7 @@ class Prediction:
         return each(self._preprocess, items, fault_of("preprocess"), fatal=self._fatal)
 
     def predict(self, preprocessed: ValuesOrErrors, restarted: Callable[[], None] | None) -> ValuesOrErrors:
-        """Return the model's answers. `restarted` is called each time that `predict` is about to be called again."""
+        """Return the model's answers. `restarted` is called each time before `predict` is called again."""
         return self._predict.run(preprocessed, restarted)
 
     def postprocess(self, answers: ValuesOrErrors, preprocessed: ValuesOrErrors) -> ValuesOrErrors:
@@ -223,8 +302,8 @@ class Prediction:
 
 
 def judge_of(name: str) -> Callable[[Any, list[Any]], ValuesOrErrors]:
-    """Return the function that makes a column of what the model's method `name` returned: a sequence, or something like
-    it, of one value per item. It raises ModelError for anything else."""
+    """Return the function that makes a column of what the model's method `name` returned: anything iterable with one value per item. It raises
+    ModelError for anything else."""
 
     def judge(returned: Any, items: list[Any]) -> ValuesOrErrors:
         if type(returned) is not list:

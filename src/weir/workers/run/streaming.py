@@ -1,4 +1,4 @@
-"""What happens to a batch of a streaming model inside a worker: its generator is driven, and each yield is sent at once."""
+"""What happens to a batch of a streaming model inside a worker: its generator is run, and what it yields is sent at once."""
 
 import logging
 from collections.abc import Callable, Container, Generator
@@ -9,54 +9,52 @@ from typing import Any, NamedTuple
 from weir.errors import ModelError, WeirError
 from weir.messages import EventKind, Events, Timing
 from weir.model import Last, Model, is_tensor_model
-from weir.workers.faults import copies, fault_of, model_error
 from weir.workers.run.codecs import Writer
-from weir.workers.run.steps import Fatal, Prediction, ValuesOrErrors, each
+from weir.workers.run.steps import Fatal, Prediction, PreparedBatch, ValuesOrErrors, copies, each, fault_of, model_error
 
 logger = logging.getLogger("weir")
 
-Given = dict[int, Any]  # what `predict` yields: by index in the list that it got
+Yielded = dict[int, Any]  # what `predict` yields: answers by index in the list that it got
 
 
 class Ends(NamedTuple):
-    """What becomes of entries at the end: an error each, or (None) the end without a further answer."""
+    """The end of entries: an error each, or (None) an end without a further answer."""
 
     entries: list[int]
     error: WeirError | None
 
 
 class StreamProgress:
-    """One run of `predict`: which entries it is for, and which of them have had their end.
+    """One run of `predict`: which entries it is for, and which of them have ended.
 
-    `predict` numbers the items that it gets from 0; `entries` are their numbers in the batch. `left` grows while the
-    executor hears of readers who leave.
+    `predict` numbers the items that it gets from 0; `entries` are their indices in the batch. `cancelled` grows when callers leave.
     """
 
     def __init__(self, entries: list[int], cancelled: Container[int]) -> None:
         self.entries = entries
-        self.told = False  # whether anything has been yielded
+        self.has_yielded = False
         self._cancelled = cancelled
         self._ended: set[int] = set()
 
     @property
     def left(self) -> frozenset[int]:
-        """The items, as `predict` numbers them, that are at their end."""
+        """The items, as `predict` numbers them, that have ended or that no caller waits for."""
         return frozenset(
             place for place, entry in enumerate(self.entries) if place in self._ended or entry in self._cancelled
         )
 
     @property
     def over(self) -> bool:
-        """Whether all are."""
+        """Whether that is so of all items."""
         return len(self.left) == len(self.entries)
 
     def open_entries(self) -> list[int]:
-        """Return the entries, as the batch numbers them, that are not at their end."""
+        """Return the entries, by their indices in the batch, that go on."""
         left = self.left
         return [entry for place, entry in enumerate(self.entries) if place not in left]
 
     def ended(self, places: list[int]) -> None:
-        """Note that these items have had their end."""
+        """Note that these items, as `predict` numbers them, have ended."""
         self._ended.update(places)
 
 
@@ -74,27 +72,25 @@ class StreamingRun:
         self._check = _tensor_check(model) if is_tensor_model(type(model)) else None
 
     def run(
-        self, batch_id: int, column: ValuesOrErrors, accepts: str | list[str], heads: ValuesOrErrors | None, seconds: float,
-        cancelled: Container[int], restarted: Callable[[], None] | None,
-    ) -> Generator[Events, None, None]:  # fmt: skip
-        """Yield the batch's Events as they come to be, the final one last. `column` has been preprocessed, in
-        `seconds`; `heads` is what Reader.heads said.
+        self, prepared: PreparedBatch, cancelled: Container[int], restarted: Callable[[], None]
+    ) -> Generator[Events, None, None]:
+        """Yield the events of the batch as soon as there are any, the final ones last. Close the generator to give up.
 
-        `restarted` is called when a limit on the time of `predict` starts anew without Events. Close it to give up.
+        `restarted` is called when a limit on the time of `predict` starts anew without events.
         """
-        clock = _Clock()
+        batch_id, column = prepared.batch_id, prepared.column
         refused = [entry for entry, value in enumerate(column) if isinstance(value, WeirError)]
         if refused:
             outputs = [column[entry] for entry in refused]
             yield Events(batch_id, outputs, indices=refused, kinds=[EventKind.ERROR] * len(refused), final=False)
         entries = [entry for entry, value in enumerate(column) if not isinstance(value, WeirError)]
-        batch = _StreamedBatch(batch_id, column, accepts, heads, cancelled, restarted or _nothing, clock)
-        ends = yield from self._run(batch, entries)
-        timing = Timing(seconds, clock.predict, clock.postprocess)
+        clock = _Clock()
+        ends = yield from self._run(_StreamedBatch(prepared, cancelled, restarted, clock), entries)
+        timing = Timing(prepared.seconds, clock.predict, clock.postprocess)
         yield _ends_of(batch_id, ends, final=True, timing=timing)
 
     def _run(self, batch: "_StreamedBatch", entries: list[int]) -> Generator[Events, None, Ends]:
-        """Yield what comes of `entries`; return what became of those that are left in the end."""
+        """Yield the events of `entries`; return the end of those that have not ended by then."""
         course = StreamProgress(entries, batch.cancelled)
         failure: WeirError | None = None
         if not course.over:
@@ -103,24 +99,24 @@ class StreamingRun:
             except _Failed as failed:
                 failure = failed.error
         left = course.open_entries()
-        if failure is not None and not course.told and len(left) > 1 and self._halves:
+        if failure is not None and not course.has_yielded and len(left) > 1 and self._halves:
             middle = len(left) // 2
             batch.restarted()
-            yield _ends_of(batch.batch_id, (yield from self._run(batch, left[:middle])), final=False)
+            yield _ends_of(batch.prepared.batch_id, (yield from self._run(batch, left[:middle])), final=False)
             batch.restarted()
             return (yield from self._run(batch, left[middle:]))
         return Ends(left, failure)
 
     def _drive(self, batch: "_StreamedBatch", course: StreamProgress) -> Generator[Events, None, None]:
-        """Drive the generator until it returns, or nobody is left. Raises _Failed with what it raised."""
-        steps = self._started([batch.column[entry] for entry in course.entries])
+        """Run the generator until it returns, or no caller is left. Raises _Failed with what it raised."""
+        steps = self._started([batch.prepared.column[entry] for entry in course.entries])
         left: frozenset[int] | None = None
         try:
             while True:
                 given = self._next(steps, left, batch.clock)
                 if given is None:
                     return
-                course.told = True
+                course.has_yielded = True
                 events = self._events(batch, course, given)
                 if events is None:
                     batch.restarted()
@@ -143,7 +139,7 @@ class StreamingRun:
             )
         return steps
 
-    def _next(self, steps: Generator[Any, Any, Any], left: frozenset[int] | None, clock: "_Clock") -> Given | None:
+    def _next(self, steps: Generator[Any, Any, Any], left: frozenset[int] | None, clock: "_Clock") -> Yielded | None:
         began = perf_counter()
         try:
             given = steps.send(left)
@@ -162,8 +158,8 @@ class StreamingRun:
             raise error
         return _Failed(error if isinstance(error, WeirError) else model_error("predict", error))
 
-    def _events(self, batch: "_StreamedBatch", course: StreamProgress, given: Given) -> Events | None:
-        """Return what `predict` has just given as Events; None if there is nothing for anybody."""
+    def _events(self, batch: "_StreamedBatch", course: StreamProgress, given: Yielded) -> Events | None:
+        """Return the events of what `predict` has just yielded; None if no caller gets any of it."""
         began = perf_counter()
         left, count = course.left, len(course.entries)
         answers = {_place(index, count): answer for index, answer in given.items()}
@@ -177,21 +173,21 @@ class StreamingRun:
         kinds = [_kind(output, final) for output, final in zip(outputs, last, strict=True)]
         course.ended([place for place, kind in zip(places, kinds, strict=True) if kind != EventKind.PART])
         batch.clock.postprocess += perf_counter() - began
-        return Events(batch.batch_id, outputs, indices=entries, kinds=kinds, final=False)
+        return Events(batch.prepared.batch_id, outputs, indices=entries, kinds=kinds, final=False)
 
     def _written(self, batch: "_StreamedBatch", entries: list[int], values: ValuesOrErrors) -> ValuesOrErrors:
         if self._check is not None:
             values = each(self._check, values, fault_of("predict"), fatal=self._fatal)
-        answers = self._prediction.postprocess(values, [batch.column[entry] for entry in entries])
-        accepts = batch.accepts
+        _, accepts, column, heads, _ = batch.prepared
+        answers = self._prediction.postprocess(values, [column[entry] for entry in entries])
         return self._writer.write(
             answers,
             accepts if isinstance(accepts, str) else [accepts[entry] for entry in entries],
-            None if batch.heads is None else [batch.heads[entry] for entry in entries],
+            None if heads is None else [heads[entry] for entry in entries],
         )
 
     def _close(self, steps: Generator[Any, Any, Any]) -> None:
-        """End the generator. What it raises on its way out has nobody to go to."""
+        """End the generator. What it raises then is logged, for no caller is left."""
         try:
             steps.close()
         except BaseException as error:
@@ -201,7 +197,7 @@ class StreamingRun:
 
 
 class _Clock:
-    """Seconds spent in the model's generator, and with what it gave."""
+    """How many seconds were spent in the model's generator, and with what it yielded."""
 
     def __init__(self) -> None:
         self.predict = 0.0
@@ -209,19 +205,16 @@ class _Clock:
 
 
 class _StreamedBatch(NamedTuple):
-    """What has to be known of the batch that runs."""
+    """The batch that runs, its cancelled entries, the callback for a new start of the time limit, and its clock."""
 
-    batch_id: int
-    column: ValuesOrErrors
-    accepts: str | list[str]
-    heads: ValuesOrErrors | None
+    prepared: PreparedBatch
     cancelled: Container[int]
     restarted: Callable[[], None]
     clock: _Clock
 
 
 class _Failed(Exception):
-    """`predict` ended with an error, which all get who have no end."""
+    """`predict` ended with an error, which all entries get that have not ended."""
 
     def __init__(self, error: WeirError) -> None:
         super().__init__(error.message)
@@ -240,7 +233,7 @@ def _ends_of(batch_id: int, ends: Ends, *, final: bool, timing: Timing | None = 
 
 
 def _place(index: Any, count: int) -> int:
-    """Return the index that `predict` gave as a number; what is none of its items is the model's error."""
+    """Return the index that `predict` yielded as an int. Raises _Failed if it is not the index of one of `count` items."""
     try:
         place = as_index(index)
     except TypeError:
@@ -260,7 +253,3 @@ def _tensor_check(model: Model) -> Callable[[Any], Any]:
     from weir.workers.run import tensors
 
     return tensors.part_of(model)
-
-
-def _nothing() -> None:
-    pass

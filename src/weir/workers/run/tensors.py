@@ -16,6 +16,7 @@ from weir.model import GROUP, PAD, RAGGED, Model, Tensor, is_batched, overrides
 from weir.wire.cells import LARGE_BYTES
 from weir.wire.tensors import DTYPES, Arrays, read_arrays, rows_of, to_arrays, to_bits, to_plain, to_text
 from weir.wire.values import DECODE, ENCODE
+from weir.workers.arena import ResultBlock
 from weir.workers.run.kserve import BodyReader, BodyWriter, Listed, head_of, joined
 from weir.workers.run.steps import Sizes
 
@@ -56,6 +57,24 @@ def _mapping(array: Array) -> mmap.mmap | None:
         base = base.base
     memory = base.obj if isinstance(base, memoryview) else base
     return memory if isinstance(memory, mmap.mmap) else None
+
+
+class Lease(numpy.ndarray[Any, Any]):
+    """The bytes of a result in shared memory, not writable. It owns their place, which is released when the last array over it is gone."""
+
+    _block: ResultBlock | None = None  # views and copies of this array have none
+
+    def __del__(self) -> None:
+        if self._block is not None:
+            self._block.release()
+
+
+def lease(block: ResultBlock) -> Lease:
+    """Return the bytes of `block`, which has one owner, as an array that is this owner."""
+    # Not a view of an ordinary array: the views of a view would refer to that array, and not to this one.
+    leased = Lease(len(block.view), numpy.uint8, block.view)
+    leased._block = block
+    return leased
 
 
 class Stacker:

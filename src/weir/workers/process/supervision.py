@@ -1,13 +1,4 @@
-"""One worker of a pool through all its processes: started, ready, lost, started again, and in the end stopped or failed.
-
-    starting ──ready──> ready ──death──> lost ──back-off──> starting
-       │                  └──────────────── stop ───────────────> stopped
-       └──does not load──> lost, after several times failed ──back-off──> starting
-
-A ready one whose process does not run at all, for it was stopped or hangs in the kernel, is suspended until it runs again.
-
-Everything happens on the loop's thread.
-"""
+"""X"""
 
 import asyncio
 import logging
@@ -19,10 +10,9 @@ from weir.errors import ModelError, WeirError
 from weir.messages import Batch, Events
 from weir.wire.frames import Cancel, Frame, Ready, Restarted, StartFailed, Stop, encode_batch, encode_control
 from weir.workers.arena import Arena, BatchPlaces, as_values
-from weir.workers.child import Child
-from weir.workers.executor import READY, SUSPENDED, Listener
-from weir.workers.launch import Launch
-from weir.workers.timelimit import TimeLimit
+from weir.workers.executor import READY, SUSPENDED, Listener, TimeLimit
+from weir.workers.process.child import Child
+from weir.workers.process.launch import Launch
 
 
 class Backoff:

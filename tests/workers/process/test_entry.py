@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from weir import Model, Service
-from weir.workers.priority import lower
+from weir.workers.process.entry import lower
 
 SCRIPT = """
 import os, threading
-from weir.workers import priority
+from weir.workers.process import entry as priority
 {before}
 own = os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0)
 back = priority.give_way({niceness})
@@ -79,7 +79,7 @@ def test_a_process_is_low_before_it_can_do_so_itself() -> None:
 
 HURRIED = """
 import itertools, os, threading
-from weir.workers import priority
+from weir.workers.process import entry as priority
 hurried = threading.Event()
 def for_each(before, after, act=priority._for_each_thread):
     act(before, after)

@@ -10,8 +10,7 @@ import uvloop
 from weir.messages import OBJECT, Batch
 from weir.wire.frames import Cancel, Frame, FrameParser, Free, Ready, Start, Stop, encode_batch, encode_control
 from weir.workers.arena import Arena, ResultPlaces, create_memory
-from weir.workers.channel import Channel
-from weir.workers.child_channel import ChildChannel
+from weir.workers.process.channel import Channel, ChildChannel, FrameRehearsal
 
 BOTH_LOOPS = pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
 
@@ -188,7 +187,7 @@ class VirtualSocket:
 
 def test_the_worker_polls_only_where_frames_come_soon_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     virtual = VirtualSocket()
-    monkeypatch.setattr("weir.workers.child_channel.time", virtual)
+    monkeypatch.setattr("weir.workers.process.channel.time", virtual)
     channel = ChildChannel(cast(socket.socket, virtual), FrameParser(), None)
     channel.spin = 0.001
 
@@ -213,3 +212,11 @@ def test_a_server_that_leaves_without_reading_the_last_answer_means_stop(spin: f
         channel.send(b"answer")
         ours.close()
         assert channel.receive() == Stop()
+
+
+def test_a_batch_goes_through_both_frames_and_comes_back_as_it_was() -> None:
+    frames = FrameRehearsal()
+    for number in (1, 2):
+        events = frames.answer(Batch(number, [3, "four", None], OBJECT, OBJECT))
+        assert (events.batch_id, events.outputs, events.final) == (number, [3, "four", None], True)
+    frames.rehearse()

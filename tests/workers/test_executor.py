@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from weir.workers.timelimit import TimeLimit
+from weir.workers.executor import TimeLimit
 
 
 class Loop(asyncio.SelectorEventLoop):

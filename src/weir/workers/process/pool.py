@@ -1,4 +1,4 @@
-"""Worker processes as an Executor."""
+"""X"""
 
 import asyncio
 import contextlib
@@ -12,11 +12,10 @@ from weir.model import Model, is_tensor_model, overrides
 from weir.wire.frames import Start
 from weir.workers.arena import Arena, ArenaBlock, create_memory
 from weir.workers.executor import Listener
-from weir.workers.launch import Launch, unpinned
+from weir.workers.process.launch import Launch, Template, unpinned
+from weir.workers.process.supervision import SupervisedWorker
 from weir.workers.settings import WorkerSettings
 from weir.workers.source import pack_source
-from weir.workers.supervision import SupervisedWorker
-from weir.workers.template import Template
 
 STOP_GRACE = 5.0
 LOOK_EVERY = 2.0  # seconds between two looks at whether the workers' processes run at all

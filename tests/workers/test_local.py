@@ -1,4 +1,5 @@
 import asyncio
+import logging
 import os
 import threading
 from collections.abc import AsyncIterator
@@ -11,8 +12,144 @@ from tests.workers.runs import Heard
 from weir.errors import Cancelled, ModelError, SettingsError
 from weir.messages import JSON, OBJECT, Batch, EventKind
 from weir.model import Model
-from weir.workers.local.thread import ThreadExecutor
+from weir.workers.local import InlineExecutor, ThreadExecutor
 from weir.workers.settings import WorkerSettings
+
+
+class Square(Model):
+    ends: BaseException | None = None
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        if 13 in batch:
+            raise self.ends or ValueError("unlucky")
+        return [x * x for x in batch]
+
+
+def make(model: type[Model] = Square, **settings: Any) -> InlineExecutor:
+    return InlineExecutor(model, {}, WorkerSettings(executor="inline", **settings), name="square", max_batch_size=64)
+
+
+def test_a_batch_runs_in_a_later_turn_of_the_loop() -> None:
+    async def main() -> None:
+        executor, heard = make(workers=3), Heard()
+        await executor.start(heard)
+        assert await heard.next("ready") == 1
+        executor.run(0, Batch(1, [b"2", b"13"], JSON, JSON))
+        assert heard.log.empty()
+        assert executor.states()[0].in_flight == 1
+        events = await heard.next("events")
+        assert events.outputs[0] == b"4"
+        assert events.kinds == [EventKind.DONE, EventKind.ERROR]
+        assert [state.in_flight for state in executor.states()] == [0]
+        await executor.stop()
+        await executor.stop()
+        assert executor.states()[0].state == "stopped"
+
+    asyncio.run(main())
+
+
+def test_entries_cancelled_before_it_began_are_left_out() -> None:
+    async def main() -> None:
+        executor, heard = make(), Heard()
+        await executor.start(heard)
+        await heard.next("ready")
+        executor.run(0, Batch(1, [13, 2], OBJECT, OBJECT))
+        executor.cancel(0, 1, [0])
+        executor.cancel(0, 99, [0])
+        outputs = (await heard.next("events")).outputs
+        assert isinstance(outputs[0], Cancelled)
+        assert outputs[1] == 4
+        await executor.stop()
+
+    asyncio.run(main())
+
+
+def test_a_batch_that_has_not_begun_when_it_stops_is_dropped() -> None:
+    async def main() -> None:
+        executor, heard = make(), Heard()
+        await executor.start(heard)
+        await heard.next("ready")
+        executor.run(0, Batch(1, [2], OBJECT, OBJECT))
+        await executor.stop()
+        await asyncio.sleep(0)
+        assert heard.log.empty()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("step", ["__init__", "load"])
+@pytest.mark.parametrize("error", [OSError("no weights"), SystemExit(3)])
+def test_a_start_that_fails_is_a_model_error(step: str, error: BaseException) -> None:
+    def fail(_: Any) -> None:
+        raise error
+
+    async def main() -> None:
+        executor = make(type("Broken", (Square,), {step: fail}))
+        with pytest.raises(ModelError, match="worker 0 of 'square' did not load: it raised") as caught:
+            await executor.start(Heard())
+        assert caught.value.original_type == type(error).__name__
+        assert executor.states()[0].state == "failed"
+        await executor.stop()
+
+    asyncio.run(main())
+
+
+def test_a_system_exit_is_the_entrys_error() -> None:
+    async def main() -> None:
+        executor, heard = make(type("Exiting", (Square,), {"ends": SystemExit(3)})), Heard()
+        await executor.start(heard)
+        await heard.next("ready")
+        executor.run(0, Batch(1, [1, 13], OBJECT, OBJECT))
+        outputs = (await heard.next("events")).outputs
+        assert outputs[0] == 1
+        assert outputs[1].original_type == "SystemExit"
+        await executor.stop()
+
+    asyncio.run(main())
+
+
+def test_an_interrupt_ends_the_batch_and_goes_on_to_the_program() -> None:
+    loop = asyncio.new_event_loop()
+    executor, heard = make(type("Interrupted", (Square,), {"ends": KeyboardInterrupt()})), Heard()
+    loop.run_until_complete(executor.start(heard))
+    executor.run(0, Batch(1, [1, 13], OBJECT, OBJECT))
+    with pytest.raises(KeyboardInterrupt):
+        loop.run_forever()
+    loop.run_until_complete(heard.next("ready"))
+    events = loop.run_until_complete(heard.next("events"))
+    assert [output.original_type for output in events.outputs] == ["KeyboardInterrupt"] * 2
+    loop.run_until_complete(executor.stop())
+    loop.close()
+
+
+@pytest.mark.parametrize("setting", [{"env": [{"A": "1"}]}, {"cpu_affinity": [[0]]}, {"threads": 2}])
+def test_settings_that_need_a_process_are_refused(setting: dict[str, Any]) -> None:
+    async def main() -> None:
+        with pytest.raises(SettingsError, match=f"{next(iter(setting))}=.*needs worker processes"):
+            await make(**setting).start(Heard())
+
+    asyncio.run(main())
+
+
+def test_an_unload_that_raises_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    class Clinging(Square):
+        def unload(self) -> None:
+            raise OSError("will not go")
+
+    async def main() -> None:
+        executor = make(Clinging)
+        await executor.start(Heard())
+        await executor.stop()
+
+    with caplog.at_level(logging.ERROR, "weir"):
+        asyncio.run(main())
+    assert "worker 0 of 'square': unload raised" in caplog.text
+
+
+def test_there_is_no_shared_memory() -> None:
+    executor = make()
+    assert executor.reserve(1 << 20) is None
+    assert executor.gauges() == {"arena_bytes": 0, "arena_free_bytes": 0, "restarts": 0}
 
 
 class Gate:
@@ -23,7 +160,7 @@ class Gate:
         self.opened = threading.Event()
 
 
-class Square(Model):
+class GatedSquare(Model):
     """Squares numbers; 0 waits at the gate."""
 
     def __init__(self, gate: Gate | None = None) -> None:
@@ -42,9 +179,9 @@ class Square(Model):
 
 @asynccontextmanager
 async def running(
-    gate: Gate | None = None, model: type[Model] = Square, **settings: Any
+    gate: Gate | None = None, model: type[Model] = GatedSquare, **settings: Any
 ) -> AsyncIterator[tuple[ThreadExecutor, Heard]]:
-    executor = make(gate, model, **settings)
+    executor = make_threads(gate, model, **settings)
     heard = Heard()
     await executor.start(heard)
     for _ in executor.states():
@@ -58,7 +195,7 @@ async def running(
         assert not [thread for thread in threading.enumerate() if thread.name.startswith("weir-square")]
 
 
-def make(gate: Gate | None = None, model: type[Model] = Square, **settings: Any) -> ThreadExecutor:
+def make_threads(gate: Gate | None = None, model: type[Model] = GatedSquare, **settings: Any) -> ThreadExecutor:
     params = {} if gate is None else {"gate": gate}
     chosen = WorkerSettings(executor="thread", **settings)
     return ThreadExecutor(model, params, chosen, name="square", max_batch_size=64)
@@ -166,7 +303,7 @@ def test_the_next_batch_is_at_hand_and_can_be_cancelled() -> None:
 def test_places_are_the_pipelines_depth() -> None:
     async def main() -> None:
         for depth in (1, 2):
-            executor, heard = make(pipeline_depth=depth), Heard()
+            executor, heard = make_threads(pipeline_depth=depth), Heard()
             await executor.start(heard)
             assert await heard.next("ready") == depth
             await executor.stop()
@@ -197,7 +334,7 @@ def test_where_all_threads_hang_nobody_waits_until_one_returns() -> None:
     async def main() -> None:
         gate, heard = Gate(), Heard()
         chosen = WorkerSettings(executor="thread", workers=2, predict_timeout=0.02)
-        executor = ThreadExecutor(Square, {"gate": gate}, chosen, name="square", max_batch_size=1, hang_grace=0.02)
+        executor = ThreadExecutor(GatedSquare, {"gate": gate}, chosen, name="square", max_batch_size=1, hang_grace=0.02)
         await executor.start(heard)
         for worker in range(2):
             await heard.next("ready")
@@ -218,7 +355,12 @@ def test_a_stop_does_not_wait_for_ever() -> None:
     async def main() -> None:
         gate = Gate()
         executor = ThreadExecutor(
-            Square, {"gate": gate}, WorkerSettings(executor="thread"), name="square", max_batch_size=1, stop_grace=0.01
+            GatedSquare,
+            {"gate": gate},
+            WorkerSettings(executor="thread"),
+            name="square",
+            max_batch_size=1,
+            stop_grace=0.01,
         )
         heard = Heard()
         await executor.start(heard)
@@ -235,7 +377,7 @@ def test_a_stop_does_not_wait_for_ever() -> None:
     asyncio.run(main())
 
 
-class FirstBroken(Square):
+class FirstBroken(GatedSquare):
     def load(self) -> None:
         if self.worker_index == 1:
             raise OSError("no weights")
@@ -243,7 +385,7 @@ class FirstBroken(Square):
 
 def test_a_start_that_fails_leaves_no_thread() -> None:
     async def main() -> None:
-        executor = make(model=FirstBroken, workers=3)
+        executor = make_threads(model=FirstBroken, workers=3)
         with pytest.raises(
             ModelError, match="worker 1 of 'square' did not load: it raised OSError: no weights"
         ) as caught:
@@ -254,7 +396,7 @@ def test_a_start_that_fails_leaves_no_thread() -> None:
     asyncio.run(main())
 
 
-class SlowToLoad(Square):
+class SlowToLoad(GatedSquare):
     def load(self) -> None:
         assert self.gate is not None
         self.gate.opened.wait()
@@ -263,7 +405,7 @@ class SlowToLoad(Square):
 def test_a_start_takes_no_longer_than_its_limit() -> None:
     async def main() -> None:
         gate = Gate()
-        executor = make(gate, SlowToLoad, start_timeout=0.01)
+        executor = make_threads(gate, SlowToLoad, start_timeout=0.01)
         with pytest.raises(ModelError, match=r"did not load within start_timeout=0\.01 seconds"):
             await executor.start(Heard())
         gate.opened.set()
@@ -272,7 +414,7 @@ def test_a_start_takes_no_longer_than_its_limit() -> None:
     asyncio.run(main())
 
 
-class Affine(Square):
+class Affine(GatedSquare):
     def predict(self, batch: list[Any]) -> list[Any]:
         return [os.sched_getaffinity(0)] * len(batch)
 
@@ -291,15 +433,15 @@ def test_a_thread_may_be_kept_on_some_cpus() -> None:
 
 
 @pytest.mark.parametrize("setting", [{"env": [{"A": "1"}]}, {"threads": 2}])
-def test_settings_that_need_a_process_are_refused(setting: dict[str, Any]) -> None:
+def test_threads_refuse_settings_that_need_a_process(setting: dict[str, Any]) -> None:
     async def main() -> None:
         with pytest.raises(SettingsError, match=f"{next(iter(setting))}=.*needs worker processes"):
-            await make(**setting).start(Heard())
+            await make_threads(**setting).start(Heard())
 
     asyncio.run(main())
 
 
-def test_there_is_no_shared_memory() -> None:
-    executor = make()
+def test_threads_have_no_shared_memory() -> None:
+    executor = make_threads()
     assert executor.reserve(1 << 20) is None
     assert executor.gauges() == {"arena_bytes": 0, "arena_free_bytes": 0, "restarts": 0}

@@ -1,7 +1,4 @@
-"""One worker process, seen from the server: from its start until it has been reaped.
-
-Nothing here waits for the process: it may be stopped, or in uninterruptible sleep, and so may the one that it is forked from.
-"""
+"""X"""
 
 import asyncio
 import contextlib
@@ -14,9 +11,8 @@ from typing import Any, Protocol
 
 from weir.wire.frames import Frame, FrameParser, Free, Start, encode_control
 from weir.workers.arena import ResultFetch, Results, create_memory
-from weir.workers.channel import Channel
-from weir.workers.launch import Launch
-from weir.workers.template import KILL_GRACE, Process
+from weir.workers.process.channel import Channel
+from weir.workers.process.launch import KILL_GRACE, Launch, Process
 
 # A process whose channel has ended but that lives on is of no use; one that is just dying needs a moment to be gone.
 END_GRACE = 1.0

@@ -1,1 +1,0 @@
-"""Executors in the server's own process: on the event loop, and in threads."""

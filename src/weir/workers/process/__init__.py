@@ -1,0 +1,1 @@
+"""Workers in processes of their own: started, watched, replaced and fed with batches."""

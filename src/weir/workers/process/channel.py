@@ -1,0 +1,273 @@
+"""Both ends of the connection between the server and a worker process.
+
+`Channel` is the server's end: frames in and out of a socket, without ever blocking the event loop. It is a plain non-blocking socket that the
+loop watches, not a transport: what is written leaves at once on every loop (uvloop holds the writes of a transport back until its next turn),
+and the end of a worker can be handled without waiting for callbacks. `ChildChannel` is the worker's end: blocking, for one thread that reads and
+one that writes.
+
+A worker process imports this module too, so it must not import asyncio.
+"""
+
+import os
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Container, Sequence
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+from weir.messages import OBJECT, Batch, Events, Timing
+from weir.wire.frames import (
+    Cancel,
+    Frame,
+    FrameError,
+    FrameParser,
+    Free,
+    Start,
+    Stop,
+    encode_batch,
+    encode_events,
+)
+from weir.workers.arena import ResultPlaces, own_values
+
+if TYPE_CHECKING:
+    import asyncio
+
+RECEIVE_BYTES = 256 << 10
+F = TypeVar("F")
+Parsed = TypeVar("Parsed", covariant=True)
+
+
+class Parser(Protocol[Parsed]):
+    """Parses bytes into frames."""
+
+    def feed(self, data: memoryview) -> Sequence[Parsed]:
+        """Return the frames that `data` completes. Raises FrameError for bytes that are no frame."""
+
+
+class Channel(Generic[F]):
+    """Sends frames in order and passes each frame that arrives to `on_frame`.
+
+    `on_end` is called once, with a reason, when nothing more can arrive: the other side closed its end, or sent bytes that are no frame. Both
+    are called from the loop, or from `receive_rest`.
+    """
+
+    def __init__(
+        self, end: socket.socket, parser: Parser[F], on_frame: Callable[[F], None], on_end: Callable[[str], None]
+    ) -> None:
+        end.setblocking(False)
+        self._socket = end
+        self._parser = parser
+        self._on_frame = on_frame
+        self._on_end = on_end
+        self._buffer = memoryview(bytearray(RECEIVE_BYTES))
+        self._unsent: deque[memoryview] = deque()
+        self._closed = False
+        self._ended = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def open(self, loop: "asyncio.AbstractEventLoop") -> None:
+        """Start to receive on `loop`."""
+        self._loop = loop
+        loop.add_reader(self._socket.fileno(), self._receive)
+
+    def send(self, frame: bytes | bytearray) -> None:
+        """Send `frame` after the frames before it. It is dropped without an error if the other side is gone: its end is noticed by other means."""
+        if self._closed:
+            return
+        if self._unsent:
+            self._unsent.append(memoryview(frame))
+            return
+        sent = self._try(frame)
+        if sent < len(frame) and self._loop is not None:
+            self._unsent.append(memoryview(frame)[sent:])
+            self._loop.add_writer(self._socket.fileno(), self._send_more)
+
+    def receive_rest(self) -> None:
+        """Read all that has arrived, without waiting for the loop to notice."""
+        while not (self._closed or self._ended) and self._receive():
+            pass
+
+    def close(self) -> None:
+        """Close the socket and drop what is unsent. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._unsent.clear()
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(self._socket.fileno())
+            self._loop.remove_writer(self._socket.fileno())
+        self._socket.close()
+
+    def _try(self, data: bytes | bytearray | memoryview) -> int:
+        try:
+            return self._socket.send(data)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            return len(data)
+
+    def _send_more(self) -> None:
+        while self._unsent:
+            data = self._unsent[0]
+            sent = self._try(data)
+            if sent < len(data):
+                self._unsent[0] = data[sent:]
+                return
+            self._unsent.popleft()
+        if self._loop is not None:
+            self._loop.remove_writer(self._socket.fileno())
+
+    def _receive(self) -> bool:
+        """Read once and pass the frames on. Return False when there is nothing to read, now or ever."""
+        try:
+            size = self._socket.recv_into(self._buffer)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            return self._end(f"its channel failed: {error}")
+        if size == 0:
+            return self._end("it closed its channel")
+        try:
+            frames = self._parser.feed(self._buffer[:size])
+        except FrameError as error:
+            return self._end(f"it sent {error}")
+        for frame in frames:
+            if self._closed:
+                return False
+            self._on_frame(frame)
+        return True
+
+    def _end(self, reason: str) -> bool:
+        self._ended = True
+        if self._loop is not None:
+            self._loop.remove_reader(self._socket.fileno())
+        self._on_end(reason)
+        return False
+
+
+# How often a polling process runs the code between server and worker for nothing. Code that has not run for ten milliseconds takes ten times as
+# long, because its instructions and objects have to come from memory again; within one millisecond the CPU's caches lose a third of them.
+REHEARSAL_INTERVAL = 0.0003  # seconds
+
+
+class FrameRehearsal:
+    """Writes and reads the two frames that each batch costs, without a socket between, to keep that code in the CPU's caches."""
+
+    def __init__(self) -> None:
+        self._parser = FrameParser()
+
+    def rehearse(self) -> None:
+        """Write and read a batch of one entry, and its answer."""
+        self.answer(Batch(0, [0], OBJECT, OBJECT))
+
+    def answer(self, batch: Batch) -> Events:
+        """Return the events of a worker that returns each payload of `batch` unchanged."""
+        (sent,) = self._parser.feed(encode_batch(batch))
+        assert isinstance(sent, Batch)
+        (events,) = self._parser.feed(encode_events(Events(sent.batch_id, sent.payloads, timing=Timing(0.0, 0.0, 0.0))))
+        assert isinstance(events, Events)
+        return events
+
+
+# The mean wait for a frame is an exponential average: the weight of the last wait in it, and how many times `spin` a wait counts as at most.
+_WEIGHT = 0.25
+_LONGEST = 2.0
+
+
+class ChildChannel:
+    """Receives the frames that the worker has to act on, in order.
+
+    Free frames are carried out and Cancel frames noted as soon as they are read. `receive` returns only Start, Batch and Stop (Stop also when
+    the server has closed its end).
+
+    `spin` is for how many seconds to poll before sleeping, yielding the CPU between two polls: to wake a sleeping worker costs the server time,
+    which a single caller notices. Where frames have lately come later than that, polling would find nothing, and the worker sleeps at once.
+    """
+
+    def __init__(self, end: socket.socket, parser: FrameParser, places: ResultPlaces | None) -> None:
+        self._socket = end
+        self._parser = parser
+        self._places = places
+        self._buffer = memoryview(bytearray(RECEIVE_BYTES))
+        self._frames: deque[Start | Batch | Stop] = deque()
+        self._cancelled: dict[int, set[int]] = {}  # the cancelled entries of each batch that is here, by its id
+        self.spin = 0.0
+        self._mean_wait = 0.0  # seconds
+        self._rehearsal = FrameRehearsal()
+
+    def receive(self) -> Start | Batch | Stop:
+        """Return the next frame to act on, when it has come."""
+        while not self._frames:
+            size = self._await()
+            if size == 0:
+                return Stop()
+            self._note(self._parser.feed(self._buffer[:size]))
+        return self._frames.popleft()
+
+    def look(self) -> None:
+        """Read what has arrived, without waiting; above all cancellations."""
+        size = self._receive_now()
+        if size:
+            self._note(self._parser.feed(self._buffer[:size]))
+
+    def cancelled(self, batch_id: int) -> Container[int]:
+        """Return the cancelled entries of a batch that is here. `look` and `receive` add to the same object."""
+        return self._cancelled[batch_id]
+
+    def send(self, frame: bytes | bytearray) -> None:
+        """Send `frame`; wait until the server has room for it."""
+        self._socket.sendall(frame)
+
+    def answered(self, batch_id: int) -> None:
+        """Forget the batch, which has been answered."""
+        del self._cancelled[batch_id]
+
+    def _note(self, frames: list[Frame]) -> None:
+        for frame in frames:
+            if isinstance(frame, Batch):
+                self._cancelled[frame.batch_id] = set()
+                own_values(frame)
+                self._frames.append(frame)
+            elif isinstance(frame, Cancel):
+                # A cancellation that comes after the answer changes nothing.
+                self._cancelled.get(frame.batch_id, set()).update(frame.indices)
+            elif isinstance(frame, Free) and self._places is not None:
+                for ref in frame.refs:
+                    self._places.take_back(ref)
+            elif isinstance(frame, (Start, Stop)):
+                self._frames.append(frame)
+
+    def _await(self) -> int:
+        """Wait for bytes: poll first where they may come in time, then sleep. Return how many bytes have come; 0 at the end."""
+        if not self.spin or self._cancelled:  # while a batch is here, another thread needs this CPU
+            return self._wait()
+        began = time.perf_counter()
+        size = (self._poll(began) if self._mean_wait <= self.spin else 0) or self._wait()
+        waited = min(time.perf_counter() - began, _LONGEST * self.spin)
+        self._mean_wait += _WEIGHT * (waited - self._mean_wait)
+        return size
+
+    def _wait(self) -> int:
+        try:
+            return self._socket.recv_into(self._buffer)
+        except ConnectionResetError:  # the server left without reading the last answer
+            return 0
+
+    def _receive_now(self) -> int:
+        try:
+            return self._socket.recv_into(self._buffer, 0, socket.MSG_DONTWAIT)
+        except (BlockingIOError, ConnectionResetError):
+            return 0
+
+    def _poll(self, now: float) -> int:
+        until, rehearsal = now + self.spin, now + REHEARSAL_INTERVAL
+        while now < until:
+            size = self._receive_now()
+            if size:
+                return size
+            os.sched_yield()
+            now = time.perf_counter()
+            if now >= rehearsal:
+                self._rehearsal.rehearse()
+                rehearsal = time.perf_counter() + REHEARSAL_INTERVAL
+        return 0

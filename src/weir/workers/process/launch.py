@@ -1,0 +1,458 @@
+"""How worker processes are started: with which environment, CPUs and descriptors, and as programs of their own or forked from a template.
+
+`start_process` starts a program in a thread, so that the event loop goes on meanwhile. A `Template` is the server's view of a process that has
+imported the model and called `load_shared` (see program.py): what it has loaded lies in memory once, for all workers that are forked from it,
+as long as nobody writes to it. The template has one thread, and only forks and reaps.
+"""
+
+import _thread
+import asyncio
+import errno
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+
+import weir
+from weir.wire.frames import Start, encode_control
+from weir.workers.process.entry import lower, set_affinity
+from weir.workers.settings import WorkerSettings, for_worker
+
+Popen = subprocess.Popen[bytes]
+Done = Callable[[Popen | OSError], None]
+
+# Environment variables that numeric libraries read once, when they are first imported.
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS",
+    "NUMEXPR_NUM_THREADS", "RAYON_NUM_THREADS",
+)  # fmt: skip
+
+
+def compute_in_one_thread() -> None:
+    """Have numeric libraries that are not loaded yet compute in one thread, unless the environment says otherwise.
+
+    The matrices of a solver are too small to gain from more threads, and on a busy machine threads that wait for each other spin: a bank of
+    tables took 11 s of processor time instead of 1.5.
+    """
+    if "numpy" not in sys.modules:
+        for name in THREAD_VARIABLES:
+            os.environ.setdefault(name, "1")
+
+
+# Keep the memory that a batch frees for the next batch. By default glibc gives blocks of over 128 KB back to the system at once, and to get
+# them again costs more than all other work: 16 bodies of 600 KB took 375 µs each, and take 25 µs with this. Other C libraries ignore it.
+MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(128 << 20)}
+
+# From version 1.29 onnxruntime reports its use over the network, unless this is set before it is loaded.
+SILENCE = {"ORT_DISABLE_TELEMETRY": "1"}
+
+# The CPUs that this process had before it was pinned; empty if it is not pinned.
+_before: list[int] = []
+
+
+@contextmanager
+def pinned(cpus: list[int]) -> Iterator[None]:
+    """Within the block, run this thread and those that it starts on `cpus` only (empty: on all that the process has).
+
+    Worker processes may use all CPUs that this process had before. Raises SettingsError when the machine refuses.
+    """
+    if not cpus:
+        yield
+        return
+    before = sorted(os.sched_getaffinity(0))
+    refusal = set_affinity(cpus, "server_cpu_affinity")
+    if refusal is not None:
+        raise refusal
+    _before[:] = before
+    try:
+        yield
+    finally:
+        _before.clear()
+        os.sched_setaffinity(0, before)
+
+
+def unpinned() -> list[int]:
+    """Return the CPUs of workers that have no setting of their own; empty if they are those of this process."""
+    return list(_before)
+
+
+def available_cpus() -> list[int]:
+    """Return the numbers of the CPUs that workers may use."""
+    return unpinned() or sorted(os.sched_getaffinity(0))
+
+
+class Starter:
+    """A thread that starts processes for the thread that makes it, and ends with that thread: the kernel then kills those processes (see
+    entry.die_with)."""
+
+    def __init__(self) -> None:
+        self._starts: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._pid = os.getpid()
+        _thread.start_new_thread(_work, (self._starts,))  # threading.Thread would wait until the new thread runs
+
+    def __del__(self) -> None:
+        self._starts.put(None)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread exists: a fork of this process does not have it."""
+        return self._pid == os.getpid()
+
+    def start(self, start: Callable[[], Popen], loop: asyncio.AbstractEventLoop, done: Done) -> None:
+        """Call `start` in the thread, then `done` on `loop` with what it returned, or with the OSError that it raised.
+
+        If the loop has been closed meanwhile, the process is killed.
+        """
+        self._starts.put(partial(_start, start, loop, done))
+
+
+_of_thread = threading.local()
+
+
+def start_process(
+    arguments: Sequence[str], environment: dict[str, str], descriptors: Sequence[int], done: Done, *,
+    begun: Callable[[int], None] = lambda _: None,
+) -> None:  # fmt: skip
+    """Start a process in a process group of its own, which inherits `descriptors`; the caller keeps them open until `done` is called.
+
+    `done` is called on the running loop with the process, or with the error if the system refuses; `begun` before it, in another thread,
+    with the process id. The kernel kills the process when the calling thread ends.
+    """
+
+    def start() -> Popen:
+        popen = subprocess.Popen(
+            arguments, stdin=subprocess.DEVNULL, env=environment, pass_fds=descriptors, process_group=0
+        )
+        begun(popen.pid)
+        return popen
+
+    loop = asyncio.get_running_loop()
+    starter: Starter | None = getattr(_of_thread, "starter", None)
+    if starter is None or not starter.is_alive:
+        try:
+            starter = _of_thread.starter = Starter()
+        except RuntimeError as error:  # the system gives no thread
+            loop.call_soon(done, OSError(errno.EAGAIN, str(error)))
+            return
+    starter.start(start, loop, done)
+
+
+def _work(starts: "SimpleQueue[Callable[[], None] | None]") -> None:
+    while (start := starts.get()) is not None:
+        start()
+        del start  # and with it the callback that it holds
+
+
+def _start(start: Callable[[], Popen], loop: asyncio.AbstractEventLoop, done: Done) -> None:
+    try:
+        result: Popen | OSError = start()
+    except OSError as error:
+        result = error
+    except ValueError as error:  # a null character in the environment
+        result = OSError(str(error))
+    try:
+        loop.call_soon_threadsafe(done, result)
+    except RuntimeError:  # the loop is closed: nobody else would ever end the process
+        if not isinstance(result, OSError):
+            result.kill()
+            result.wait()
+
+
+# To fork or to reap takes milliseconds. A template that takes longer than this many seconds hangs, and is given up.
+PATIENCE = 10.0
+# Seconds that a killed process gets to end. One in uninterruptible sleep (a disk, a driver) takes longer, and is left behind.
+KILL_GRACE = 5.0
+READY = b"1"
+
+logger = logging.getLogger("weir")
+
+
+class Process(NamedTuple):
+    """A worker process that was started. `reap` reaps it, once it has ended, and passes its exit code on, at once or soon; None where the
+    code cannot be known."""
+
+    pid: int
+    reap: Callable[[Callable[[int | None], None]], None]
+
+
+def _own_child(popen: Popen) -> Process:
+    return Process(popen.pid, lambda done: done(popen.wait()))
+
+
+class TemplateRequest(NamedTuple):
+    """One request to a template. `done` gets the number that it answers, or None if it has ended."""
+
+    request: dict[str, Any]
+    descriptors: Sequence[int]
+    done: Callable[[int | None], None]
+
+
+class Template:
+    """Forks workers, once `start` has returned True. It gets one request at a time, and nothing here waits for the answer: the process may
+    hang."""
+
+    def __init__(self) -> None:
+        self._socket: socket.socket | None = None
+        self._popen: subprocess.Popen[bytes] | None = None
+        self._loop = asyncio.get_running_loop()
+        self.closed: asyncio.Future[None] = self._loop.create_future()  # done when the process has ended after `close`
+        self._killed = False
+        self._starting: asyncio.Future[None] | None = None
+        self._requests: deque[TemplateRequest] = deque()  # the first one has been sent
+        self._limit: asyncio.TimerHandle | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The process id, while there is a process."""
+        return None if self._popen is None else self._popen.pid
+
+    async def start(self, start: Start, environment: dict[str, str], niceness: int, cpus: Sequence[int] = ()) -> bool:
+        """Start the process, and have it load what is shared. Return whether it has; if not, it has written why to stderr.
+
+        Raises OSError when the system refuses a process. The kernel kills the process when the calling thread ends. The caller must `close` the
+        template also when this is cancelled.
+        """
+        loop = self._loop
+        ours, theirs = socket.socketpair()
+        self._socket = ours
+        ours.setblocking(False)
+        self._starting = loop.create_future()
+        arguments = command("template", start.options["name"], cpus, niceness, theirs.fileno())
+        start_process(arguments, environment, [theirs.fileno()], partial(self._started, theirs, self._starting))
+        await self._starting
+        try:
+            await loop.sock_sendall(ours, encode_control(start))
+            loaded = await loop.sock_recv(ours, 1) == READY
+        except ConnectionError:
+            loaded = False
+        if loaded:
+            self.attach(ours)
+        else:
+            self.close()
+        return loaded
+
+    def attach(self, ours: socket.socket) -> None:
+        """Send requests through the socket `ours` from now on."""
+        self._socket = ours
+        ours.setblocking(False)
+        self._loop.add_reader(ours.fileno(), self._answered)
+
+    def fork(
+        self, arguments: dict[str, Any], descriptors: Sequence[int], done: Callable[[Process | OSError | None], None]
+    ) -> None:
+        """Have a process forked that gets `arguments` (see program.py) and the descriptors, which the caller keeps open until `done` is called.
+
+        `done` gets the process, the error if the system refuses, or None when the template has ended.
+        """
+
+        def answered(answer: int | None) -> None:
+            if answer is None:
+                done(None)
+            else:
+                refused = OSError(-answer, os.strerror(-answer))
+                done(Process(answer, partial(self.reap, answer)) if answer >= 0 else refused)
+
+        self._request(TemplateRequest({"fork": arguments}, descriptors, answered))
+
+    def reap(self, pid: int, done: Callable[[int | None], None]) -> None:
+        """Have the process `pid`, which has ended, reaped; `done` gets its exit code. If the template has ended, the kernel has killed the
+        process, and init reaps it."""
+        self._request(TemplateRequest({"reap": pid}, (), lambda code: done(-signal.SIGKILL if code is None else code)))
+
+    def close(self) -> None:
+        """Kill the process, without waiting for its end. Its workers end with it, and each open request gets None. Idempotent."""
+        if self._limit is not None:
+            self._limit.cancel()
+        if self._socket is not None:
+            if not self._loop.is_closed():
+                self._loop.remove_reader(self._socket.fileno())
+            self._socket.close()
+            self._socket = None
+        if self._popen is not None:
+            self._popen.kill()
+            when_gone(self._popen, self.closed, self._loop)
+            self._popen, self._killed = None, True
+        elif not self._killed and self._starting is None and not self.closed.done():
+            self.closed.set_result(None)
+        requests, self._requests = self._requests, deque()
+        for request in requests:
+            request.done(None)
+
+    def _started(self, theirs: socket.socket, starting: asyncio.Future[None], result: Popen | OSError) -> None:
+        theirs.close()
+        self._starting = None
+        if not isinstance(result, OSError):
+            self._popen = result
+        if self._socket is None:  # closed meanwhile
+            self.close()
+        if starting.done():  # cancelled
+            return
+        if isinstance(result, OSError):
+            starting.set_exception(result)
+        else:
+            starting.set_result(None)
+
+    def _request(self, request: TemplateRequest) -> None:
+        if self._socket is None:
+            request.done(None)
+            return
+        self._requests.append(request)
+        if len(self._requests) == 1:
+            self._send()
+
+    def _send(self) -> None:
+        first = self._requests[0]
+        self._limit = self._loop.call_later(PATIENCE, self.close)
+        try:
+            assert self._socket is not None
+            socket.send_fds(self._socket, [json.dumps(first.request).encode()], first.descriptors)
+        except OSError:  # the template has ended
+            self.close()
+
+    def _answered(self) -> None:
+        assert self._socket is not None
+        try:
+            answer = int(self._socket.recv(32))
+        except BlockingIOError:
+            return
+        except (OSError, ValueError):  # the template has ended
+            self.close()
+            return
+        if self._limit is not None:
+            self._limit.cancel()
+        request = self._requests.popleft()
+        if self._requests:
+            self._send()
+        request.done(answer)
+
+
+def when_gone(popen: "subprocess.Popen[bytes]", done: asyncio.Future[None], loop: asyncio.AbstractEventLoop) -> None:
+    """Reap a killed process when it has ended. `done` is set then, or after KILL_GRACE seconds."""
+    try:
+        pidfd = os.pidfd_open(popen.pid)
+    except OSError:  # no descriptor is left; the start of the next process reaps this one
+        done.set_result(None)
+        return
+
+    def gone() -> None:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)
+        popen.wait()
+        finish()
+
+    def stays() -> None:
+        logger.warning("process %d, which workers are forked from, does not end although it was killed", popen.pid)
+        finish()
+
+    def finish() -> None:
+        limit.cancel()
+        if not done.done():
+            done.set_result(None)
+
+    limit = loop.call_later(KILL_GRACE, stays)
+    loop.add_reader(pidfd, gone)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Everything that the processes of one worker, which replace each other, have in common.
+
+    `source` is the model (see source.py). `request_fd` is the descriptor of the request arena, -1 without one. `lends` says that results are
+    arrays, which may be read where they lie in shared memory. `template` is what the processes are forked from, if they are.
+    """
+
+    name: str
+    index: int
+    source: bytes
+    settings: WorkerSettings
+    max_batch_size: int
+    request_fd: int = -1
+    request_bytes: int = 0
+    result_bytes: int = 0
+    lends: bool = False
+    template: Template | None = None
+    path: Sequence[str] = field(default_factory=lambda: list(sys.path))
+
+    def options(self) -> dict[str, Any]:
+        """Return the options of the Start frame, which the process needs before it imports the model."""
+        return {
+            "name": self.name,
+            "index": self.index,
+            "path": list(self.path),
+            "max_batch_size": self.max_batch_size,
+            "retry_in_halves": self.settings.retry_in_halves,
+            "pipeline_depth": self.settings.pipeline_depth,
+            "spin": self.settings.spin,
+        }
+
+    def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
+        """Return the process's environment. The thread limit overrides what is `inherited`; the worker's own settings override both."""
+        environment = {**MALLOC, **SILENCE, **inherited, "PYTHONPATH": python_path(inherited.get("PYTHONPATH", ""))}
+        if not environment["PYTHONPATH"]:
+            del environment["PYTHONPATH"]
+        if self.settings.threads is not None:
+            environment.update(dict.fromkeys(THREAD_VARIABLES, str(self.settings.threads)))
+        environment.update(for_worker(self.settings.env, self.index) or {})
+        return environment
+
+    def fork(
+        self, end: int, result_fd: int, niceness: int, done: Callable[[Process | OSError | None], None]
+    ) -> bool:  # fmt: skip
+        """Have the template fork a process; return False if there is no template. The arguments are those of `spawn`.
+
+        `done` also gets None: the template has ended. See Template.fork.
+        """
+        if self.template is None:
+            return False
+        options = {
+            "niceness": niceness, "cpus": self._cpus, "request_bytes": self.request_bytes if self.request_fd >= 0 else 0,
+            "result_bytes": self.result_bytes if result_fd >= 0 else 0,
+        }  # fmt: skip
+        self.template.fork(options, [fd for fd in (end, self.request_fd, result_fd) if fd >= 0], done)
+        return True
+
+    def spawn(self, end: int, result_fd: int, niceness: int, done: Callable[[Process | OSError], None]) -> None:
+        """Start a process as a program of its own, at a priority lower by `niceness` while it loads.
+
+        It inherits the descriptors `end` (of its socket) and `result_fd` (of its arena, or -1). The caller keeps them open until `done` is
+        called, with the process, or with the error if the system refuses. The kernel kills the process when the calling thread ends.
+        """
+        numbers = (end, self.request_fd, self.request_bytes, result_fd, self.result_bytes)
+        start_process(
+            command("worker", f"{self.name}/{self.index}", self._cpus, niceness, *numbers),
+            self.environment(os.environ),
+            [fd for fd in (end, self.request_fd, result_fd) if fd >= 0],
+            lambda result: done(result if isinstance(result, OSError) else _own_child(result)),
+            begun=(lambda pid: lower(pid, niceness)) if niceness else (lambda _: None),
+        )
+
+    @property
+    def _cpus(self) -> list[int]:
+        return for_worker(self.settings.cpu_affinity, self.index) or unpinned()
+
+
+def command(role: str, name: str, cpus: Sequence[int], niceness: int, *numbers: int) -> list[str]:
+    """Return the command line of a process that runs `entry.main`, which describes the arguments."""
+    arguments = (role, name, os.getpid(), ",".join(map(str, cpus)), niceness, *numbers)
+    # -P: without it the current directory would come first on the path and could hide any module.
+    return [sys.executable, "-P", "-m", "weir.workers.process.entry", *map(str, arguments)]
+
+
+def python_path(inherited: str) -> str:
+    """Return a PYTHONPATH on which a new process finds this copy of weir, even if it is not installed. `inherited` is that of this process."""
+    root = str(Path(weir.__file__).parents[1])
+    known = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *inherited.split(os.pathsep))
+    return inherited if root in known else os.pathsep.join(filter(None, (root, inherited)))

@@ -1,0 +1,263 @@
+"""What a worker process does from its first frame to its last: build the model, report that it is ready, run batches, unload.
+
+A template process loads what the workers of a model share, once, and then forks a worker each time that the server asks. entry.py runs both.
+"""
+
+import errno
+import gc
+import io
+import json
+import logging
+import os
+import queue
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, NoReturn
+
+from weir.errors import SettingsError, WeirError
+from weir.messages import Batch
+from weir.model import Model
+from weir.wire.frames import FrameParser, Ready, Restarted, Start, StartFailed, encode_control, encode_events
+from weir.workers.arena import Arena, Mapping, PayloadFetch, ResultPlaces
+from weir.workers.process.channel import RECEIVE_BYTES, ChildChannel
+from weir.workers.process.entry import prepare
+from weir.workers.run.runner import Runner, load_shared
+from weir.workers.run.steps import PreparedBatch, model_error
+from weir.workers.source import unpack_source
+
+
+def run_worker(
+    end: int, request_fd: int, request_bytes: int, result_fd: int, result_bytes: int, *, refusal: SettingsError | None,
+    loaded: Callable[[], None] = lambda: None, shared: Model | None = None,
+) -> int:  # fmt: skip
+    """Serve on the socket with the descriptor `end` until the server says stop or leaves; return the exit code.
+
+    The descriptors of the two arenas are -1 where there is no arena. `refusal` is why this process cannot start at all, if it cannot.
+    `loaded` is called when the model is ready. `shared` is the model, if it has been made and has loaded what its workers share.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # so that what a model has printed is not lost when it is killed
+    channel, places, fetch = _connect(end, request_fd, request_bytes, result_fd, result_bytes)
+    start = channel.receive()
+    if not isinstance(start, Start):
+        return 0  # the server has left
+    try:
+        if refusal is not None:
+            raise refusal
+        runner = _build(start, places, shared)
+    except BaseException as error:  # whatever the model raised, SystemExit too, is reported to the server
+        what = f"starting worker {start.options['index']} of {start.options['name']!r}"
+        channel.send(encode_control(StartFailed(error if isinstance(error, WeirError) else model_error(what, error))))
+        return 1
+    loaded()
+    channel.spin = start.options["spin"]
+    if fetch is not None:
+        fetch.lends = runner.borrows
+    channel.send(encode_control(Ready()))
+    batches = BatchLoop(channel, runner, places)
+    try:
+        if start.options["pipeline_depth"] > 1:
+            batches.run_ahead()
+        else:
+            batches.run()
+    except BaseException as error:  # SystemExit of the model
+        runner.end(error)
+        raise
+    runner.stop()
+    return 0
+
+
+def _connect(
+    end: int, request_fd: int, request_bytes: int, result_fd: int, result_bytes: int
+) -> tuple[ChildChannel, ResultPlaces | None, PayloadFetch | None]:
+    """Return the channel to the server, where large results go, and where large payloads come from. Programs that the model starts inherit
+    none of the descriptors."""
+    fetch = places = None
+    os.set_inheritable(end, False)
+    if request_fd >= 0:
+        fetch = PayloadFetch(Mapping(request_fd, request_bytes, writable=False))
+        os.close(request_fd)
+    if result_fd >= 0:
+        os.set_inheritable(result_fd, False)
+        places = ResultPlaces(Arena(result_fd, result_bytes))
+    return ChildChannel(socket.socket(fileno=end), FrameParser(fetch), places), places, fetch
+
+
+def _build(start: Start, places: ResultPlaces | None, shared: Model | None) -> Runner:
+    """Return the model's runner, loaded and warmed up. Raises what the model raises."""
+    options = start.options
+    sys.path[:] = options["path"]
+    configure_logging(options["name"], options["index"])
+    assert isinstance(start.target, bytes)
+    model, params = unpack_source(start.target) if shared is None else (type(shared), {})
+    runner = Runner(
+        model, params, worker_index=options["index"], max_batch_size=options["max_batch_size"],
+        retry_in_halves=options["retry_in_halves"], label=options["name"],
+        open_place=None if places is None else places.open, shared=shared,
+    )  # fmt: skip
+    runner.start()
+    if places is not None:
+        places.close()  # nobody reads what the warm-up computed
+    gc.collect()
+    gc.freeze()  # what the model has loaded lives as long as the worker
+    return runner
+
+
+def configure_logging(name: str, index: int | None) -> None:
+    """Write what the model logs to stderr, with the name of the model and the worker's index, unless the model has configured logging."""
+    worker = (name if index is None else f"{name}/{index}").replace("%", "%%")
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format=f"%(asctime)s %(levelname)-7s {worker} %(name)s: %(message)s"
+    )
+
+
+class BatchLoop:
+    """Runs the batches that come through a channel, one at a time, until the server says stop or leaves."""
+
+    def __init__(self, channel: ChildChannel, runner: Runner, places: ResultPlaces | None) -> None:
+        self._channel = channel
+        self._runner = runner
+        self._places = places
+
+    def run(self) -> None:
+        """Receive, prepare and compute each batch in this thread."""
+        while (prepared := self._next()) is not None:
+            self._answer(prepared, self._channel.look)
+            del prepared  # so that a large payload does not stay while the worker is idle
+
+    def run_ahead(self) -> None:
+        """Compute in this thread while another thread receives and prepares the next batch."""
+        ahead: queue.SimpleQueue[PreparedBatch | None] = queue.SimpleQueue()
+        threading.Thread(target=self._prepare_each, args=(ahead,), name="weir-ahead", daemon=True).start()
+        while (prepared := ahead.get()) is not None:
+            self._answer(prepared, lambda: None)  # the other thread reads cancellations
+            del prepared
+
+    def _next(self) -> PreparedBatch | None:
+        """Return the next batch, prepared; None when the server wants the worker to stop."""
+        batch = self._channel.receive()
+        if not isinstance(batch, Batch):
+            return None
+        prepared = self._runner.prepare(batch)
+        self._channel.look()
+        return prepared
+
+    def _prepare_each(self, ahead: "queue.SimpleQueue[PreparedBatch | None]") -> None:
+        try:
+            while (prepared := self._next()) is not None:
+                ahead.put(prepared)
+                del prepared
+            ahead.put(None)
+        except BaseException:  # without this thread the worker would wait for ever
+            traceback.print_exc()
+            os._exit(1)
+
+    def _answer(self, prepared: PreparedBatch, look: Callable[[], None]) -> None:
+        """Compute one batch and send its events. `look` reads the cancellations that come meanwhile."""
+        batch_id = prepared.batch_id
+
+        def restarted() -> None:
+            self._channel.send(encode_control(Restarted(batch_id)))
+            look()
+
+        cancelled = self._channel.cancelled(batch_id)
+        for events in self._runner.run(prepared, cancelled, restarted):
+            if events.final:
+                self._channel.answered(batch_id)
+            self._channel.send(encode_events(events, self._places))
+            if not events.final:
+                look()
+        if self._places is not None:
+            self._places.close()
+
+
+def run_template(descriptor: int, *, loaded: Callable[[], None]) -> int:
+    """Load what the workers of a model share; then fork a worker, or reap one, each time that the server asks. Return the exit code.
+
+    `descriptor` is this process's end of a socket. `loaded` is called when the model has loaded.
+    """
+    server = socket.socket(fileno=descriptor)
+    os.set_inheritable(descriptor, False)
+    start = ChildChannel(server, FrameParser(), None).receive()
+    if not isinstance(start, Start):
+        return 0  # the server has left
+    try:
+        model = _load(start)
+    except BaseException:
+        traceback.print_exc()
+        name = start.options["name"]
+        print(f"weir: {name}: nothing is shared by its workers, each loads by itself", file=sys.stderr)  # noqa: T201 - logging is not configured yet
+        return 1
+    loaded()
+    server.sendall(b"1")
+    return _obey(server, model)
+
+
+def _load(start: Start) -> Model:
+    """Return the model, which has loaded what its workers share."""
+    sys.path[:] = start.options["path"]
+    known = list(logging.getLogger().handlers)
+    configure_logging(start.options["name"], None)
+    mine = [handler for handler in logging.getLogger().handlers if handler not in known]
+    assert isinstance(start.target, bytes)
+    model = load_shared(*unpack_source(start.target), start.options["max_batch_size"])
+    for handler in mine:
+        logging.getLogger().removeHandler(handler)  # each worker adds one that shows its index
+    gc.collect()
+    gc.freeze()  # the collector writes to each object that it looks at, which would copy its memory for each worker
+    return model
+
+
+def _obey(server: socket.socket, model: Model) -> int:
+    own = os.getpid()
+    while True:
+        text, descriptors, _, _ = socket.recv_fds(server, RECEIVE_BYTES, 3)
+        if not text:
+            return 0  # the server has left
+        request = json.loads(text)
+        if "reap" in request:
+            answer = os.waitstatus_to_exitcode(os.waitpid(request["reap"], 0)[1])
+        else:
+            answer = _fork()
+            if answer == 0:
+                server.close()
+                _be_worker(request["fork"], descriptors, model, own)
+            for each in descriptors:
+                os.close(each)
+            with suppress(OSError):  # here too: the server may kill the group as soon as it knows its number
+                os.setpgid(answer, answer)
+        server.sendall(str(answer).encode())
+
+
+def _fork() -> int:
+    """Fork. Return the negative number of the error if the system refuses: the workers that there are go on."""
+    try:
+        return os.fork()
+    except OSError as error:
+        return -(error.errno or errno.EAGAIN)
+
+
+def _be_worker(options: dict[str, Any], descriptors: Sequence[int], model: Model, template: int) -> NoReturn:
+    """Run as a worker until the end. Libraries are not shut down then: they would look for the threads that the template had."""
+    os.setpgid(0, 0)
+    take_back, refusal = prepare(template, options["cpus"], options["niceness"])
+    given = iter(descriptors)
+    end = next(given)
+    request_fd = next(given) if options["request_bytes"] else -1
+    result_fd = next(given) if options["result_bytes"] else -1
+    try:
+        code = run_worker(
+            end, request_fd, options["request_bytes"], result_fd, options["result_bytes"], refusal=refusal,
+            loaded=take_back, shared=model,
+        )  # fmt: skip
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

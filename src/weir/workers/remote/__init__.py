@@ -1,1 +1,0 @@
-"""Workers that attach from outside, in any language, in lock step."""

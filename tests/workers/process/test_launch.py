@@ -1,0 +1,464 @@
+import _thread
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+from tests.workers.models import Forked, SharesNothing, Square, forked_from
+from tests.workers.pools import Pool, Recorder, make_pool, started
+
+import weir
+from weir.errors import ModelError, SettingsError
+from weir.messages import OBJECT, Batch
+from weir.policy.cost.profile import Profile
+from weir.workers.local import make_runner
+from weir.workers.process.launch import (
+    MALLOC,
+    SILENCE,
+    THREAD_VARIABLES,
+    Launch,
+    Popen,
+    Template,
+    available_cpus,
+    pinned,
+    start_process,
+    unpinned,
+)
+from weir.workers.process.program import _obey
+from weir.workers.settings import WorkerSettings
+
+ROOT = str(Path(weir.__file__).parents[1])
+
+
+def environment(settings: WorkerSettings, index: int = 0, **inherited: str) -> dict[str, str]:
+    return Launch("tried", index, b"", settings, 64).environment(inherited)
+
+
+def test_the_environment_is_inherited_and_each_worker_adds_its_own() -> None:
+    settings = WorkerSettings(workers=3, env=[{"GPU": "0"}, {"GPU": "1"}])
+
+    found = [environment(settings, index, HOME="/here", GPU="9") for index in range(3)]
+
+    assert [one["GPU"] for one in found] == ["0", "1", "0"]
+    assert all(one["HOME"] == "/here" for one in found)
+
+
+def test_thread_limits_are_variables_that_the_workers_own_environment_overrides() -> None:
+    settings = WorkerSettings(threads=2, env=[{"OMP_NUM_THREADS": "5"}])
+
+    found = environment(settings, MKL_NUM_THREADS="16")
+
+    assert {name: found[name] for name in THREAD_VARIABLES} == {
+        **dict.fromkeys(THREAD_VARIABLES, "2"),
+        "OMP_NUM_THREADS": "5",
+    }
+    assert not set(THREAD_VARIABLES) & set(environment(WorkerSettings()))
+
+
+def test_memory_is_kept_between_batches_unless_the_server_was_told_otherwise() -> None:
+    assert environment(WorkerSettings()).items() >= (MALLOC | SILENCE).items()
+    assert environment(WorkerSettings(), MALLOC_TRIM_THRESHOLD_="1")["MALLOC_TRIM_THRESHOLD_"] == "1"
+
+
+def test_the_process_finds_this_weir_wherever_it_lies() -> None:
+    assert environment(WorkerSettings())["PYTHONPATH"] == ROOT
+    assert environment(WorkerSettings(), PYTHONPATH="/there")["PYTHONPATH"] == f"{ROOT}{os.pathsep}/there"
+    assert environment(WorkerSettings(), PYTHONPATH=ROOT)["PYTHONPATH"] == ROOT
+
+
+def test_a_weir_that_is_installed_needs_no_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sysconfig.get_path", lambda name: ROOT)
+
+    assert "PYTHONPATH" not in environment(WorkerSettings())
+
+
+def test_nothing_is_loaded_before_the_process_is_bound_to_its_server_and_its_cpus() -> None:
+    heavy = {"numpy", "msgspec", "asyncio", "pydantic", "cloudpickle", "logging"}
+    script = "import sys, weir.workers.process.entry; print(*sys.modules)"
+
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+
+    assert not heavy & set(done.stdout.split())
+
+
+def test_a_worker_of_a_model_without_tensors_loads_no_numpy_and_no_asyncio() -> None:
+    heavy = {"numpy", "asyncio", "pydantic", "cloudpickle"}
+    script = "import sys, weir.workers.process.program; print(*sys.modules)"
+
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+
+    assert not heavy & set(done.stdout.split())
+
+
+def test_a_process_whose_server_has_gone_already_does_not_start() -> None:
+    program = [
+        sys.executable,
+        "-m",
+        "weir.workers.process.entry",
+        "worker",
+        "tried/0",
+        "1",
+        "",
+        "0",
+        "-1",
+        "0",
+        "-1",
+        "0",
+    ]
+
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_what_computes_for_a_server_that_is_pinned_is_not() -> None:
+    allowed = sorted(os.sched_getaffinity(0))
+    chosen = Launch("tried", 0, b"", WorkerSettings(cpu_affinity=[allowed[:1]]), 64)
+    free = Launch("tried", 0, b"", WorkerSettings(), 64)
+
+    assert (unpinned(), available_cpus(), free._cpus) == ([], allowed, [])
+    with pinned([]):
+        assert unpinned() == []
+    with pinned(allowed[:1]):
+        assert sorted(os.sched_getaffinity(0)) == allowed[:1]
+        assert unpinned() == available_cpus() == free._cpus == allowed
+        assert chosen._cpus == allowed[:1]
+    assert (sorted(os.sched_getaffinity(0)), unpinned()) == (allowed, [])
+    with pytest.raises(SettingsError, match=r"server_cpu_affinity=\[999\]: must be among the CPUs"), pinned([999]):
+        pass
+
+
+def test_a_command_that_solves_computes_in_one_thread(tmp_path: Path) -> None:
+    """OpenBLAS has a thread for each processor, all of which spin while one is late."""
+    profile = tmp_path / "tried.toml"
+    profile.write_text(Profile.linear(alpha_ms=1.0, tau0_ms=2.0, max_batch_size=4).to_toml())
+    script = (
+        "import os, sys; from weir.cli import main; sys.argv[1:] = ['solve', sys.argv[1]]\n"
+        "try: main()\nexcept SystemExit: print(len(os.listdir('/proc/self/task')))"
+    )
+    without = {name: value for name, value in os.environ.items() if name not in THREAD_VARIABLES}
+    command = [sys.executable, "-c", script, str(profile)]
+
+    said = subprocess.run(command, env=without, capture_output=True, text=True, check=True).stdout
+
+    assert said.splitlines()[-1] == "1"
+
+
+def test_what_is_loaded_for_all_is_loaded_once_and_each_worker_has_it() -> None:
+    async def main() -> None:
+        async with started(Forked, workers=3, pipeline_depth=2) as pool:
+            told = [(await pool.ask("tell", worker=worker))[0] for worker in range(3)]
+            pids = [state.pid for state in pool.pool.states()]
+            assert [each["pid"] for each in told] == pids
+            assert [each["index"] for each in told] == [0, 1, 2]
+            assert {each["loaded_by"] for each in told} == {forked_from(told[0]["pid"])}
+            assert len({each["address"] for each in told}) == 1
+            assert all(each["own"] == each["pid"] for each in told)
+            assert [os.getpgid(pid) for pid in pids if pid] == pids
+
+    asyncio.run(main())
+
+
+def test_a_worker_that_dies_is_forked_again() -> None:
+    async def main() -> None:
+        async with started(Forked, workers=2) as pool:
+            before = (await pool.ask("tell"))[0]
+            os.kill(before["pid"], signal.SIGKILL)
+            await pool.heard.until(lambda: len(pool.heard.ready) == 3)
+            after = (await pool.ask("tell"))[0]
+            assert after["pid"] != before["pid"]
+            assert after["loaded_by"] == before["loaded_by"]
+            assert "signal 9" in pool.heard.lost[0][1]
+
+    asyncio.run(main())
+
+
+def test_the_code_that_a_forked_worker_exits_with_is_told() -> None:
+    async def main() -> None:
+        async with started(Forked, workers=2) as pool:
+            pool.send("exit")
+            await pool.heard.until(lambda: len(pool.heard.ready) == 3)
+            assert pool.heard.lost == [(0, "it exited with code 7")]
+
+    asyncio.run(main())
+
+
+def test_workers_end_with_what_they_are_forked_from_and_load_by_themselves_then() -> None:
+    async def main() -> None:
+        async with started(Forked, workers=2) as pool:
+            template = (await pool.ask("tell"))[0]["loaded_by"]
+            os.kill(template, signal.SIGKILL)
+            await pool.heard.until(lambda: len(pool.heard.ready) == 4)
+            told = [(await pool.ask("tell", worker=worker))[0] for worker in range(2)]
+            assert all(each["loaded_by"] == each["pid"] for each in told)
+
+    asyncio.run(main())
+
+
+def test_where_nothing_can_be_shared_each_worker_loads_by_itself() -> None:
+    async def main() -> None:
+        async with started(SharesNothing, workers=2) as pool:
+            told = [(await pool.ask("tell", worker=worker))[0] for worker in range(2)]
+            assert all(each["loaded_by"] == each["pid"] for each in told)
+
+    asyncio.run(main())
+
+
+def test_workers_of_different_environments_share_nothing() -> None:
+    async def main() -> None:
+        async with started(Forked, workers=2, env=[{"A": "1"}, {"A": "2"}]) as pool:
+            told = [(await pool.ask("tell", worker=worker))[0] for worker in range(2)]
+            assert all(each["loaded_by"] == each["pid"] for each in told)
+
+    asyncio.run(main())
+
+
+def test_one_worker_needs_no_other_process_and_those_that_join_it_share() -> None:
+    async def main() -> None:
+        async with started(Forked) as pool:
+            for _ in range(2):
+                await pool.pool.add_worker()
+            told = [(await pool.ask("tell", worker=worker))[0] for worker in range(3)]
+            assert told[0]["loaded_by"] == told[0]["pid"]
+            assert told[1]["loaded_by"] == told[2]["loaded_by"] == forked_from(told[1]["pid"])
+
+    asyncio.run(main())
+
+
+def test_a_pool_that_is_given_up_while_it_loads_leaves_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        os.mkfifo(tmp_path / "begun")
+        pool = make_pool(Forked, {"slow": str(tmp_path / "begun")}, workers=2)
+        starting = asyncio.ensure_future(pool.start(Recorder()))
+        assert await asyncio.to_thread((tmp_path / "begun").read_text) == "begun"
+        starting.cancel()
+        await asyncio.wait([starting])
+        assert starting.cancelled()
+        await pool.stop()
+
+    asyncio.run(main())
+
+
+def test_a_cpu_and_a_priority_are_the_workers_own() -> None:
+    cpu = min(os.sched_getaffinity(0))
+
+    async def main() -> None:
+        async with started(Forked, workers=2, cpu_affinity=[[cpu]], load_niceness=5) as pool:
+            assert (await pool.ask("tell"))[0]["cpus"] == [cpu]
+
+    asyncio.run(main())
+
+
+def test_an_executor_without_processes_loads_it_in_each_worker() -> None:
+    runner = make_runner(Forked, {}, WorkerSettings(executor="thread"), 0, 4, fatal=(), label="forked")
+    runner.start()
+    told = runner.compute(runner.prepare(Batch(0, ["tell"], OBJECT, OBJECT))).outputs[0]
+    assert told["loaded_by"] == told["own"] == os.getpid()
+
+
+async def answer(ask: Callable[..., None], *arguments: Any) -> Any:
+    """Return what a template answers."""
+    answered = asyncio.get_running_loop().create_future()
+    ask(*arguments, answered.set_result)
+    return await answered
+
+
+def test_a_fork_that_the_system_refuses_leaves_the_others_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> int:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        monkeypatch.setattr("os.fork", refuse)
+        obeying = threading.Thread(target=_obey, args=(theirs, SharesNothing()))
+        obeying.start()
+        template = Template()
+        template.attach(ours)
+        for _ in range(2):  # it goes on
+            refusal = await answer(template.fork, {}, [])
+            assert isinstance(refusal, BlockingIOError)
+            assert "Resource temporarily unavailable" in str(refusal)
+        template.close()
+        assert await answer(template.fork, {}, []) is None
+        assert await answer(template.reap, 1) == -signal.SIGKILL
+        obeying.join()
+        theirs.close()
+
+    asyncio.run(main())
+
+
+async def hang(pool: Pool) -> int:
+    """Stop the process that the workers are forked from, then kill one of them."""
+    victim = (await pool.ask("tell"))[0]
+    os.kill(victim["loaded_by"], signal.SIGSTOP)
+    os.kill(victim["pid"], signal.SIGKILL)
+    await pool.heard.until(lambda: bool(pool.heard.lost))
+    return int(victim["loaded_by"])
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_a_template_that_hangs_holds_up_nobody_else(
+    run: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weir.workers.process.launch.PATIENCE", 1000.0)
+    monkeypatch.setattr("weir.workers.process.child.END_GRACE", 0.01)
+
+    async def main() -> None:
+        async with started(Forked, workers=2) as pool:
+            template = await hang(pool)
+            for _ in range(3):
+                assert (await pool.ask("tell", worker=1))[0]["loaded_by"] == template
+            os.kill(template, signal.SIGCONT)
+            await pool.heard.until(lambda: len(pool.heard.ready) == 3)
+            assert (await pool.ask("tell"))[0]["loaded_by"] == template
+
+    run(main())
+
+
+def test_a_template_that_goes_on_hanging_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with started(Forked, workers=2) as pool:
+            # Not before: a busy machine takes longer to fork the first.
+            monkeypatch.setattr("weir.workers.process.launch.PATIENCE", 0.05)
+            monkeypatch.setattr("weir.workers.process.child.END_GRACE", 0.01)
+            await hang(pool)
+            await pool.heard.until(lambda: len(pool.heard.ready) == 4)
+            told = [(await pool.ask("tell", worker=worker))[0] for worker in range(2)]
+            assert all(each["loaded_by"] == each["pid"] for each in told)
+
+    asyncio.run(main())
+
+
+def test_a_pool_stops_while_its_template_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weir.workers.process.child.END_GRACE", 0.01)
+
+    async def main() -> None:
+        async with started(Forked, workers=3) as pool:
+            await hang(pool)
+
+    asyncio.run(main())
+
+
+SLEEP = ["sleep", "1000"]
+ASKS_TO_END = """
+import os, sys, threading
+from weir.workers.process.entry import die_with
+die_with(int(sys.argv[1]))
+os.write(int(sys.argv[2]), b"1")
+threading.Event().wait()
+"""
+
+
+class SlowStarts:
+    """Lets no process be started before the test does."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.entered = threading.Semaphore(0)
+        self.go_on = threading.Event()
+        self.started: list[Popen] = []
+        self._start: Callable[..., Popen] = subprocess.Popen
+        monkeypatch.setattr(subprocess, "Popen", self._slow)
+
+    def _slow(self, *arguments: Any, **rest: Any) -> Popen:
+        self.entered.release()
+        self.go_on.wait()
+        self.started.append(self._start(*arguments, **rest))
+        return self.started[-1]
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> SlowStarts:
+    return SlowStarts(monkeypatch)
+
+
+def test_the_loop_goes_on_while_a_process_is_started(slow: SlowStarts) -> None:
+    async def main() -> None:
+        pool = make_pool(Square)
+        starting = asyncio.create_task(pool.start(Recorder()))
+        await asyncio.to_thread(slow.entered.acquire)
+        assert pool.pids() == []
+        slow.go_on.set()
+        await starting
+        assert pool.pids() == [slow.started[0].pid]
+        await pool.stop()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("model", "workers"), [(Square, 1), (Forked, 2)])
+def test_a_start_that_is_cancelled_leaves_no_process(slow: SlowStarts, model: Any, workers: int) -> None:
+    async def main() -> None:
+        pool = make_pool(model, workers=workers)
+        starting = asyncio.create_task(pool.start(Recorder()))
+        await asyncio.to_thread(slow.entered.acquire)
+        starting.cancel()
+        await asyncio.sleep(0)
+        slow.go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+
+    asyncio.run(main())
+    assert [each.returncode for each in slow.started] == [-9]
+
+
+def test_a_process_whose_loop_was_closed_meanwhile_is_ended(slow: SlowStarts) -> None:
+    async def main() -> None:
+        start_process(SLEEP, {"PATH": "/usr/bin:/bin"}, [], lambda _: None, begun=lambda _: begun.set())
+
+    begun = threading.Event()
+    asyncio.run(main())
+    slow.go_on.set()
+    begun.wait()
+    slow.started[0].wait()
+    assert slow.started[0].returncode == -9
+
+
+def test_what_cannot_be_started_is_told() -> None:
+    async def refusal(arguments: list[str], environment: dict[str, str]) -> Popen | OSError:
+        told: asyncio.Future[Popen | OSError] = asyncio.get_running_loop().create_future()
+        start_process(arguments, environment, [], told.set_result)
+        return await told
+
+    assert isinstance(asyncio.run(refusal(["/no/such/program"], {})), FileNotFoundError)
+    assert "null" in str(asyncio.run(refusal(SLEEP, {"A": "b\0c"})))
+
+
+def test_a_system_without_threads_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> int:
+        raise RuntimeError("can't start new thread")
+
+    # As where no process has been started yet.
+    monkeypatch.setattr("weir.workers.process.launch._of_thread", threading.local())
+    monkeypatch.setattr(_thread, "start_new_thread", refuse)
+    with pytest.raises(ModelError, match=r"the process cannot be started: .* can't start new thread"):
+        asyncio.run(make_pool(Square).start(Recorder()))
+
+
+def test_processes_end_with_the_thread_that_started_them() -> None:
+    ours, theirs = os.pipe()
+
+    async def start() -> None:
+        told: asyncio.Future[Popen | OSError] = asyncio.get_running_loop().create_future()
+        arguments = [sys.executable, "-c", ASKS_TO_END, str(os.getpid()), str(theirs)]
+        start_process(arguments, dict(os.environ), [theirs], told.set_result)
+        popen = await told
+        assert not isinstance(popen, OSError)
+        begun.append(popen)
+        os.close(theirs)
+        assert await asyncio.to_thread(os.read, ours, 1) == b"1"
+        assert popen.poll() is None
+
+    begun: list[Popen] = []
+    thread = threading.Thread(target=asyncio.run, args=(start(),))
+    thread.start()
+    thread.join()
+    os.close(ours)
+    assert begun[0].wait() == -9
