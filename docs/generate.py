@@ -16,7 +16,7 @@ from weir.embedding.metrics import PaddingMetrics, TextCounts
 from weir.embedding.server_settings import TEXTS
 from weir.frontends.http.pages import Held
 from weir.messages import Reason
-from weir.profiling.settings import ProfilingSettings
+from weir.profiling.items import ProfilingSettings
 from weir.protocols.account import Account
 from weir.protocols.settings import HttpSettings
 from weir.protocols.status import TABLE, codes_of_type

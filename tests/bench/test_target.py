@@ -15,9 +15,9 @@ def shown(metrics: Metrics, namespace: str = "weir") -> str:
 def run_batch(metrics: Metrics, size: int, reason: Reason) -> None:
     requests = [ask(1.0)] * size
     batch = dispatch(requests, at=1.25, reason=reason)
-    metrics.dispatched("square", batch)
-    metrics.computed("square", batch, Timing(0.0, 0.5, 0.0), 2.0)
-    metrics.answered("square", requests, None, 2.0)
+    metrics.own("square").dispatched("square", batch)
+    metrics.own("square").computed("square", batch, Timing(0.0, 0.5, 0.0), 2.0)
+    metrics.own("square").answered("square", requests, None, 2.0)
 
 
 def test_batches_are_what_was_counted_in_between() -> None:

@@ -8,10 +8,9 @@ from typing import Any
 from weir.errors import WeirError
 from weir.messages import Batch
 from weir.policy.cost.profile import Profile
-from weir.profiling.items import Entry, Items
+from weir.profiling.items import Entry, Items, ProfilingSettings
 from weir.profiling.measure import measure
-from weir.profiling.measuring import Measuring
-from weir.profiling.settings import ProfilingSettings
+from weir.profiling.sampling import Measuring
 from weir.testing import FakeClock, FakeExecutor, whole
 
 Duration = Callable[[int], float]

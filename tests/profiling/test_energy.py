@@ -1,12 +1,16 @@
 import asyncio
+import os
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.profiling.kit import TimedExecutor, items, started
 
-from weir.profiling.energy import Energy, Reading, judged, modelled, read_energy, windows
+from weir.errors import SettingsError
+from weir.profiling.energy import Energy, Reading, find_nvml, find_rapl, judged, modelled, read_energy, windows
+from weir.profiling.items import ProfilingSettings
 from weir.profiling.sampling import ServiceTimeSampler
-from weir.profiling.settings import ProfilingSettings
 from weir.testing import FakeClock
 
 IDLE_W = 50.0
@@ -89,3 +93,164 @@ def test_energy_is_read_at_a_few_sizes_the_ends_among_them() -> None:
     assert windows([1]) == [1]
     assert windows([1, 2, 3]) == [1, 2, 3]
     assert windows([*range(1, 17), 20, 25, 31, 39, 49, 61, 64]) == [1, 7, 12, 20, 64]
+
+
+class Library:
+    """As much of pynvml as is used, with GPUs of its own."""
+
+    class NVMLError(Exception):
+        """As NVML's."""
+
+    def __init__(self, *names: str | bytes, counts: bool = True, limits: bool = True) -> None:
+        self.names = names
+        self.energy_mj = [100 * number for number in range(len(names))]
+        self._counts = counts
+        self._limits = limits
+
+    def nvmlDeviceGetCount(self) -> int:
+        return len(self.names)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        if index >= len(self.names):
+            raise self.NVMLError("Invalid Argument")
+        return index
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:
+        return int(uuid.removeprefix("GPU-"))
+
+    def nvmlDeviceGetName(self, handle: int) -> str | bytes:
+        return self.names[handle]
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: int) -> int:
+        if not self._counts:
+            raise self.NVMLError("Not Supported")
+        return self.energy_mj[handle]
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle: int) -> int:
+        if not self._limits:
+            raise self.NVMLError("Not Supported")
+        return 300_000
+
+
+def found(library: Any, visible: str | None = None) -> Any:
+    return find_nvml(visible, library)
+
+
+def test_all_gpus_are_read_together() -> None:
+    library = Library("A100", b"A100")
+    meter = found(library)
+    assert (meter.source, meter.name, meter.limit_w, meter.read_mj()) == ("nvml", "A100, A100", 600.0, 100.0)
+    library.energy_mj[0] += 7
+    assert meter.read_mj() == 107.0
+
+
+def test_only_those_that_the_worker_sees() -> None:
+    library = Library("P4", "T4", "H100")
+    assert found(library, "2,1").name == "H100, T4"
+    assert found(library, "GPU-1").name == "T4"
+    assert found(library, "0,-1,2").name == "P4"
+
+
+def test_why_there_is_none_is_said() -> None:
+    for library, visible, why in (
+        (Library(), None, "NVML: there is no GPU"),
+        (Library("P4"), "", "NVML: there is no GPU in ''"),
+        (Library("P4"), "3", "NVML: the GPU's energy counter cannot be read: Invalid Argument"),
+        (Library("K80", counts=False), None, "NVML: the GPU's energy counter cannot be read: Not Supported"),
+    ):
+        with pytest.raises(SettingsError, match=why):
+            found(library, visible)
+
+
+def test_a_board_without_a_limit_has_none() -> None:
+    assert found(Library("P4", limits=False)).limit_w is None
+
+
+def test_the_real_library_reads_a_counter_or_says_why_not() -> None:
+    try:
+        meter = find_nvml()
+    except SettingsError as error:
+        assert error.message.startswith("NVML: ")
+    else:
+        assert meter.read_mj() > 0.0
+
+
+RANGE_UJ = 262_143_328_850
+
+
+class Powercap:
+    """A tree like /sys/class/powercap, whose counters the test moves."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._counts: dict[str, int] = {}
+
+    def add(self, zone: str, name: str, count_uj: int = 0, limits_w: tuple[float, ...] = ()) -> Path:
+        folder = self.root / zone
+        folder.mkdir()
+        (folder / "name").write_text(name + "\n")
+        (folder / "max_energy_range_uj").write_text(f"{RANGE_UJ}\n")
+        for number, limit in enumerate(limits_w):
+            (folder / f"constraint_{number}_power_limit_uw").write_text(f"{round(limit * 1e6)}\n")
+        self._counts[zone] = count_uj
+        self.use(zone, 0.0)
+        return folder
+
+    def use(self, zone: str, joules: float) -> None:
+        """Count energy, going round as the hardware does."""
+        self._counts[zone] = (self._counts[zone] + round(joules * 1e6)) % (RANGE_UJ + 1)
+        (self.root / zone / "energy_uj").write_text(f"{self._counts[zone]}\n")
+
+
+@pytest.fixture
+def powercap(tmp_path: Path) -> Powercap:
+    return Powercap(tmp_path)
+
+
+def test_packages_are_added_up_and_nothing_else(powercap: Powercap) -> None:
+    powercap.add("intel-rapl:0", "package-0", 5_000_000, (65.0, 90.0))
+    powercap.add("intel-rapl:1", "package-1", 7_000_000, (65.0, 90.0))
+    powercap.add("intel-rapl:0:0", "core")
+    powercap.add("intel-rapl:0:1", "dram")
+    powercap.add("intel-rapl:2", "psys")
+    (powercap.root / "intel-rapl").mkdir()
+    meter = find_rapl(powercap.root)
+    assert meter.source == "rapl" and meter.name == "2 CPU packages"
+    assert meter.limit_w == 180.0
+    assert meter.read_mj() == 0.0
+    for zone in ("intel-rapl:0", "intel-rapl:1", "intel-rapl:0:0", "intel-rapl:2"):
+        powercap.use(zone, 1.5)
+    assert meter.read_mj() == 3000.0
+
+
+def test_a_counter_that_goes_round_goes_on(powercap: Powercap) -> None:
+    powercap.add("intel-rapl:0", "package-0", RANGE_UJ - 1_000_000)
+    meter = find_rapl(powercap.root)
+    powercap.use("intel-rapl:0", 2.5)
+    assert meter.read_mj() == pytest.approx(2500.0, abs=0.01)
+    powercap.use("intel-rapl:0", 1.0)
+    assert meter.read_mj() == pytest.approx(3500.0, abs=0.01)
+    assert meter.name == "1 CPU package"
+
+
+def test_a_limit_is_known_only_if_every_package_says_one(powercap: Powercap) -> None:
+    powercap.add("intel-rapl:0", "package-0", limits_w=(65.0,))
+    powercap.add("intel-rapl:1", "package-1", limits_w=(0.0,))
+    assert find_rapl(powercap.root).limit_w is None
+
+
+def test_why_there_is_no_rapl_meter_is_said(powercap: Powercap) -> None:
+    with pytest.raises(SettingsError, match=r"RAPL: there are no CPU packages in .* \(virtual machines have none\)"):
+        find_rapl(powercap.root)
+    folder = powercap.add("intel-rapl:0", "package-0")
+    (folder / "energy_uj").write_text("nothing")
+    with pytest.raises(SettingsError, match="RAPL: cannot be read"):
+        find_rapl(powercap.root)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_counter_for_root_only_is_said_to_be_that(powercap: Powercap) -> None:
+    folder = powercap.add("intel-rapl:0", "package-0")
+    (folder / "energy_uj").chmod(0)
+    with pytest.raises(SettingsError, match="energy_uj is readable by root only"):
+        find_rapl(powercap.root)

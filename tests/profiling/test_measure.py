@@ -1,17 +1,19 @@
 import asyncio
-from math import ceil
+from collections.abc import Callable
+from math import ceil, log2
 from random import Random
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.profiling.kit import TimedExecutor, items, profiled, started
 
 from weir.errors import InvalidRequest, ModelError, SettingsError
 from weir.messages import OBJECT
 from weir.policy.cost.profile import Profile
-from weir.profiling.items import Entry, Items
-from weir.profiling.measure import crowded, measure
-from weir.profiling.settings import ProfilingSettings
+from weir.profiling.items import Entry, Items, ProfilingSettings
+from weir.profiling.measure import Point, along, crowded, edges, grid, linear_table, measure, monotone_table, suspects
 from weir.testing import FakeClock
 
 
@@ -163,3 +165,127 @@ def test_items_too_large_for_any_batch_are_refused_and_sizes_that_they_cannot_fi
 def test_a_crowded_machine_is_warned_of() -> None:
     assert crowded(0.01) == []
     assert crowded(0.4) == ["other processes had the CPUs for 40% of the time: measure again on a quieter machine"]
+
+
+def searched(time: Callable[[int], float], max_batch_size: int) -> dict[int, Point]:
+    """Measure as `measure` does, without noise, until nothing is suspect."""
+    points = {size: Point(time(size), 0.0) for size in grid(max_batch_size)}
+    while more := suspects(points):
+        assert not set(more) & set(points)
+        points |= {size: Point(time(size), 0.0) for size in more}
+    return points
+
+
+def test_small_sizes_are_all_measured_and_large_ones_in_steps_of_a_quarter() -> None:
+    assert grid(1) == [1]
+    assert grid(12) == list(range(1, 13))
+    assert grid(64) == [*range(1, 17), 20, 25, 31, 39, 49, 61, 64]
+    assert len(grid(4096)) < 45
+
+
+def test_sizes_that_are_given_are_measured_and_so_are_the_ends() -> None:
+    assert grid(64, [8, 32, 8]) == [1, 8, 32, 64]
+    with pytest.raises(SettingsError, match="sizes=65: must be at most max_batch_size=64"):
+        grid(64, [65])
+
+
+def test_a_straight_line_has_no_edges_and_needs_no_more_sizes() -> None:
+    for slope, start in ((0.3, 1.0), (1.0, 0.0), (0.0, 5.0)):
+        points = searched(lambda b, slope=slope, start=start: slope * b + start, 256)  # type: ignore[misc]  # a default
+        assert sorted(points) == grid(256)
+        assert edges(points) == []
+
+
+def test_padding_to_powers_of_two_is_found_exactly() -> None:
+    points = searched(lambda b: 1.0 + 0.1 * 2 ** ceil(log2(b)), 128)
+    assert {16, 32, 64} <= set(edges(points)) <= {1, 2, 4, 8, 16, 32, 64}
+    assert len(points) < 45
+
+
+@pytest.mark.parametrize("step", [4, 8, 16, 32])
+def test_a_gpu_that_computes_in_waves_is_found_exactly(step: int) -> None:
+    points = searched(lambda b: 2.0 + ceil(b / step), 128)
+    assert edges(points) == list(range(step, 128, step))
+
+
+@given(st.integers(2, 255), st.floats(0.15, 3.0), st.floats(0.0, 0.002))
+def test_a_single_step_is_found_wherever_it_is(edge: int, height: float, slope: float) -> None:
+    points = searched(lambda b: 1.0 + slope * b + (height if b > edge else 0.0), 256)
+    assert {edge, edge + 1} <= set(points)
+    if edge > 1:
+        assert edge in edges(points)
+
+
+def test_where_a_flat_roof_begins_to_slope_the_search_ends_soon() -> None:
+    points = searched(lambda b: max(10.0, 0.25 * b), 256)
+    assert len(points) < 45
+
+
+def test_noise_is_not_taken_for_a_step() -> None:
+    points = {size: Point(10.0 + 0.5 * (size % 2), 0.2) for size in grid(64)}
+    assert suspects(points) == []
+    assert edges(points) == []
+
+
+def test_two_sizes_are_a_line() -> None:
+    assert suspects({1: Point(1.0, 0.0), 64: Point(50.0, 0.0)}) == []
+
+
+def test_periods_too_many_to_measure_are_left_alone() -> None:
+    points = searched(lambda b: 2.0 + ceil(b / 4), 1024)
+    assert len(points) < 400
+
+
+MEASURED = st.dictionaries(st.integers(1, 200), st.floats(0.01, 1000.0), min_size=1, max_size=30)
+
+
+@given(MEASURED, st.integers(1, 256))
+def test_a_table_never_falls_and_never_leaves_what_was_measured(values: dict[int, float], max_batch_size: int) -> None:
+    table = monotone_table(values, dict.fromkeys(values, 0.1), max_batch_size)
+    assert len(table) == max_batch_size
+    assert np.all(np.diff(table) >= 0.0)
+    assert min(values.values()) * (1 - 1e-9) <= table[0]
+    assert table[-1] <= max(values.values()) * (1 + 1e-9)
+
+
+@given(MEASURED)
+def test_what_rises_already_is_kept_as_it_was_measured(values: dict[int, float]) -> None:
+    rising = dict(zip(sorted(values), sorted(values.values()), strict=True))
+    table = monotone_table(rising, dict.fromkeys(rising, 0.0), 200)
+    for size, value in rising.items():
+        assert table[size - 1] == pytest.approx(value)
+
+
+def test_a_line_stays_a_line() -> None:
+    values = {size: 0.3 * size + 1.0 for size in (1, 2, 3, 4, 8, 16, 20, 64)}
+    table = monotone_table(values, dict.fromkeys(values, 0.0), 64)
+    assert table == pytest.approx(0.3 * np.arange(1, 65) + 1.0)
+
+
+def test_an_edge_between_neighbours_stays_sharp() -> None:
+    values = {1: 1.0, 16: 1.0, 17: 2.0, 32: 2.0}
+    table = monotone_table(values, dict.fromkeys(values, 0.01), 32)
+    assert table == pytest.approx([1.0] * 16 + [2.0] * 16)
+
+
+def test_where_times_fall_they_are_pooled_by_how_sure_they_are() -> None:
+    table = monotone_table({1: 1.0, 2: 4.0, 3: 2.0}, {1: 0.1, 2: 1.0, 3: 0.1}, 3)
+    assert table[0] == 1.0
+    assert table[1] == table[2] == pytest.approx((4.0 / 1.0 + 2.0 / 0.01) / (1.0 / 1.0 + 1.0 / 0.01))
+
+
+def test_beyond_the_measured_sizes_it_is_level() -> None:
+    assert monotone_table({2: 1.0, 4: 3.0}, {2: 0.0, 4: 0.0}, 6) == pytest.approx([1.0, 1.0, 2.0, 3.0, 3.0, 3.0])
+    assert monotone_table({3: 7.0}, {3: 0.0}, 4) == pytest.approx([7.0] * 4)
+
+
+def test_straight_lines_between_values_and_level_beyond() -> None:
+    assert linear_table({2: 1.0, 4: 3.0}, 5) == pytest.approx([1.0, 1.0, 2.0, 3.0, 3.0])
+
+
+def test_energies_between_those_read_follow_the_times() -> None:
+    times = np.array([1.0, 2.0, 3.0, 4.0])
+    assert along(times, {1: 10.0, 4: 25.0}) == pytest.approx([10.0, 15.0, 20.0, 25.0])
+    assert along(np.array([1.0, 1.0, 5.0, 5.0]), {1: 10.0, 4: 50.0}) == pytest.approx([10.0, 10.0, 50.0, 50.0])
+    assert along(np.array([2.0, 2.0, 2.0]), {1: 10.0, 3: 20.0}) == pytest.approx([10.0, 15.0, 20.0])
+    assert along(times, {2: 7.0}) == pytest.approx([7.0] * 4)

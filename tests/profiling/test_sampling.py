@@ -1,16 +1,34 @@
 import asyncio
-from collections.abc import Awaitable, Callable
+import os
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.profiling.kit import Duration, TimedExecutor, items, started
 
-from weir.errors import ModelError
-from weir.profiling.sampling import FEWEST, LEAST, WARM_UP_BATCHES, WARM_UP_MOST, Contention, ServiceTimeSampler
-from weir.profiling.settings import ProfilingSettings
-from weir.testing import FakeClock
+from weir.errors import InvalidRequest, ModelError, SettingsError
+from weir.messages import OBJECT, Batch, Events
+from weir.profiling.items import ProfilingSettings
+from weir.profiling.sampling import (
+    CROWDED_RARE,
+    FEWEST,
+    FIRST_ID,
+    LEAST,
+    WARM_UP_BATCHES,
+    WARM_UP_MOST,
+    Contention,
+    Finished,
+    Measuring,
+    ServiceTimeSampler,
+    estimate,
+    steadied,
+)
+from weir.testing import FakeBlock, FakeClock, FakeExecutor, whole
 
 
 def sampled(
@@ -175,3 +193,294 @@ def test_a_batch_that_fails_leaves_none_that_is_waited_for() -> None:
             await sampler.back_to_back(2, 1.0)
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"sizes": [4, 0]}, "sizes=0: must be whole numbers of rows, 1 or more"),
+        ({"seconds": 0.0}, r"seconds=0.0: must be greater than 0"),
+        ({"confidence": -1.0}, r"confidence=-1.0: must be a share, greater than 0 and less than 1"),
+        ({"confidence": 2.0}, r"confidence=2.0: must be a share, greater than 0 and less than 1"),
+        ({"power": 0.0}, r"power=0.0: must be greater than 0"),
+    ],
+)
+def test_a_setting_that_cannot_be_says_which(setting: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        ProfilingSettings(**setting)
+
+
+class Heard:
+    """A Listener that writes down what it hears."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[Any, ...]] = []
+
+    def worker_ready(self, worker: int, places: int) -> None:
+        self.said.append(("ready", worker, places))
+
+    def worker_lost(self, worker: int, reason: str) -> None:
+        self.said.append(("lost", worker, reason))
+
+    def received(self, worker: int, events: Events) -> None:
+        self.said.append(("received", worker, events.batch_id))
+
+    def unavailable(self, reason: str) -> None:
+        self.said.append(("unavailable", reason))
+
+
+def on_loop(story: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(story)
+
+
+def test_a_batch_is_timed_from_its_dispatch_to_its_last_events() -> None:
+    async def story() -> None:
+        clock, executor = FakeClock(), FakeExecutor()
+        measuring = Measuring(executor, clock)
+        await executor.start(measuring)
+        assert measuring.places == {0: 1}
+        done = measuring.run(0, [1, 2], OBJECT, OBJECT)
+        batch_id = executor.batches[0][1].batch_id
+        clock.advance(0.25)
+        executor.reply(0, Events(batch_id, [1], indices=[0], final=False))
+        clock.advance(0.5)
+        executor.reply(0, Events(batch_id, [2], indices=[1]))
+        assert await done == Finished(1000.0, 1000.75)
+
+    on_loop(story())
+
+
+def test_results_in_shared_memory_are_given_back() -> None:
+    async def story() -> None:
+        executor, block = FakeExecutor(), FakeBlock(10)
+        measuring = Measuring(executor)
+        await executor.start(measuring)
+        done = measuring.run(0, [1], OBJECT, OBJECT)
+        executor.reply(0, whole(FIRST_ID, [block]))
+        await done
+        assert block.shares == 0
+
+    on_loop(story())
+
+
+def test_an_entrys_error_is_the_outcome() -> None:
+    async def story() -> None:
+        executor = FakeExecutor()
+        measuring = Measuring(executor)
+        await executor.start(measuring)
+        done = measuring.run(0, [1, 2], OBJECT, OBJECT)
+        executor.reply(0, whole(FIRST_ID, [1, InvalidRequest("no")]))
+        with pytest.raises(InvalidRequest, match="no"):
+            await done
+
+    on_loop(story())
+
+
+def test_a_lost_worker_fails_what_it_ran_and_what_comes_then_until_it_is_back() -> None:
+    async def story() -> None:
+        executor = FakeExecutor()
+        measuring = Measuring(executor)
+        await executor.start(measuring)
+        under_way = measuring.run(0, [1], OBJECT, OBJECT)
+        executor.lose(0, "it was killed")
+        for done in (under_way, measuring.run(0, [1], OBJECT, OBJECT)):
+            with pytest.raises(ModelError, match="it was killed"):
+                await done
+        executor.revive(0)
+        again = measuring.run(0, [1], OBJECT, OBJECT)
+        executor.reply(0, whole(executor.batches[-1][1].batch_id, [1]))
+        await again
+
+    on_loop(story())
+
+
+def test_a_worker_that_was_never_there_cannot_be_measured() -> None:
+    async def story() -> None:
+        executor = FakeExecutor()
+        measuring = Measuring(executor)
+        await executor.start(measuring)
+        with pytest.raises(ModelError, match="worker 3 is not there"):
+            await measuring.run(3, [1], OBJECT, OBJECT)
+
+    on_loop(story())
+
+
+def test_a_batch_that_the_executor_refuses_leaves_nothing_behind() -> None:
+    class Refusing(FakeExecutor):
+        def run(self, worker: int, batch: Batch) -> None:
+            raise RuntimeError("no")
+
+    async def story() -> None:
+        executor = Refusing()
+        measuring = Measuring(executor)
+        await executor.start(measuring)
+        with pytest.raises(RuntimeError, match="no"):
+            await measuring.run(0, [1], OBJECT, OBJECT)
+        executor.lose(0)  # and there is nothing to fail
+
+    on_loop(story())
+
+
+def test_it_steps_aside_for_a_listener_that_hears_of_all_workers_as_they_are() -> None:
+    async def story() -> None:
+        executor, heard = FakeExecutor(workers=2, places=2), Heard()
+        measuring = Measuring(executor)
+        await executor.start(measuring)
+        executor.lose(0, "it was killed")
+        measuring.step_aside(heard)
+        assert heard.said == [("ready", 0, 2), ("lost", 0, "it was killed"), ("ready", 1, 2)]
+        heard.said.clear()
+        executor.revive(0)
+        executor.run(1, Batch(1, [1], OBJECT, OBJECT))
+        executor.reply(1, whole(1, [1]))
+        executor.lose(1, "it too")
+        executor.end("nobody is left")
+        assert heard.said == [
+            ("ready", 0, 2),
+            ("received", 1, 1),
+            ("lost", 1, "it too"),
+            ("unavailable", "nobody is left"),
+        ]
+
+    on_loop(story())
+
+
+def test_who_comes_after_is_told_that_nobody_is_left() -> None:
+    async def story() -> None:
+        executor, heard = FakeExecutor(), Heard()
+        measuring = Measuring(executor)
+        await executor.start(measuring)
+        executor.lose(0, "it was killed")
+        executor.end("nobody is left")
+        measuring.step_aside(heard)
+        assert heard.said == [("ready", 0, 1), ("lost", 0, "it was killed"), ("unavailable", "nobody is left")]
+
+    on_loop(story())
+
+
+def test_what_is_late_from_the_measurement_is_not_heard_by_who_comes_after() -> None:
+    async def story() -> None:
+        executor, heard = FakeExecutor(), Heard()
+        measuring = Measuring(executor)
+        await executor.start(measuring)
+        left = measuring.run(0, [1], OBJECT, OBJECT)
+        left.cancel()
+        measuring.step_aside(heard)
+        executor.reply(0, whole(FIRST_ID, [1]))
+        executor.reply(0, whole(FIRST_ID, [1]))  # and one that nobody knows
+        assert heard.said == [("ready", 0, 1)]
+
+    on_loop(story())
+
+
+def waited(proc: Path, pid: int, thread: int, nanoseconds: int) -> None:
+    """Let a thread have waited for so long."""
+    folder = proc / str(pid) / "task" / str(thread)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "schedstat").write_text(f"123456789 {nanoseconds} 17\n")
+
+
+def test_of_a_process_the_thread_that_waited_most_counts_and_processes_add_up(tmp_path: Path) -> None:
+    for pid, thread in ((7, 7), (7, 8), (9, 9)):
+        waited(tmp_path, pid, thread, 1_000_000_000)
+    contention = Contention([7, 9], tmp_path)
+    before = contention.look()
+    assert contention.since(before) == 0.0
+    waited(tmp_path, 7, 7, 1_010_000_000)
+    waited(tmp_path, 7, 8, 1_030_000_000)
+    waited(tmp_path, 9, 9, 1_005_000_000)
+    assert contention.since(before) == pytest.approx(0.035)
+
+
+def test_a_thread_that_began_meanwhile_counts_with_all_that_it_waited(tmp_path: Path) -> None:
+    waited(tmp_path, 7, 7, 5_000_000)
+    contention = Contention([7], tmp_path)
+    before = contention.look()
+    waited(tmp_path, 7, 8, 5_400_000)  # and ran 17 times
+    assert contention.since(before) == pytest.approx(0.002)
+
+
+def test_waking_up_is_no_contention(tmp_path: Path) -> None:
+    """2 ms in ten times are waking up; what is more is not."""
+    waited(tmp_path, 7, 7, 0)
+    contention = Contention([7], tmp_path)
+    before = contention.look()
+    for nanoseconds, seconds in ((2_000_000, 0.0), (3_500_000, 0.0015)):
+        (tmp_path / "7" / "task" / "7" / "schedstat").write_text(f"123456789 {nanoseconds} 27\n")
+        assert contention.since(before) == pytest.approx(seconds)
+
+
+def test_a_kernel_that_does_not_count_and_a_process_that_has_ended_have_waited_for_nothing(tmp_path: Path) -> None:
+    waited(tmp_path, 7, 7, 1)
+    (tmp_path / "7" / "task" / "7" / "schedstat").write_text("")
+    contention = Contention([7, 8], tmp_path)
+    assert contention.since(contention.look()) == 0.0
+
+
+def test_this_process_can_be_watched() -> None:
+    contention = Contention([os.getpid()])
+    assert contention.since(contention.look()) >= 0.0
+
+
+def test_one_duration_says_its_mean_and_nothing_of_how_sure_it_is() -> None:
+    said = estimate([0.5])
+    assert (said.mean, said.deviation, said.counted, said.half_width) == (0.5, 0.0, 1, float("inf"))
+
+
+def test_mean_spread_and_interval_are_the_usual_ones() -> None:
+    durations = np.random.default_rng(1).gamma(100.0, 0.01, 4000)
+    said = estimate(list(durations))
+    assert said.mean == pytest.approx(durations.mean())
+    assert said.cv == pytest.approx(0.1, rel=0.05)
+    assert said.half_width == pytest.approx(1.96 * said.error)
+    assert said.relative == pytest.approx(said.half_width / said.mean)
+    assert said.left_out == 0
+
+
+def test_a_rare_pause_of_the_machine_is_left_out_and_reported() -> None:
+    said = estimate([0.010] * 99 + [0.110])
+    assert said.mean == pytest.approx(0.010)
+    assert (said.counted, said.left_out) == (99, 1)
+    assert said.left_out_seconds == pytest.approx(0.1)
+
+
+def test_what_happens_often_belongs_to_the_model() -> None:
+    said = estimate([0.010] * 90 + [0.110] * 10)
+    assert said.mean == pytest.approx(0.020)
+    assert (said.counted, said.left_out) == (100, 0)
+
+
+def test_on_a_crowded_machine_pauses_may_be_more_frequent() -> None:
+    durations = [0.010] * 80 + [0.110] * 20
+    assert estimate(durations).mean == pytest.approx(0.030)
+    assert estimate(durations, CROWDED_RARE).mean == pytest.approx(0.010)
+    assert estimate([0.010] * 60 + [0.110] * 40, CROWDED_RARE).left_out == 0
+
+
+def test_of_a_small_sample_one_pause_is_left_out_and_of_a_tiny_one_none() -> None:
+    assert estimate([0.010] * 4 + [0.110]).mean == pytest.approx(0.010)
+    assert estimate([0.010] * 3 + [0.110] * 2).mean == pytest.approx(0.050)
+    assert estimate([0.010] * 2 + [0.110]).mean == pytest.approx(0.130 / 3)
+
+
+def test_few_durations_that_agree_are_as_uncertain_as_those_of_other_sizes() -> None:
+    chance = np.random.default_rng(3)
+    known = {size: estimate(list(chance.normal(1.0, 0.1, 500))) for size in (1, 2, 3)}
+    few = steadied({**known, 4: estimate([2.0, 2.0, 2.0])})
+    assert few[4].mean == 2.0
+    assert few[4].cv == pytest.approx(0.1 * np.sqrt(5 / 8), rel=0.1)
+    for size, each in known.items():
+        assert few[size].cv == pytest.approx(each.cv, rel=0.02)
+
+
+def test_an_exponential_time_is_hardly_cut() -> None:
+    durations = np.random.default_rng(2).exponential(1.0, 20_000)
+    assert estimate(list(durations)).mean == pytest.approx(durations.mean(), rel=0.02)
+
+
+@given(st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=50), st.floats(0.01, 100.0))
+def test_the_unit_of_time_does_not_matter(durations: list[float], scale: float) -> None:
+    one, other = estimate(durations), estimate([scale * each for each in durations])
+    assert min(durations) <= one.mean * (1 + 1e-9) and one.mean <= max(durations) * (1 + 1e-9)
+    assert other.mean == pytest.approx(scale * one.mean)
+    assert other.left_out == one.left_out

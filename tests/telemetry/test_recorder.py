@@ -8,15 +8,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from subprocess import PIPE
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from tests.served_models import Square
 
 from weir.batching.request_state import RequestBase
 from weir.errors import Cancelled, DeadlineExceeded, ModelNotFound, Overloaded, ValidationFailed, WeirError
-from weir.messages import Dispatch, Reason, Request, Timing, Wakeup
+from weir.messages import Dispatch, Kind, Reason, Request, Timing, Wakeup
 from weir.serving.service import Service
 from weir.telemetry.exposition import Exposition, Levels
-from weir.telemetry.recorder import Metrics, Recorder
+from weir.telemetry.recorder import SECONDS, Histogram, Metrics, Recorder
+from weir.testing import FakeRequest
 
 Labels = dict[str, str]
 
@@ -61,7 +65,7 @@ def value(metrics: Metrics, name: str, **labels: str) -> float:
 
 def test_requests_are_counted_by_model_door_and_code() -> None:
     metrics = Metrics()
-    metrics.answered("square", [ask(0.0), ask(0.0), ask(0.0, "python")], None, 1.0)
+    metrics.own("square").answered("square", [ask(0.0), ask(0.0), ask(0.0, "python")], None, 1.0)
     metrics.refused("square", "http", Overloaded("full"))
     assert value(metrics, "weir_requests_total", model="square", door="http", code="200") == 2
     assert value(metrics, "weir_requests_total", model="square", door="python", code="200") == 1
@@ -71,17 +75,17 @@ def test_requests_are_counted_by_model_door_and_code() -> None:
 
 def test_errors_of_one_code_share_a_series() -> None:
     metrics = Metrics()
-    metrics.answered("square", [ask(0.0)], ValidationFailed("a"), 1.0)
-    metrics.answered("square", [ask(0.0)], Cancelled("b"), 1.0)
+    metrics.own("square").answered("square", [ask(0.0)], ValidationFailed("a"), 1.0)
+    metrics.own("square").answered("square", [ask(0.0)], Cancelled("b"), 1.0)
     assert value(metrics, "weir_requests_total", model="square", door="http", code="400") == 2
 
 
 def test_expired_cancelled_and_invalid_requests_have_counts_of_their_own() -> None:
     metrics = Metrics()
-    metrics.answered("square", [ask(0.0), ask(0.0)], DeadlineExceeded("late"), 1.0)
+    metrics.own("square").answered("square", [ask(0.0), ask(0.0)], DeadlineExceeded("late"), 1.0)
     metrics.refused("square", "http", DeadlineExceeded("too late"))
-    metrics.answered("square", [ask(0.0)], Cancelled("left"), 1.0)
-    metrics.answered("square", [ask(0.0)], ValidationFailed("wrong"), 1.0)
+    metrics.own("square").answered("square", [ask(0.0)], Cancelled("left"), 1.0)
+    metrics.own("square").answered("square", [ask(0.0)], ValidationFailed("wrong"), 1.0)
     where = {"model": "square", "door": "http"}
     assert value(metrics, "weir_requests_expired_total", **where) == 3
     assert value(metrics, "weir_requests_cancelled_total", **where) == 1
@@ -98,7 +102,7 @@ def test_unknown_names_of_models_do_not_become_labels() -> None:
 def test_reasons_add_up_to_the_batches() -> None:
     metrics = Metrics()
     for reason in (*Reason, Reason.SIZE):
-        metrics.dispatched("square", dispatch([ask(0.0)] * 3, 0.5, reason))
+        metrics.own("square").dispatched("square", dispatch([ask(0.0)] * 3, 0.5, reason))
     samples = shown(metrics)
     by_reason = {dict(labels)["reason"]: n for (name, labels), n in samples.items() if name == "weir_batches_total"}
     assert by_reason == {**dict.fromkeys((reason.name.lower() for reason in Reason), 1.0), "size": 2.0}
@@ -109,9 +113,9 @@ def test_reasons_add_up_to_the_batches() -> None:
 def test_queue_time_is_counted_once_for_each_request() -> None:
     metrics = Metrics()
     first, second = ask(0.0), ask(0.3)
-    metrics.dispatched("square", dispatch([first, second], 0.5, slices=[None, (0, 4)]))
-    metrics.dispatched("square", dispatch([second], 0.7, slices=[(4, 8)]))
-    metrics.dispatched("square", dispatch([first], 0.9, Reason.RETRY, attempt=1))
+    metrics.own("square").dispatched("square", dispatch([first, second], 0.5, slices=[None, (0, 4)]))
+    metrics.own("square").dispatched("square", dispatch([second], 0.7, slices=[(4, 8)]))
+    metrics.own("square").dispatched("square", dispatch([first], 0.9, Reason.RETRY, attempt=1))
     assert value(metrics, "weir_queue_time_seconds_count", model="square") == 2
     assert abs(value(metrics, "weir_queue_time_seconds_sum", model="square") - 0.7) < 1e-9
 
@@ -119,9 +123,9 @@ def test_queue_time_is_counted_once_for_each_request() -> None:
 def test_times_of_a_batch_and_of_its_requests() -> None:
     metrics = Metrics()
     requests = [ask(1.0), ask(0.0)]  # priorities may have put a later one first
-    metrics.computed("square", dispatch(requests, 1.5), Timing(0.001, 0.02, 0.003), 2.0)
-    metrics.answered("square", requests, None, 2.0)
-    metrics.answered("square", [], None, 2.0)
+    metrics.own("square").computed("square", dispatch(requests, 1.5), Timing(0.001, 0.02, 0.003), 2.0)
+    metrics.own("square").answered("square", requests, None, 2.0)
+    metrics.own("square").answered("square", [], None, 2.0)
     sums = {step: value(metrics, f"weir_{step}_time_seconds_sum", model="square") for step in ("predict", "total")}
     assert sums == {"predict": 0.02, "total": 3.0}
     assert value(metrics, "weir_total_time_seconds_bucket", model="square", le="1.0") == 1
@@ -172,7 +176,7 @@ def test_two_servers_may_live_in_one_process() -> None:
 
 def test_names_may_begin_with_another_word() -> None:
     metrics = Metrics()
-    metrics.answered("square", [ask(0.0)], None, 1.0)
+    metrics.own("square").answered("square", [ask(0.0)], None, 1.0)
     text = Exposition(metrics, code_of, namespace="mosec_service").render()[0].decode()
     assert 'mosec_service_requests_total{code="200",door="http",model="square"} 1.0' in text
     assert "process_open_fds" in text
@@ -189,7 +193,7 @@ from weir.telemetry.recorder import Metrics
 
 metrics = Metrics()
 shared = Exposition(metrics, code_of).share(sys.argv[1])
-metrics.answered("square", [ask(0.0), ask(0.5)], None, 1.0)
+metrics.own("square").answered("square", [ask(0.0), ask(0.5)], None, 1.0)
 shared.write()
 print("written", flush=True)
 sys.stdin.read()
@@ -201,7 +205,7 @@ def test_several_processes_are_shown_together(tmp_path: Path) -> None:
     metrics = Metrics()
     exposition = Exposition(metrics, code_of)
     shared = exposition.share(str(tmp_path))
-    metrics.answered("square", [ask(0.75)], None, 1.0)
+    metrics.own("square").answered("square", [ask(0.75)], None, 1.0)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(
         [sys.executable, "-c", OTHER_PROCESS, str(tmp_path)], stdin=PIPE, stdout=PIPE, text=True, env=environment
@@ -262,3 +266,110 @@ def test_a_service_counts_each_event_once_for_all_views() -> None:
             assert metrics not in square.observers
 
     asyncio.run(main())
+
+
+AGES = st.lists(st.floats(0, 100), min_size=1, max_size=70)
+
+
+@given(AGES, st.floats(0, 1e6))
+def test_a_batch_counts_like_its_values_one_by_one(ages: list[float], now: float) -> None:
+    together, alone = Histogram(SECONDS), Histogram(SECONDS)
+    instants = sorted(now - age for age in ages)
+    together.observe_ages(instants, now)
+    for instant in instants:
+        alone.observe(now - instant)
+    assert sum(together.counts) == len(ages)
+    assert abs(together.sum - alone.sum) < 1e-6
+    # An age within rounding of a bound may fall on either side of it.
+    edges = sum(any(abs(now - instant - bound) < 1e-9 for bound in SECONDS) for instant in instants)
+    assert sum(abs(a - b) for a, b in zip(together.counts, alone.counts, strict=True)) <= 2 * edges
+
+
+def test_a_bound_belongs_to_its_bucket() -> None:
+    histogram = Histogram((1.0, 2.0))
+    for value in (0.5, 1.0, 1.5, 2.0, 3.0):
+        histogram.observe(value)
+    assert histogram.counts == [2, 2, 1]
+    assert histogram.cumulative() == [("1.0", 2.0), ("2.0", 4.0), ("+Inf", 5.0)]
+    assert histogram.sum == 8.0
+
+
+def test_a_batch_of_ages_spans_buckets() -> None:
+    histogram = Histogram((1.0, 2.0, 4.0))
+    histogram.observe_ages([1.0, 6.5, 8.5, 9.5, 9.75], 10.0)
+    assert histogram.counts == [2, 1, 1, 1]
+
+
+def batch(*requests: FakeRequest, slices: list[tuple[int, int] | None] | None = None, attempt: int = 0) -> Dispatch:
+    rows = sum(request.rows for request in requests)
+    return Dispatch(
+        1, 0, list(requests), slices, rows, 1.0, Reason.SIZE, rows, 0.0, None, Wakeup.ARRIVAL, 11.0, attempt
+    )
+
+
+def test_nothing_has_happened() -> None:
+    said = Recorder().to_dict()
+    assert (said["last_inference"], said["inference_count"], said["execution_count"], said["batch_stats"]) == (
+        0,
+        0,
+        0,
+        [],
+    )
+    assert set(said["inference_stats"]) == {
+        "success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss",
+    }  # fmt: skip
+
+
+def test_batches_are_counted_by_their_rows_and_requests_one_by_one() -> None:
+    statistics = Recorder(lambda: 1234.5678)
+    one, two = FakeRequest(1, arrival=10.0), FakeRequest([1, 2], arrival=10.5, kind=Kind.ITEMS, rows=2)
+    timing = Timing(0.001, 0.01, 0.002)
+    for dispatch in (batch(one, two), batch(FakeRequest(1, arrival=11.0))):
+        statistics.dispatched("m", dispatch)
+        statistics.computed("m", dispatch, timing, 12.0)
+        statistics.answered("m", dispatch.requests, None, 12.0)
+    said = statistics.to_dict()
+    assert (said["last_inference"], said["inference_count"], said["execution_count"]) == (1234568, 4, 2)
+    stats = said["inference_stats"]
+    assert stats["queue"] == {"count": 3, "ns": 1_500_000_000}
+    assert stats["success"] == {"count": 3, "ns": 4_500_000_000}
+    assert stats["compute_infer"] == {"count": 3, "ns": 30_000_000}
+    assert [(each["batch_size"], each["compute_input"]) for each in said["batch_stats"]] == [
+        (1, {"count": 1, "ns": 1_000_000}), (3, {"count": 1, "ns": 1_000_000}),
+    ]  # fmt: skip
+
+
+def test_failures_are_counted_and_those_who_left_are_not() -> None:
+    statistics = Recorder()
+    statistics.refused("m", "http", Overloaded("full"))
+    statistics.answered("m", [FakeRequest(1, arrival=1.0)], Overloaded("full"), 3.0)
+    statistics.answered("m", [FakeRequest(1)], Cancelled("left"), 3.0)
+    assert statistics.to_dict()["inference_stats"]["fail"] == {"count": 2, "ns": 2_000_000_000}
+    assert statistics.success.count == 0
+
+
+@pytest.mark.parametrize(("attempt", "counted"), [(0, 2), (1, 0)])
+def test_a_wait_counts_once(attempt: int, counted: int) -> None:
+    statistics = Recorder()
+    parts = [FakeRequest(list(range(9)), kind=Kind.ITEMS, rows=9) for _ in range(3)]
+    statistics.dispatched("m", batch(*parts, slices=[(0, 4), (4, 9), None], attempt=attempt))
+    assert statistics.queue.count == counted
+
+
+def test_without_details_the_same_is_counted_but_for_histograms() -> None:
+    both = [Recorder(lambda: 7.0, detailed=detailed) for detailed in (True, False)]
+    for recorder in both:
+        first, second = FakeRequest(1, arrival=1.0), FakeRequest(1, arrival=2.0)
+        dispatch = batch(first, second)
+        recorder.dispatched("m", dispatch)
+        recorder.computed("m", dispatch, Timing(0.1, 0.5, 0.2), 3.0)
+        recorder.answered("m", [first, second], None, 4.0)
+        recorder.answered("m", [FakeRequest(1, arrival=1.0)], Overloaded("full"), 4.0)
+        recorder.answered("m", [FakeRequest(1, arrival=1.0)], Cancelled("left"), 4.0)
+    detailed, plain = both
+    assert plain.to_dict() == detailed.to_dict()
+    assert plain.success.seconds == 5.0
+    assert plain.batches == detailed.batches
+    assert plain.ran
+    assert detailed.queue.count == 2
+    assert plain.queue.count == plain.total.count == plain.predict.count == plain.rows.count == 0

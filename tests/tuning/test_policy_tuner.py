@@ -1,16 +1,18 @@
 """What makes a policy solve anew, and how often."""
 
 import asyncio
+from typing import Any
 
 import pytest
 from tests.tuning.banks import PROFILE
 from tests.tuning.solving_rig import Rig, running, turns
 
-from weir.errors import ModelError, SettingsError
-from weir.policy.cost.objective import Prices
+from weir.errors import DeadlineExceeded, Draining, InvalidRequest, ModelError, ModelNotReady, SettingsError
+from weir.policy.cost.objective import LatencySLO, Prices
 from weir.policy.online.adaptive import AutoPolicy
 from weir.tuning import policy_tuner as resolving
 from weir.tuning.learning import OnlineProfile
+from weir.tuning.policy_tuner import changed_prices
 from weir.tuning.solver import SolveRequest
 
 
@@ -227,3 +229,204 @@ def test_a_measured_model_is_solved_for_once_it_serves() -> None:
         await rig.resolver.close()
 
     asyncio.run(check())
+
+
+# Changes of the prices of a running policy.
+
+
+def test_new_prices_are_in_force_when_the_change_returns() -> None:
+    async def check() -> None:
+        async with running() as rig:
+            change = asyncio.create_task(rig.resolver.change({"energy_weight": 5.0}))
+            await turns()
+            assert not change.done()
+            assert rig.resolver.prices == Prices()
+            await rig.solver.answer()
+            await change
+            assert rig.resolver.prices == rig.bank.prices == Prices(1.0, 5.0)
+            assert rig.resolver.counts == {"prices": 1}
+            await rig.resolver.change({"energy_weight": 5.0})  # nothing new
+            assert len(rig.solver.asked) == 1
+
+    asyncio.run(check())
+
+
+def test_changes_come_one_after_the_other() -> None:
+    async def check() -> None:
+        async with running() as rig:
+            said: list[dict[str, Any]] = [{"energy_weight": 5.0}, {"latency_weight": 2.0}, {"energy_weight": 7.0}]
+            changes = [asyncio.create_task(rig.resolver.change(each)) for each in said]
+            for change in changes:
+                await turns()
+                await rig.solver.answer()
+                assert change.done()
+            assert [wish.prices for wish in rig.solver.wishes] == [Prices(1, 5), Prices(2, 5), Prices(2, 7)]
+            assert rig.resolver.prices == Prices(2.0, 7.0)
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("error", [SettingsError("it cannot be kept"), ModelError("the process died")])
+def test_a_change_that_fails_changes_nothing(error: Exception) -> None:
+    async def check() -> None:
+        async with running() as rig:
+            change = asyncio.create_task(rig.resolver.change({"latency_objective": "p99=9ms"}))
+            await turns()
+            assert rig.solver.wishes[0].objective == LatencySLO(0.009, 0.01)
+            await rig.solver.answer(error)
+            with pytest.raises(type(error), match=str(error)):
+                await change
+            assert (rig.resolver.objective, rig.swaps) == (None, 0)
+            with pytest.raises(InvalidRequest):
+                await rig.resolver.change({"price": 1})
+
+    asyncio.run(check())
+
+
+def test_a_change_that_takes_too_long_changes_nothing() -> None:
+    async def check() -> None:
+        async with running() as rig:
+            change = asyncio.create_task(rig.resolver.change({"energy_weight": 5.0}))
+            await turns()
+            await rig.solver.answer(TimeoutError())
+            with pytest.raises(DeadlineExceeded, match="no new tables within"):
+                await change
+            assert rig.resolver.prices == Prices()
+
+    asyncio.run(check())
+
+
+def test_a_change_does_not_wait_for_what_is_being_solved() -> None:
+    async def check() -> None:
+        async with running() as rig:
+            await rig.worker(1, "ready")
+            change = asyncio.create_task(rig.resolver.change({"energy_weight": 5.0}))
+            await turns()
+            assert rig.solver.cancelled == 1
+            assert rig.solver.wishes[-1] == SolveRequest(PROFILE, Prices(1.0, 5.0), 2, None)
+            await rig.worker(1, "lost")  # waits for the change
+            assert len(rig.solver.asked) == 2
+            await rig.solver.answer()
+            await change
+            assert rig.solver.wishes[-1] == SolveRequest(PROFILE, Prices(1.0, 5.0), 1, None)
+            await rig.solver.answer()
+            assert rig.bank.workers == 1
+
+    asyncio.run(check())
+
+
+def test_prices_can_be_changed_before_there_is_anything_to_solve() -> None:
+    async def check() -> None:
+        async with running(AutoPolicy()) as rig:
+            await rig.resolver.change({"energy_weight": 5.0})
+            assert (rig.resolver.prices, rig.solver.asked) == (Prices(1.0, 5.0), [])
+
+    asyncio.run(check())
+
+
+def test_prices_can_be_changed_while_no_worker_is_there() -> None:
+    async def check() -> None:
+        async with running() as rig:
+            await rig.worker(0, "lost")
+            change = asyncio.create_task(rig.resolver.change({"energy_weight": 5.0}))
+            await turns()
+            await rig.solver.answer()
+            await change
+            assert rig.bank.workers == 1
+
+    asyncio.run(check())
+
+
+def test_whoever_gives_a_change_up_leaves_no_solver_behind() -> None:
+    async def check() -> None:
+        async with running() as rig:
+            change = asyncio.create_task(rig.resolver.change({"energy_weight": 5.0}))
+            await turns()
+            change.cancel()
+            await turns()
+            assert (change.cancelled(), rig.solver.cancelled, rig.resolver.solving) == (True, 1, False)
+            assert rig.resolver.prices == Prices()
+
+    asyncio.run(check())
+
+
+def test_a_stop_ends_the_solver_and_tells_those_who_wait() -> None:
+    async def check() -> None:
+        async with running() as rig:
+            with pytest.raises(Draining):
+                change = asyncio.create_task(rig.resolver.change({"energy_weight": 5.0}))
+                await turns()
+                await rig.resolver.close()
+                assert rig.solver.cancelled == 1
+                await change
+            with pytest.raises(ModelNotReady):
+                await rig.resolver.change({"energy_weight": 5.0})
+
+    asyncio.run(check())
+
+
+def test_a_stop_leaves_nothing_to_do_for_those_whose_turn_it_was_not() -> None:
+    async def check() -> None:
+        async with running() as rig:
+            changes = [asyncio.create_task(rig.resolver.change({"energy_weight": 5.0 + more})) for more in range(3)]
+            await turns()
+            await rig.resolver.close()
+            ends = await asyncio.gather(*changes, return_exceptions=True)
+            assert [type(end) for end in ends] == [Draining] * 3
+            assert len(rig.solver.asked) == 1
+
+    asyncio.run(check())
+
+
+# What may be said to a running service about its prices.
+
+
+BEFORE = Prices(2.0, 3.0, 100.0)
+
+
+def test_what_is_not_said_stays() -> None:
+    objective = LatencySLO(0.02)
+    assert changed_prices(BEFORE, objective, {}) == (BEFORE, objective)
+    assert changed_prices(BEFORE, objective, {"energy_weight": 1}) == (Prices(2.0, 1, 100.0), objective)
+
+
+def test_null_takes_away() -> None:
+    said = {"reference_rate": None, "latency_objective": None}
+    assert changed_prices(BEFORE, LatencySLO(0.02), said) == (Prices(2.0, 3.0), None)
+
+
+def test_an_objective_is_a_text() -> None:
+    assert changed_prices(BEFORE, None, {"latency_objective": "p99=20ms"}) == (BEFORE, LatencySLO(0.02, 0.01))
+
+
+@pytest.mark.parametrize(
+    ("said", "says"),
+    [
+        ([1], r"must be an object with some of latency_weight, .*; is \[1\]"),
+        ({"weight": 1}, "weight: there is no such field; there are latency_weight"),
+        ({"latency_weight": "1"}, "latency_weight='1': must be a number"),
+        ({"latency_weight": None}, "latency_weight=None: must be a number$"),
+        ({"energy_weight": True}, "energy_weight=True: must be a number"),
+        ({"reference_rate": [1]}, r"reference_rate=\[1\]: must be a number, or null"),
+        ({"latency_objective": 20}, "latency_objective=20: must be a text such as p99=20ms, or null"),
+    ],
+)
+def test_what_is_no_price_is_refused(said: Any, says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says):
+        changed_prices(BEFORE, None, said)
+
+
+@pytest.mark.parametrize(
+    ("said", "says"),
+    [
+        ({"latency_weight": -1}, "latency_weight=-1"),
+        ({"latency_weight": 0, "energy_weight": 0}, "one of them must be greater than 0"),
+        ({"reference_rate": 0}, "reference_rate=0"),
+        ({"energy_weight": float("inf")}, "energy_weight=inf"),
+        ({"energy_weight": 10**400}, "energy_weight: must be less than 1e300"),
+        ({"latency_objective": "soon"}, "latency_objective='soon'"),
+    ],
+)
+def test_prices_that_cannot_be_are_refused_with_the_reason(said: Any, says: str) -> None:
+    with pytest.raises(SettingsError, match=says):
+        changed_prices(BEFORE, None, said)

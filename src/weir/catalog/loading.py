@@ -27,11 +27,10 @@ from weir.messages import Observer
 from weir.model import Model, check_model
 from weir.policy.cost.profile import Profile
 from weir.policy.loading import AUTO, RULES
-from weir.profiling.items import Items, items_of, read_items
+from weir.profiling.items import Items, ProfilingSettings, items_of, read_items
 from weir.profiling.machine import Meters, describe_machine, find_meters
 from weir.profiling.measure import Progress, grid, measure
-from weir.profiling.measuring import Measuring
-from weir.profiling.settings import ProfilingSettings
+from weir.profiling.sampling import Measuring
 from weir.serving.service import Service
 from weir.serving.settings import KINDS
 from weir.telemetry.logs import redacted

@@ -23,7 +23,7 @@ from weir.commands.options import (
     write_atomically,
 )
 from weir.errors import SettingsError
-from weir.profiling.settings import ProfilingSettings
+from weir.profiling.items import ProfilingSettings
 from weir.settings import declared_by, declared_settings, value_of
 
 if TYPE_CHECKING:

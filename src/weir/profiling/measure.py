@@ -12,10 +12,8 @@ from numpy.typing import NDArray
 from weir.errors import ModelError, RequestError, SettingsError
 from weir.policy.cost.profile import Profile
 from weir.profiling.energy import Energy, Meter, judged, modelled, read_energy, windows
-from weir.profiling.items import Items
-from weir.profiling.measuring import Measuring
-from weir.profiling.sampling import CROWDED, Contention, ServiceTimeEstimate, ServiceTimeSampler
-from weir.profiling.settings import ProfilingSettings
+from weir.profiling.items import Items, ProfilingSettings
+from weir.profiling.sampling import CROWDED, Contention, Measuring, ServiceTimeEstimate, ServiceTimeSampler
 
 # Which batch sizes to measure, and where a step hides between two of them. Nothing is measured here.
 

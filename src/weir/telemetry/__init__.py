@@ -1,1 +1,3 @@
-"""Listens, never decides: one recorder of what happens, what is shown of it (metrics), logs, and traces."""
+"""What a server tells of itself: one recorder of events, the metrics that are views of it, logs and traces. It decides
+nothing.
+"""

@@ -1,8 +1,8 @@
-"""Shows what recorder.py has counted, in Prometheus' text format, under Weir's names and under Triton's."""
+"""Shows the counts of recorder.py in Prometheus' text format, under Weir's names and under Triton's."""
 
 import os
 import secrets
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -18,12 +18,15 @@ from prometheus_client.samples import Sample
 
 from weir.errors import Cancelled, CapacityError, DeadlineExceeded, ModelError, ValidationFailed, WeirError
 from weir.messages import Reason
-from weir.telemetry.recorder import Histogram, Metrics, Outcome, Recorder
+from weir.telemetry.recorder import Histogram, Metrics, Recorder
 
 
 class Levels(NamedTuple):
-    """What can be read of a running model at any moment. `workers` counts them by state, `policy` is what its policy says of
-    itself in brief."""
+    """What can be read of a running model at any moment.
+
+    `workers` has the number of workers by state, and `policy` the figures of its policy by the keys of _POLICY, where
+    None is not shown; sizes are in rows, requests, batches and bytes, as the names say.
+    """
 
     waiting_rows: int
     waiting_requests: int
@@ -35,31 +38,29 @@ class Levels(NamedTuple):
     policy: Mapping[str, Any] = MappingProxyType({})  # by the keys of _POLICY; what is None is not shown
 
 
-NAMESPACE = "weir"  # the first word of the names of metrics, unless another one is wanted
+NAMESPACE = "weir"  # the first word of the names of metrics by default
 
 CodeOf = Callable[[str, type[WeirError] | None], str]
 ReadLevels = Callable[[], Mapping[str, Levels]]
 
-_HISTOGRAMS: tuple[tuple[str, str, Callable[[Recorder], Histogram]], ...] = (
-    ("weir_batch_size", "Rows in each batch.", lambda record: record.rows),
-    ("weir_queue_time_seconds", "From arrival to dispatch, of each request.", lambda record: record.queue),
-    ("weir_preprocess_time_seconds", "Decoding, validation and preprocess of each batch.", lambda r: r.preprocess),
-    ("weir_predict_time_seconds", "predict of each batch.", lambda record: record.predict),
-    ("weir_postprocess_time_seconds", "postprocess and encoding of each batch.", lambda record: record.postprocess),
-    (
-        "weir_first_part_time_seconds",
-        "From arrival to the first answer, of each stream.",
-        lambda record: record.first_part,
-    ),
-    ("weir_total_time_seconds", "From arrival to the end, of each request that was accepted.", lambda r: r.total),
-)
-_LEVELS: tuple[tuple[str, str, Callable[[Levels], int]], ...] = (
-    ("weir_waiting_rows", "Rows in the line.", lambda levels: levels.waiting_rows),
-    ("weir_waiting_requests", "Requests in the line.", lambda levels: levels.waiting_requests),
-    ("weir_running_batches", "Batches that workers hold.", lambda levels: levels.running_batches),
-    ("weir_arena_bytes", "Shared memory for large payloads and results.", lambda levels: levels.arena_bytes),
-    ("weir_arena_free_bytes", "Shared memory that is free.", lambda levels: levels.arena_free_bytes),
-)
+# By attribute of a Recorder: name and help.
+_HISTOGRAMS = {
+    "rows": ("weir_batch_size", "Rows in each batch."),
+    "queue": ("weir_queue_time_seconds", "From arrival to dispatch, of each request."),
+    "preprocess": ("weir_preprocess_time_seconds", "Decoding, validation and preprocess of each batch."),
+    "predict": ("weir_predict_time_seconds", "predict of each batch."),
+    "postprocess": ("weir_postprocess_time_seconds", "postprocess and encoding of each batch."),
+    "first_part": ("weir_first_part_time_seconds", "From arrival to the first answer, of each stream."),
+    "total": ("weir_total_time_seconds", "From arrival to the end, of each request that was accepted."),
+}
+# By attribute of Levels: name and help.
+_LEVELS = {
+    "waiting_rows": ("weir_waiting_rows", "Rows in the line."),
+    "waiting_requests": ("weir_waiting_requests", "Requests in the line."),
+    "running_batches": ("weir_running_batches", "Batches that workers hold."),
+    "arena_bytes": ("weir_arena_bytes", "Shared memory for large payloads and results."),
+    "arena_free_bytes": ("weir_arena_free_bytes", "Shared memory that is free."),
+}
 # Name, help, key and factor.
 _POLICY: tuple[tuple[str, str, str, float], ...] = (
     ("weir_policy_rate", "Arrival rate as the policy estimates it, rows per second.", "rate", 1.0),
@@ -79,11 +80,16 @@ _POLICY: tuple[tuple[str, str, str, float], ...] = (
 
 
 class Exposition(Collector):
-    """Renders metrics.
+    """Renders the metrics of one server.
 
-    `code_of(door, error type or None)` gives the `code` label of a request's end; `read_levels()` the present levels of
-    each model. It has a registry of its own: nothing is global, so two servers may live in one process. `namespace` is the
-    first word of the names, whatever is registered.
+    It has a registry of its own, so that two servers may live in one process.
+
+    Args:
+        metrics: the counts.
+        code_of: returns the label `code` of a request's end, from the door and the type of the error (None: an
+            answer).
+        read_levels: returns the present levels of each model.
+        namespace: the first word of all names.
     """
 
     def __init__(
@@ -98,102 +104,89 @@ class Exposition(Collector):
         ProcessCollector(registry=self.registry)
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
-        """Return the metrics and their content type: OpenMetrics if `accept` asks for it, else Prometheus text. After `share`
-        they are those of all processes that share them."""
+        """Return the metrics and their content type: OpenMetrics if `accept` asks for it, else Prometheus text.
+
+        After `share` they are those of all processes that share a folder.
+        """
         encode, content_type = choose_encoder(accept)
         return encode(self.registry if self._shared is None else self._shared.together()), content_type
 
     def share(self, folder: str) -> "SharedCounts":
-        """Show what all processes that share `folder` have counted, from now on. The caller writes and closes what is returned."""
+        """Show the counts of all processes that share `folder` from now on. The caller writes and closes the returned
+        object.
+        """
         self._shared = SharedCounts(self.registry, Path(folder))
         return self._shared
 
     def describe(self) -> Iterator[Metric]:
-        """Name nothing in advance (the registry would otherwise collect once at registration)."""
+        """Name nothing in advance: the registry would otherwise collect once at registration."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every family."""
+        """Yield every metric family."""
         for family in (*self._requests(), *self._transfers(), *self._batches(), *self._present()):
             family.samples = [_with_version(sample) for sample in family.samples]
             yield family
 
     def _requests(self) -> Iterator[Metric]:
-        ended = self._metrics.ended
-        requests = CounterMetricFamily(
-            "weir_requests", "Requests that had their end.", labels=["model", "door", "code"]
-        )
-        by_code: dict[tuple[str, str, str], int] = {}
-        for (model, door, kind), count in list(ended.items()):
-            labels = (model, door, self._code_of(door, kind))
-            by_code[labels] = by_code.get(labels, 0) + count
-        for labels, count in by_code.items():
-            requests.add_metric(labels, count)
-        yield requests
-        rejected = CounterMetricFamily(
-            "weir_requests_rejected", "Requests refused before the line.", labels=["model", "door", "error"]
-        )
-        for (model, door, kind), count in list(self._metrics.refused_requests.items()):
-            rejected.add_metric((model, door, kind.__name__ if kind else ""), count)
-        yield rejected
-        yield _of_kind(ended, DeadlineExceeded, "weir_requests_expired", "Requests whose deadline passed.")
-        yield _of_kind(ended, Cancelled, "weir_requests_cancelled", "Requests whose caller left.")
-        yield _of_kind(ended, ValidationFailed, "weir_validation_errors", "Requests that the model's Input refused.")
+        ended = list(self._metrics.ended.items())
+        by_code: Counter[tuple[str, str, str]] = Counter()
+        for (model, frontend, kind), count in ended:
+            by_code[model, frontend, self._code_of(frontend, kind)] += count
+        yield _counter("weir_requests", "Requests that had their end.", "model door code", by_code.items())
+        refused = [
+            ((model, frontend, kind.__name__ if kind else ""), count)
+            for (model, frontend, kind), count in list(self._metrics.refused_requests.items())
+        ]
+        yield _counter("weir_requests_rejected", "Requests refused before the line.", "model door error", refused)
+        for name, text, wanted in (
+            ("weir_requests_expired", "Requests whose deadline passed.", DeadlineExceeded),
+            ("weir_requests_cancelled", "Requests whose caller left.", Cancelled),
+            ("weir_validation_errors", "Requests that the model's Input refused.", ValidationFailed),
+        ):
+            of_kind = [(end[:2], count) for end, count in ended if end[2] is not None and issubclass(end[2], wanted)]
+            yield _counter(name, text, "model door", of_kind)
 
     def _transfers(self) -> Iterator[Metric]:
-        received = CounterMetricFamily("weir_received_bytes", "Bytes of request bodies.", labels=["model", "door"])
-        sent = CounterMetricFamily("weir_sent_bytes", "Bytes of response bodies.", labels=["model", "door"])
-        for labels, (received_bytes, sent_bytes) in list(self._metrics.bytes.items()):
-            received.add_metric(labels, received_bytes)
-            sent.add_metric(labels, sent_bytes)
-        yield received
-        yield sent
+        counts = list(self._metrics.bytes.items())
+        for place, (name, text) in enumerate(
+            (("weir_received_bytes", "Bytes of request bodies."), ("weir_sent_bytes", "Bytes of response bodies."))
+        ):
+            yield _counter(name, text, "model door", [(labels, count[place]) for labels, count in counts])
 
     def _batches(self) -> Iterator[Metric]:
         records = list(self._metrics.models.items())
-        batches = CounterMetricFamily("weir_batches", "Batches, by why they were cut.", labels=["model", "reason"])
-        for model, record in records:
-            for reason in Reason:
-                batches.add_metric((model, reason.name.lower()), record.batches[reason])
-        yield batches
-        parts = CounterMetricFamily("weir_stream_parts", "Answers that streaming models gave.", labels=["model"])
-        for model, record in records:
-            parts.add_metric((model,), record.parts)
-        yield parts
-        for name, text, histogram_of in _HISTOGRAMS:
+        cut = [((model, reason.name.lower()), record.batches[reason]) for model, record in records for reason in Reason]
+        yield _counter("weir_batches", "Batches, by why they were cut.", "model reason", cut)
+        parts = [((model,), record.parts) for model, record in records]
+        yield _counter("weir_stream_parts", "Answers that streaming models gave.", "model", parts)
+        for attribute, (name, text) in _HISTOGRAMS.items():
             family = HistogramMetricFamily(name, text, labels=["model"])
             for model, record in records:
-                histogram = histogram_of(record)
+                histogram: Histogram = getattr(record, attribute)
                 family.add_metric((model,), histogram.cumulative(), histogram.sum)
             yield family
 
     def _present(self) -> Iterator[Metric]:
-        present = self._read_levels()
-        for name, text, level_of in _LEVELS:
-            gauge = GaugeMetricFamily(name, text, labels=["model"])
-            for model, levels in present.items():
-                gauge.add_metric((model,), level_of(levels))
-            yield gauge
-        workers = GaugeMetricFamily("weir_workers", "Workers, by state.", labels=["model", "state"])
-        restarts = CounterMetricFamily("weir_worker_restarts", "Workers that were replaced.", labels=["model"])
-        for model, levels in present.items():
-            restarts.add_metric((model,), levels.restarts)
-            for state, count in levels.workers.items():
-                workers.add_metric((model, state), count)
-        yield workers
-        yield restarts
-        yield from _policies({model: levels.policy for model, levels in present.items()})
+        present = list(self._read_levels().items())
+        for attribute, (name, text) in _LEVELS.items():
+            yield _gauge(name, text, "model", [((model,), getattr(levels, attribute)) for model, levels in present])
+        workers = [((model, state), count) for model, levels in present for state, count in levels.workers.items()]
+        yield _gauge("weir_workers", "Workers, by state.", "model state", workers)
+        restarts = [((model,), levels.restarts) for model, levels in present]
+        yield _counter("weir_worker_restarts", "Workers that were replaced.", "model", restarts)
+        yield from _policies({model: levels.policy for model, levels in present})
 
 
 class _Named(CollectorRegistry):
-    """Has all of Weir's metrics begin with another word than `weir`."""
+    """A registry that replaces the first word, `weir`, of the names of Weir's metrics."""
 
     def __init__(self, namespace: str) -> None:
         super().__init__()
         self._namespace = namespace
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every family."""
+        """Yield every metric family."""
         for family in super().collect():
             if self._namespace != NAMESPACE and family.name.startswith(f"{NAMESPACE}_"):
                 family.name = self._renamed(family.name)
@@ -205,11 +198,11 @@ class _Named(CollectorRegistry):
 
 
 class SharedCounts:
-    """The counts of this process in a folder where several (the workers of gunicorn) put theirs: in files of
-    prometheus_client's multi-process mode, in a folder of their own inside of the one for the metrics of programs.
+    """The counts of this process in a folder for several processes (the workers of gunicorn).
 
-    Counters and histograms are added up, also those of processes that have ended. Levels are shown for each process that lives,
-    with the label `pid`. To be made in the process that counts.
+    They are files of prometheus_client's multi-process mode, in a folder of their own inside the one for the metrics
+    of programs. Counters and histograms are added up, also those of processes that have ended. Levels are shown for
+    each living process, with the label `pid`. It must be made in the process that counts.
     """
 
     def __init__(self, registry: CollectorRegistry, folder: Path) -> None:
@@ -226,21 +219,21 @@ class SharedCounts:
         self._values = {kind: MmapedDict(str(path)) for kind, path in files.items()}
 
     def write(self) -> None:
-        """Put into the folder what has been counted so far."""
+        """Write the present counts into the folder."""
         for family in self._registry.collect():
             values = self._values.get(family.type, self._values["counter"])
-            below = 0.0  # a bucket is cumulative when it is shown, and counts for itself in the file
+            below = 0.0  # buckets are cumulative when they are shown, but not in the file
             for sample in family.samples:
                 value = sample.value
                 if family.type == "histogram" and "le" in sample.labels:
                     value, below = value - below, 0.0 if sample.labels["le"] == "+Inf" else value
                 elif family.type == "histogram" and sample.name.endswith("_count"):
-                    continue  # of all buckets
+                    continue  # it follows from the buckets
                 names, texts = list(sample.labels), list(sample.labels.values())
                 values.write_value(mmap_key(family.name, sample.name, names, texts, family.documentation), value, 0.0)
 
     def together(self) -> CollectorRegistry:
-        """Return what all processes have counted."""
+        """Return a registry with the counts of all processes."""
         self.write()
         for path in self._folder.glob("gauge_liveall_*.db"):
             if not Path("/proc", path.stem.rpartition("_")[2]).exists():
@@ -251,7 +244,7 @@ class SharedCounts:
         return registry
 
     def close(self) -> None:
-        """Write for the last time; levels are shown no longer."""
+        """Write for the last time, and remove the levels."""
         self.write()
         for values in self._values.values():
             values.close()
@@ -259,41 +252,45 @@ class SharedCounts:
 
 
 def _with_version(sample: Sample) -> Sample:
-    """Return `sample` with the label `version` beside `model`, if the model that it is of has one (name/version)."""
+    """Return `sample` with a label `version` beside `model` if the model's label has one (name/version)."""
     name, slash, version = sample.labels["model"].partition("/")
     return sample._replace(labels={**sample.labels, "model": name, "version": version}) if slash else sample
 
 
 def _policies(policies: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
     for name, text, key, factor in _POLICY:
-        gauge = GaugeMetricFamily(name, text, labels=["model"])
-        for model, policy in policies.items():
-            if policy.get(key) is not None:
-                gauge.add_metric((model,), factor * policy[key])
-        yield gauge
-    resolves = CounterMetricFamily(
-        "weir_policy_resolves", "Tables that were solved and swapped in.", labels=["model", "reason"]
-    )
-    failed = CounterMetricFamily("weir_policy_failed_resolves", "Tries to solve tables that failed.", labels=["model"])
-    for model, policy in policies.items():
-        for reason, count in policy.get("resolves", {}).items():
-            resolves.add_metric((model, reason), count)
-        failed.add_metric((model,), policy.get("failed_resolves", 0))
-    yield resolves
-    yield failed
+        known = [((model,), factor * each[key]) for model, each in policies.items() if each.get(key) is not None]
+        yield _gauge(name, text, "model", known)
+    resolves = [
+        ((model, reason), count)
+        for model, policy in policies.items()
+        for reason, count in policy.get("resolves", {}).items()
+    ]
+    yield _counter("weir_policy_resolves", "Tables that were solved and swapped in.", "model reason", resolves)
+    failed = [((model,), policy.get("failed_resolves", 0)) for model, policy in policies.items()]
+    yield _counter("weir_policy_failed_resolves", "Tries to solve tables that failed.", "model", failed)
 
 
-def _of_kind(ended: Mapping[Outcome, int], kind: type[WeirError], name: str, text: str) -> Metric:
-    family = CounterMetricFamily(name, text, labels=["model", "door"])
-    for (model, door, error), count in list(ended.items()):
-        if error is not None and issubclass(error, kind):
-            family.add_metric((model, door), count)
+Samples = Iterable[tuple[tuple[str, ...], float]]  # values of the labels, and the number
+
+
+def _counter(name: str, text: str, labels: str, samples: Samples) -> Metric:
+    return _filled(CounterMetricFamily(name, text, labels=labels.split()), samples)
+
+
+def _gauge(name: str, text: str, labels: str, samples: Samples) -> Metric:
+    return _filled(GaugeMetricFamily(name, text, labels=labels.split()), samples)
+
+
+def _filled(family: CounterMetricFamily | GaugeMetricFamily, samples: Samples) -> Metric:
+    for values, number in samples:
+        family.add_metric(values, number)
     return family
 
 
-# The counts of each model under the names that Triton gives them, for the dashboards and autoscalers that look for those.
+# The counts of each model under Triton's names, for dashboards and autoscalers that look for those.
 #
-# Triton's counters do not end in `_total`, as Prometheus' own library has it, so they are shown without a type.
+# Triton's counters do not end in `_total`, as Prometheus' own library requires, so they are shown without a type.
 
 
 _MICROSECONDS = 1e6
@@ -301,7 +298,7 @@ REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
 
 
 class ModelCounts(NamedTuple):
-    """One model in one version ("": it has none), and how many of its requests wait."""
+    """One model in one version ("": it has none), its statistics, and how many of its requests wait."""
 
     model: str
     version: str
@@ -346,18 +343,18 @@ _FAMILIES: tuple[tuple[str, str, Read], ...] = (
 
 
 class TritonNames(Collector):
-    """Shows what `read` returns; failures by reason are those that `metrics` has counted."""
+    """Shows the counts that `read` returns under Triton's names. The reasons of failures come from `metrics`."""
 
     def __init__(self, metrics: Metrics, read: Callable[[], Iterable[ModelCounts]]) -> None:
         self._metrics = metrics
         self._read = read
 
     def describe(self) -> Iterator[Metric]:
-        """Name nothing in advance (the registry would otherwise collect once at registration)."""
+        """Name nothing in advance: the registry would otherwise collect once at registration."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every family."""
+        """Yield every metric family."""
         counted = list(self._read())
         for name, text, value_of in _FAMILIES:
             family = Metric(name, text, "unknown")
@@ -380,7 +377,7 @@ class TritonNames(Collector):
 
 
 def reason_of(kind: type[WeirError]) -> str:
-    """Return Triton's word for why a request failed: refused or too late, its caller left, the model, or else."""
+    """Return Triton's word for the reason of a failure: refused or too late, cancelled, the model's fault, or other."""
     if issubclass(kind, (CapacityError, DeadlineExceeded)):
         return "REJECTED"
     if issubclass(kind, Cancelled):

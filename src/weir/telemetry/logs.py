@@ -1,7 +1,7 @@
-"""What a server writes down: log lines (text for people, JSON for machines, a file beside the terminal) and arrivals.
+"""Log lines (text for people, JSON for machines, a file beside the terminal) and recordings of arrivals.
 
-Everything goes through the standard library's root logger, so lines of uvicorn, of models and of any library look the
-same as Weir's own. A value whose key sounds like a secret never reaches a line.
+All lines go through the standard library's root logger, so those of uvicorn, of models and of any library look like
+Weir's own. A value whose key sounds like a secret is never written.
 """
 
 import logging
@@ -34,13 +34,13 @@ _OF_A_WORKER = re.compile(
     r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (DEBUG|INFO|WARNING|ERROR|CRITICAL) *(\S+) (\S+): (.*)"
 )
 
-MOST_KINDS = 1000  # of errors that are told apart: a model may make types of its own
+MOST_KINDS = 1000  # kinds of errors that are counted: a model may make types without end
 
 _LEVEL_OF_STATE = {"lost": logging.WARNING, "failed": logging.ERROR, "ready": logging.INFO}
 
 
 def get_logger(name: str) -> BoundLogger:
-    """Return a logger that takes `event, key=value...` and hands them to the standard logger called `name`."""
+    """Return a logger that takes `event, key=value...` and passes them to the standard logger `name`."""
     processors: list[Processor] = [structlog.stdlib.filter_by_level, ProcessorFormatter.wrap_for_formatter]
     logger: BoundLogger = structlog.wrap_logger(
         logging.getLogger(name), processors=processors, wrapper_class=BoundLogger, cache_logger_on_first_use=True
@@ -52,12 +52,12 @@ def get_logger(name: str) -> BoundLogger:
 def logging_to(
     settings: TelemetrySettings, stream: TextIO | None = None, *, captures: bool = False
 ) -> Iterator[None]:  # fmt: skip
-    """Send every log line of this process to `stream` (default: stderr) and to `log_file` while the block runs.
+    """Send every log line of this process to `stream` (default: stderr), and to `log_file`, while the block runs.
 
-    With `captures`, and where the lines are JSON or go to a file, what this process and those that it starts write to stdout and stderr by
-    themselves becomes log lines too: prints, warnings, what libraries in C complain of, all of the workers.
+    With `captures`, if lines are JSON or also go to a file, text that this process and its children write to stdout
+    and stderr directly becomes log lines too: prints, warnings, messages of libraries in C, all output of the workers.
 
-    The root logger is as before afterwards. Raises SettingsError when the file cannot be written.
+    Afterwards the root logger is as before. Raises SettingsError when the file cannot be written.
     """
     handlers: list[logging.Handler] = [_Stderr() if stream is None else logging.StreamHandler(stream)]
     handlers[0].setFormatter(_formatter(settings.log_format, colors=(stream or sys.stderr).isatty()))
@@ -95,7 +95,7 @@ def _file_handler(path: str) -> logging.Handler:
 
 
 class _Stderr(logging.StreamHandler[TextIO]):
-    """Writes to what sys.stderr is at that moment: a progress bar puts itself in its place while it is shown."""
+    """Writes to the present sys.stderr: a progress bar replaces it while it is shown."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one line."""
@@ -104,7 +104,7 @@ class _Stderr(logging.StreamHandler[TextIO]):
 
 
 class _File(logging.FileHandler):
-    """Writes to a file as long as it can: a disk that is full is said once, and ends no server."""
+    """Writes to a file as long as that works. A full disk is reported once, and does not end the server."""
 
     def __init__(self, path: str, *, encoding: str) -> None:
         super().__init__(path, encoding=encoding)
@@ -112,7 +112,7 @@ class _File(logging.FileHandler):
         self._failed = False
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Say once that a line could not be written; an error of our own is said each time."""
+        """Report once that a line could not be written. Errors that are not the file's are reported each time."""
         error = sys.exception()
         if not isinstance(error, OSError):
             super().handleError(record)
@@ -122,16 +122,16 @@ class _File(logging.FileHandler):
                 sys.stderr.write(f"weir: log_file={self._path!r}: cannot be written: {error.strerror}\n")
 
     def close(self) -> None:
-        """End it; what is buffered is lost where there is no room."""
+        """Close the file. Buffered lines are lost if there is no room for them."""
         with suppress(OSError):
             super().close()
 
 
 class Capture:
-    """Makes log lines of what is written to the descriptors 1 and 2, while its block runs.
+    """Turns what is written to the descriptors 1 and 2 into log lines, while its block runs.
 
-    They become pipes, which a thread reads. JSON goes on to where they led before, a line for each; text goes on as it is. Every line
-    goes to `others` too.
+    They become pipes, which a thread reads. JSON lines go on to where the descriptors led before; text goes on
+    unchanged. Every line also goes to the handlers `others`.
     """
 
     def __init__(self, log_format: str, handler: logging.Handler, others: Sequence[logging.Handler]) -> None:
@@ -176,7 +176,7 @@ class Capture:
 
     @property
     def stderr(self) -> logging.Handler:
-        """What writes to where stderr led."""
+        """A handler that writes to where stderr led before."""
         return self._handlers[2]
 
     def _handler(self, number: int) -> logging.Handler:
@@ -188,7 +188,7 @@ class Capture:
     def _read(self) -> None:
         while True:
             ready = [key for key, _ in self._selector.select() if key.data is not None]
-            # At the end what is there already is still read; processes that were left behind may write for ever.
+            # At the end, read only what is there already: processes that were left behind may go on writing.
             if not sum(self._read_some(key.fd, key.data) for key in ready) and self._closing:
                 break
         for key in list(self._selector.get_map().values()):
@@ -216,7 +216,7 @@ class Capture:
 
 
 class _Lines:
-    """Cuts what is written to a descriptor into lines; one that is very long becomes several."""
+    """Divides what is written to a descriptor into lines; a very long line becomes several."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -230,7 +230,9 @@ class _Lines:
 
 
 def _record_of(line: str, stream: str) -> logging.LogRecord:
-    """Return the record of a line that somebody wrote: what a worker logs says by itself who, how bad and where (program.py)."""
+    """Return the record of a written line. The lines of workers (workers/program.py) state their level, worker and
+    logger.
+    """
     level, name, text, extra = logging.INFO, "output", line, {"stream": stream}
     if (logged := _OF_A_WORKER.fullmatch(line)) is not None:
         level, name, text = logging.getLevelNamesMapping()[logged[1]], logged[3], logged[4]
@@ -255,7 +257,7 @@ def _formatter(log_format: str, *, colors: bool) -> logging.Formatter:
         structlog.processors.TimeStamper(fmt="iso" if machine else "%Y-%m-%d %H:%M:%S", utc=machine),
         redact,
     ]
-    plain = structlog.dev.plain_traceback  # the default prints the values of variables too: bodies, headers, passwords
+    plain = structlog.dev.plain_traceback  # the default also prints the values of variables: bodies, headers, passwords
     last: list[Processor] = [structlog.dev.ConsoleRenderer(colors=colors, pad_event_to=0, exception_formatter=plain)]
     if machine:
         last = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=repr)]
@@ -274,7 +276,7 @@ def _add_record(logger: WrappedLogger, method: str, event: EventDict) -> EventDi
 
 
 def _add_trace(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
-    """Name the trace that the running task is about, if it is about one."""
+    """Add the id of the trace that the running task belongs to, if there is one."""
     trace = CURRENT.get()
     if trace is not None:
         event.setdefault("trace_id", trace.name)
@@ -299,16 +301,16 @@ def _redacted_value(key: str, value: Any) -> Any:
 
 
 class RateLimit:
-    """Lets the first `most` of each kind pass in every `seconds`."""
+    """Passes the first `most` events of each kind in every `seconds`. `clock` returns seconds."""
 
     def __init__(self, most: int = 5, seconds: float = 60.0, clock: Callable[[], float] = time.monotonic) -> None:
         self._most = most
         self._seconds = seconds
         self._clock = clock
-        self._begun: dict[Hashable, tuple[float, int]] = {}  # of each kind: since when, and how many came
+        self._begun: dict[Hashable, tuple[float, int]] = {}  # by kind: when its period began, and how many came since
 
     def pass_on(self, kind: Hashable) -> int | None:
-        """Return how many of this kind were held back since the last one passed; None: this one is held back too."""
+        """Return how many events of this kind were held back since the last that passed; None: hold this one back too."""
         now = self._clock()
         begun, count = self._begun.get(kind, (now, 0))
         held = 0
@@ -321,21 +323,25 @@ class RateLimit:
 
 
 class LogObserver(SilentObserver):
-    """An Observer that writes a line when a worker changes, and for each error of a model, with its traceback, unless there are
-    too many of a kind; requests and batches are for metrics."""
+    """An Observer that writes a line when a worker changes, and for each error of a model, with its traceback.
+
+    The number of errors of a kind is limited. Requests and batches have no lines: metrics show them.
+    """
 
     def __init__(self, logger: BoundLogger, limit: RateLimit | None = None) -> None:
         self._logger = logger
         self._limit = limit or RateLimit()
 
     def refused(self, model: str, door: str, error: WeirError) -> None:
-        """Write a line if that was the model's fault."""
+        """Write a line if the model is at fault."""
         if isinstance(error, ModelError):
             self.failed(model, [error], 0.0)
 
     def failed(self, model: str, errors: Sequence[ModelError], now: float) -> None:
-        """Write one line for each, up to a limit for each type of error of a model. The first one after that says how many were held
-        back."""
+        """Write a line for each error, up to a limit for each type of error of a model.
+
+        The first line after that says how many were held back.
+        """
         for error in errors:
             kind = error.original_type or type(error).__name__
             held = self._limit.pass_on((model, kind))
@@ -347,22 +353,24 @@ class LogObserver(SilentObserver):
             self._logger.error("model error", model=model, type=kind, error=error.message, **facts)
 
     def worker_changed(self, model: str, worker: int, state: str, reason: str) -> None:
-        """Write one line: lost is a warning, failed an error."""
+        """Write a line: a warning if the worker was lost, an error if it failed."""
         level = _LEVEL_OF_STATE.get(state, logging.DEBUG)
         why = {"reason": reason} if reason else {}
         self._logger.log(level, f"worker {state}", model=model, worker=worker, **why)
 
 
 class AccessLog(SilentObserver):
-    """An Observer that writes a line for each request when it has its end, whatever protocol it came by. `code_of` returns the code of
-    an answer, or of an error of that type, as the protocol says it."""
+    """An Observer that writes a line for each request when it has had its end, whatever protocol it came by.
+
+    `code_of` returns the code of an answer (None), or of an error of that type, at a door.
+    """
 
     def __init__(self, logger: BoundLogger, code_of: Callable[[str, type[WeirError] | None], str]) -> None:
         self._logger = logger
         self._code_of = code_of
 
     def answered(self, model: str, requests: Sequence[Request], error: WeirError | None, now: float) -> None:
-        """Write a line for each."""
+        """Write a line for each request."""
         for request in requests:
             facts: dict[str, Any] = {"rows": request.rows, "milliseconds": round((now - request.arrival) * 1000, 3)}
             if isinstance(request.trace, Trace):
@@ -370,7 +378,7 @@ class AccessLog(SilentObserver):
             self._tell(model, request.door, error, facts)
 
     def refused(self, model: str, door: str, error: WeirError) -> None:
-        """Write a line for one that was not taken."""
+        """Write a line for a request that was not accepted."""
         self._tell(model, door, error, {})
 
     def _tell(self, model: str, door: str, error: WeirError | None, facts: dict[str, Any]) -> None:
@@ -380,27 +388,27 @@ class AccessLog(SilentObserver):
         self._logger.info("request", model=model, protocol=door, code=self._code_of(door, kind), **facts)
 
 
-# Writes down when requests arrive, so that a simulation or a load test can play the same traffic again.
+# Recordings of arrivals, from which a simulation or a load test can repeat the same traffic.
 #
-# The form is CSV with the header `arrival_s,rows`: seconds from the first arrival, and the rows of the request.
+# The form is CSV with the header `arrival_s,rows`: seconds since the first arrival, and the rows of the request.
 
 
 logger = logging.getLogger("weir")
 
-# Requests are heard of at their end, and so not in the order of their arrival: as many as this are kept to be sorted.
-# More than that are seldom under way at once.
+# An observer hears of requests at their end, which is not the order of their arrival. So many are kept to be sorted: more are
+# seldom in progress at once.
 KEPT = 8192
-# Lines written at once: about a millisecond of the event loop's time.
+# Lines written at once, in about a millisecond of the event loop's time.
 WRITTEN_AT_ONCE = 2048
 
 
 class ArrivalLog(SilentObserver):
-    """An Observer that writes the arrivals of one model to `path`.
+    """An Observer that writes the arrivals of one model to the file `path`.
 
-    Every request that was accepted is in it once, and every one that was refused for want of room or time, as one row.
-    Requests that were at fault themselves (malformed, no such model) are not: they are no work. `model` None records
-    whatever it hears. Lines ascend: a request that has its end after more than `kept` that arrived later is
-    written with the time of the line before it. What is kept is written by `close`.
+    Every accepted request is in it once, and so is every request that was refused for lack of room or time, with one
+    row. Invalid requests (malformed, unknown model) are not: they cause no work. `model` None: of all models. Lines
+    ascend in time. A request that ends after more than `kept` later arrivals is written with the time of the line
+    before it. `close` writes what is still kept.
     """
 
     def __init__(
@@ -417,7 +425,7 @@ class ArrivalLog(SilentObserver):
         self._file: TextIO | None = None
 
     def open(self) -> None:
-        """Begin the file. Raises SettingsError when it cannot be written."""
+        """Create the file. Raises SettingsError when it cannot be written."""
         try:
             self._file = self.path.open("w", encoding="ascii")
         except OSError as error:
@@ -425,12 +433,12 @@ class ArrivalLog(SilentObserver):
         self._file.write("arrival_s,rows\n")
 
     def close(self) -> None:
-        """Write what is kept, and end the file. Idempotent."""
+        """Write what is kept, and close the file. Idempotent."""
         self._write(len(self._arrivals))
         file, self._file = self._file, None
         if file is not None:
             try:
-                file.close()  # which writes what is buffered
+                file.close()  # writes what is buffered
             except OSError as error:
                 self._gave_up(error)
 
@@ -449,7 +457,7 @@ class ArrivalLog(SilentObserver):
             self._note([(request.arrival, request.rows) for request in requests])
 
     def refused(self, model: str, door: str, error: WeirError) -> None:
-        """Note a request that found no room, or no time."""
+        """Note a request for which there was no room, or no time."""
         if isinstance(error, (CapacityError, DeadlineExceeded)) and (self._model is None or model == self._model):
             self._note([(self._clock(), 1)])
 
@@ -461,7 +469,7 @@ class ArrivalLog(SilentObserver):
             self._write(WRITTEN_AT_ONCE)
 
     def _write(self, count: int) -> None:
-        """Write the `count` earliest. Where that fails, recording ends and the server goes on."""
+        """Write the `count` earliest arrivals. If that fails, the recording ends and the server goes on."""
         if self._file is None or not count:
             return
         try:
@@ -487,8 +495,9 @@ class ArrivalLog(SilentObserver):
 
 
 def recorders(path: str, models: Sequence[str]) -> list[ArrivalLog]:
-    """Return a recorder for each of `models`: to `path` itself if there is one, else to PATH with the model's name before
-    the ending."""
+    """Return an ArrivalLog for each of `models`: to `path` if there is one, else to PATH with the model's name before
+    the ending.
+    """
     if len(models) == 1:
         return [ArrivalLog(path, models[0])]
     whole = Path(path)

@@ -1,9 +1,9 @@
-"""One recorder of what happens to the requests of a model, and what is read off it.
+"""One recorder of what happens to the requests of a model, and the views of what it counts.
 
-A Recorder hears each event of a service once: a batch is one pass or one update, for counting must not show in the time of a
-request. What is shown are views. Metrics adds the recorders of one label up for /metrics (exposition.py) and the dashboard;
-`Recorder.to_dict` has the numbers of the statistics extension since the model was loaded; its RollingWindow those of the last
-half to whole minute, which a policy is held against.
+A Recorder hears each event of a service once. A batch is one pass over its requests or one update, so that counting
+does not add to the time of a request. The views: Metrics adds up the recorders of one label for /metrics
+(exposition.py) and the dashboard. `Recorder.to_dict` has the numbers of the statistics extension since the model was
+loaded. Its RollingWindow has those of the last 30 to 60 seconds, with which a policy's predictions are compared.
 """
 
 import operator
@@ -29,7 +29,7 @@ ROWS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
 
 
 class Histogram:
-    """Counts of values up to each of `bounds` (ascending), with their sum."""
+    """Counts values by intervals that end at each of `bounds` (ascending), and adds them up."""
 
     __slots__ = ("bounds", "counts", "sum")
 
@@ -39,12 +39,15 @@ class Histogram:
         self.sum = 0.0
 
     def observe(self, value: float) -> None:
-        """Count one value."""
+        """Count one value, in the unit of the bounds."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
     def observe_ages(self, instants: list[float], now: float) -> float:
-        """Count `now - instant` for each of `instants`, which must be sorted and not empty; return the sum of these."""
+        """Count `now - instant` for each of `instants` and return the sum of these ages, all in seconds.
+
+        `instants` must be sorted and not empty.
+        """
         bounds, counts = self.bounds, self.counts
         end = len(instants)
         spent = end * now - sum(instants)
@@ -61,16 +64,16 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """How many values were counted."""
+        """The number of values counted."""
         return sum(self.counts)
 
     def add(self, other: "Histogram") -> None:
-        """Count what `other`, of the same bounds, has counted."""
+        """Add the counts of `other`, which has the same bounds."""
         self.counts = list(map(operator.add, self.counts, other.counts))
         self.sum += other.sum
 
     def cumulative(self) -> list[tuple[str, float]]:
-        """Return Prometheus buckets: the upper bound as text, and how many values are at most that."""
+        """Return the buckets for Prometheus: each upper bound as text, and how many values are at most that."""
         buckets, total = [], 0
         for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
             total += count
@@ -79,35 +82,35 @@ class Histogram:
 
 
 class SilentObserver:
-    """Subclass it and override what you want to hear."""
+    """An Observer that ignores every event. Derive from it and override the events of interest."""
 
     def refused(self, model: str, door: str, error: WeirError) -> None:
-        """Ignore it."""
+        """Ignore the event."""
 
     def dispatched(self, model: str, dispatch: Dispatch) -> None:
-        """Ignore it."""
+        """Ignore the event."""
 
     def answered(self, model: str, requests: Sequence[Request], error: WeirError | None, now: float) -> None:
-        """Ignore it."""
+        """Ignore the event."""
 
     def streamed(self, model: str, requests: Sequence[Request], firsts: Sequence[Request], now: float) -> None:
-        """Ignore it."""
+        """Ignore the event."""
 
     def computed(self, model: str, dispatch: Dispatch, timing: Timing, now: float) -> None:
-        """Ignore it."""
+        """Ignore the event."""
 
     def failed(self, model: str, errors: Sequence[ModelError], now: float) -> None:
-        """Ignore it."""
+        """Ignore the event."""
 
     def worker_changed(self, model: str, worker: int, state: str, reason: str) -> None:
-        """Ignore it."""
+        """Ignore the event."""
 
     def transferred(self, model: str, door: str, received_bytes: int, sent_bytes: int) -> None:
-        """Ignore it."""
+        """Ignore the event."""
 
 
 class Total:
-    """How often something happened, and how long it took in all, in seconds."""
+    """How often something happened, and the seconds that it took in all."""
 
     __slots__ = ("count", "seconds")
 
@@ -116,17 +119,17 @@ class Total:
         self.seconds = 0.0
 
     def add(self, count: int, seconds: float) -> None:
-        """It happened so many times more, which took so long together."""
+        """Add `count` events that took `seconds` together."""
         self.count += count
         self.seconds += seconds
 
     def to_dict(self) -> dict[str, int]:
-        """Return count and nanoseconds."""
+        """Return the count and the nanoseconds."""
         return {"count": self.count, "ns": round(1e9 * self.seconds)}
 
 
 class Steps:
-    """The three steps of a batch in a worker: what is decoded and preprocessed, `predict`, what is postprocessed and encoded."""
+    """The three steps of a batch in a worker: decoding and preprocess, `predict`, postprocess and encoding."""
 
     __slots__ = ("infer", "input", "output")
 
@@ -136,13 +139,13 @@ class Steps:
         self.output = Total()
 
     def add(self, count: int, timing: Timing) -> None:
-        """A batch took so long for each of `count`."""
+        """Add the steps of a batch, once for each of `count`."""
         self.input.add(count, count * timing.preprocess)
         self.infer.add(count, count * timing.predict)
         self.output.add(count, count * timing.postprocess)
 
     def to_dict(self) -> dict[str, dict[str, int]]:
-        """Return the three, by the protocol's names."""
+        """Return the three by the names of the statistics extension."""
         return {
             "compute_input": self.input.to_dict(), "compute_infer": self.infer.to_dict(),
             "compute_output": self.output.to_dict(),
@@ -158,14 +161,25 @@ _door = attrgetter("door")
 class Recorder(SilentObserver):
     """An Observer that counts everything that happens to the requests of one service, once.
 
-    `batches` is indexed by Reason. `ended` counts requests by (door, error or None), `refused_requests` those of them that never
-    entered the queue; `bytes` has [received, sent] by door. `parts` are answers of a streaming model. The histograms of times are
-    in seconds, that of `rows` is by batch. `inference_count` counts rows and `execution_count` batches that came back from a worker;
-    one that the worker ran again in halves is one. `success` and `fail` count requests and the time from arrival to end; a caller
-    who left is neither. `waited` counts requests and the time in the queue. `requests` has the steps once for each request in a batch, `by_rows` once for each batch, by its rows.
-    `last_inference_ms` is the time of day of the last batch in milliseconds, 0 before the first. `window` is told of the same
-    batches, if there is one. Without `detailed`, histograms, and what was accepted in `ended`, stay empty: only a view of
-    metrics reads them, and a service without one does not pay for them.
+    Without `detailed`, the histograms and the accepted requests in `ended` stay empty. Only metrics show them, and a
+    service without metrics shall not pay for them. `time_of_day` returns seconds since 1970.
+
+    Attributes:
+        batches: batches by Reason.
+        ended: requests that had their end, by (door, error or None).
+        refused_requests: those of them that never entered the queue.
+        bytes: [received, sent] by door.
+        parts: answers of a streaming model.
+        rows: histogram of rows per batch.
+        queue, preprocess, predict, postprocess, total, first_part: histograms of times in seconds.
+        inference_count: rows that came back from a worker.
+        execution_count: batches that came back; one that the worker ran again in halves counts once.
+        success, fail: requests, and their time from arrival to end. A request whose caller left is neither.
+        waited: requests, and their time in the queue.
+        requests: the steps of batches, once for each request in them.
+        by_rows: the steps of batches, once for each batch, by its rows.
+        last_inference_ms: time of day of the last batch in milliseconds since 1970; 0 before the first.
+        window: hears of the same batches, if there is one.
     """
 
     def __init__(self, time_of_day: Callable[[], float] = time.time, *, detailed: bool = True) -> None:
@@ -194,7 +208,7 @@ class Recorder(SilentObserver):
         self.fail.add(1, 0.0)
 
     def dispatched(self, model: str, dispatch: Dispatch) -> None:
-        """Count a batch, and the time that its requests have waited."""
+        """Count a batch, and the time for which its requests have waited."""
         self.batches[dispatch.reason] += 1
         if self._detailed:
             self.rows.observe(dispatch.rows)
@@ -205,7 +219,7 @@ class Recorder(SilentObserver):
             self.waited.add(len(requests), self._spent(self.queue, requests, dispatch.at))
 
     def answered(self, model: str, requests: Sequence[Request], error: WeirError | None, now: float) -> None:
-        """Count requests that had their end."""
+        """Count requests that had their end at `now` (seconds)."""
         if not requests:
             return
         kind, count = None if error is None else type(error), len(requests)
@@ -225,20 +239,20 @@ class Recorder(SilentObserver):
                 self.ended[door, kind] += doors.count(door)
 
     def _spent(self, ages: Histogram, requests: Sequence[Request], now: float) -> float:
-        """Return how long ago `requests` arrived, in all; their ages are counted if distributions are."""
+        """Return the seconds since the arrival of `requests`, added up. With `detailed`, count each in `ages`."""
         if self._detailed:
             return ages.observe_ages(_sorted_arrivals(requests), now)
         arrivals: float = sum(map(_arrival, requests))
         return len(requests) * now - arrivals
 
     def streamed(self, model: str, requests: Sequence[Request], firsts: Sequence[Request], now: float) -> None:
-        """Count the answers of a streaming model, and the time until the first of each request."""
+        """Count answers of a streaming model, and the time until the first answer of each request."""
         self.parts += len(requests)
         if firsts:
             self.first_part.observe_ages(_sorted_arrivals(firsts), now)
 
     def computed(self, model: str, dispatch: Dispatch, timing: Timing, now: float) -> None:
-        """Count a batch that came back, and note how long its steps took."""
+        """Count a batch that came back, and the times of its steps."""
         if self._detailed:
             self.preprocess.observe(timing.preprocess)
             self.predict.observe(timing.predict)
@@ -256,18 +270,18 @@ class Recorder(SilentObserver):
             self.window.computed(dispatch, now)
 
     def transferred(self, model: str, door: str, received_bytes: int, sent_bytes: int) -> None:
-        """Count the bytes of a body and its answer."""
+        """Count the bytes of a request body and of its answer."""
         count = self.bytes[door]
         count[0] += received_bytes
         count[1] += sent_bytes
 
     @property
     def ran(self) -> bool:
-        """Whether a batch was cut, or a request had its end after it was accepted."""
+        """Whether a batch was dispatched, or an accepted request had its end."""
         return any(self.batches) or bool(self.success.count or self.total.count or self.parts or self.execution_count)
 
     def add(self, other: "Recorder") -> None:
-        """Count what `other` has counted, as far as /metrics shows it."""
+        """Add the counts of `other`, as far as /metrics shows them."""
         self.batches = list(map(operator.add, self.batches, other.batches))
         self.parts += other.parts
         self.execution_count += other.execution_count
@@ -281,8 +295,9 @@ class Recorder(SilentObserver):
             self.transferred("", door, received, sent)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what the model has done since it was loaded, as the statistics extension of the Open Inference Protocol writes it,
-        without name and version."""
+        """Return the counts since the model was loaded in the form of the Open Inference Protocol's statistics
+        extension, without name and version.
+        """
         nothing = Total().to_dict()
         ends = {"success": self.success.to_dict(), "fail": self.fail.to_dict(), "queue": self.waited.to_dict()}
         caching = {"cache_hit": nothing, "cache_miss": nothing}
@@ -296,10 +311,10 @@ class Recorder(SilentObserver):
 
 
 class Metrics(SilentObserver):
-    """The counts of all models, by label: what their recorders have counted, and those before them that served under the label.
+    """The counts of all models, by label: those of their services' recorders, including services that are gone.
 
-    Given to a service as an observer, it is not told of events: it reads the recorder of the service. What it is told itself (of
-    models that are not there, of bodies that a product reads) it records by label.
+    Given to a service as an observer, it is not called for each event; it reads the recorder of the service. Events
+    that no service knows of (requests for unknown models, bodies that a product reads) it records itself, by label.
     """
 
     def __init__(self) -> None:
@@ -308,12 +323,16 @@ class Metrics(SilentObserver):
         self._left: deque[tuple[str, Recorder]] = deque()
 
     def attach(self, label: str, recorder: Recorder, owner: object) -> None:
-        """Show what `recorder` counts of the model called `label`. Its counts are kept when `owner` is gone."""
+        """Show the counts of `recorder` as those of the model `label`. They are kept when `owner` is gone."""
         self._attached.setdefault(label, []).append(recorder)
         weakref.finalize(owner, self._left.append, (label, recorder)).atexit = False
 
+    def own(self, label: str) -> Recorder:
+        """Return the recorder for events of `label` that no service knows of."""
+        return self._own[label]
+
     def of(self, label: str) -> Recorder:
-        """Return what was counted of the model called `label`, in all."""
+        """Return a recorder with all counts of the model `label`."""
         found = [self._own[label]] if label in self._own else []
         found += self._attached.get(label, ())
         if len(found) == 1:
@@ -325,12 +344,12 @@ class Metrics(SilentObserver):
 
     @property
     def models(self) -> dict[str, Recorder]:
-        """What was counted of each model that has cut a batch or given a request its end."""
+        """The counts of each model that has dispatched a batch or ended a request, by label."""
         return {label: found for label in self._labels() if (found := self.of(label)).ran}
 
     @property
     def ended(self) -> dict[Outcome, int]:
-        """Requests that had their end; every refused one is among them."""
+        """Requests that had their end, those refused included."""
         return self._outcomes("ended")
 
     @property
@@ -344,7 +363,10 @@ class Metrics(SilentObserver):
         return {(label, door): list(count) for label in self._labels() for door, count in self.of(label).bytes.items()}
 
     def _labels(self) -> list[str]:
-        """Return all labels. What has left is kept with what was recorded here: now, for a collector of garbage may call at any time."""
+        """Return all labels, after adding the counts of services that are gone to our own.
+
+        That is done here because the garbage collector may call `attach`'s finalizer at any time.
+        """
         while self._left:
             label, recorder = self._left.popleft()
             self._attached[label].remove(recorder)
@@ -355,35 +377,19 @@ class Metrics(SilentObserver):
         found: defaultdict[Outcome, int] = defaultdict(int)
         for label in self._labels():
             for (door, kind), count in getattr(self.of(label), name).items():
-                # A name that callers choose must not become a label: there would be no end of them.
+                # A name that callers choose must not become a label: the number of labels would have no bound.
                 named = "" if kind is not None and issubclass(kind, ModelNotFound) else label
                 found[named, door, kind] += count
         return dict(found)
 
-    # What is told here.
+    # Events that no service knows of.
 
     def refused(self, model: str, door: str, error: WeirError) -> None:
         """Record a request that reached no queue."""
         self._own["" if isinstance(error, ModelNotFound) else model].refused(model, door, error)
 
-    def dispatched(self, model: str, dispatch: Dispatch) -> None:
-        """Record a batch."""
-        self._own[model].dispatched(model, dispatch)
-
-    def answered(self, model: str, requests: Sequence[Request], error: WeirError | None, now: float) -> None:
-        """Record requests that had their end."""
-        self._own[model].answered(model, requests, error, now)
-
-    def streamed(self, model: str, requests: Sequence[Request], firsts: Sequence[Request], now: float) -> None:
-        """Record the answers of a streaming model."""
-        self._own[model].streamed(model, requests, firsts, now)
-
-    def computed(self, model: str, dispatch: Dispatch, timing: Timing, now: float) -> None:
-        """Record a batch that came back."""
-        self._own[model].computed(model, dispatch, timing, now)
-
     def transferred(self, model: str, door: str, received_bytes: int, sent_bytes: int) -> None:
-        """Record the bytes of a body and its answer."""
+        """Record the bytes of a request body and of its answer."""
         self._own[model].transferred(model, door, received_bytes, sent_bytes)
 
 
@@ -398,8 +404,8 @@ def _first_pieces(dispatch: Dispatch) -> list[Request]:
     return [request for request, piece in pieces if piece is None or piece[0] == 0]
 
 
-# What came of the batches of the last half to whole minute. The window takes one call per batch. It turns in halves: what is read
-# is the half that fills and the whole one before it, so old batches are forgotten without a list of them.
+# The batches of the last 30 to 60 seconds. The window is called once per batch. It consists of two halves, the one that is
+# being filled and the complete one before it, so that old batches are forgotten without a list of them.
 
 
 HALF = 30.0  # seconds
@@ -409,7 +415,11 @@ AGES = tuple(2e-5 * 1.2**step for step in range(86))
 
 
 class WindowHalf:
-    """One half of the window. `sizes[b]` counts the batches of b rows; `arrivals` is the count at its begin."""
+    """One half of the window.
+
+    `begun` is the instant at which it began (seconds), `arrivals` the rows that had ever arrived by then, and
+    `sizes[b]` the number of batches of b rows.
+    """
 
     __slots__ = ("ages", "arrivals", "batches", "begun", "requests", "rows", "sizes")
 
@@ -422,8 +432,16 @@ class WindowHalf:
 
 
 class WindowSummary(NamedTuple):
-    """What the window shows; None where it has nothing to say. Times are means over rows, from arrival to the return of
-    their batch; `rate` counts rows accepted per second."""
+    """The figures of the window; None where there were no batches.
+
+    Attributes:
+        seconds: the time that it covers.
+        requests, rows, batches: how many came back from workers.
+        rate: rows accepted per second.
+        response_time_ms: mean over rows, in ms, from arrival to the return of their batch.
+        p99_ms: its 99th percentile.
+        sizes: the number of batches by rows; shape (max_batch_size + 1,).
+    """
 
     seconds: float
     requests: int
@@ -435,13 +453,13 @@ class WindowSummary(NamedTuple):
     sizes: list[int]
 
     def power_w(self, profile: "Profile") -> float:
-        """Return the mean power of these batches, were each to take the energy that `profile` states."""
+        """Return the mean power in watts if each batch took the energy that `profile` states."""
         energies = profile.energy_mj
         spent = sum(count * energies[min(b, len(energies)) - 1] for b, count in enumerate(self.sizes) if count)
         return float(spent) / (1000.0 * self.seconds)
 
     def cost(self, profile: "Profile", prices: "Prices") -> float | None:
-        """Return what these batches cost by `prices`; None if there were none."""
+        """Return the cost of these batches by the weights `prices`; None if there were none."""
         if self.response_time_ms is None:
             return None
         latency_weight = prices.latency_weight_at(self.rate)
@@ -449,7 +467,7 @@ class WindowSummary(NamedTuple):
 
 
 class RollingWindow:
-    """What came of the last batches of one service. `arrivals` says how many rows were ever accepted."""
+    """The batches of one service in the last 30 to 60 seconds. `arrivals` returns the rows that were ever accepted."""
 
     def __init__(self, clock: Callable[[], float], arrivals: Callable[[], int], max_batch_size: int) -> None:
         self._clock = clock
@@ -458,11 +476,11 @@ class RollingWindow:
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew: what was measured belongs to other tables."""
+        """Start again: what was measured belongs to other tables."""
         self._current = self._previous = self._new_half(self._clock())
 
     def computed(self, dispatch: Dispatch, now: float) -> None:
-        """Count a batch that came back at `now`, and how old its requests are."""
+        """Count a batch that came back at `now` (seconds), and the ages of its requests."""
         if now - self._current.begun >= HALF:
             self._turn(now)
         half, requests, rows = self._current, dispatch.requests, dispatch.rows
@@ -478,7 +496,7 @@ class RollingWindow:
             half.requests += _weigh(dispatch, half.ages, now)
 
     def read(self) -> WindowSummary:
-        """Return what the window shows now."""
+        """Return the figures of the window as of now."""
         now = self._clock()
         if now - self._current.begun >= HALF:
             self._turn(now)
@@ -508,7 +526,9 @@ class RollingWindow:
 
 
 def quantile(counts: list[int], share: float) -> float:
-    """Return the age, in seconds, that `share` of those counted in the buckets of AGES do not exceed."""
+    """Return the age in seconds that the given share of the values counted does not exceed; `counts` is by bucket of
+    AGES.
+    """
     reached = list(accumulate(counts))
     wanted = share * reached[-1]
     bucket = bisect_left(reached, wanted)
@@ -519,7 +539,7 @@ def quantile(counts: list[int], share: float) -> float:
 
 
 def _weigh(dispatch: Dispatch, ages: Histogram, now: float) -> int:
-    """Count each request's age once for each of its rows in this batch; return how many requests begin in it."""
+    """Count each request's age once for each of its rows in this batch. Return how many requests begin in it."""
     begun = 0
     for request, part in zip(dispatch.requests, dispatch.slices or [None] * len(dispatch.requests), strict=True):
         start, stop = part or (0, request.rows)

@@ -1,4 +1,4 @@
-"""The settings of metrics, logs, traces and recordings; and what begins to trace where they ask for it."""
+"""The settings of metrics, logs, traces and recordings, and the start of tracing."""
 
 import re
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _SHARE: Rule = (lambda value: 0 <= value <= 1, "must be from 0 to 1")
 
 @dataclass(frozen=True)
 class TelemetrySettings:
-    """What the server tells about itself."""
+    """What the server tells of itself."""
 
     metrics: bool = setting(True, "count what happens and show it at /metrics")
     metrics_namespace: str = setting("weir", "first word of the names of metrics at /metrics", rule=_NAMESPACE)
@@ -53,7 +53,10 @@ class TelemetrySettings:
 
 
 def open_tracing(settings: TelemetrySettings, service_name: str) -> "list[Tracing]":
-    """Return what makes spans, if the settings say where they go. Raises SettingsError if its library is not installed."""
+    """Return the observer that makes spans, in a list, if the settings name a receiver; else an empty list.
+
+    Raises SettingsError if the library for it is not installed.
+    """
     if settings.trace_endpoint is None:
         return []
     try:

@@ -1,4 +1,6 @@
-"""What identifies a request in a trace: W3C's trace context, and the span that stands for it here."""
+"""Identifies a request in a trace: the trace context of the W3C (recommendation "Trace Context"), and the request's
+own span.
+"""
 
 import random
 import re
@@ -7,19 +9,20 @@ from typing import Any
 
 HEADER = "traceparent"
 
-# The trace of the request that the running task is about: log lines carry its id.
+# The trace of the request that the running task belongs to. Log lines carry its id.
 CURRENT: "ContextVar[Trace | None]" = ContextVar("trace", default=None)
 
 _FORM = re.compile(r"(?!ff)([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _SAMPLED = 1
-_LONGEST = 256  # characters of a header that is worth reading
+_LONGEST = 256  # characters; a longer header is ignored
 
 
 class Trace:
-    """The span of one request, from its arrival on. `parent_id` 0: it is the first of its trace.
+    """The span of one request, from its arrival on. `parent_id` 0: the span is the first of its trace.
 
-    The batches that it was in are noted as they are cut: `batches` are their spans' contexts, `dispatched` is when it left
-    the line first.
+    Attributes:
+        batches: the contexts of the spans of the batches that the request was in.
+        dispatched: the instant, in seconds of the service's clock, at which it left the queue first; None before.
     """
 
     __slots__ = ("batches", "dispatched", "parent_id", "sampled", "span_id", "trace_id")
@@ -34,24 +37,24 @@ class Trace:
 
     @property
     def traceparent(self) -> str:
-        """What travels as the header `traceparent`."""
+        """The value of the header `traceparent` for requests that this one causes."""
         return f"00-{self.trace_id:032x}-{self.span_id:016x}-{int(self.sampled):02x}"
 
     @property
     def name(self) -> str:
-        """The trace's id as people write it."""
+        """The id of the trace as 32 hexadecimal digits."""
         return f"{self.trace_id:032x}"
 
 
 class Traces:
-    """Begins traces. `ratio` is the share of those that no caller has begun that are recorded."""
+    """Starts traces. `ratio` is the share, 0 to 1, that is recorded of those that no caller has started."""
 
     def __init__(self, ratio: float = 1.0, source: random.Random | None = None) -> None:
         self._ratio = ratio
         self._source = source or random.Random()
 
     def new(self, traceparent: str | None) -> Trace:
-        """Return the trace of a request that came with this header; one that is malformed counts as none."""
+        """Return the trace of a request that came with this header `traceparent`. A malformed header counts as none."""
         span_id = self.new_id(64)
         parent = read(traceparent) if traceparent else None
         if parent is None:
@@ -60,12 +63,12 @@ class Traces:
         return Trace(trace_id, span_id, parent_id, sampled=sampled)
 
     def new_id(self, bits: int) -> int:
-        """Return an id, which is never 0."""
+        """Return a random id of so many bits, never 0."""
         return self._source.getrandbits(bits) or 1
 
 
 def read(traceparent: str) -> tuple[int, int, bool] | None:
-    """Return trace id, parent id and whether the trace is recorded; None for what is no `traceparent`."""
+    """Return the trace's id, the parent's id and whether the trace is recorded; None for a malformed `traceparent`."""
     found = _FORM.fullmatch(traceparent.strip()) if len(traceparent) <= _LONGEST else None
     if found is None or (found[1] == "00" and found[5]):
         return None

@@ -1,7 +1,7 @@
-"""Spans for OpenTelemetry: one for each request with its queue and its compute as children, and one for each batch, linked to them.
+"""Spans for OpenTelemetry: one for each request, with its queue and its compute as children, and one for each batch.
 
-Nothing is recorded while a request runs: its spans are made of what observers hear, when it has had its end. Requests and
-batches link to each other both ways, for neither is the other's parent.
+Nothing is recorded while a request runs. Its spans are made when it has had its end, from what observers hear.
+Requests and batches link to each other both ways, because neither is the parent of the other.
 """
 
 import time
@@ -23,14 +23,20 @@ from weir.telemetry.tracecontext import Trace, Traces
 
 _SCOPE = InstrumentationScope("weir", __version__)
 _MOST_LINKS = 128
-_MOST_BATCHES = 10_000  # that are remembered while they run
+_MOST_BATCHES = 10_000  # remembered while they run
 
 
 class Tracing(SilentObserver):
-    """An Observer that hands spans to `processor`, and begins the traces of requests for services that have it.
+    """An Observer that hands spans to `processor`, and starts the traces of requests for its services.
 
-    `ratio` is the share of requests recorded among those whose callers have not decided. `service_name` is what the spans say
-    that they come from. Leave the block to flush. `wall_ns` returns nanoseconds since 1970.
+    Use it as a context manager: at the end of the block the spans are flushed.
+
+    Args:
+        processor: takes the finished spans.
+        ratio: the share, 0 to 1, of requests that are recorded, of those whose callers have not decided.
+        service_name: the name of the service in the spans.
+        traces: starts the traces, in place of a new one with `ratio`.
+        wall_ns: returns nanoseconds since 1970.
     """
 
     def __init__(
@@ -50,30 +56,32 @@ class Tracing(SilentObserver):
     def __exit__(self, *_: object) -> None:
         self._processor.shutdown()
 
-    # Beginning.
+    # The start of a trace.
 
     def begin(self, request: Any) -> None:
-        """Let `request` have a Trace. Its attribute `trace` is one already, or the caller's `traceparent`, or None."""
+        """Give `request` a Trace, unless its attribute `trace` is one. Else that is the caller's `traceparent`, or
+        None.
+        """
         said = request.trace
         if type(said) is not Trace:
             request.trace = self._inside() if said is None and request.door == "python" else self._traces.new(said)
 
     def new(self, traceparent: str | None) -> Trace:
-        """Return the trace of a request that is about to be made."""
+        """Return the trace of a request that is about to be made, from the header `traceparent` of its caller."""
         return self._traces.new(traceparent)
 
     def _inside(self) -> Trace:
-        """Return the trace of a call in process: within the span that is current there, if there is one."""
+        """Return the trace of a call in this process: inside the current span, if there is one."""
         context = api.get_current_span().get_span_context()
         if not context.is_valid:
             return self._traces.new(None)
         span_id = self._traces.new_id(64)
         return Trace(context.trace_id, span_id, context.span_id, sampled=context.trace_flags.sampled)
 
-    # What happens.
+    # Events.
 
     def dispatched(self, model: str, dispatch: Dispatch) -> None:
-        """Note the batch that requests are in."""
+        """Note which requests are in the batch."""
         traces = [trace for request in dispatch.requests if (trace := _recorded(request)) is not None]
         if not traces:
             return
@@ -87,20 +95,20 @@ class Tracing(SilentObserver):
         self._batches[model, dispatch.batch_id] = context, dispatch, traces
 
     def answered(self, model: str, requests: Sequence[Request], error: WeirError | None, now: float) -> None:
-        """Make the spans of requests that had their end."""
+        """Make the spans of requests that had their end at `now` (seconds)."""
         for request in requests:
             trace = _recorded(request)
             if trace is not None:
                 self._request(model, request, trace, error, now)
 
     def not_taken(self, model: str, request: Request, error: WeirError, now: float) -> None:
-        """Make the span of a request that the line refused."""
+        """Make the span of a request that the queue refused."""
         trace = _recorded(request)
         if trace is not None:
             self._request(model, request, trace, error, now)
 
     def computed(self, model: str, dispatch: Dispatch, timing: Timing, now: float) -> None:
-        """Make the span of a batch that is back."""
+        """Make the span of a batch that came back at `now` (seconds)."""
         found = self._batches.pop((model, dispatch.batch_id), None)
         if found is not None:
             context, _, traces = found
@@ -117,58 +125,58 @@ class Tracing(SilentObserver):
                 status = Status(StatusCode.ERROR, f"worker {state}: {reason}")
                 self._batch(model, context, dispatch, traces, dispatch.at, {}, status)
 
-    # What others tell of what they do themselves.
+    # Spans that other parts ask for.
 
     def ended(
         self, name: str, trace: Trace, start: float, now: float, *, attributes: dict[str, Any], error: WeirError | None = None,
         inside: bool = False,
     ) -> None:  # fmt: skip
-        """Make the span called `name` that `trace` stands for: it has just ended. `inside`: nobody asked for it from outside."""
+        """Make the span `name` that `trace` stands for, from `start` to `now` (seconds). `inside`: it was not caused
+        from outside.
+        """
         if trace.sampled:
-            own = _context(trace.trace_id, trace.span_id)
-            parent = _context(trace.trace_id, trace.parent_id, remote=True) if trace.parent_id else None
-            if error is not None:
-                attributes = {**attributes, "error.type": type(error).__name__}
-            span = (
-                name,
-                own,
-                parent,
-                SpanKind.INTERNAL if inside else SpanKind.SERVER,
-                start,
-                now,
-                self._epoch_ns(now),
-            )
-            self._end(*span, attributes=attributes, status=_status(error))
+            self._whole(name, trace, start, now, self._epoch_ns(now), attributes, error, inside=inside)
 
     def step(self, name: str, trace: Trace, start: float, now: float, *, attributes: dict[str, Any]) -> None:
-        """Make a span called `name` below that which `trace` stands for: it has just ended."""
+        """Make a span `name` as a child of the one that `trace` stands for, from `start` to `now` (seconds)."""
         if trace.sampled:
-            parent = _context(trace.trace_id, trace.span_id)
-            context = _context(trace.trace_id, self._traces.new_id(64))
-            span = (name, context, parent, SpanKind.INTERNAL, start, now, self._epoch_ns(now))
-            self._end(*span, attributes=attributes)
+            self._child(
+                name, _context(trace.trace_id, trace.span_id), start, now, self._epoch_ns(now), attributes=attributes
+            )
 
     # Spans.
 
     def _request(self, model: str, request: Request, trace: Trace, error: WeirError | None, now: float) -> None:
-        own = _context(trace.trace_id, trace.span_id)
-        parent = _context(trace.trace_id, trace.parent_id, remote=True) if trace.parent_id else None
         attributes = {
             "weir.model": model, "weir.door": request.door, "weir.rows": request.rows, "weir.priority": request.priority
         }  # fmt: skip
-        if error is not None:
-            attributes["error.type"] = type(error).__name__
-        kind = SpanKind.INTERNAL if request.door == "python" else SpanKind.SERVER
         links = [Link(context) for context in trace.batches]
+        inside = request.door == "python"
         epoch_ns = self._epoch_ns(now)
-        span = (f"infer {model}", own, parent, kind, request.arrival, now, epoch_ns)
-        self._end(*span, attributes=attributes, links=links, status=_status(error))
+        own = self._whole(
+            f"infer {model}", trace, request.arrival, now, epoch_ns, attributes, error, inside=inside, links=links
+        )
         left = now if trace.dispatched is None else trace.dispatched
         self._child("queue", own, request.arrival, left, epoch_ns)
         if trace.dispatched is not None:
-            self._child("compute", own, left, now, epoch_ns, links)
+            self._child("compute", own, left, now, epoch_ns, links=links)
         if isinstance(error, ModelError):
             self._logger.warning("request failed", model=model, error=error.message, trace_id=trace.name)
+
+    def _whole(
+        self, name: str, trace: Trace, start: float, end: float, epoch_ns: int, attributes: dict[str, Any],
+        error: WeirError | None, *, inside: bool, links: Sequence[Link] = (),
+    ) -> SpanContext:  # fmt: skip
+        """Make the span that `trace` stands for, and return its context."""
+        own = _context(trace.trace_id, trace.span_id)
+        parent = _context(trace.trace_id, trace.parent_id, remote=True) if trace.parent_id else None
+        if error is not None:
+            attributes = {**attributes, "error.type": type(error).__name__}
+        kind = SpanKind.INTERNAL if inside else SpanKind.SERVER
+        self._end(
+            name, own, parent, kind, start, end, epoch_ns, attributes=attributes, links=links, status=_status(error)
+        )  # fmt: skip
+        return own
 
     def _batch(
         self, model: str, context: SpanContext, dispatch: Dispatch, traces: list[Trace], now: float,
@@ -184,13 +192,13 @@ class Tracing(SilentObserver):
         self._end(*span, attributes=attributes, links=links, status=status)
 
     def _child(
-        self, name: str, parent: SpanContext, start: float, end: float, epoch_ns: int, links: Sequence[Link] = ()
+        self, name: str, parent: SpanContext, start: float, end: float, epoch_ns: int, **more: Any
     ) -> None:  # fmt: skip
         context = _context(parent.trace_id, self._traces.new_id(64))
-        self._end(name, context, parent, SpanKind.INTERNAL, start, end, epoch_ns, links=links)
+        self._end(name, context, parent, SpanKind.INTERNAL, start, end, epoch_ns, **more)
 
     def _epoch_ns(self, now: float) -> int:
-        """Return the day's time, in nanoseconds, at which the service's clock was 0: it is another clock."""
+        """Return the time of day, in nanoseconds since 1970, at which the service's clock was 0."""
         return self._wall_ns() - round(1e9 * now)
 
     def _end(
@@ -205,9 +213,9 @@ class Tracing(SilentObserver):
 
 
 def make_tracing(endpoint: str, ratio: float, service_name: str) -> Tracing:
-    """Return a Tracing that sends its spans to an OTLP receiver over HTTP, in a thread of its own and in batches.
+    """Return a Tracing that sends its spans, in batches and from a thread of its own, to an OTLP receiver over HTTP.
 
-    `endpoint` is a URL; without a path it gets the usual one.
+    `endpoint` is its URL; without a path, /v1/traces is added. `ratio` and `service_name` are as in Tracing.
     """
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -227,6 +235,6 @@ def _context(trace_id: int, span_id: int, *, remote: bool = False) -> SpanContex
 
 
 def _status(error: WeirError | None) -> Status:
-    if error is None or isinstance(error, Cancelled):  # that the caller left is no failure of ours
+    if error is None or isinstance(error, Cancelled):  # a caller that left is no failure of the server
         return Status()
     return Status(StatusCode.ERROR, error.message)

@@ -21,7 +21,7 @@ from weir.workers.executor import Executor, Listener
 from weir.workers.settings import WorkerSettings
 
 if TYPE_CHECKING:
-    from weir.profiling.measuring import Measuring
+    from weir.profiling.sampling import Measuring
     from weir.tuning.policy_tuner import PolicyTuner
 
 logger = logging.getLogger("weir")
@@ -131,7 +131,7 @@ class ProfiledExecutor:
         if self._tuner.profile is not None:  # from an earlier start
             await self._inner.start(listener)
             return
-        from weir.profiling.measuring import Measuring
+        from weir.profiling.sampling import Measuring
 
         measuring = Measuring(self._inner)
         await self._inner.start(measuring)
@@ -170,9 +170,8 @@ class ProfiledExecutor:
         self._tuner.measured(profile)
 
     async def _profile(self, measuring: "Measuring") -> "Profile":
-        from weir.profiling.items import items_of
+        from weir.profiling.items import ProfilingSettings, items_of
         from weir.profiling.measure import measure
-        from weir.profiling.settings import ProfilingSettings
 
         largest = self._max_batch_size
         sizes = [size for size in SIZES if size < largest] + [largest]

@@ -40,7 +40,7 @@ class Scene:
 
     def end(self, model: str, door: str = "http", error: WeirError | None = None, times: int = 1) -> None:
         """Count so many requests that came by `door` and were answered, or ended with `error`."""
-        self.metrics.answered(model, [FakeRequest(1, arrival=self.now, door=door)] * times, error, self.now)
+        self.metrics.own(model).answered(model, [FakeRequest(1, arrival=self.now, door=door)] * times, error, self.now)
 
     def play(self, script: Callable[[], Awaitable[None]]) -> None:
         """Run `script` while the services run."""

@@ -369,7 +369,7 @@ def test_who_stays_behind_keeps_others_out() -> None:
 def test_a_third_batch_waits_if_it_comes_late_enough() -> None:
     assert [GATE.more(2, since) for since in (0.0, 1.9, 2.0, 3.5, 9.0)] == [0, 0, 2, 3, 4]
     assert GATE.more(1, 1.0) == 2  # one second is to spare behind a batch of one
-    assert GATE._replace(third=0).more(2, 9.0) == 0
+    assert GATE._replace(min_extra_batch=0).more(2, 9.0) == 0
     assert OPEN.more(0, 9.0) == 0
 
 
@@ -387,7 +387,7 @@ def test_behind_several_batches_only_a_whole_one_may_come() -> None:
 def test_where_hardly_any_may_be_late_nothing_is_tried() -> None:
     made = admission(P4, LatencySLO(0.02, 1e-4))
     assert made is not None
-    assert made.gate.third == 0
+    assert made.gate.min_extra_batch == 0
 
 
 # drift.py: a change of service times is noticed, and nothing else is.

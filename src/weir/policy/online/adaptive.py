@@ -1,14 +1,16 @@
-"""The solved policy, and `auto`, which begins without tables: it estimates the arrival rate, takes the table that was solved for it, and looks up.
+"""The solved policy, which follows the arrival rate, and `auto`, which starts without tables.
 
-A table's *wait* means "until the next arrival", which is right for Poisson arrivals at the rate it was solved for, and
-nothing else is certain of. So each wait ends at the earliest of these instants:
+A decision estimates the arrival rate, takes the table that was solved for it, and looks up the number of waiting rows.
 
-- the last arrival + ln(1000)/rate: a silence that long has a probability of 0.001, so the traffic has most likely stopped;
-- the oldest arrival + (k + sqrt(2·k·x) + x)/rate, x = ln(1000), with k the arrivals the table waits for: they take
-  longer only with that probability, so they do not come to this queue;
-- with a promise about latency, the oldest arrival + the deadline - the service time of what waits - a margin.
+In a table, to wait means to wait for the next arrival. That is right for Poisson arrivals at the rate that the table
+was solved for, which nothing guarantees. So each wait ends at the earliest of these instants:
 
-The batcher's own bounds (max_queue_delay, the requests' deadlines) hold on top of these.
+- The last arrival + ln(1000)/rate. A gap as long has a probability of 0.001, so the traffic has most likely stopped.
+- The oldest arrival + (k + sqrt(2·k·x) + x)/rate, with x = ln(1000) and k the arrivals that the table waits for. They
+  take longer only with a probability of 0.001, so they do not come to this queue.
+- With a promise about latency, the oldest arrival + the deadline - the service time of what waits - a margin.
+
+The batcher's own bounds (max_queue_delay, the requests' deadlines) hold as well.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -28,37 +30,43 @@ from weir.policy.online.rate import OPEN, SILENCE, AdmissionGate, Answers, Rate,
 from weir.policy.rules import Greedy
 from weir.policy.solve.bank import Bank
 
-# What a solved policy costs beside greedy, and when it has to be greedy itself.
+# What a solved policy costs beside the greedy one, and when it must be greedy itself.
 #
-# A table is the best there is for Poisson arrivals of one rate. Other traffic may make its waits a loss: bursts end while the
-# policy waits for their next rows, and a rate that swings changes what a millisecond is worth. No estimate of the rate can
-# rule that out, but an account can. Two virtual queues meet the arrivals that the policy sees, with the profile's service
-# times and energies: one is served greedily, the other by the tables, or greedily while the policy is greedy. So their
-# difference is what the policy has paid for its waits. While that is more than ALLOWED of what greedy costs, the policy is
-# greedy: the difference stands still, the cost it is held against grows, and soon the tables have their turn again. In the
-# long run the policy thus costs at most ALLOWED more than greedy, on any traffic, and is back at its tables where they pay.
+# A table is the best one for Poisson arrivals at one rate. With other traffic its waits may be a loss: a burst ends while the
+# policy waits for its next rows, or the rate swings, which changes what a millisecond is worth. No estimate of the rate can
+# rule that out, but an account of costs can. Two virtual queues meet the arrivals that the policy observes, with the
+# profile's service times and energies: one is served greedily, the other by the tables, or greedily while the policy is greedy.
+# Their difference is what the policy has paid for its waits. While that is more than ALLOWED of greedy's cost, the policy is
+# greedy. Then the difference stays and the cost it is compared with grows, so the tables soon decide again. In the long run
+# the policy costs at most ALLOWED more than greedy, on any traffic, and uses its tables wherever they pay.
 #
-# Both queues meet the same arrivals, so that luck cancels. The instants of arrivals are known while a worker is idle, and
-# that is when the two differ; those that come while all are busy are spread evenly between the first and the last. Savings
-# are kept up to RESERVE, and the past is forgotten by halves, so that old savings do not pay for new losses for long. Time is
-# what the policy observes: nothing here reads a clock.
+# Both queues meet the same arrivals, so chance cancels. The instants of arrivals are known while a worker is idle, which is
+# when the two differ; those that come while all are busy are spread evenly between the first and the last. Savings count only
+# up to RESERVE, and the past is repeatedly halved, so old savings do not pay for new losses for long. Time is what the policy
+# observes: nothing here reads a clock.
 
 
-ALLOWED = 0.0025  # of greedy's cost, that the policy may cost more
-ENOUGH = 0.75  # of that, at which the tables have their turn again
-RESERVE = 0.01  # of greedy's cost: the most that is kept of what was saved
-GRANT = 0.5  # of the cost of as many rows as the table waits for: within one wait the difference goes up and down
-FIRST = 0.05  # seconds of the first stretches of a mean rate
-STRETCHES, FEWEST = 16, 4  # how many there are at most, and how many are needed
+ALLOWED = 0.0025  # share of greedy's cost that the policy may cost more
+ENOUGH = 0.75  # share of that at which the tables decide again
+RESERVE = 0.01  # share of greedy's cost: the most that counts of what was saved
+GRANT = 0.5  # times the cost of as many rows as the table waits for: within one wait the difference goes up and down
+FIRST = 0.05  # seconds: the length of the first stretches of a SureRate
+STRETCHES, FEWEST = 16, 4  # the largest number of stretches, and the smallest that gives a rate
 SURE = 2.0  # standard errors
-ROWS, SECONDS = 20_000.0, 600.0  # once there are more of both, the past counts half
-GOLDEN = 0.6180339887498949  # times the squares of whole numbers it has fractions as of chance
-PERIOD = 1 << 20
+ROWS, SECONDS = 20_000.0, 600.0  # with more rows and more seconds than these, the past is halved
+GOLDEN = 0.6180339887498949  # the fractions of its multiples by square numbers look like chance
+PERIOD = 1 << 20  # rows after which their numbers start again
 
 
 class WaitBounds(NamedTuple):
-    """When the tables wait: `answers` by rows waiting, and for how long at most, in seconds: since the last arrival
-    (`silence`), and since the oldest (`filling`). A batch has at most `largest` rows; with `answers` None it is greedy."""
+    """When a virtual queue waits, and for how long.
+
+    Attributes:
+        answers: decisions by rows waiting; None: it is greedy.
+        silence: the longest wait since the last arrival, in seconds.
+        filling: the longest wait since the oldest arrival, in seconds.
+        largest: the largest batch in rows.
+    """
 
     answers: Answers | None
     silence: float
@@ -67,7 +75,7 @@ class WaitBounds(NamedTuple):
 
 
 class Arrived(NamedTuple):
-    """`rows` arrived `gap` seconds apart, the first at `first`."""
+    """`rows` rows arrived `gap` seconds apart, the first at the instant `first` (seconds)."""
 
     rows: int
     first: float
@@ -75,10 +83,14 @@ class Arrived(NamedTuple):
 
 
 class VirtualQueue:
-    """A queue and its workers, in virtual time. `area_ms` is the time that rows have spent there, and those in service are
-    still to spend; `energy_mj` is what their batches took beyond the least that as many rows can take. Where service times
-    vary, a batch takes the mean plus or minus a standard deviation, as often one as the other; which it is depends on its
-    first row, so that two queues have the same luck."""
+    """A queue and its workers in virtual time.
+
+    `area_ms` is the time in ms that rows have spent here, and those in service will still spend. `energy_mj` is the
+    energy in mJ of their batches beyond the least possible for as many rows.
+
+    Where service times vary, a batch takes the mean plus or minus a standard deviation, each equally often. Which of
+    both depends on the number of its first row, so that two queues have the same luck.
+    """
 
     __slots__ = ("_at", "_ends", "_energies", "_last", "_oldest", "_rows", "_times", "_waiting", "area_ms", "energy_mj")
 
@@ -87,14 +99,16 @@ class VirtualQueue:
         mean = profile.service_time_ms / 1000.0
         self._times = ((0.0, *(mean + spread).tolist()), (0.0, *(mean - spread).tolist()))
         self._energies = (0.0, *(profile.energy_mj - profile.sizes * least_energy_mj(profile)).tolist())
-        self._ends = [(now, 0)] * workers  # a heap: when each worker is free, and the rows that it serves until then
+        self._ends = [
+            (now, 0)
+        ] * workers  # a heap: the instant at which each worker is free, and the rows it serves till then
         self._at = self._oldest = self._last = now
         self._waiting = waiting
-        self._rows = 0  # that were dispatched
+        self._rows = 0  # dispatched so far
         self.area_ms = self.energy_mj = 0.0
 
     def advance(self, now: float, arrived: Arrived, waits: WaitBounds) -> None:
-        """Let time pass until `now`, before which those rows arrived."""
+        """Let time pass until `now` (seconds), before which the rows of `arrived` have arrived."""
         left, coming, gap = arrived
         while True:
             free = self._ends[0][0]
@@ -122,7 +136,10 @@ class VirtualQueue:
                 return
 
     def _let_pass(self, end: float, left: int, coming: float, gap: float) -> int:
-        """All workers are busy until `end`, or longer: let those join who come by then, and return how many do."""
+        """Let time pass until `end` (seconds), while all workers are busy. Return how many rows have joined by then.
+
+        `left` rows are still to arrive, the first at `coming`, then one every `gap` seconds.
+        """
         joined = 0
         if left and coming <= end:
             joined = min(left, int((end - coming) / gap) + 1) if gap > 0.0 else left
@@ -135,7 +152,9 @@ class VirtualQueue:
         return joined
 
     def _join(self, coming: float, left: int, gap: float) -> tuple[int, float]:
-        """Let one row join; return how many are left, and when the next comes."""
+        """Let the row that arrives at `coming` join. Return how many of `left` rows remain, and when the next one
+        arrives.
+        """
         if not self._waiting:
             self._oldest = coming
         self._at, self._last = max(coming, self._at), coming
@@ -147,7 +166,7 @@ class VirtualQueue:
         self._at = until
 
     def _until(self, waits: WaitBounds) -> float:
-        """Return when the wait ends if nobody comes: at once where the rows that wait are served."""
+        """Return the instant at which the wait ends if no row arrives; -infinity if it is over."""
         answers, waiting = waits.answers, self._waiting
         if answers is None or waiting >= waits.largest:
             return -inf
@@ -156,7 +175,7 @@ class VirtualQueue:
         return min(self._last + waits.silence, self._oldest + waits.filling)
 
     def _dispatch(self, waits: WaitBounds) -> None:
-        """Begin a batch, of all that fit where the table would wait."""
+        """Start a batch: of all rows that fit where the table would wait."""
         answers, waiting = waits.answers, self._waiting
         answer = None if answers is None else answers[waiting if waiting < len(answers) else -1]
         rows = min(waiting if answer is None else answer.rows, waits.largest)
@@ -165,33 +184,36 @@ class VirtualQueue:
         self.energy_mj += self._energies[rows]
         self._rows = (self._rows + rows) % PERIOD
         self._waiting -= rows
-        self._oldest = self._at  # nearly, of those who stay
+        self._oldest = self._at  # an approximation, for the rows that stay
         heapreplace(self._ends, (self._at + time, rows))
 
     def spent_ms(self, now: float) -> float:
-        """Return the time that rows have spent here until `now`."""
+        """Return the time in ms that rows have spent here until `now` (seconds)."""
         return self.area_ms - 1000.0 * sum(rows * (end - now) for end, rows in self._ends if end > now)
 
 
 def least_energy_mj(profile: Profile) -> float:
-    """Return the least energy that a row can take."""
+    """Return the least energy per row in mJ, over all batch sizes."""
     return float(np.min(profile.energy_mj / profile.sizes))
 
 
 class SureRate:
-    """The mean rate that arrivals surely have had, `value`: two standard errors below their mean, by the spread of up to 16
-    stretches of equal length. Of steady traffic that is nearly the mean; of bursts it is little until there were many."""
+    """A lower bound on the mean arrival rate: `value`, in rows per second; None while it is unknown.
+
+    It is the mean less two standard errors. The errors come from the spread of up to 16 stretches of time of equal
+    length. For steady traffic the bound is close to the mean; for bursts it stays low until there were many.
+    """
 
     __slots__ = ("_rows", "_since", "_width", "value")
 
     def __init__(self) -> None:
-        self._rows = [0.0]  # of each stretch; the last is under way
-        self._since = 0.0  # seconds since the first began
+        self._rows = [0.0]  # by stretch; the last one is not complete
+        self._since = 0.0  # seconds since the first one began
         self._width = FIRST
-        self.value: float | None = None  # not known yet
+        self.value: float | None = None
 
     def observe(self, rows: int, seconds: float) -> None:
-        """So many rows came in so many seconds."""
+        """Take note that `rows` rows arrived in `seconds` seconds."""
         self._since += seconds
         while self._since >= STRETCHES * self._width:
             self._rows = [sum(self._rows[first : first + 2]) for first in range(0, len(self._rows), 2)]
@@ -203,7 +225,7 @@ class SureRate:
         self._rows[-1] += rows
 
     def forget(self) -> None:
-        """Forget the older half."""
+        """Forget the older half of the stretches."""
         half = len(self._rows) // 2
         del self._rows[:half]
         self._since -= half * self._width
@@ -217,8 +239,13 @@ class SureRate:
 
 
 class CostAccount:
-    """Holds a policy that decides by `bank` against greedy. `greedy` says whether it has to be greedy; `excess` is by which
-    share of greedy's cost it costs more, or less than 0 by which it costs less, as far as that is kept."""
+    """Compares a policy that decides by `bank` with the greedy policy.
+
+    Attributes:
+        greedy: whether the policy must be greedy now.
+        excess: the share of greedy's cost by which the policy has cost more; below 0, less, as far as savings are
+            kept.
+    """
 
     __slots__ = (
         "_arrivals", "_bank", "_by_greedy", "_least", "_now", "_own", "_rate", "_rows", "_seconds", "excess", "greedy",
@@ -228,7 +255,7 @@ class CostAccount:
         self._bank = bank
         self._least = least_energy_mj(bank.profile)
         self._restart(0.0, 0, 0)
-        self._now = inf  # nothing has been seen
+        self._now = inf  # nothing has been observed
 
     def _restart(self, now: float, arrivals: int, waiting: int) -> None:
         profile, workers = self._bank.profile, self._bank.workers
@@ -236,13 +263,16 @@ class CostAccount:
         self._by_greedy = VirtualQueue(profile, workers, now, waiting)
         self._now, self._arrivals = now, arrivals
         self._rate = SureRate()
-        self._rows = self._seconds = 0.0  # seen, as far as they are remembered
+        self._rows = self._seconds = 0.0  # observed, as far as they are remembered
         self.greedy, self.excess = False, 0.0
 
     def observe(self, seen: Observation, stage: RateBand, answers: Answers, rate: float) -> bool:
-        """Let both queues see what the policy sees, which would decide by `answers` of `stage`; return `greedy`."""
+        """Let both virtual queues see the observation `seen`. Return `greedy`.
+
+        The policy would decide by `answers` of the band `stage`; `rate` is the estimated rate in rows per second.
+        """
         now, count = seen.now, seen.arrivals - self._arrivals
-        if now < self._now or count < 0:  # the first look, or another queue or clock
+        if now < self._now or count < 0:  # the first observation, or another queue or clock
             self._restart(now, seen.arrivals, seen.waiting)
             return False
         arrived = self._spread(count, seen)
@@ -260,7 +290,9 @@ class CostAccount:
         return self.greedy
 
     def _spread(self, count: int, seen: Observation) -> Arrived:
-        """Return when the rows arrived that are new: the last is known, and the first if all of them still wait."""
+        """Return when the `count` new rows arrived. The last instant is known, and the first if all of them still
+        wait.
+        """
         last = seen.last_arrival
         if count < 2:
             return Arrived(count, last, 0.0)
@@ -269,12 +301,14 @@ class CostAccount:
         return Arrived(count, first, (last - first) / (count - 1))
 
     def _judge(self, limit: int) -> None:
-        """Compare what both have cost, and decide who has the next batches."""
+        """Compare the costs of both queues, and decide whether the policy must be greedy. `limit` is in rows."""
         own, other, prices, now = self._own, self._by_greedy, self._bank.prices, self._now
         rate = prices.reference_rate or self._rate.value
         if rate is None:
             rate = self._rows / max(self._seconds, 1e-9)
-        joule = prices.energy_weight * rate / 1000.0  # by row: a watt is what a row takes times the rate
+        joule = (
+            prices.energy_weight * rate / 1000.0
+        )  # cost of a mJ per row: power in watts is mJ per row times rows per ms
         spent = other.spent_ms(now)
         cost = prices.latency_weight * spent + joule * (other.energy_mj + self._rows * self._least)
         more = prices.latency_weight * (own.spent_ms(now) - spent) + joule * (own.energy_mj - other.energy_mj)
@@ -289,7 +323,7 @@ class CostAccount:
             self._rate.forget()
 
     def _forget(self, difference: float, all_of_it: float) -> None:
-        """Keep that share of the difference between the queues, and of everything."""
+        """Keep the share `difference` of the difference between the queues, and the share `all_of_it` of everything."""
         own, other = self._own, self._by_greedy
         own.area_ms = all_of_it * (other.area_ms + difference * (own.area_ms - other.area_ms))
         own.energy_mj = all_of_it * (other.energy_mj + difference * (own.energy_mj - other.energy_mj))
@@ -299,13 +333,16 @@ class CostAccount:
         self._seconds *= all_of_it
 
 
-# What a solved policy does, and what that is predicted to bring, as a JSON-able document.
+# What a solved policy does, and what is predicted for it, as a JSON-able document.
 
 
 def explain(
     bank: Bank | None, stage: RateBand | None, rate: float, account: CostAccount | None = None
 ) -> dict[str, Any]:
-    """Return the document of a policy that decides by `stage` of `bank` at `rate`; 0, None and None while it learns."""
+    """Return what a policy does by the band `stage` of `bank` at `rate` rows per second, as a JSON-able dict.
+
+    Without a band (the policy still learns) the rate is 0; what is unknown is None.
+    """
     return {
         "learning": stage is None,
         "rate": rate or None,
@@ -322,8 +359,12 @@ def explain(
 
 
 def predict(bank: Bank | None, rate: float) -> dict[str, float | None]:
-    """Return the mean response time, its 99th percentile, power and cost predicted for `rate`: between the bank's rates
-    by interpolation, below them those of the lowest, and None at rates that the workers cannot serve."""
+    """Return the predictions for `rate` rows per second: mean and 99th percentile of the response time (ms), power
+    (W), cost.
+
+    Between the bank's rates they are interpolated; below the lowest rate the response times are those of that rate and
+    power falls in proportion. All are None for rates that the workers cannot serve.
+    """
     if bank is None or not 0.0 < rate < bank.capacity:
         return dict.fromkeys(("response_time_ms", "p99_ms", "power_w", "cost"))
     response, p99 = (_between(bank, values, rate) for values in (bank.response_time_ms, bank.p99_ms))
@@ -347,7 +388,9 @@ def _table(bank: Bank, stage: RateBand) -> dict[str, Any]:
 
 
 def _guards(stage: RateBand, rate: float) -> dict[str, float | None]:
-    """For how long: since the last arrival, since the oldest, and since the oldest if it is alone."""
+    """Return the longest waits in seconds: since the last arrival, since the oldest, and for a single row by the
+    objective.
+    """
     return {
         "silence": SILENCE / rate,
         "filling": stage.filling / rate,
@@ -355,25 +398,25 @@ def _guards(stage: RateBand, rate: float) -> dict[str, float | None]:
     }
 
 
-# Which of two tables decides the next batch, when a share of the batches is the second's.
+# Which of two tables decides the next batch, if a share of the batches belongs to the second one.
 #
-# Where a promise is kept at least cost by neither of two tables but by a mix of them, the mix is made without chance: what
-# the second table is owed adds up with each batch, and whenever it is a whole batch, it gets one (error diffusion). Of any
-# number of batches in a row, the second thus decides the share asked for to within one batch, where chance would be off by the
-# square root of their number; and the same run decides the same.
+# A promise is sometimes kept at least cost not by one table but by a mix of two. The mix is made without chance: with each
+# batch the second table is owed its share, and when that adds up to a whole batch, it decides one (error diffusion). Of any
+# number of batches in a row it decides the wanted share to within one batch, where chance would be off by the square root of
+# their number; and the same run always makes the same decisions.
 
 
 class Mixing:
-    """`second` says whether the next batch is the second table's; `cut` goes on to the one after."""
+    """Chooses between two tables, batch by batch: `second` says whether the second one decides the next batch."""
 
     __slots__ = ("_owed", "second")
 
     def __init__(self) -> None:
         self.second = False
-        self._owed = 0.5  # of a batch: half, so that counts are rounded and not cut off
+        self._owed = 0.5  # batches; half of one, so that counts are rounded and not cut off
 
     def cut(self, share: float) -> None:
-        """A batch was cut; of those that follow, `share` are the second table's, 0 to 1. It may change with every batch."""
+        """Take note that a batch was dispatched. `share`, 0 to 1, is the second table's share of the batches to come."""
         self._owed += share
         self.second = self._owed >= 1.0
         if self.second:
@@ -381,24 +424,24 @@ class Mixing:
 
 
 GREEDY = Greedy()
-POLICY = Reason.POLICY  # a member of an enum is looked up slowly
+POLICY = Reason.POLICY  # looking up a member of an enum is slow
 
 
 class SolvedPolicy(PolicyBase):
-    """Decides by the tables of a bank, following the arrival rate. Without a bank, and until the rate is known, it is greedy.
+    """Decides by the tables of a bank, following the arrival rate. Greedy without a bank and until the rate is known.
 
         bank = Bank.from_bytes(Path("square.policy.npz").read_bytes())
         service = weir.Service(Square, policy=weir.SolvedPolicy(bank), max_batch_size=bank.profile.max_batch_size)
 
-    Rates are in rows per second, of the whole service, and so are the tables': with requests of several groups (keys,
-    shapes) each queue is looked up as if all arrivals came to it. A group that gets but a part of them reaches its limit
-    later than the table expects; it is then served by the second of the guards above, which no arrival elsewhere
-    puts off. That costs latency and no more; a service of very many groups is better served by `greedy`.
+    Rates are in rows per second of the whole service, and so are the tables' rates. If requests form several groups
+    (batch keys, shapes), the queue of each group is looked up as if all arrivals joined it. A group that gets only a
+    part of them reaches its limit later than the table expects; then the bound on the wait of its oldest row ends the
+    wait. That costs latency and nothing else; a service with very many groups is better served by `greedy`.
 
-    It may run with a smaller `max_batch_size` than the bank was solved for: batches are cut at that size, and a full one is
-    never held back. Larger ones are never asked for than the bank's profile has.
+    A smaller `max_batch_size` than the bank's profile has is allowed: batches are cut at that size, and a full one is
+    never held back.
 
-    `max_waiting` is the number of rows beyond which arrivals are to be refused, until the next decision; None for no bound.
+    `max_waiting` is the number of waiting rows at which arrivals are refused until the next decision; None: no bound.
     """
 
     adopts_banks = True
@@ -407,20 +450,20 @@ class SolvedPolicy(PolicyBase):
         self.max_waiting = None
         self._estimate = Rate()
         self._mixing = Mixing()
-        self._account: CostAccount | None = None  # of `_of`, where there is no promise
+        self._account: CostAccount | None = None  # of the bank of `_of`, if that has no objective
         self._stages: Stages | None = None if bank is None else Stages(bank)
-        self._stage: RateBand | None = None  # of `_stages`, or of those before
-        self._of: Stages | None = None  # what `_stage` belongs to
+        self._stage: RateBand | None = None  # one of `_stages`, or still one of the bank before
+        self._of: Stages | None = None  # the bands that `_stage` belongs to
         self._gate = OPEN
-        self._rows = 0  # that were dispatched last; 0 if none were, or more have been let in since
-        self._since = 0.0  # when
-        self._ahead = 0  # rows before those who were let in late, 0 if none were
-        self._late = 0.0  # when the first of them came
+        self._rows = 0  # rows that were dispatched last; 0 if none were, or an extra batch has been admitted since
+        self._since = 0.0  # the instant of that, in seconds
+        self._ahead = 0  # rows in the queue before those of the extra batch; 0 if there is none
+        self._late = 0.0  # the instant at which the first row of the extra batch came, in seconds
 
     # Decisions.
 
     def decide(self, seen: Observation) -> Decision:
-        """Look up how many rows to dispatch; see Policy."""
+        """Return how many rows to dispatch, or until when to wait. See Policy."""
         waiting = seen.waiting
         rate = self._estimate.observe(seen.now, seen.arrivals)
         stage = self._stage
@@ -452,10 +495,10 @@ class SolvedPolicy(PolicyBase):
         return answer
 
     def _let_in(self, gate: AdmissionGate, rows: int, seen: Observation) -> None:
-        """Once `rows` are dispatched, let in whom the gate lets in."""
+        """Set `max_waiting` for the time after `rows` rows are dispatched (0: the policy waits), as `gate` says."""
         waiting, now, oldest = seen.waiting, seen.now, seen.oldest_arrival
         if rows and rows < waiting:
-            # When the first that stays came: as if at even gaps, or not before those came who were let in late.
+            # When the first row that stays arrived: as if at even gaps, but not before the extra batch if it is in that.
             first = oldest + (seen.last_arrival - oldest) * rows / (waiting - 1)
             if rows >= self._ahead > 0:
                 first = max(first, self._late)
@@ -465,16 +508,19 @@ class SolvedPolicy(PolicyBase):
         self._gate, self._rows, self._since, self._ahead = gate, rows, now, 0
 
     def full(self, now: float) -> int | None:
-        """The queue is full: return `max_waiting` as of `now`; see PolicyBase."""
+        """Return `max_waiting` (rows) as of `now` (seconds): an arrival has found the queue full. See PolicyBase."""
         if self._rows and (more := self._gate.more(self._rows, now - self._since)):
             assert self.max_waiting is not None
-            self._rows = 0  # once; whoever comes behind them too might be late
+            self._rows = 0  # only once: rows behind the extra batch might be late
             self._ahead, self._late = self.max_waiting, now
             self.max_waiting += more
         return self.max_waiting
 
     def _move(self, rate: float) -> RateBand | None:
-        """Take the stage for `rate`; None if there is none. While the rate is unknown only a promise has one."""
+        """Take the band for `rate` (rows per second), and return it.
+
+        None if there is no bank. While the rate is unknown (0) there is a band only with an objective.
+        """
         stages, stage = self._stages, self._stage
         if stages is None:
             return None
@@ -492,11 +538,11 @@ class SolvedPolicy(PolicyBase):
     # The life of a policy.
 
     def adopt(self, bank: Bank) -> None:
-        """Decide by `bank` from now on; what was learned of the rate stays."""
+        """Decide by `bank` from now on. The estimate of the rate stays."""
         self._stages = Stages(bank)  # one assignment: a decision sees the old bank or the new one
 
     def fresh(self) -> "SolvedPolicy":
-        """Return a policy like this one that has seen nothing: services and simulations have one each."""
+        """Return a policy with the same bank that has observed nothing. Each service and simulation has its own."""
         made = SolvedPolicy()
         made._stages = self._stages
         return made
@@ -505,27 +551,27 @@ class SolvedPolicy(PolicyBase):
 
     @property
     def bank(self) -> Bank | None:
-        """The bank it decides by."""
+        """The bank that it decides by."""
         return None if self._stages is None else self._stages.bank
 
     @property
     def largest_batch(self) -> int | None:
-        """The most rows of a batch that it knows the cost of; it is not to be run with a larger `max_batch_size`."""
+        """The largest batch, in rows, whose cost it knows: `max_batch_size` must not exceed it."""
         return None if self._stages is None else self._stages.bank.profile.max_batch_size
 
     @property
     def rate(self) -> float:
-        """The estimated arrival rate, in rows per second; 0 while it is unknown."""
+        """The estimated arrival rate in rows per second; 0 while it is unknown."""
         return self._estimate.value
 
     @property
     def learning(self) -> bool:
-        """Whether it is greedy still: there is no bank, or the rate is unknown."""
+        """Whether it is still greedy because there is no bank, or the rate is unknown."""
         return self._stages is None or not self.rate
 
     @property
     def index(self) -> int:
-        """The index, in the bank, of the table in use (beyond the bank's rates: of the nearest); 0 while learning."""
+        """The index in the bank of the table in use; outside the bank's rates, of the nearest. 0 while learning."""
         stage = self._current()
         return 0 if stage is None else stage.entry
 
@@ -536,14 +582,16 @@ class SolvedPolicy(PolicyBase):
         return self._stage if self._of is stages else stages.at(rate)
 
     def explain(self) -> dict[str, Any]:
-        """Return what it does and why, as a JSON-able dict; what is not known yet is None. Times are in seconds but for
-        those of the prediction, which is for the estimated rate."""
+        """Return what it does and why, as a JSON-able dict. What is unknown is None.
+
+        Times are in seconds, except for those of the prediction, in ms, which is for the estimated rate.
+        """
         account = self._account if self._of is self._stages else None
         return explain(self.bank, self._current(), self.rate, account)
 
 
 def guard(stage: RateBand, rate: float, seen: Observation) -> float:
-    """Return the instant at which a wait ends."""
+    """Return the instant, in seconds, at which a wait ends at `rate` rows per second."""
     oldest = seen.oldest_arrival
     until = min(seen.last_arrival + SILENCE / rate, oldest + stage.filling / rate)
     if stage.allowance is None:
@@ -551,16 +599,16 @@ def guard(stage: RateBand, rate: float, seen: Observation) -> float:
     return min(until, oldest + stage.allowance[min(seen.waiting, stage.largest)])
 
 
-# The policy `auto`: greedy at first; the server measures the model, solves a bank and lets this policy adopt it.
+# The policy `auto`: greedy until the server has measured the model and solved a bank.
 
 
 @dataclass(eq=False)
 class AutoPolicy(SolvedPolicy):
-    """A solved policy that starts without a bank. Its fields say how the model is to be measured and what counts.
+    """A solved policy that starts without a bank. Its fields say how the model is measured, and what is optimised.
 
-    Without a stated price, latency alone counts (`energy_weight` 0): the mean response time is then the least that any
-    policy reaches, and nobody is made to wait for energy that may be free. What a joule is worth beside a millisecond
-    only its owner knows.
+    It is greedy until the server has measured the model and solved a bank, which it then adopts. Without a weight of
+    energy (`energy_weight` 0) only latency counts: the mean response time is the least that any policy reaches, and no
+    row waits in order to save energy. What a joule is worth beside a millisecond only the owner knows.
 
     Raises SettingsError naming the setting, the value and the rule.
     """
@@ -602,7 +650,7 @@ class AutoPolicy(SolvedPolicy):
         return None if self.p99 is None else LatencySLO(self.p99, 0.01).checked()
 
     def fresh(self) -> "AutoPolicy":
-        """Return a policy with the same settings, and the same bank if there is one, that has seen nothing."""
+        """Return a policy with the same settings, and the same bank if there is one, that has observed nothing."""
         made = replace(self)
         made._stages = self._stages
         return made

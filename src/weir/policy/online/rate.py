@@ -1,19 +1,21 @@
-"""The arrival rate as a policy estimates it, the drift of service times, and the bands of rates in which a bank's tables hold.
+"""The arrival rate as a policy estimates it, the drift of service times, and the rates at which each table of a bank
+is used.
 
-The rate is estimated from what a policy sees: how many rows ever arrived, and the instant.
+The rate is estimated from what a policy observes: how many rows have ever arrived, and the instant.
 
-Arrivals fade with age: one that is `a` seconds old counts exp(-a/T). The estimate is the ratio of faded arrivals to
-faded time, N/S with S = integral of exp(-a/T) over the time seen: from a cold start it is what was counted over the time
-that has passed, later the usual exponential average. Between two looks only the number k that came in the gap d is known;
-spread evenly over it they add k·(1 - exp(-d/T))·T/d to N. That is exact, whatever the gap, and needs no clock.
+Arrivals are forgotten gradually: one that is `a` seconds old counts exp(-a/T). The estimate is N/S, the weighted
+number of arrivals divided by the weighted time, S being the integral of exp(-a/T) over the time observed. At first
+that is the number of arrivals divided by the time that has passed, and later the usual exponential average. Between
+two observations only the number k of arrivals in the gap d is known; spread evenly over the gap they add k·(1 -
+exp(-d/T))·T/d to N. That is exact, however long the gap is, and needs no clock.
 
-How long to remember is a matter of arrivals, not of seconds. The relative error of the estimate is 1/sqrt(2λT): T = 50/λ
-makes it 10 % at any rate, where a window of at most a second would hold two arrivals at 2 rows/s. At least 20 ms are
-remembered, so that fast traffic is averaged over the length of a batch. Nothing bounds T from above, nor needs to: when
-traffic falls silent the gap itself outweighs the memory (d >> T); when it rises, T shrinks with each look, the time beyond
-the new T is forgotten, and the estimate doubles with every 35 arrivals until it is right.
+T depends on the number of arrivals, not on time. The relative error of the estimate is 1/sqrt(2λT), so T = 50/λ makes
+it 10 % at any rate λ; a window of at most a second would hold two arrivals at 2 rows per second. T is at least 20 ms,
+so that fast traffic is averaged over about a batch. T needs no upper bound. When traffic stops, the gap outweighs the
+memory (d >> T). When it grows, T shrinks with each observation, the time beyond the new T is forgotten, and the
+estimate doubles with every 35 arrivals until it is right.
 
-Rows that come together, in requests of many, count as so many arrivals, and make the estimate as much less certain.
+Rows that arrive together, in requests of several rows, count one by one, and make the estimate less certain.
 """
 
 from bisect import bisect, bisect_right
@@ -31,17 +33,17 @@ from weir.policy.decision import Decision
 from weir.policy.solve.bank import Bank
 from weir.policy.solve.tables import Table, full_batch_table, greedy_table, limit_of
 
-WINDOW_ROWS = 50.0
+WINDOW_ROWS = 50.0  # T is so many mean gaps
 WINDOW_MIN = 0.02  # seconds
-WINDOW_MAX = 3600.0  # seconds; before anything is known, and a bound on the arithmetic
-ENOUGH = 20  # arrivals until which the rate counts as unknown; the error is 22 % then
+WINDOW_MAX = 3600.0  # seconds: T before any arrival, and a bound that keeps the arithmetic finite
+ENOUGH = 20  # arrivals until which the rate counts as unknown; its error is then 22 %
 
 
 class Rate:
-    """An estimate of rows per second: `value`, 0 while it is unknown.
+    """An estimate of the arrival rate: `value`, in rows per second; 0 while it is unknown.
 
-    It changes only with arrivals. While nothing comes it stays, and so do the instants that are computed from it (the
-    end of a wait); the next arrival brings the whole gap to account.
+    It changes only with arrivals. Without arrivals it stays, and so do the instants that are computed from it (the
+    ends of waits); the next arrival accounts for the whole gap.
     """
 
     __slots__ = ("_arrivals", "_at", "_counted", "_rows", "_seconds", "_window", "value")
@@ -49,22 +51,22 @@ class Rate:
     def __init__(self) -> None:
         self.value = 0.0
         self._counted = 0  # arrivals since the start
-        self._arrivals = -1  # as of the last look
-        self._at = 0.0
-        self._rows = 0.0
-        self._seconds = 0.0
-        self._window = WINDOW_MAX
+        self._arrivals = -1  # at the last observation
+        self._at = 0.0  # seconds, the last observation
+        self._rows = 0.0  # N
+        self._seconds = 0.0  # S
+        self._window = WINDOW_MAX  # T
 
     def observe(self, now: float, arrivals: int) -> float:
-        """At the instant `now`, so many rows had ever arrived. Returns `value`.
+        """Take note that `arrivals` rows had ever arrived at the instant `now` (seconds). Returns `value`.
 
-        Where either is less than it was (another queue, another clock), counting goes on from there.
+        Where either is less than before (another queue, another clock), counting goes on from the new numbers.
         """
         count, gap = arrivals - self._arrivals, now - self._at
         if count > 0 and gap > 0.0 and self._arrivals >= 0:
             self._learn(count, gap)
         elif count >= 0 and gap >= 0.0 and self._arrivals >= 0:
-            return self.value  # nothing came, or no time has passed yet: the next look counts it
+            return self.value  # no arrivals, or no time has passed yet: the next observation counts them
         self._arrivals, self._at = arrivals, now
         return self.value
 
@@ -83,38 +85,38 @@ class Rate:
             self.value = rows / seconds
 
 
-# Have the service times moved away from the profile? A two-sided cumulative sum (Page's CUSUM) of log(τ observed/τ(b)).
+# Drift: a two-sided cumulative sum (Page, "Continuous inspection schemes", Biometrika 41, 1954) of log(τ observed/τ(b)).
 #
-# Each batch says by which factor it took longer than the profile's mean, on a logarithmic scale, where twice as long and
-# half as long are equally far. What exceeds an allowance adds up, what falls short of it is taken off, down to 0; a sum
-# above the threshold says that something has changed. The next batches then say by how much (their median does), those
-# before the alarm being a mixture of old and new. One sum watches for slower, one for faster.
+# Each batch says by which factor it took longer than the profile's mean, on a logarithmic scale, on which twice as long and
+# half as long are equally far from 0. What exceeds an allowance is added to a sum, and what falls short of it is subtracted,
+# down to 0. One sum watches for longer times and one for shorter. A sum above the threshold is an alarm. Since the batches
+# before it are a mixture of old and new times, the median of the batches after it measures the change.
 #
 # The allowance is half of the smallest change worth noticing (10 %), or half a standard deviation if that is more. The
-# threshold h is what a run of chance would pass, from any one batch on, with the probability of a value five standard
-# deviations out (Wald: exp(-2·allowance·h/σ²) = 2.9e-7), and at least five standard deviations. A single batch counts as
-# four standard deviations at most, so that one pause of the machine is no change of the model.
+# threshold h is such that chance exceeds it, from any one batch on, with the probability of a value five standard deviations
+# off (Wald's bound exp(-2·allowance·h/σ²) = 2.9e-7), but at least five standard deviations. A single batch counts as at most
+# four standard deviations, so that one pause of the machine is not taken for a change of the model.
 
 
-NOTICEABLE = 0.1  # relative change of the service time that is worth another solution
-LEAST_SPREAD = 0.03  # standard deviation of log τ that even a steady model is granted: clocks, other load
+NOTICEABLE = 0.1  # relative change of the service time for which new tables are worth solving
+LEAST_SPREAD = 0.03  # standard deviation of log τ that is assumed at least, for clocks and other load
 FIVE_SIGMA = -log(2.87e-7)
 THRESHOLD = 5.0  # standard deviations, at least
-OUTLIER = 4.0  # standard deviations, at most, that one batch counts
-BATCHES = 20  # after an alarm, that measure the change
+OUTLIER = 4.0  # standard deviations that one batch counts at most
+BATCHES = 20  # batches after an alarm that measure the change
 
 
 class Drift(NamedTuple):
-    """Service times have changed by `factor` (above 1: slower), as `batches` batches say."""
+    """Service times have changed by `factor` (above 1: they are longer), as the last `batches` batches show."""
 
     factor: float
     batches: int
 
 
 class DriftDetector:
-    """Watches one model's service times. `observe` each batch; what it returns is a verdict.
+    """Compares the service times of one model with its profile. `observe` each batch.
 
-    With a verdict it starts anew: go on with a detector for the profile that was scaled by the factor.
+    After it has reported a Drift it starts again; continue with a new detector for the profile scaled by the factor.
     """
 
     __slots__ = ("_faster", "_laws", "_since", "_slower")
@@ -131,9 +133,10 @@ class DriftDetector:
         self._since: list[float] | None = None  # log τ observed/τ(b) since the alarm, if there was one
 
     def observe(self, rows: int, seconds: float) -> Drift | None:
-        """A batch of `rows` took `seconds`. Return by how much service times have changed, None if nothing says so.
+        """Take note that a batch of `rows` rows took `seconds`. Return by how much service times have changed, or
+        None.
 
-        Sizes that the profile does not have, and times that are not above 0, say nothing.
+        Batch sizes that the profile does not have, and times that are not above 0, are ignored.
         """
         if not 1 <= rows <= len(self._laws) or seconds <= 0.0:
             return None
@@ -159,44 +162,44 @@ class DriftDetector:
         return max(self._slower, self._faster) > threshold
 
 
-# A bank made ready to be looked up: a stage for each of its rates, one below the lowest and one above the highest.
+# How long the queue may be if a latency is promised: every admitted row is answered in time at any arrival rate.
 #
-# Everything that does not depend on the queue is worked out here, once, into plain Python values that nothing changes: a
-# decision is an index into a tuple.
+# Let c workers serve batches of b rows while more than b rows wait. The row at place p of the queue starts, at the latest,
+# with batch ⌈p/(c·b)⌉ of its worker after the running one. With at most c·m·b rows in the queue it is answered after at most
+# m + 1 service times. So m·c·b rows may wait if (m + 1)·τ(b) ≤ D, whatever the traffic is. docs/explanation/beyond-the-paper.md
+# has the details.
 
 
-# How long the queue may be where a latency is promised, so that whoever is let in is answered in time at any arrival rate.
-#
-# A row at place p of the queue starts, at the latest, with batch ⌈p/(c·b)⌉ of its worker after the one under way, if c workers
-# serve batches of b rows while more than b wait. With no more than c·m·b rows in the queue, it is answered after at most m + 1
-# service times; so m·c·b rows may wait if (m + 1)·τ(b) ≤ D, whatever the traffic. docs/explanation/beyond-the-paper.md.
-
-
-# Of the rows per second that the objective allows; the rest is given for a longer queue, which refuses less.
+# The share of the rows per second that the objective allows; the rest is given up for a longer queue, which refuses less.
 NEARLY = 0.98
-# Shares of late rows below this leave no room for what is not exact: a part of a batch behind another.
+# With a smaller share of late rows no extra batch is admitted, because whether it is in time is not certain.
 RARELY = 1e-3
 
 
 class AdmissionGate(NamedTuple):
-    """Beyond which queue arrivals are refused.
+    """The length of the queue at which arrivals are refused.
 
-    `bounds[n]` rows may wait once n were dispatched; for n = 0, while the policy waits. None: no bound. With `times` (seconds
-    by rows), one more batch of at least `third` rows (0: never) may wait if it comes late enough; `spares[n]` is by how much
-    the rows in the queue are answered earlier than they must. With `within`, one batch waits at a time, and its time and that of
-    the one that runs are so many seconds at most.
+    Attributes:
+        bounds: rows that may wait after a batch of n rows was dispatched; the entry for n = 0 holds while the policy
+            waits. None: no bound.
+        times: service time in seconds by rows, from 0 on; empty: no batch is admitted beyond `bounds`.
+        within: seconds. If not 0, only one batch may wait at a time, and its service time and that of the running
+            batch may add up to at most this.
+        min_extra_batch: one more batch of at least so many rows may wait if it comes late enough; 0: never.
+        slack: by rows dispatched, seconds by which the rows in the queue will be answered earlier than they must.
     """
 
     bounds: tuple[int | None, ...]
     times: tuple[float, ...] = ()
     within: float = 0.0
-    third: int = 0
-    spares: tuple[float, ...] = ()
+    min_extra_batch: int = 0
+    slack: tuple[float, ...] = ()
 
     def after(self, rows: int, waiting: int, age: float) -> int | None:
-        """Return how many may wait once `rows` of the `waiting` are dispatched; the first that stays is `age` seconds old.
+        """Return how many rows may wait after `rows` of the `waiting` rows were dispatched; None: any number.
 
-        Those who stay behind are served with whom the queue then lets in: so few that the first of them is in time.
+        `age` is that, in seconds, of the first row that stays. The rows that stay are served together with those that
+        are admitted now, so only so many are admitted that the first of them is answered in time.
         """
         bound = self.bounds[rows]
         if bound is None or rows >= waiting or not self.within:
@@ -205,19 +208,27 @@ class AdmissionGate(NamedTuple):
         return min(bound, max(bisect_right(self.times, left) - 1, waiting - rows, 1))
 
     def more(self, rows: int, since: float) -> int:
-        """Return how many more may wait, `since` seconds after `rows` were dispatched, as a batch behind those in the queue."""
-        if not self.third:
+        """Return how many more rows may wait, as a batch behind those in the queue, `since` seconds after `rows` were
+        dispatched.
+        """
+        if not self.min_extra_batch:
             return 0
-        more = bisect_right(self.times, since + self.spares[rows] + ROUNDING) - 1
-        return more if more >= self.third else 0
+        more = bisect_right(self.times, since + self.slack[rows] + ROUNDING) - 1
+        return more if more >= self.min_extra_batch else 0
 
 
 OPEN = AdmissionGate((None,))
 
 
 class Admission(NamedTuple):
-    """`steady` rows are a batch under overload, `max_waiting` rows the queue then, and `largest` rows the largest batch at
-    any rate. `gate` is for rates that can be served."""
+    """What an objective allows: batches and queues under which every admitted row is answered in time.
+
+    Attributes:
+        steady: batch in rows when more rows arrive than can be served.
+        max_waiting: queue in rows then.
+        largest: the largest batch in rows at any rate.
+        gate: the bounds at rates that can be served.
+    """
 
     steady: int
     max_waiting: int
@@ -225,13 +236,13 @@ class Admission(NamedTuple):
     gate: AdmissionGate
 
     def table(self, profile: Profile, limit: int = 1) -> Table:
-        """Return the table that waits for `limit` rows, then takes full batches, none larger than `largest`."""
+        """Return the table that waits for `limit` rows and then takes full batches, none above `largest`."""
         table = full_batch_table(profile)[: self.largest + 1]
         table[:limit] = 0
         return table
 
     def overloaded(self, profile: Profile) -> tuple[Table, AdmissionGate]:
-        """Return the table, and the gate, for more rows than can be served."""
+        """Return the table and the gate for arrival rates that exceed what can be served."""
         table = full_batch_table(profile)[: self.steady + 1]
         table[-1] = self.steady
         bounds = (self.max_waiting,) * (self.steady + 1)
@@ -239,18 +250,25 @@ class Admission(NamedTuple):
 
 
 def admission(profile: Profile, objective: LatencySLO, workers: int = 1) -> Admission | None:
-    """Return the batch and the queue that serve most rows per second, all of them in time, when more arrive than can be
-    served; None if even a row that comes behind one alone may be late.
+    """Return the batch and the queue that serve the most rows per second in time if more arrive than can be served.
 
-    It is the size that serves most if two batches of it may wait; else, of all that serve nearly as many, the one with the
-    longest queue, so that fewer are refused by bad luck when nearly as many arrive as can be served.
+    If two batches of the fastest size may wait, it is that size. Otherwise it is, of all sizes that are nearly as
+    fast, the one with the longest queue, so that chance causes fewer refusals when nearly as many rows arrive as can
+    be served.
+
+    Args:
+        profile: the costs of a batch on one worker.
+        objective: the latency SLO.
+        workers: the number of workers that serve the queue.
+
+    Returns None if even a row that comes right behind another one, which is served alone, may be late.
     """
     most, depth = profile.best_batch_size, profile.pipeline_depth
     times = profile.service_time_ms[:most] / 1000.0
-    # Where refusals count, the margin is for those who wait on purpose only.
+    # Where refusals count, the margin only applies to waits on purpose.
     spared = objective.slack if objective.counts_refusals else max(objective.margin, objective.slack)
     within = objective.deadline - spared - profile.latency_offset_ms / 1000.0 + ROUNDING
-    behind = np.floor(within / times).astype(np.int64) - depth  # batches of that size that may wait, for each worker
+    behind = np.floor(within / times).astype(np.int64) - depth  # batches of each size that may wait, per worker
     possible = behind >= 1
     if not possible[0]:
         return None
@@ -262,41 +280,51 @@ def admission(profile: Profile, objective: LatencySLO, workers: int = 1) -> Admi
     longest = workers * steady * int(behind[steady - 1])
     if workers * depth > 1 or behind[steady - 1] > 1:
         gate = AdmissionGate((longest + workers * steady, *[longest] * steady))
-        if workers * depth == 1:  # one more batch, if it may be a whole one
+        if workers * depth == 1:  # one more batch, if it is a full one
             spares = within - times[:steady] - behind[steady - 1] * times[steady - 1]
             gate = _growing(gate, times[:steady], spares, steady)
         return Admission(steady, longest, steady, gate)
-    # One batch under way and one in the queue: the longer the one takes, the shorter the other must be.
+    # One batch runs and one waits: the longer the one takes, the shorter the other must be.
     fitting = np.searchsorted(times, within - times, side="right")
     largest = int(np.flatnonzero(fitting)[-1]) + 1
     bounds = np.minimum(fitting[:largest], largest)
     spares = within - times[:largest] - times[bounds - 1]
     gate = AdmissionGate((longest + largest, *bounds.tolist()), within=within)
-    third = -(-steady // 2) if objective.late_share >= RARELY else 0
-    return Admission(steady, longest, largest, _growing(gate, times[:largest], spares, third))
+    min_extra_batch = -(-steady // 2) if objective.late_share >= RARELY else 0
+    return Admission(steady, longest, largest, _growing(gate, times[:largest], spares, min_extra_batch))
 
 
-def _growing(gate: AdmissionGate, times: Floats, spares: Floats, third: int) -> AdmissionGate:
-    return gate._replace(times=(0.0, *times.tolist()), spares=(0.0, *spares.tolist()), third=third)
+def _growing(gate: AdmissionGate, times: Floats, spares: Floats, min_extra_batch: int) -> AdmissionGate:
+    return gate._replace(times=(0.0, *times.tolist()), slack=(0.0, *spares.tolist()), min_extra_batch=min_extra_batch)
 
 
-UNLIKELY = 1e-3  # a silence that the rate makes less likely than this is taken for the end of the traffic
-SILENCE = log(1.0 / UNLIKELY)
-HYSTERESIS = 0.05  # how far, relative to a boundary, the rate must be beyond it
+UNLIKELY = 1e-3  # a gap between arrivals with a smaller probability is taken for the end of the traffic
+SILENCE = log(1.0 / UNLIKELY)  # that gap, in mean gaps
+HYSTERESIS = 0.05  # relative to a boundary: how far the rate must be beyond it before the band changes
 
 Guards = tuple[tuple[float, ...], tuple[float, ...]] | tuple[None, None]
-Answers = tuple[Decision | None, ...]  # by rows waiting; None is to wait, and the last entry holds beyond the end
+Answers = tuple[Decision | None, ...]  # by rows waiting; None is to wait; the last entry holds for longer queues
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RateBand:
-    """What is done at a range of rates.
+    """What a policy does in a range of arrival rates.
 
-    `falls` and `rises` are the rates at which it is left for the next lower and higher one. `second` decides the share
-    `share` of the batches, `first` the others; `limits` are those of both. `filling`, divided by the rate, is how long the oldest row may wait for
-    the queue to fill (see `filling_of`). Where there is a promise, `allowance[n]` is how long the oldest of n may wait, and
-    `latest[n]` how old it may be when they start (see LatencySLO). `entry` is the index in the bank of what comes nearest,
-    `largest` the largest batch. `gate` says when arrivals are refused, `max_waiting` how many rows wait then under overload.
+    Attributes:
+        number: the index among the bands, from the lowest rates on.
+        entry: the index in the bank of the rate that is nearest.
+        falls, rises: rates in rows per second at which the next lower, or next higher, band takes over.
+        first, second: decisions by rows waiting.
+        share: the share of the batches that `second` decides; `first` decides the others.
+        limits: the control limits of both, in rows.
+        filling: divided by the rate, the seconds for which the oldest row may wait for the queue to fill (see
+            `filling_of`).
+        allowance: with an objective, the seconds for which the oldest of n rows may wait, by n.
+        latest: with an objective, the seconds of age of its oldest row from which on a batch is trimmed, by rows (see
+            LatencySLO).
+        largest: the largest batch in rows.
+        max_waiting: rows waiting at which arrivals are refused under overload; None: no bound.
+        gate: when arrivals are refused otherwise.
     """
 
     number: int
@@ -316,11 +344,12 @@ class RateBand:
 
 
 class Stages:
-    """The stages of `bank`, by rising rate; boundary i lies between stages i and i + 1.
+    """The bands of `bank` by rising rate; boundary i, in rows per second, lies between the bands i and i + 1.
 
-    Below the lowest rate whatever waits is served at once; above the highest, full batches are, without waiting, so that
-    overload is work-conserving whatever the tables say. A stage is worked out when it is first needed, for a server that
-    adopts a bank has no time for all at once; it never changes then.
+    Below the lowest rate of the bank all waiting rows are dispatched at once. Above the highest, full batches are
+    dispatched without waiting, so that no worker idles under overload, whatever the tables say. A band is computed
+    when it is first needed, because a server that adopts a bank has no time to compute all at once, and never changes
+    afterwards.
     """
 
     __slots__ = ("_admission", "_edges", "_guards", "_made", "bank", "boundaries")
@@ -337,26 +366,31 @@ class Stages:
         return len(self._edges) - 1
 
     def __getitem__(self, number: int) -> RateBand:
-        """Return the stage of that number, from 0 to one more than the bank has tables."""
+        """Return the band of that number, from 0 to the number of the bank's rates plus 1."""
         stage = self._made.get(number)
         if stage is None:
             stage = self._made[number] = self._make(number)
         return stage
 
     def at(self, rate: float) -> RateBand:
-        """Return the stage whose range `rate` is in."""
+        """Return the band for `rate` (rows per second)."""
         return self[bisect(self.boundaries, rate)]
 
     def unknown(self) -> RateBand | None:
-        """Return the stage for a rate that is not known yet, where there is a promise to keep: it never waits, and keeps it
-        at any rate. Where refusals count, nobody is refused before the rate is known."""
+        """Return the band for a rate that is not known yet; None if the bank has no objective.
+
+        It never waits, and keeps the promise at any rate. Where refusals count, no row is refused before the rate is
+        known.
+        """
         objective = self.bank.objective
         if objective is None:
             return None
         return self[0 if objective.counts_refusals else len(self) - 1]
 
     def next_to(self, stage: RateBand, rate: float) -> RateBand:
-        """Return the stage for `rate`, coming from `stage`: the nearest, but a boundary counts only when it is well passed."""
+        """Return the band for `rate` (rows per second) if the present one is `stage`. It only changes once the rate is
+        5 % beyond a boundary.
+        """
         edges, number = self._edges, stage.number
         while rate < edges[number] * (1.0 - HYSTERESIS):
             number -= 1
@@ -392,13 +426,15 @@ class Stages:
         )
 
     def _greedy(self, number: int, limit: int, max_waiting: int | None) -> bool:
-        """Whether a stage neither waits nor refuses because most are then in time: it is greedy, and trims no batch either."""
+        """Return whether a band is greedy because most answers are then in time: it neither waits nor refuses, so it
+        does not trim batches either.
+        """
         objective = self.bank.objective
         counts = objective is not None and objective.counts_refusals
         return counts and number < len(self) - 1 and limit == 1 and max_waiting is None
 
     def _line(self, number: int, entry: int) -> tuple[int, int | None, AdmissionGate]:
-        """Return a stage's largest batch, its longest queue under overload, and its gate."""
+        """Return a band's largest batch (rows), its longest queue under overload (rows; None: any), and its gate."""
         largest, most = self.bank.profile.max_batch_size, int(self.bank.max_waiting[entry]) or None
         made = self._admission
         if made is None:
@@ -412,13 +448,16 @@ class Stages:
 
     @property
     def _bounded_above(self) -> bool:
-        """Whether rates above the highest are served as that is. So it is where refusals count and service times vary: batches
-        small enough to have all in time for certain serve too few rows."""
+        """Whether rates above the highest are served as the highest is.
+
+        That is so where refusals count and service times vary: batches small enough to be in time for certain serve
+        too few rows.
+        """
         objective, varies = self.bank.objective, bool(self.bank.profile.cv.any())
         return objective is not None and objective.counts_refusals and varies and int(self.bank.max_waiting[-1]) > 0
 
     def _tables(self, number: int) -> tuple[Table, Table, float]:
-        """Return both tables of a stage, and the share of the second."""
+        """Return both tables of a band, shape (states,), rows; and the share of the second."""
         bank, share = self.bank, 0.0
         if number == 0:
             first = second = greedy_table(bank.profile.max_batch_size)
@@ -434,8 +473,11 @@ class Stages:
 
 
 def promised(bank: Bank) -> Guards:
-    """Return what the bank's objective allows, if it has one: waits, and starts. A wait ends sooner by what rounding may
-    add, so that an answer due at the deadline is not late by the last digit."""
+    """Return, by rows, the allowances and the latest starts of the bank's objective in seconds; None and None without
+    one.
+
+    A wait ends earlier by what rounding may add, so that an answer due at the deadline is not late by the last digit.
+    """
     if bank.objective is None:
         return None, None
     objective, profile = bank.objective, bank.profile
@@ -444,7 +486,10 @@ def promised(bank: Bank) -> Guards:
 
 
 def boundaries_of(bank: Bank) -> tuple[float, ...]:
-    """Return the rates at which the nearest table, by ratio, changes: between each two, and as far beyond the ends."""
+    """Return the rates, in rows per second, at which another table becomes the nearest by ratio.
+
+    There is one between each two rates of the bank, and one as far below the lowest and above the highest.
+    """
     rates = bank.rates
     if len(rates) == 1:
         return float(rates[0]) / 2.0, float(rates[0]) * 2.0
@@ -453,16 +498,18 @@ def boundaries_of(bank: Bank) -> tuple[float, ...]:
 
 
 def answers_of(table: Table, limit: int) -> Answers:
-    """Return the decisions of `table`."""
+    """Return the decisions of `table`, shape (states,): by rows waiting, None to wait. `limit` (rows) explains them."""
     made = [None, *(Decision(rows, Reason.POLICY, None, limit) for rows in range(1, int(table.max()) + 1))]
     return tuple(map(made.__getitem__, table.tolist()))
 
 
 def filling_of(table: Table) -> float:
-    """Return, in mean gaps between arrivals, how long the oldest row waits at most for the queue to fill.
+    """Return how long the oldest row waits at most for the queue to fill, in mean gaps between arrivals.
 
-    The longest wait of `table` is for k arrivals after the oldest. They take longer than k + sqrt(2·k·x) + x gaps with
-    probability e^-x at most (a tail bound of the gamma distribution); so after that time they are not coming to this queue.
+    The longest wait of `table`, shape (states,), is for k arrivals after the oldest row. They take longer than k +
+    sqrt(2·k·x) + x gaps with a probability of at most e^-x (a tail bound of the gamma distribution: Boucheron, Lugosi
+    and Massart, "Concentration Inequalities", 2013, section 2.4). So after that time they are not expected to come to
+    this queue.
     """
     arrivals = int(np.flatnonzero(table == 0)[-1])
     return arrivals + sqrt(2.0 * arrivals * SILENCE) + SILENCE
