@@ -23,7 +23,7 @@ from weir.embedding.model import KINDS
 from weir.embedding.texts import Encoded, Encodes, Text
 from weir.errors import CapacityError, DeadlineExceeded, InvalidRequest, WeirError
 from weir.messages import JSON, OCTETS, Dispatch
-from weir.protocols.native import DOOR
+from weir.protocols.native import FRONTEND
 from weir.protocols.status import http_code
 from weir.serving.inference import InferenceCall, ItemHead, ItemsResponse, empty_body
 from weir.wire.tensors import TEXT_BYTES
@@ -212,7 +212,7 @@ class _Work:
             if timeout <= 0:
                 raise DeadlineExceeded("the deadline passed before all texts were computed")
             encoded = await self._encoder.encode(
-                texts, door=DOOR, client=self._client, priority=ask.priority, timeout=timeout,
+                texts, door=FRONTEND, client=self._client, priority=ask.priority, timeout=timeout,
                 dimensions=wish.dimensions, truncate=wish.truncate, prompt=wish.prompt, whole_words=wish.whole_words,
                 each=True, trace=trace,
             )  # fmt: skip

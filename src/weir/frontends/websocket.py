@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from weir.catalog.registry import Registry
 
 
-DOOR = "websocket"
+FRONTEND = "websocket"
 GOING_AWAY = 1001
 TOO_BIG = 1009
 NO_WORD = 1006  # never sent
@@ -66,7 +66,7 @@ class Queued(RequestBase):
     ) -> None:  # fmt: skip
         super().__init__(
             work.payload, exchange.service.now(), timeout, kind=work.kind, content_type=work.content_type, accept=work.accept,
-            rows=work.rows, cost=work.cost, key=work.key, priority=priority, large=work.large, door=DOOR,
+            rows=work.rows, cost=work.cost, key=work.key, priority=priority, large=work.large, door=FRONTEND,
         )  # fmt: skip
         self._session = session
         self.exchange = exchange
@@ -244,8 +244,8 @@ class Session:
             queued = service.tracing is None and not service.streaming
             if queued and service.inference.queues_tensors(service):
                 asked.parameters.pop(HEADER, None)
-                (work,), timeout, priority = entries_for_one_answer(service, asked, DOOR, None)
-                request = Queued(self, Exchange(service, door=DOOR), asked, work, timeout, priority, received, size)
+                (work,), timeout, priority = entries_for_one_answer(service, asked, FRONTEND, None)
+                request = Queued(self, Exchange(service, door=FRONTEND), asked, work, timeout, priority, received, size)
                 self._under_way[asked.id] = request
                 service.submit(request, request.arrival)
                 return
@@ -401,7 +401,7 @@ class Session:
         # The caller names his span in the message, or did so when the connection was opened.
         named = asked.parameters.pop(HEADER, None)
         traceparent = named if isinstance(named, str) else self._socket.headers.get(HEADER)
-        exchange = Exchange(service, door=DOOR, traceparent=traceparent)
+        exchange = Exchange(service, door=FRONTEND, traceparent=traceparent)
         sent, last = 0, False
         async with aclosing(exchange.stream(asked)) as parts:
             async for part in parts:

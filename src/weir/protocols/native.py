@@ -46,7 +46,7 @@ from weir.wire.tensors import text_size
 if TYPE_CHECKING:
     from weir.catalog.registry import Registry
 
-DOOR = "http"  # what requests that come by HTTP are counted as
+FRONTEND = "http"  # what requests that come by HTTP are counted as
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,9}")
 _NUMBER = re.compile(r"(?:[0-9]{1,12}\.?[0-9]{0,12}|\.[0-9]{1,12})(?:[eE][+-]?[0-9]{1,3})?")

@@ -1,5 +1,6 @@
 """An HTTP answer, and what Weir's own protocol writes for a list of items or an error."""
 
+import asyncio
 import math
 import traceback
 from collections.abc import Mapping, Sequence
@@ -149,6 +150,16 @@ def trace_headers(request: Any) -> Headers:
     """Return the header that names the span of `request`; none if nobody traces."""
     trace = request.trace
     return [(b"traceparent", trace.traceparent.encode())] if type(trace) is Trace else []
+
+
+LONG_COMPRESSION = 256 << 10  # bytes whose compression would keep the event loop for too long
+
+
+async def compressed_off_loop(answer: HttpResponse, coding: str) -> HttpResponse:
+    """Return what `compressed` does; a long body is compressed in a thread."""
+    if len(answer.body) > LONG_COMPRESSION:
+        return await asyncio.to_thread(compressed, answer, coding)
+    return compressed(answer, coding)
 
 
 def compressed(answer: HttpResponse, coding: str) -> HttpResponse:

@@ -131,7 +131,7 @@ async def _ended(server: uvicorn.Server) -> None:
 async def fastlane_server(
     registry: Registry, settings: HttpSettings, metrics: RenderMetrics | None
 ) -> AsyncIterator[tuple[str, int]]:
-    """Serve as `weir serve` does: inference on the fast lane, the rest handed over."""
+    """Serve as `weir serve` does: inference on the fast path, the rest handed over."""
     server = HttpServer(registry, make_app(registry, settings, metrics=metrics), settings)
     await server.start()
     try:

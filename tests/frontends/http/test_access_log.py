@@ -68,7 +68,7 @@ def test_every_request_of_every_path_has_a_line(run: Run) -> None:
         async with serving(max_body_size=100) as (server, lines):
             async with httpx.AsyncClient(base_url=server.address) as client:
                 answers = [
-                    await client.post("/infer/square?key=secret", content=b"3"),  # the fast lane
+                    await client.post("/infer/square?key=secret", content=b"3"),  # the fast path
                     await client.post("/infer/square", content=b"12"),
                     await client.post("/infer/nobody", content=b"3"),
                     await client.post("/infer/square", content=b"3" * 101),

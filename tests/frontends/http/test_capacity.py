@@ -156,7 +156,7 @@ def test_observers_hear_of_bytes_and_refusals(serve: Serve) -> None:
     server.client.post("/infer/echo", content=b'"hello"')
     server.client.post("/infer/echo", content=b"1", headers={"accept": "image/png"})
     server.client.post("/infer/echo", content=b"")
-    server.client.get("/")  # whoever asks hears everything up to now: the fast lane tells of bytes in bulk
+    server.client.get("/")  # whoever asks hears everything up to now: the fast path tells of bytes in bulk
     assert observer.transfers[0] == ("echo", "http", 7, 7)
     kinds = [(model, door, type(error)) for model, door, error in observer.refusals]
     assert kinds == [("echo", "http", errors.UnsupportedMediaType), ("echo", "http", errors.InvalidRequest)]

@@ -1,4 +1,4 @@
-"""The listener and the fast lane on real sockets, on uvloop and on asyncio's own loop."""
+"""The listener and the fast path on real sockets, on uvloop and on asyncio's own loop."""
 
 import asyncio
 import errno

@@ -242,7 +242,7 @@ def _text(value: str | bytes) -> str:
     return value.decode("latin-1") if isinstance(value, bytes) else value
 
 
-DOOR = "grpc"
+FRONTEND = "grpc"
 Answer = Callable[[Any, IncomingCall], Awaitable[Any]]
 
 # A status travels in the trailers, of which clients take 8 KiB together; in them a byte that is not printable ASCII takes three.

@@ -16,7 +16,7 @@ import numpy
 from weir.batching.request_state import RequestBase
 from weir.errors import Draining, WeirError
 from weir.frontends.grpc.call import (
-    DOOR,
+    FRONTEND,
     Handler,
     IncomingCall,
     Left,
@@ -104,7 +104,7 @@ class GrpcExchange(Exchange):
         """Take what was `read`. Raises RequestErrors; the observers of its service hear of a request that is malformed."""
         message = parsed.message
         service = find(context.registry, message.model_name, message.model_version)
-        super().__init__(service, door=DOOR, timeout=call.time_remaining())
+        super().__init__(service, door=FRONTEND, timeout=call.time_remaining())
         if service.tracing is not None:
             caller_span = dict(headers_of(call)).get(HEADER.encode())
             self.traceparent = None if caller_span is None else caller_span.decode("latin-1")
@@ -255,7 +255,7 @@ class Inferred(RequestBase):
         super().__init__(
             work.payload, exchange.service.now(), timeout, kind=work.kind, content_type=work.content_type,
             accept=work.accept, rows=work.rows, cost=work.cost, key=work.key, priority=priority, large=work.large,
-            door=DOOR,
+            door=FRONTEND,
         )  # fmt: skip
         self._call = call
         self._exchange = exchange
@@ -332,7 +332,7 @@ class UnaryInference:
         limit, timeout = call.time_remaining(), service.settings.timeout
         timeout = timeout if limit is None or limit > timeout else limit
         respond = partial(form.respond, service)
-        exchange = Exchange(service, door=DOOR)
+        exchange = Exchange(service, door=FRONTEND)
         Inferred(call, exchange, work, timeout, 0, len(body), respond, development=self._development).submit()
         return True
 
@@ -345,7 +345,7 @@ class UnaryInference:
         if service.tracing is not None or not service.inference.queues_tensors(service):
             in_task(partial(self._infer, exchange), development=self._development)(call, body)
             return
-        (work,), timeout, priority = entries_for_one_answer(service, request, DOOR, exchange.timeout)
+        (work,), timeout, priority = entries_for_one_answer(service, request, FRONTEND, exchange.timeout)
 
         def respond(output: Any) -> Writing:
             return exchange.writing(response_of(service, request, [work.kind], [output]))

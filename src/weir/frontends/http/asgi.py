@@ -6,7 +6,7 @@ The status of a stream is decided by what comes first: an error before any answe
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -18,9 +18,9 @@ from weir.errors import DeadlineExceeded, InvalidRequest, TooLarge, WeirError, b
 from weir.protocols.account import charge, unpacking
 from weir.protocols.content_negotiation import coding_of, decompress
 from weir.protocols.exchange import EventSource, Exchange, HttpProtocol, HttpRequestHead
-from weir.protocols.native import DOOR, MAX_REQUEST_ID_LENGTH, check_length, head_size, too_large
+from weir.protocols.native import FRONTEND, MAX_REQUEST_ID_LENGTH, check_length, head_size, too_large
 from weir.protocols.offloading import LONG_BODY, off_loop, unpack
-from weir.protocols.response import Headers, HttpResponse, compressed
+from weir.protocols.response import Headers, HttpResponse, compressed_off_loop
 from weir.protocols.settings import HttpSettings
 from weir.protocols.status import HEAD_TOO_LARGE
 from weir.telemetry.tracecontext import CURRENT, HEADER
@@ -311,23 +311,18 @@ HEAD: Headers = [
 ]
 
 
-class Source(NamedTuple):
-    """What is to be sent. `answers` yields the data of each event and raises the WeirError that ends them; `refusal` makes a
-    whole answer of an error that comes first, `failure` the data of an event of one that comes later; `headers` are
-    asked for with the first event."""
-
-    answers: AsyncIterator[bytes]
-    refusal: Callable[[WeirError], HttpResponse]
-    failure: Callable[[WeirError], bytes]
-    headers: Callable[[], Headers]
-
-
 class EventStream:
-    """One answer that is a stream. `sent_bytes` counts its body."""
+    """One answer that is a stream. `refusal` makes a whole answer of an error that comes before any part, `identify` adds to its headers and to those of
+    the stream what names the request. `sent_bytes` counts its body."""
 
-    def __init__(self, source: Source, receive: Receive, send: Send, keep_alive: float) -> None:
+    def __init__(
+        self, source: EventSource, refusal: Refuse, identify: Callable[[HttpResponse], HttpResponse], receive: Receive,
+        send: Send, keep_alive: float,
+    ) -> None:  # fmt: skip
         self.sent_bytes = 0
         self._source = source
+        self._refusal = refusal
+        self._identify = identify
         self._receive = receive
         self._send = send
         self._keep_alive = keep_alive
@@ -355,12 +350,12 @@ class EventStream:
 
     async def _pump(self) -> None:
         try:
-            async for data in self._source.answers:
+            async for data in self._source.parts:
                 await self._write(write_event(data))
         except WeirError as error:
             if not self._started:
                 self._started = True
-                answer = self._source.refusal(error)
+                answer = self._identify(self._refusal(error))
                 self.sent_bytes += len(answer.body)
                 await send_answer(self._send, answer)
                 return
@@ -372,13 +367,10 @@ class EventStream:
             self._spoke = True
             if not self._started:
                 self._started = True
-                headers = [*HEAD, *self._source.headers()]
+                headers = [*HEAD, *self._identify(HttpResponse(200, self._source.headers(), b"")).headers]
                 await self._send({"type": "http.response.start", "status": 200, "headers": headers})
             self.sent_bytes += len(event)
             await self._send({"type": "http.response.body", "body": event, "more_body": more})
-
-
-_LONG_WORK = 256 << 10  # bytes whose compression would keep the event loop for too long
 
 
 class AsgiInference:
@@ -401,7 +393,7 @@ class AsgiInference:
                 head = protocol.read_head(scope["method"], path, scope["headers"])
             except WeirError as error:
                 if (service := protocol.named(path)) is not None:
-                    service.tell_refused(DOOR, error)
+                    service.tell_refused(FRONTEND, error)
                 refusal = identified(protocol.error_answer(error, service), scope["headers"])
                 return await self._send_early(scope, receive, send, refusal, closing=has_large_body(scope))
             if head is not None:
@@ -426,7 +418,7 @@ class AsgiInference:
         incoming = Body(receive)
         client, headers = scope.get("client"), scope["headers"]
         exchange = Exchange(
-            head.service, door=DOOR, traceparent=head.traceparent, headers=headers, peer=client[0] if client else None
+            head.service, door=FRONTEND, traceparent=head.traceparent, headers=headers, peer=client[0] if client else None
         )  # fmt: skip
         try:
             body = await incoming.read(self._settings.max_body_size, self._settings.body_timeout)
@@ -455,7 +447,7 @@ class AsgiInference:
                 body = await self._unpacked(exchange, head, body)
             answer = await protocol.answer(exchange, head, body)
             if head.accept_coding and len(answer.body) > self._settings.compress_above:
-                answer = await _compressed(answer, head.accept_coding)
+                answer = await compressed_off_loop(answer, head.accept_coding)
             exchange.charge(len(answer.body))
         except Exception as error:
             return _error_answer(protocol, head.service, error)
@@ -481,18 +473,10 @@ class AsgiInference:
     async def _send_events(
         self, source: EventSource, exchange: Exchange, protocol: HttpProtocol, received_bytes: int, receive: Receive, send: Send
     ) -> None:  # fmt: skip
-        headers = exchange.headers
-
-        def refusal(error: WeirError) -> HttpResponse:
-            return identified(protocol.error_answer(error, exchange.service), headers)
-
-        def named() -> list[tuple[bytes, bytes]]:
-            return identified(HttpResponse(200, source.headers(), b""), headers).headers
-
+        refusal = partial(protocol.error_answer, service=exchange.service)
+        identify = partial(identified, headers=exchange.headers)
         async with aclosing(source.parts):
-            events = EventStream(
-                Source(source.parts, refusal, source.failure, named), receive, send, self._settings.stream_keep_alive
-            )  # fmt: skip
+            events = EventStream(source, refusal, identify, receive, send, self._settings.stream_keep_alive)
             await events.run()
         exchange.transferred(received_bytes, events.sent_bytes)
 
@@ -501,9 +485,3 @@ def _error_answer(protocol: HttpProtocol, service: "Service", error: Exception) 
     if not isinstance(error, WeirError):
         _log.error("an answer of %s cannot be written", service.name, exc_info=error)
     return protocol.error_answer(error, service)
-
-
-async def _compressed(answer: HttpResponse, coding: str) -> HttpResponse:
-    if len(answer.body) > _LONG_WORK:
-        return await asyncio.to_thread(compressed, answer, coding)
-    return compressed(answer, coding)

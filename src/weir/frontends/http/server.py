@@ -44,11 +44,11 @@ _log = logging.getLogger("weir.http")
 
 
 class HttpServer:
-    """Serves `registry` over HTTP/1.1: inference by the fast lane, everything else by `asgi_app`.
+    """Serves `registry` over HTTP/1.1: inference by the fast path, everything else by `asgi_app`.
 
     `context` is what the Open Inference Protocol knows beside the models, and who may call. `observers` hear of what is refused before it
     reaches a service; the services' own observers hear the rest. `clock` returns seconds; idle and slow connections are
-    measured by it. `websockets` are those of `asgi_app`, to be drained; `route_handlers` are of requests that a product has the fast lane answer;
+    measured by it. `websockets` are those of `asgi_app`, to be drained; `route_handlers` are of requests that a product has the fast path answer;
     `log` hears of what `asgi_app` does not.
     """
 
@@ -63,7 +63,7 @@ class HttpServer:
         self._hand_over = HandOver(self._asgi, settings)
         context = context or KserveContext(registry, settings)
         own = (HotNative(registry, settings), HotKserve(context))
-        self._lane = HttpShared(
+        self._shared = HttpShared(
             (*own, *route_handlers),
             settings,
             observers,
@@ -110,14 +110,14 @@ class HttpServer:
         return f"uds={settings.uds!r}" if settings.uds is not None else f"host={settings.host!r}, port={settings.port}"
 
     def _connect(self) -> asyncio.BufferedProtocol:
-        lane = self._lane
-        if lane.account.full:
-            return _Full(lane)
-        return Connection(lane) if lane.log is None else LoggedConnection(lane, lane.log)
+        shared = self._shared
+        if shared.account.full:
+            return _Full(shared)
+        return Connection(shared) if shared.log is None else LoggedConnection(shared, shared.log)
 
     def _shake_hands(self, connection: socket.socket) -> None:
         """Begin TLS on a connection, which counts from now on; one too many is closed: to say why would take a handshake."""
-        if self._lane.account.full:
+        if self._shared.account.full:
             connection.close()
             return
         task = asyncio.ensure_future(self._accept(connection))
@@ -156,7 +156,7 @@ class HttpServer:
         self._handshakes_told, self._failed_handshakes = now, 0
 
     async def _asgi(self, scope: Any, receive: Any, send: Any) -> None:
-        self._lane.tell_observers()  # so that /metrics shows everything up to now
+        self._shared.tell_observers()  # so that /metrics shows everything up to now
         await self._asgi_app(scope, receive, send)
 
     @property
@@ -177,34 +177,34 @@ class HttpServer:
     @property
     def connections(self) -> int:
         """How many connections are open."""
-        return len(self._lane.connections)
+        return len(self._shared.connections)
 
     @property
     def account(self) -> Account:
         """What all clients hold together."""
-        return self._lane.account
+        return self._shared.account
 
     @property
     def busy(self) -> int:
         """How many connections have a request in flight."""
-        return sum(connection.busy for connection in self._lane.connections)
+        return sum(connection.busy for connection in self._shared.connections)
 
     def routes_changed(self) -> None:
         """The registry has other models or routes than before."""
-        self._lane.routes_changed()
+        self._shared.routes_changed()
 
     def sweep(self) -> None:
         """Close what has been idle or slow for too long. Runs once a second by itself."""
-        self._lane.on_second()
-        for connection in list(self._lane.connections):
-            connection.sweep(self._lane.tick)
+        self._shared.on_second()
+        for connection in list(self._shared.connections):
+            connection.sweep(self._shared.tick)
         if self._sweeping is not None:
             self._sweeping.cancel()
         self._sweeping = asyncio.get_running_loop().call_later(_SWEEP_INTERVAL, self.sweep)
 
     def refuse(self) -> None:
         """Refuse new requests with 503, on connections new and old, and say `Connection: close` in every answer."""
-        self._lane.drain()
+        self._shared.drain()
         if self._websockets is not None:
             self._websockets.refuse()
 
@@ -220,8 +220,8 @@ class HttpServer:
                 await asyncio.gather(*last, return_exceptions=True)
                 await asyncio.sleep(_LAST_CONNECTIONS)
                 while self.busy:
-                    self._lane.ended.clear()
-                    await self._lane.ended.wait()
+                    self._shared.ended.clear()
+                    await self._shared.ended.wait()
                 if self._websockets is not None:
                     await self._websockets.closed()
                 return True
@@ -241,24 +241,24 @@ class HttpServer:
             return
         self._server.close()
         self._server = None
-        self._lane.draining = True
+        self._shared.draining = True
         for task in list(self._handshakes):
             task.cancel()
         await self._all_closed()
         if self._sweeping is not None:
             self._sweeping.cancel()
-        self._lane.tell_observers()
+        self._shared.tell_observers()
         if self._settings.uds is not None:
             with contextlib.suppress(OSError):
                 os.unlink(self._settings.uds)
 
     async def _all_closed(self) -> None:
         for end in (methodcaller("stop"), methodcaller("abort")):
-            for connection in list(self._lane.connections):
+            for connection in list(self._shared.connections):
                 end(connection)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_CLOSE_TIMEOUT):
-                    await self._lane.emptied()
+                    await self._shared.emptied()
 
 
 class _Accepted(asyncio.Protocol):
@@ -283,7 +283,7 @@ class _Full(Connection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Refuse it."""
         super().connection_made(transport)
-        log, limit = self.lane.log, self.lane.settings.max_connections
+        log, limit = self.shared.log, self.shared.settings.max_connections
         if log is not None:
             log.answered(transport.get_extra_info("peername"), "-", b"-", http_code(Overloaded()), 0, log.clock(), "-")
         self._refuse_and_close(Overloaded(f"{limit} connections are open; that is the limit (max_connections)"))

@@ -1,4 +1,4 @@
-"""A transport without a socket, a service with answers on command, and readers of answers: for tests of the fast lane."""
+"""A transport without a socket, a service with answers on command, and readers of answers: for tests of the fast path."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
@@ -184,9 +184,9 @@ class FakeTransport(asyncio.Transport):
 
 
 class Site(NamedTuple):
-    """A lane with one model, `square`, and a way to open connections to it."""
+    """A shared with one model, `square`, and a way to open connections to it."""
 
-    lane: HttpShared
+    shared: HttpShared
     service: Service
     executor: FakeExecutor
     observer: RecordingObserver
@@ -195,15 +195,15 @@ class Site(NamedTuple):
     def connect(self) -> FakeTransport:
         """Open a connection."""
         transport = FakeTransport()
-        transport.connect(Connection(self.lane))
+        transport.connect(Connection(self.shared))
         return transport
 
     def sweep(self, seconds: float) -> None:
         """Let `seconds` pass, and look for connections that have been idle or slow for too long."""
         self.clock.advance(seconds)
-        self.lane.on_second()
-        for connection in list(self.lane.connections):
-            connection.sweep(self.lane.tick)
+        self.shared.on_second()
+        for connection in list(self.shared.connections):
+            connection.sweep(self.shared.tick)
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""The fast lane on a fake transport: bytes in, bytes out."""
+"""The fast path on a fake transport: bytes in, bytes out."""
 
 import asyncio
 import json
@@ -46,9 +46,9 @@ def test_remembers_a_head_the_second_time_and_answers_the_same() -> None:
             transport = await exchange(here, *[post(b"3")] * 5)
             assert [answer.body for answer in answers(transport.sent)] == [b"9"] * 5
             head = post(b"3").partition(b"\r\n\r\n")[0]
-            assert here.lane.remembered(head) is not None
-            here.lane.routes_changed()
-            assert here.lane.remembered(head) is None
+            assert here.shared.remembered(head) is not None
+            here.shared.routes_changed()
+            assert here.shared.remembered(head) is None
 
     run(body)
 
@@ -60,7 +60,7 @@ def test_does_not_remember_secrets() -> None:
             transport = await exchange(here, *request * 3)
             assert statuses(transport.sent) == [200] * 6
             for each in request:
-                assert here.lane.remembered(each.partition(b"\r\n\r\n")[0]) is None
+                assert here.shared.remembered(each.partition(b"\r\n\r\n")[0]) is None
 
     run(body)
 
@@ -158,7 +158,7 @@ def test_refuses_and_closes(name: str) -> None:
             here.sweep(5.0)
             await settled()
             assert transport.is_closing()
-            assert not here.lane.connections
+            assert not here.shared.connections
             assert len(here.observer.refusals) == 1
 
     run(body)
@@ -358,6 +358,6 @@ def test_a_fault_of_the_server_is_answered_and_costs_nobody_else(monkeypatch: py
             assert b"ours" not in failed.body
             transport.close()
             await settled()
-            assert not here.lane.connections
+            assert not here.shared.connections
 
     run(body)

@@ -1,4 +1,4 @@
-"""The fast lane on a fake transport: bodies and answers, where they are received, and what is refused."""
+"""The fast path on a fake transport: bodies and answers, where they are received, and what is refused."""
 
 import asyncio
 import gzip
@@ -136,13 +136,13 @@ def test_who_announces_much_and_sends_little_keeps_nobody_out_of_the_arena() -> 
             await settled()
             assert statuses(honest.sent) == [200]
             assert half.protocol.arrived > 40_000
-            assert half.protocol in here.lane.receiving  # of which most has come stays where it is
+            assert half.protocol in here.shared.receiving  # of which most has come stays where it is
             for number, transport in enumerate(slow):
                 transport.receive(request[500 + number :])
             half.receive(request[50_000:])
             await settled()
             assert [statuses(each.sent) for each in [*slow, half]] == [[200]] * 21
-            assert (executor.free, here.lane.account.held_bytes, len(here.lane.receiving)) == (3, 0, 0)
+            assert (executor.free, here.shared.account.held_bytes, len(here.shared.receiving)) == (3, 0, 0)
 
     run(body)
 
@@ -183,14 +183,14 @@ def test_bodies_in_ordinary_memory_are_bounded_together() -> None:
             await settled()
             assert [statuses(each.sent) for each in transports] == [[]] * 16 + [[429]]
             transports[0].protocol.connection_lost(None)
-            assert here.lane.account.held_bytes == 15 * 50_000
+            assert here.shared.account.held_bytes == 15 * 50_000
             transports[1].receive(request[-1:])
             await settled()
-            assert here.lane.account.held_bytes == 15 * 50_000  # as long as the request is in flight
+            assert here.shared.account.held_bytes == 15 * 50_000  # as long as the request is in flight
             executor.answer_next(squared)
             await settled()
             assert statuses(transports[1].sent) == [200]
-            assert here.lane.account.held_bytes == 14 * 50_000
+            assert here.shared.account.held_bytes == 14 * 50_000
 
     run(body)
 
@@ -202,10 +202,10 @@ def test_memory_is_taken_as_a_body_comes() -> None:
             transports = [here.connect() for _ in range(5)]
             for transport in transports:
                 transport.receive(request[:100])
-            assert here.lane.account.held_bytes == 5 * (64 << 10)
+            assert here.shared.account.held_bytes == 5 * (64 << 10)
             transports[0].receive(request[100:])
             await settled()
-            assert (statuses(transports[0].sent), here.lane.account.held_bytes) == ([429], 4 * (64 << 10))
+            assert (statuses(transports[0].sent), here.shared.account.held_bytes) == ([429], 4 * (64 << 10))
 
     run(body)
 
@@ -217,14 +217,14 @@ def test_heads_and_small_bodies_that_wait_for_their_rest_are_counted() -> None:
             for transport in transports:
                 transport.receive(b"POST /infer/square HTTP/1.1\r\nX: " + b"x" * 20_000)
             assert [statuses(each.sent) for each in transports] == [[], [], [429]]
-            assert 40_000 <= here.lane.account.held_bytes <= 50_000
+            assert 40_000 <= here.shared.account.held_bytes <= 50_000
             transports[0].receive(b"\r\nHost: test\r\nContent-Length: 1\r\n\r\n3")
             await settled()
             assert statuses(transports[0].sent) == [200]
-            assert here.lane.account.held_bytes < 25_000
+            assert here.shared.account.held_bytes < 25_000
             transports[1].abort()
             await settled()
-            assert here.lane.account.held_bytes == 0
+            assert here.shared.account.held_bytes == 0
 
     run(body)
 
@@ -300,6 +300,6 @@ def test_a_large_body_that_is_refused_as_it_comes_closes_its_connection() -> Non
             await settled()
             assert transport.sent.startswith(b"HTTP/1.1 400 ")
             assert transport.is_closing()
-            assert not here.lane.connections
+            assert not here.shared.connections
 
     asyncio.run(main())

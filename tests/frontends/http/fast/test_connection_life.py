@@ -1,4 +1,4 @@
-"""The fast lane on a fake transport: clients that leave, stall or are slow, the hand-over, and the end."""
+"""The fast path on a fake transport: clients that leave, stall or are slow, the hand-over, and the end."""
 
 import pytest
 from tests.frontends.http.fast.kit import (
@@ -51,7 +51,7 @@ def test_a_client_that_leaves_costs_nothing(stage: str, half_close: bool) -> Non
                 executor.reply(worker, Events(batch.batch_id, [b"9"] * len(batch.payloads)))
             await settled()
             assert transport.sent == before
-            assert not here.lane.connections
+            assert not here.shared.connections
             assert all(block.shares == 0 for block in executor.blocks)
             assert len(executor.batches) == stage.startswith(("after", "with"))
             assert len(executor.cancelled) == len(executor.batches)
@@ -166,7 +166,7 @@ def test_stalled_clients_are_closed_after_the_hand_over_too() -> None:
                 here.sweep(1.0)
                 await settled()
                 assert transport.is_closing()
-                assert not here.lane.connections
+                assert not here.shared.connections
 
     run(body)
 
@@ -178,7 +178,7 @@ def test_draining_refuses_the_new_and_finishes_the_old() -> None:
             idle, busy = here.connect(), here.connect()
             busy.receive(post(b"3"))
             await settled()
-            here.lane.drain()
+            here.shared.drain()
             idle.receive(post(b"4"))
             executor.answer_next(always(b"9"))
             await settled()

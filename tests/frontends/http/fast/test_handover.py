@@ -67,13 +67,13 @@ def test_what_is_pipelined_waits_as_bytes_and_not_as_requests() -> None:
             rest = transport.receive(b"".join(requests))
             await settled()
             assert (app.calls, transport.is_reading()) == (1, False)
-            assert 64 << 10 <= here.lane.account.held_bytes <= 1 << 20
+            assert 64 << 10 <= here.shared.account.held_bytes <= 1 << 20
             app.go.set()
             while transport.sent.count(b"HTTP/1.1 200") < len(requests):
                 await settled()
                 rest = transport.receive(rest)
             assert [answer.body for answer in answers(transport.sent)] == [b"/%d " % each for each in range(5000)]
-            assert (transport.is_reading(), here.lane.account.held_bytes) == (True, 0)
+            assert (transport.is_reading(), here.shared.account.held_bytes) == (True, 0)
 
     asyncio.run(main())
 
@@ -81,12 +81,12 @@ def test_what_is_pipelined_waits_as_bytes_and_not_as_requests() -> None:
 def test_nothing_is_read_for_which_the_account_has_no_room() -> None:
     async def main() -> None:
         async with site(app=Held(), max_waiting_bytes=1000) as here:
-            here.lane.account.take(900)
+            here.shared.account.take(900)
             transport = here.connect()
             transport.receive(GET * 10)
             await settled()
             assert (answers(transport.sent)[0].status, transport.is_closing()) == (429, True)
-            assert here.lane.account.held_bytes == 900
+            assert here.shared.account.held_bytes == 900
 
     asyncio.run(main())
 
@@ -187,10 +187,10 @@ def test_answers_that_nobody_reads_are_counted_and_end_the_connection() -> None:
             transport.stuck = True
             transport.receive(post(b"x" * 100_000, path="/elsewhere"))
             await settled()
-            assert here.lane.account.held_bytes > 100_000
+            assert here.shared.account.held_bytes > 100_000
             here.sweep(61.0)
             await settled()
-            assert (here.lane.account.held_bytes, len(here.lane.connections)) == (0, 0)
+            assert (here.shared.account.held_bytes, len(here.shared.connections)) == (0, 0)
 
     asyncio.run(main())
 
@@ -207,6 +207,6 @@ def test_a_connection_that_waits_to_be_closed_does_not_wait_for_ever() -> None:
                 here.sweep(1.0)
                 here.sweep(61.0)
                 await settled()
-                assert not here.lane.connections
+                assert not here.shared.connections
 
     asyncio.run(main())

@@ -59,13 +59,13 @@ async def opened(app: Any = None, **settings: Any) -> AsyncIterator[tuple[Site, 
         yield here, transport
         transport.abort()
         await settled()
-        assert (here.lane.account.held_bytes, len(here.lane.connections)) == (0, 0)
+        assert (here.shared.account.held_bytes, len(here.shared.connections)) == (0, 0)
 
 
 def test_it_is_counted_until_it_is_gone() -> None:
     async def main() -> None:
         async with opened() as (here, transport):
-            assert (here.lane.account.connections, type(transport.protocol)) == (1, Upgraded)
+            assert (here.shared.account.connections, type(transport.protocol)) == (1, Upgraded)
 
     asyncio.run(main())
 
@@ -81,10 +81,10 @@ def test_who_does_not_read_pongs_is_not_read_either() -> None:
                 await settled()
             assert transport.get_write_buffer_size() < 128 << 10
             assert not transport.is_reading()
-            assert here.lane.account.held_bytes > 0
+            assert here.shared.account.held_bytes > 0
             here.sweep(61.0)
             await settled()
-            assert not here.lane.connections
+            assert not here.shared.connections
 
     asyncio.run(main())
 
@@ -110,11 +110,11 @@ def test_pieces_of_a_message_are_not_kept_apart() -> None:
             transport.receive(rest)
             await settled(50)
             assert len(transport.protocol.frames) == 1
-            assert 100_000 < here.lane.account.held_bytes < 1 << 20
+            assert 100_000 < here.shared.account.held_bytes < 1 << 20
             transport.receive(frame(FIN | CONTINUATION, b"c"))
             await settled()
             assert app.messages == [{"type": "websocket.receive", "text": "a" + "b" * 100_000 + "c"}]
-            assert here.lane.account.held_bytes == 0
+            assert here.shared.account.held_bytes == 0
 
     asyncio.run(main())
 
@@ -144,7 +144,7 @@ def test_messages_are_read_one_at_a_time() -> None:
             await settled()
             assert transport.protocol.queue.qsize() <= 2
             assert not transport.is_reading()
-            assert here.lane.account.held_bytes >= 80_000
+            assert here.shared.account.held_bytes >= 80_000
             app.go.set()
             await settled(5)
             assert [len(message["text"]) for message in app.messages] == [10_000] * 10
@@ -157,14 +157,14 @@ def test_a_message_for_which_there_is_no_memory_waits_for_others_to_make_room() 
     async def main() -> None:
         app = App()
         async with opened(app, max_waiting_bytes=100_000) as (here, transport):
-            here.lane.account.take(50_000)
+            here.shared.account.take(50_000)
             transport.receive(frame(TEXT, b"x" * 20_000))
             await settled()
             transport.receive(frame(FIN | CONTINUATION, b"x" * 20_000))
             await settled(10)
             here.sweep(1.0)
             assert (app.messages, transport.is_reading(), transport.is_closing()) == ([], False, False)
-            here.lane.account.give(50_000)
+            here.shared.account.give(50_000)
             here.sweep(1.0)
             await settled(10)
             assert [len(message["text"]) for message in app.messages] == [40_000]
@@ -184,7 +184,7 @@ def test_a_message_for_which_there_is_never_room_ends_the_connection() -> None:
                 here.sweep(1.0)
             await settled()
             assert transport.sent[2:4] == (1013).to_bytes(2, "big")
-            assert (transport.is_closing(), here.lane.account.held_bytes) == (True, 0)
+            assert (transport.is_closing(), here.shared.account.held_bytes) == (True, 0)
 
     asyncio.run(main())
 
@@ -211,7 +211,7 @@ def test_a_request_that_opens_none_is_answered_without_a_traceback(caplog: pytes
                 assert transport.sent.startswith(b"HTTP/1.1 400 ")
                 assert transport.is_closing()
             await settled()
-            assert not here.lane.connections
+            assert not here.shared.connections
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(main())
@@ -224,11 +224,11 @@ def test_who_answers_no_ping_is_left() -> None:
             for _ in range(4):
                 here.sweep(15.0)
                 transport.receive(frame(FIN | 0xA))
-            assert here.lane.connections
+            assert here.shared.connections
             for _ in range(5):
                 here.sweep(15.0)
             await settled()
-            assert not here.lane.connections
+            assert not here.shared.connections
 
     asyncio.run(main())
 
@@ -259,7 +259,7 @@ def test_answers_are_written_one_after_the_other_to_who_reads_slowly() -> None:
 def test_the_end_of_the_server_is_told() -> None:
     async def main() -> None:
         async with opened() as (here, transport):
-            (connection,) = here.lane.connections
+            (connection,) = here.shared.connections
             connection.drain()
             assert not connection.busy
             connection.stop()
@@ -299,14 +299,14 @@ def test_what_comes_before_the_opening_is_answered_is_read_after_it(
             for piece in [UPGRADE + b"\r\n", behind] if apart else [UPGRADE + b"\r\n" + behind]:
                 transport.receive(piece)
             assert not transport.sent
-            assert here.lane.account.held_bytes == len(behind)
+            assert here.shared.account.held_bytes == len(behind)
             await settled()
             head, _, frames = bytes(transport.sent).partition(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 101 ")
             assert (frames, app.messages) == (sent, [message] if message else [])
             transport.abort()
             await settled()
-            assert (here.lane.account.held_bytes, len(here.lane.connections)) == (0, 0)
+            assert (here.shared.account.held_bytes, len(here.shared.connections)) == (0, 0)
 
     asyncio.run(main())
     assert not [record for record in caplog.records if record.levelno > logging.INFO]
@@ -330,7 +330,7 @@ def test_an_application_that_accepts_too_late_is_told_so(caplog: pytest.LogCaptu
             transport.close()
             await settled()
             assert refused == [ClientDisconnected]
-            assert not here.lane.connections
+            assert not here.shared.connections
 
     asyncio.run(main())
     assert not [record for record in caplog.records if record.levelno > logging.INFO]

@@ -1,4 +1,4 @@
-"""Binary tensors on the fast lane: not copied, and what comes again is not read again."""
+"""Binary tensors on the fast path: not copied, and what comes again is not read again."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ LARGE = 50_000
 
 @contextmanager
 def serving(service: Service, **settings: Any) -> Iterator[Running]:
-    """Serve on the fast lane."""
+    """Serve on the fast path."""
     with running("fastlane", Registry([service]), HttpSettings(port=0, **settings)) as server:
         yield server
 
@@ -149,7 +149,7 @@ def test_a_lane_that_drains_says_so_as_the_protocol_does() -> None:
     async def main() -> None:
         async with site(model=Vector) as here:
             transport = here.connect()
-            here.lane.drain()
+            here.shared.drain()
             transport.receive(post(b'{"inputs": []}', path="/v2/models/square/infer"))
             await settled()
             [answer] = answers(transport.sent)

@@ -16,9 +16,9 @@ HEAD = b"POST /infer/square HTTP/1.1\r\nHost: t\r\nContent-Length: 1\r\nX-Reques
 def test_its_constructor_sets_what_the_base_sets() -> None:
     async def test() -> None:
         async with site() as here:
-            plan = make_plan(HeadReader().read(HEAD), here.lane.route_handlers, here.lane.settings, Access())
+            plan = make_plan(HeadReader().read(HEAD), here.shared.route_handlers, here.shared.settings, Access())
             ask = plan.ask
-            request = HttpRequest(Connection(here.lane), plan, b"3")
+            request = HttpRequest(Connection(here.shared), plan, b"3")
             base = RequestBase(
                 b"3",
                 here.clock(),

@@ -1,4 +1,4 @@
-"""What heads mean to the fast lane."""
+"""What heads mean to the fast path."""
 
 import asyncio
 from typing import Any
@@ -46,7 +46,9 @@ def plan(
     async def planned() -> RoutePlan:
         async with site(model=model, **settings) as here:
             head = "\r\n".join((line, "Host: t", *headers, f"Content-Length: {size}"))
-            return make_plan(HeadReader().read(head.encode()), here.lane.route_handlers, here.lane.settings, Access())
+            return make_plan(
+                HeadReader().read(head.encode()), here.shared.route_handlers, here.shared.settings, Access()
+            )
 
     return asyncio.run(planned())
 

@@ -35,10 +35,10 @@ _SMALL_READ_BYTES = 8 << 10
 
 
 class Connection(ResponseWriter):
-    """One connection; `lane` is what it shares with the others."""
+    """One connection; `shared` is what it shares with the others."""
 
-    def __init__(self, lane: "HttpShared") -> None:
-        super().__init__(lane)
+    def __init__(self, shared: "HttpShared") -> None:
+        super().__init__(shared)
         self._searched = 0  # so many bytes of `_pending` hold no end of a head
         self._left = 0  # bytes to be skipped
         self._reading_paused = False
@@ -48,15 +48,15 @@ class Connection(ResponseWriter):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Offer the rest of a large body's place, else the buffer that all connections share."""
-        return self.lane.view if self._place is None else self._place.room()
+        return self.shared.view if self._place is None else self._place.room()
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take in `nbytes` that have arrived in what `get_buffer` offered."""
         if self.phase is IDLE and nbytes <= _SMALL_READ_BYTES and not self._writing_paused:
             # The hot path: one whole request whose head is known.
-            data = bytes(self.lane.view[:nbytes])
+            data = bytes(self.shared.view[:nbytes])
             head, _, body = data.partition(END_OF_HEAD)
-            plan = self.lane.remembered(head)
+            plan = self.shared.remembered(head)
             if plan is not None and plan.length == len(body):
                 self._dispatch(plan, body)
                 return
@@ -65,15 +65,15 @@ class Connection(ResponseWriter):
         elif self._place is not None:
             self._receive_more(self._place, nbytes)
         elif self.phase is not OVER and not self._begin_large_at_once(nbytes):
-            self._pending += self.lane.view[:nbytes]
+            self._pending += self.shared.view[:nbytes]
             self._advance()
 
     def _begin_large_at_once(self, nbytes: int) -> bool:
         """Begin a known request whose large body has begun to arrive with its head: it is copied to its place only."""
         if self.phase is not IDLE or self._writing_paused:
             return False
-        head, beginning = self.lane.cut_head(nbytes)
-        plan = self.lane.remembered(head)
+        head, beginning = self.shared.cut_head(nbytes)
+        plan = self.shared.remembered(head)
         if plan is None or not LARGE_BYTES < plan.length >= len(beginning):
             return False
         try:
@@ -81,7 +81,7 @@ class Connection(ResponseWriter):
         except WeirError:
             return False
         self._plan = plan
-        self._since = self.lane.tick
+        self._since = self.shared.tick
         self._receive(place, beginning)
         return True
 
@@ -133,13 +133,13 @@ class Connection(ResponseWriter):
         more = len(self._pending) - self._counted
         if more > 0:
             try:
-                self.lane.account.take(more)
+                self.shared.account.take(more)
             except WeirError as error:
                 if self.phase is not OVER:
                     self._refuse_and_close(error)
                 return
         else:
-            self.lane.account.give(-more)
+            self.shared.account.give(-more)
         self._counted += more
 
     def _read_head(self) -> bool:
@@ -147,8 +147,8 @@ class Connection(ResponseWriter):
         if self.phase is IDLE and not self._begin_head():
             return False
         end = pending.find(END_OF_HEAD, max(0, self._searched - 3))
-        if (end if end >= 0 else len(pending)) > self.lane.settings.max_header_size:
-            limit = self.lane.settings.max_header_size
+        if (end if end >= 0 else len(pending)) > self.shared.settings.max_header_size:
+            limit = self.shared.settings.max_header_size
             self._refuse_and_close(TooLarge(f"head: must be at most {limit} bytes (max_header_size)"), HEAD_TOO_LARGE)
             return False
         if end < 0:
@@ -156,7 +156,7 @@ class Connection(ResponseWriter):
             self._searched = len(pending)
             return False
         head = bytes(pending[:end])
-        plan = self.lane.plan(head)
+        plan = self.shared.plan(head)
         del pending[: end + len(END_OF_HEAD)]
         return self._begin(plan, head)
 
@@ -167,7 +167,7 @@ class Connection(ResponseWriter):
         if not pending or pending == b"\r":
             return False
         self.phase = HEAD
-        self._since = self.lane.tick
+        self._since = self.shared.tick
         self._searched = 0
         return True
 
@@ -177,10 +177,10 @@ class Connection(ResponseWriter):
             return False
         self._plan = plan
         self.phase = BODY
-        self._since = self.lane.tick
-        error = plan.error if plan.error is not None or not self.lane.draining else draining()
+        self._since = self.shared.tick
+        error = plan.error if plan.error is not None or not self.shared.draining else draining()
         if error is not None and (
-            plan.expects_continue or plan.length > min(LARGE_BYTES, self.lane.settings.max_body_size)
+            plan.expects_continue or plan.length > min(LARGE_BYTES, self.shared.settings.max_body_size)
         ):
             self._refuse_before_body(error)
             return True
@@ -196,7 +196,7 @@ class Connection(ResponseWriter):
             return False
         body = bytes(self._pending[: plan.length])
         del self._pending[: plan.length]
-        error = plan.error if plan.error is not None or not self.lane.draining else draining()
+        error = plan.error if plan.error is not None or not self.shared.draining else draining()
         if error is None:
             self._dispatch(plan, body)
         else:
@@ -230,19 +230,19 @@ class Connection(ResponseWriter):
         self.phase = LARGE
         self._place = place
         if place.claim is None:
-            self.lane.receiving.add(self)
+            self.shared.receiving.add(self)
         return fill(place, beginning)
 
     def _reserve(self, plan: "RoutePlan") -> Place:
         """Return a place for the body. Raises Overloaded while there is none, TooLarge if there can be none."""
         if not plan.in_arena:
-            return Buffer(plan.length, self.lane.account)
+            return Buffer(plan.length, self.shared.account)
         service = plan.ask.service
-        block = self.lane.block(service, plan.lead + plan.length)
+        block = self.shared.block(service, plan.lead + plan.length)
         if block is not None:
             return BlockPlace(block, plan.length, plan.lead)
         if not service.arena_bytes:
-            return Buffer(plan.length, self.lane.account)
+            return Buffer(plan.length, self.shared.account)
         if plan.lead + plan.length > service.arena_bytes:
             raise TooLarge(f"body: of {plan.length} bytes, the arena has {service.arena_bytes} (arena_bytes)")
         raise Overloaded(f"body: no place for {plan.length} bytes in the arena now")
@@ -253,7 +253,7 @@ class Connection(ResponseWriter):
         self._left -= size
         if not self._left:
             self.phase = IDLE
-            self._since = self.lane.tick
+            self._since = self.shared.tick
         return not self._left
 
     # Requests and their ends.
@@ -279,14 +279,14 @@ class Connection(ResponseWriter):
         if not isinstance(self._place, BlockPlace):
             return False
         try:
-            self._place = self._place.moved(self.lane.account)
+            self._place = self._place.moved(self.shared.account)
         except WeirError:
             return False
-        self.lane.receiving.discard(self)
+        self.shared.receiving.discard(self)
         return True
 
     def _dispatch(self, plan: "RoutePlan", payload: bytes | Block) -> None:
-        self._request = request = plan.manner.request(self, plan, payload)
+        self._request = request = plan.handler.request(self, plan, payload)
         self.phase = BUSY
         try:
             request.begin()
@@ -311,20 +311,20 @@ class Connection(ResponseWriter):
     def _refuse(self, error: WeirError) -> None:
         """Answer a request that reached no service; its body has been read."""
         self.phase = BUSY
-        self.lane.refused(self._plan.service, error)
-        self.answer(self._plan, self._plan.manner.error_answer(error, self._plan.service))
+        self.shared.refused(self._plan.service, error)
+        self.answer(self._plan, self._plan.handler.error_answer(error, self._plan.service))
 
     def _refuse_before_body(self, error: WeirError) -> None:
         plan = self._plan
-        self.lane.refused(plan.service, error)
-        close = self.lane.draining or not plan.keep_alive
-        if close or plan.expects_continue or plan.length > self.lane.settings.max_body_size:
-            self._close_with(plan.manner.error_answer(error, plan.service))
+        self.shared.refused(plan.service, error)
+        close = self.shared.draining or not plan.keep_alive
+        if close or plan.expects_continue or plan.length > self.shared.settings.max_body_size:
+            self._close_with(plan.handler.error_answer(error, plan.service))
             return
         self.phase = SKIP
         self._left = plan.length
-        answer = plan.manner.error_answer(error, plan.service)
-        self.transport.write(self.lane.heads.head(*answer[:2], len(answer.body), close=False) + answer.body)
+        answer = plan.handler.error_answer(error, plan.service)
+        self.transport.write(self.shared.heads.head(*answer[:2], len(answer.body), close=False) + answer.body)
 
     def hand_over(self, plan: "RoutePlan", body: bytes) -> None:
         """Have the ASGI application answer the request in flight, and whatever comes after it."""
@@ -334,10 +334,10 @@ class Connection(ResponseWriter):
     def _hand_over(self, head: bytes, body: bytes = b"") -> None:
         replay = b"".join((head, END_OF_HEAD, body, self._pending))
         self._leave()
-        self.lane.connections.discard(self)
+        self.shared.connections.discard(self)
         if self._reading_paused:
             self.transport.resume_reading()
-        self.lane.hand_over.go_on(self.lane, self.transport, replay)
+        self.shared.hand_over.go_on(self.shared, self.transport, replay)
 
 
 _CONTINUE = b"HTTP/1.1 100"
@@ -370,8 +370,8 @@ class _Heard:
 class LoggedConnection(Connection):
     """A connection that tells `log` of its answers."""
 
-    def __init__(self, lane: "HttpShared", log: HttpLog) -> None:
-        super().__init__(lane)
+    def __init__(self, shared: "HttpShared", log: HttpLog) -> None:
+        super().__init__(shared)
         self._log = log
         self._began = 0.0
         self._told = False  # of the request in flight: it has its line

@@ -58,7 +58,7 @@ class Charged(asyncio.Protocol):
     is charged to the server's account until the connection is gone. To be named before uvicorn's class."""
 
     transport: asyncio.Transport
-    _lane: "HttpShared"
+    _shared: "HttpShared"
     _claim: "Claim"
     _held: bytearray  # has come, and was not parsed
     _unread = 0  # bytes written that the client has not read
@@ -70,14 +70,14 @@ class Charged(asyncio.Protocol):
         self._held.clear()
         self._claim.close()
         self._forget_unread()
-        self._lane.connections.discard(self)
-        self._lane.ended.set()
+        self._shared.connections.discard(self)
+        self._shared.ended.set()
 
     def pause_writing(self) -> None:
         """asyncio: much is written and not read."""
-        self._unread_since = self._lane.tick
+        self._unread_since = self._shared.tick
         self._unread = self.transport.get_write_buffer_size()
-        self._lane.account.add(self._unread)
+        self._shared.account.add(self._unread)
         super().pause_writing()
 
     def resume_writing(self) -> None:
@@ -87,12 +87,12 @@ class Charged(asyncio.Protocol):
         super().resume_writing()
 
     def _forget_unread(self) -> None:
-        self._lane.account.give(self._unread)
+        self._shared.account.give(self._unread)
         self._unread = 0
 
 
 class Upgraded(Charged, WebSocketsSansIOProtocol):
-    """One WebSocket; see Swept in shared.py for what the lane wants of it."""
+    """One WebSocket; see Swept in shared.py for what the shared wants of it."""
 
     busy = False  # the sessions drain themselves
 
@@ -112,13 +112,13 @@ class Upgraded(Charged, WebSocketsSansIOProtocol):
         self._reads_on = False  # in the next turn of the loop
         self._sending = asyncio.Lock()
 
-    def join(self, lane: "HttpShared") -> None:
-        """Be one of the connections of `lane`; the request that opens it has been read."""
-        self._lane = lane
-        self._claim = lane.account.claim()
-        self._heard = lane.tick
+    def join(self, shared: "HttpShared") -> None:
+        """Be one of the connections of `shared`; the request that opens it has been read."""
+        self._shared = shared
+        self._claim = shared.account.claim()
+        self._heard = shared.tick
         self._joined = True
-        lane.connections.add(self)
+        shared.connections.add(self)
         if self.handshake_initiated and self.response.status_code != http.HTTPStatus.SWITCHING_PROTOCOLS:
             self.refused_with = self.response.status_code, len(self.response.body or b"")
         if not self.handshake_initiated:  # what reads WebSockets cannot read the request: it waits, and would for ever
@@ -141,7 +141,7 @@ class Upgraded(Charged, WebSocketsSansIOProtocol):
         if not self._joined:  # uvicorn: the request that opens it
             super().data_received(data)
             return
-        self._heard = self._lane.tick
+        self._heard = self._shared.tick
         self._held += data
         if not self._reads_on:
             self._read_on()
@@ -188,7 +188,7 @@ class Upgraded(Charged, WebSocketsSansIOProtocol):
         try:
             self._claim.hold(len(self._held) + self._parsed + sum(map(len, self.frames)) + self._queued)
         except WeirError:
-            now = self._lane.tick
+            now = self._shared.tick
             self._no_room_since = now if self._no_room_since is None else self._no_room_since
             if now - self._no_room_since > _ROOM_PATIENCE:
                 self._fail(_TRY_AGAIN_LATER, "the server has no memory for more now")
@@ -264,7 +264,7 @@ class Upgraded(Charged, WebSocketsSansIOProtocol):
         message: Any = await super().receive()
         if message["type"] == "websocket.receive":
             self._queued = 0 if self.queue.empty() else self._queued
-            self._heard = self._lane.tick
+            self._heard = self._shared.tick
             if not self._reads_on:
                 self._read_on()
         return message
@@ -286,9 +286,9 @@ class Upgraded(Charged, WebSocketsSansIOProtocol):
         if waits and self._count() and not self._reads_on:
             self._read_on()
         if self._unread_since is not None:
-            gone = now - self._unread_since > self._lane.patience
+            gone = now - self._unread_since > self._shared.patience
         else:
-            gone = not self._waits and now - self._heard > _MISSED_PINGS * self._lane.settings.websocket_ping
+            gone = not self._waits and now - self._heard > _MISSED_PINGS * self._shared.settings.websocket_ping
         if gone:
             self.transport.abort()
 
@@ -349,9 +349,9 @@ class HandOver:
         """Take the date for the answers of the next second."""
         self.state.default_headers = [(b"date", date)]
 
-    def go_on(self, lane: "HttpShared", transport: asyncio.Transport, replay: bytes) -> None:
+    def go_on(self, shared: "HttpShared", transport: asyncio.Transport, replay: bytes) -> None:
         """Take over the connection; `replay` has been read from it and not been answered."""
-        protocol = UvicornConnection(self, lane)
+        protocol = UvicornConnection(self, shared)
         transport.set_write_buffer_limits()
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
@@ -405,13 +405,13 @@ class UvicornConnection(Charged, HttpToolsProtocol):
 
     flow: _Flow
 
-    def __init__(self, hand_over: HandOver, lane: "HttpShared") -> None:
+    def __init__(self, hand_over: HandOver, shared: "HttpShared") -> None:
         super().__init__(hand_over.config, hand_over.state, {}, asyncio.get_running_loop())
-        self._lane = lane
-        self._claim = lane.account.claim()
+        self._shared = shared
+        self._claim = shared.account.claim()
         self._held = bytearray()  # has come, and was not parsed
         self._head_since: float | None = None
-        self._body_since = lane.tick
+        self._body_since = shared.tick
         self._in_body = False
         self._left: int | None = 0  # of a body whose length is known: bytes that have not come
         self._framing = 0  # bytes of this request that are not its content
@@ -425,7 +425,7 @@ class UvicornConnection(Charged, HttpToolsProtocol):
         """Take the connection over."""
         super().connection_made(transport)
         self.flow = _Flow(transport)
-        self._lane.connections.add(self)
+        self._shared.connections.add(self)
 
     # What arrives.
 
@@ -475,7 +475,7 @@ class UvicornConnection(Charged, HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """llhttp: the first byte of a head."""
-        self._head_since = self._lane.tick
+        self._head_since = self._shared.tick
         self._in_body = False
         self._framing = self._chunks = 0
         super().on_message_begin()
@@ -491,10 +491,10 @@ class UvicornConnection(Charged, HttpToolsProtocol):
         if self._is_foreign:
             return
         self._head_since = None
-        self._body_since = self._lane.tick
+        self._body_since = self._shared.tick
         self._look_at_framing()
         super().on_headers_complete()
-        if self._lane.draining:
+        if self._shared.draining:
             self.drain()
 
     def _look_at_framing(self) -> None:
@@ -529,7 +529,7 @@ class UvicornConnection(Charged, HttpToolsProtocol):
 
     def _is_framed_sparingly(self) -> bool:
         """Refuse a head that is too large, and a body with more extensions and trailers than it can need; tell whether all is well."""
-        limit = self._lane.settings.max_header_size
+        limit = self._shared.settings.max_header_size
         if self._head_since is not None and self._framing > limit:
             self._refuse(TooLarge(f"head: must be at most {limit} bytes (max_header_size)"), HEAD_TOO_LARGE)
             return False
@@ -556,7 +556,7 @@ class UvicornConnection(Charged, HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """uvicorn: an answer has been written."""
         super().on_response_complete()
-        self._lane.ended.set()
+        self._shared.ended.set()
         if self._held:
             self._read_on()
 
@@ -570,20 +570,20 @@ class UvicornConnection(Charged, HttpToolsProtocol):
 
     def _refuse(self, error: WeirError, status: int | None = None) -> None:
         """Answer what is no request, or none that is read further, and close the connection."""
-        self._lane.refused(None, error)
+        self._shared.refused(None, error)
         if self.busy:  # whoever answers it must not write any more
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         if not (self.busy and self.cycle.response_started):
-            answer = self._lane.manner_of(self.url).error_answer(error, None)
-            head = self._lane.heads.head(status or answer.status, answer.headers, len(answer.body), close=True)
+            answer = self._shared.handler_of(self.url).error_answer(error, None)
+            head = self._shared.heads.head(status or answer.status, answer.headers, len(answer.body), close=True)
             self.transport.write(head + answer.body)
             self._log(status or answer.status, len(answer.body))
         self.transport.close()
 
     def _log(self, status: int, size_bytes: int) -> None:
         """Tell the log, if there is one, of an answer that is not the application's. Of a request that it has begun, it tells the log itself."""
-        log = self._lane.log
+        log = self._shared.log
         if log is None:
             return
         if self.busy:
@@ -596,10 +596,10 @@ class UvicornConnection(Charged, HttpToolsProtocol):
     def handle_websocket_upgrade(self) -> None:
         """uvicorn: the connection goes on under a protocol of its own, which is in uvicorn's state from now on."""
         self._upgraded = True
-        self._lane.connections.discard(self)
+        self._shared.connections.discard(self)
         super().handle_websocket_upgrade()
         upgraded = cast(Upgraded, self.transport.get_protocol())
-        upgraded.join(self._lane)
+        upgraded.join(self._shared)
         status, size = upgraded.refused_with
         if status:
             self._log(status, size)
@@ -613,7 +613,7 @@ class UvicornConnection(Charged, HttpToolsProtocol):
 
     def sweep(self, now: float) -> None:
         """Close the connection if it has been slow for too long; uvicorn closes idle ones itself."""
-        settings, patience = self._lane.settings, self._lane.patience
+        settings, patience = self._shared.settings, self._shared.patience
         if self.transport.is_closing() and self._unread_since is None:
             self._unread_since = now
         if self._unread_since is not None and now - self._unread_since > patience:

@@ -91,7 +91,7 @@ class KserveRequest(HttpRequest):
             if found is not None:
                 self._take_outline(None, found)
         except WeirError as error:  # which no service has heard of
-            self.connection.lane.refused(self.ask.service, error)
+            self.connection.shared.refused(self.ask.service, error)
             raise
         return found is not None
 
@@ -121,7 +121,7 @@ class KserveRequest(HttpRequest):
         ask: InferAsk = self.ask
         plain = body
         if ask.header_length is None:
-            plain = inflated(body, self.connection.lane.settings.max_body_size)
+            plain = inflated(body, self.connection.shared.settings.max_body_size)
             if ask.outline is not None and (found := self._undecoded(plain, ask.outline)) is not None:
                 return partial(self._take_outline, None if plain is body else plain, found)
         memory = self._memory()
@@ -173,7 +173,7 @@ class KserveRequest(HttpRequest):
     def _memory(self) -> Memory:
         peer = self.connection.transport.get_extra_info("peername")
         host = peer[0] if isinstance(peer, tuple) else None
-        memory: Memory = self.plan.manner.context.memory(host, self.ask.headers)  # type: ignore[attr-defined]  # of HotKserve
+        memory: Memory = self.plan.handler.context.memory(host, self.ask.headers)  # type: ignore[attr-defined]  # of HotKserve
         return memory
 
     def _learn(self, body: Body, asked: InferenceRequest, work: QueueEntry, schedule: Schedule) -> None:
@@ -208,7 +208,7 @@ class KserveRequest(HttpRequest):
 
     def fail(self, error: BaseException) -> None:
         """Write the error, which clients do not decompress."""
-        answer = self.plan.manner.error_answer(error, self.ask.service)
+        answer = self.plan.handler.error_answer(error, self.ask.service)
         answer.headers.extend(trace_headers(self))
         self._write(answer)
 

@@ -10,9 +10,16 @@ from weir.errors import WeirError
 from weir.frontends.http.fast.plan import Head, HotAsk, RoutePlan
 from weir.messages import Dispatch, Kind
 from weir.model import is_tensor_model
-from weir.protocols.native import DOOR, NativeProtocol, RequestHead
+from weir.protocols.native import FRONTEND, NativeProtocol, RequestHead
 from weir.protocols.offloading import LONG_BODY, work_later
-from weir.protocols.response import HttpResponse, compressed, echo_headers, explain_headers, trace_headers
+from weir.protocols.response import (
+    LONG_COMPRESSION,
+    HttpResponse,
+    compressed,
+    echo_headers,
+    explain_headers,
+    trace_headers,
+)
 from weir.serving.delivery import discard
 from weir.serving.inference import QueueEntry, empty_body, may_be_empty, output_body, read_item
 
@@ -23,15 +30,13 @@ if TYPE_CHECKING:
 _ITEM = Kind.ITEM
 Step = Callable[[], None]
 
-_LONG_WORK = 256 << 10  # bytes to be compressed that would keep the event loop too long
-
 
 class HttpRequest(RequestBase):
     """One request of `connection`."""
 
     __slots__ = ("ask", "connection", "plan", "stop_thread")
 
-    ask: Any  # as its manner knows it
+    ask: Any  # as its handler knows it
 
     def __init__(self, connection: "Connection", plan: RoutePlan, payload: Any) -> None:
         # RequestBase's own constructor, with its keywords, takes twice the time; a test holds this one against it.
@@ -48,7 +53,7 @@ class HttpRequest(RequestBase):
         self.key = ask.key
         self.priority = ask.priority
         self.large = False
-        self.door = DOOR
+        self.door = FRONTEND
         self.trace = ask.traceparent
         begin(self)
         self.connection = connection
@@ -85,7 +90,7 @@ class HttpRequest(RequestBase):
                 raise found
             found()
         except WeirError as error:  # which no service has heard of
-            self.connection.lane.refused(self.ask.service, error)
+            self.connection.shared.refused(self.ask.service, error)
             raise
         self.ask.service.submit(self, self.arrival)
 
@@ -117,10 +122,10 @@ class HttpRequest(RequestBase):
     def finish(self, output: Any, dispatch: Dispatch) -> None:
         """Write the answer."""
         connection = self.connection
-        lane = connection.lane
+        shared = connection.shared
         plan = self.plan
-        if type(output) is bytes and len(output) <= plan.plain_up_to and not lane.draining:
-            head = lane.heads.plain.get(plan.answer_type) or lane.heads.plain_head(plan.answer_type)
+        if type(output) is bytes and len(output) <= plan.plain_up_to and not shared.draining:
+            head = shared.heads.plain.get(plan.answer_type) or shared.heads.plain_head(plan.answer_type)
             connection.transport.write(b"%b%d\r\n\r\n%b" % (head, len(output), output))
             tally = plan.tally
             tally.received += plan.length
@@ -131,7 +136,7 @@ class HttpRequest(RequestBase):
 
     def fail(self, error: Exception) -> None:
         """Write the error."""
-        self._answer(self.plan.manner.error_answer(error, self.ask.service))
+        self._answer(self.plan.handler.error_answer(error, self.ask.service))
 
     def _finish_otherwise(self, output: Any, dispatch: Dispatch) -> None:
         ask = self.ask
@@ -145,14 +150,14 @@ class HttpRequest(RequestBase):
             self.connection.answer_block(self.plan, headers + echo_headers(ask) + trace_headers(self), output)
 
     def _is_compressed(self, size: int) -> bool:
-        return bool(self.ask.accept_coding) and size > self.connection.lane.settings.compress_above
+        return bool(self.ask.accept_coding) and size > self.connection.shared.settings.compress_above
 
     def _answer(self, answer: HttpResponse) -> None:
         answer.headers.extend(echo_headers(self.ask))
         answer.headers.extend(trace_headers(self))
         if not self._is_compressed(len(answer.body)):
             self._write(answer)
-        elif len(answer.body) <= _LONG_WORK:
+        elif len(answer.body) <= LONG_COMPRESSION:
             self._write(compressed(answer, self.ask.accept_coding))
         else:
             loop = asyncio.get_running_loop()

@@ -36,7 +36,7 @@ class Head:
         self.url = url
         self.version = version
         self.headers = headers
-        self.notable = _notable(headers)  # of headers that the fast lane must know: the (last) value
+        self.notable = _notable(headers)  # of headers that the fast path must know: the (last) value
         self.length = int(self.notable.get(b"content-length", 0))
         self.keep_alive = True
         self.upgrade = False
@@ -267,12 +267,12 @@ class RoutePlan:
 
     __slots__ = (
         "answer_type", "ask", "error", "expects_continue", "hand_over", "head", "in_arena", "keep_alive", "lead", "length",
-        "manner", "memorable", "plain_up_to", "service", "tally",
+        "handler", "memorable", "plain_up_to", "service", "tally",
     )  # fmt: skip
 
-    ask: Any  # of the kind that the manner's requests know: a HotAsk, where the head says which service is asked
+    ask: Any  # of the kind that the handler's requests know: a HotAsk, where the head says which service is asked
     head: bytes  # as it came, without the empty line at its end
-    manner: RouteHandler
+    handler: RouteHandler
     tally: Tally
 
     def __init__(self, head: Head) -> None:
@@ -300,15 +300,15 @@ def make_plan(head: Head, route_handlers: Sequence[RouteHandler], settings: Http
     path = head.url.partition(b"?")[0].decode("ascii")
     if "%" in path:
         path = unquote(path)
-    for manner in route_handlers:
-        plan.manner = manner
+    for handler in route_handlers:
+        plan.handler = handler
         try:
-            if manner.complete(plan, head, path):
+            if handler.complete(plan, head, path):
                 _settle(plan, head, settings)
                 return plan
         except WeirError as error:
             plan.error = error
-            plan.service = manner.named(path)
+            plan.service = handler.named(path)
             return plan
     plan.hand_over = True
     return plan
@@ -316,7 +316,7 @@ def make_plan(head: Head, route_handlers: Sequence[RouteHandler], settings: Http
 
 def _settle(plan: RoutePlan, head: Head, settings: HttpSettings) -> None:
     plan.memorable = not (plan.expects_continue or any(name in _SECRETS for name in head.notable))
-    if plan.manner.of_service:
+    if plan.handler.of_service:
         _settle_for(plan, plan.ask, settings)
 
 

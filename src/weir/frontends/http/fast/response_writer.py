@@ -26,14 +26,14 @@ class LingeringClose(asyncio.BufferedProtocol):
 
     busy = False
 
-    def __init__(self, lane: "HttpShared", transport: asyncio.Transport) -> None:
-        self._lane = lane
+    def __init__(self, shared: "HttpShared", transport: asyncio.Transport) -> None:
+        self._shared = shared
         self._transport = transport
-        self._since = lane.tick
+        self._since = shared.tick
 
     def start(self) -> None:
         """Take the connection over. Everything to be sent has been written."""
-        self._lane.connections.add(self)
+        self._shared.connections.add(self)
         self._transport.set_protocol(self)
         self._transport.resume_reading()
         if self._transport.can_write_eof():
@@ -41,15 +41,15 @@ class LingeringClose(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Offer the buffer that all share."""
-        return self._lane.view
+        return self._shared.view
 
     def buffer_updated(self, nbytes: int) -> None:
         """Forget it."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The end."""
-        self._lane.connections.discard(self)
-        self._lane.ended.set()
+        self._shared.connections.discard(self)
+        self._shared.ended.set()
 
     def sweep(self, now: float) -> None:
         """Close it when it has had its time."""
@@ -91,10 +91,10 @@ class ResponseWriter(asyncio.BufferedProtocol):
     transport: asyncio.Transport
     _plan: "RoutePlan"
 
-    def __init__(self, lane: "HttpShared") -> None:
-        self.lane = lane
+    def __init__(self, shared: "HttpShared") -> None:
+        self.shared = shared
         self.phase = IDLE
-        self._since = lane.tick  # when the phase began, or the peer stopped to read
+        self._since = shared.tick  # when the phase began, or the peer stopped to read
         self._pending = bytearray()  # arrived, but not yet understood
         self._request: HotRequest | None = None
         self._counted = 0  # bytes of `_pending` that are charged
@@ -109,7 +109,7 @@ class ResponseWriter(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin."""
         self.transport = cast(asyncio.Transport, transport)
-        self.lane.connections.add(self)
+        self.shared.connections.add(self)
 
     def eof_received(self) -> None:
         """The peer sends no more; for us it has left. The transport closes itself."""
@@ -120,28 +120,28 @@ class ResponseWriter(asyncio.BufferedProtocol):
         self._leave()
         self._forget_unread()
         self._release_block()
-        self.lane.connections.discard(self)
-        self.lane.ended.set()
+        self.shared.connections.discard(self)
+        self.shared.ended.set()
 
     def pause_writing(self) -> None:
         """The peer does not read its answers: no further request is begun."""
         self._writing_paused = True
-        self._since = self.lane.tick
+        self._since = self.shared.tick
         self._unread = self.transport.get_write_buffer_size()
-        self.lane.account.add(self._unread)
+        self.shared.account.add(self._unread)
 
     def resume_writing(self) -> None:
         """The peer has read them."""
         self._writing_paused = False
         self._forget_unread()
-        self._since = self.lane.tick
+        self._since = self.shared.tick
         if self._block is not None:
             self._release_block()
             self.transport.set_write_buffer_limits()
         self._advance()
 
     def _forget_unread(self) -> None:
-        self.lane.account.give(self._unread)
+        self.shared.account.give(self._unread)
         self._unread = 0
 
     def _advance(self) -> None:
@@ -156,7 +156,7 @@ class ResponseWriter(asyncio.BufferedProtocol):
         if self._claim is not None:
             self._release_claim()
         self.phase = IDLE
-        self._since = self.lane.tick
+        self._since = self.shared.tick
         if self._pending:
             self._advance()
 
@@ -164,15 +164,15 @@ class ResponseWriter(asyncio.BufferedProtocol):
         """Write `answer` for the request in flight, and go on or close as `plan` says."""
         if self.phase is OVER:  # the peer has left while the answer was being compressed
             return
-        close = self.lane.draining or not plan.keep_alive
-        head = self.lane.heads.head(answer.status, answer.headers, len(answer.body), close=close)
+        close = self.shared.draining or not plan.keep_alive
+        head = self.shared.heads.head(answer.status, answer.headers, len(answer.body), close=close)
         self.transport.write(head + answer.body)
         self._answered(close)
 
     def answer_block(self, plan: "RoutePlan", headers: Headers, block: Block) -> None:
         """Write the answer in `block`, and release it when the kernel has taken it whole."""
-        close = self.lane.draining or not plan.keep_alive
-        head = self.lane.heads.head(200, headers, len(block.view), close=close)
+        close = self.shared.draining or not plan.keep_alive
+        head = self.shared.heads.head(200, headers, len(block.view), close=close)
         # uvloop does not copy what it could not send at once. With a limit of 0 it tries at once, and says when all is sent.
         self.transport.set_write_buffer_limits(0)
         self._block = block
@@ -184,8 +184,8 @@ class ResponseWriter(asyncio.BufferedProtocol):
 
     def answer_parts(self, plan: "RoutePlan", headers: Headers, parts: Sequence[bytes | memoryview]) -> None:
         """Write an answer of `parts`, from where they are; they live until the kernel has taken them."""
-        close = self.lane.draining or not plan.keep_alive
-        head = self.lane.heads.head(200, headers, sum(map(len, parts)), close=close)
+        close = self.shared.draining or not plan.keep_alive
+        head = self.shared.heads.head(200, headers, sum(map(len, parts)), close=close)
         self.transport.writelines((head, *parts))
         self._answered(close)
 
@@ -195,28 +195,28 @@ class ResponseWriter(asyncio.BufferedProtocol):
             self._close()
         else:
             self.request_ended()
-        self.lane.ended.set()
+        self.shared.ended.set()
 
-    def _manner(self) -> "RouteHandler":
+    def _handler(self) -> "RouteHandler":
         """How the request that is arriving is answered."""
         if self.phase in (BODY, LARGE, SKIP):
-            return self._plan.manner
-        return self.lane.manner_of(bytes(self._pending[:_BEGINNING]).partition(b" ")[2])
+            return self._plan.handler
+        return self.shared.handler_of(bytes(self._pending[:_BEGINNING]).partition(b" ")[2])
 
     def _refuse_and_close(self, error: WeirError, status: int | None = None) -> None:
         """Answer what is no request; where the next one would begin is unknown."""
-        self.lane.refused(None, error)
-        answer = self._manner().error_answer(error, None)
+        self.shared.refused(None, error)
+        answer = self._handler().error_answer(error, None)
         self._close_with(answer if status is None else answer._replace(status=status))
 
     # Leaving.
 
     def _close_with(self, answer: HttpResponse) -> None:
-        head = self.lane.heads.head(answer.status, answer.headers, len(answer.body), close=True)
+        head = self.shared.heads.head(answer.status, answer.headers, len(answer.body), close=True)
         self.transport.write(head + answer.body)
         self._leave()
-        self.lane.connections.discard(self)
-        LingeringClose(self.lane, self.transport).start()
+        self.shared.connections.discard(self)
+        LingeringClose(self.shared, self.transport).start()
 
     def _close(self) -> None:
         self._leave()
@@ -225,7 +225,7 @@ class ResponseWriter(asyncio.BufferedProtocol):
     def _leave(self) -> None:
         """Let go of everything but the transport, and of an answer that it may still be sending."""
         self.phase = OVER
-        self._since = self.lane.tick
+        self._since = self.shared.tick
         self._pending.clear()
         request, self._request = self._request, None
         if request is not None:
@@ -235,18 +235,18 @@ class ResponseWriter(asyncio.BufferedProtocol):
             self._forget_place()
             place.give_up()
         self._release_claim()
-        self.lane.account.give(self._counted)
+        self.shared.account.give(self._counted)
         self._counted = 0
 
     def _forget_place(self) -> None:
         if self._place is not None and self._place.claim is None:
-            self.lane.receiving.discard(self)
+            self.shared.receiving.discard(self)
         self._place = None
 
     def charge(self, size_bytes: int) -> None:
         """Charge bytes to the request in flight, as long as it is. Raises what Account.take raises."""
         if self._claim is None:
-            self._claim = self.lane.account.claim()
+            self._claim = self.shared.account.claim()
         self._claim.take(size_bytes)
 
     def _release_claim(self) -> None:
@@ -269,9 +269,9 @@ class ResponseWriter(asyncio.BufferedProtocol):
     def sweep(self, now: float) -> None:
         """Close the connection if it has been idle or slow for too long."""
         age = now - self._since
-        settings = self.lane.settings
+        settings = self.shared.settings
         if self._writing_paused or self.phase is OVER:  # to be closed, it waits for the peer to read
-            if age > self.lane.patience:
+            if age > self.shared.patience:
                 self.abort()
         elif self.phase is IDLE:
             if age > settings.idle_timeout:
@@ -279,9 +279,9 @@ class ResponseWriter(asyncio.BufferedProtocol):
         elif self.phase is HEAD:
             if age > settings.header_timeout:
                 self._too_slow(f"head: must arrive within {settings.header_timeout:g} s (header_timeout)")
-        elif self.phase in (BODY, LARGE, SKIP) and age > self.lane.patience:
+        elif self.phase in (BODY, LARGE, SKIP) and age > self.shared.patience:
             self._too_slow(
-                f"body: must arrive within {self.lane.patience:g} s (body_timeout, less while memory is short)"
+                f"body: must arrive within {self.shared.patience:g} s (body_timeout, less while memory is short)"
             )
 
     def _too_slow(self, message: str) -> None:
@@ -291,7 +291,7 @@ class ResponseWriter(asyncio.BufferedProtocol):
             self._refuse_and_close(DeadlineExceeded(message))
 
     def drain(self) -> None:
-        """Nothing to do: answers look at the lane."""
+        """Nothing to do: answers look at the shared."""
 
     def stop(self) -> None:
         """Close the connection; a request that has not arrived whole is told why."""

@@ -23,7 +23,7 @@ from weir.frontends.http.fast.plan import (
 from weir.messages import Observer
 from weir.protocols.access import Access
 from weir.protocols.account import Account, Claim
-from weir.protocols.native import DOOR
+from weir.protocols.native import FRONTEND
 from weir.protocols.settings import HttpSettings
 from weir.workers.executor import Block
 
@@ -166,10 +166,11 @@ class HttpShared:
                 self._memo.offer(head, plan)
         return plan
 
-    def manner_of(self, target: bytes) -> RouteHandler:
+    def handler_of(self, target: bytes) -> RouteHandler:
         """Return how a request to `target` is refused whose head means nothing, or is not there yet."""
         return next(
-            (manner for manner in self.route_handlers[1:] if target.startswith(manner.prefix)), self.route_handlers[0]
+            (handler for handler in self.route_handlers[1:] if target.startswith(handler.prefix)),
+            self.route_handlers[0],
         )
 
     def _make_plan(self, head: Head) -> RoutePlan:
@@ -213,17 +214,17 @@ class HttpShared:
     def refused(self, service: "Service | None", error: WeirError) -> None:
         """Tell the observers of a request that was refused before a service has heard of it."""
         if service is not None:
-            service.tell_refused(DOOR, error)
+            service.tell_refused(FRONTEND, error)
             return
         for observer in self.observers:
-            observer.refused("", DOOR, error)
+            observer.refused("", FRONTEND, error)
 
     def tell_observers(self) -> None:
         """Tell the observers the bytes transferred since the last time."""
         for tally in self._tallies.values():
             if tally.received or tally.sent:
                 for observer in tally.service.observers:
-                    observer.transferred(tally.service.label, DOOR, tally.received, tally.sent)
+                    observer.transferred(tally.service.label, FRONTEND, tally.received, tally.sent)
                 tally.received = tally.sent = 0
 
 
