@@ -97,7 +97,7 @@ def test_a_key_that_cannot_be_sent_is_refused_and_not_shown(tmp_path: Path, text
 
 
 def test_settings_that_contradict_each_other_or_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="say one of them"):
+    with pytest.raises(SettingsError, match="set one of them"):
         AccessSettings(api_key=KEY, api_key_file="keys")
     with pytest.raises(SettingsError, match=r"api_key_file=.*none'.*cannot be read"):
         Access(AccessSettings(api_key_file=str(tmp_path / "none")))

@@ -1,1 +1,1 @@
-"""The channels that move bytes between callers and the exchange: HTTP, gRPC, WebSocket and the dashboard; what a frontend is says frontend.py."""
+"""The channels that move bytes between callers and the exchange: HTTP, gRPC, WebSocket and the dashboard; frontend.py defines what a frontend is."""

@@ -141,7 +141,7 @@ class FrontendsSettings:
     """Frontends that installed packages bring."""
 
     doors: dict[str, Any] = setting(
-        {}, "open a door that an installed package brings, with its options: JSON, or else plain text",
+        {}, "open a frontend that an installed package brings, with its options: JSON, or else plain text",
         metavar="NAME=OPTIONS",
     )  # fmt: skip
 

@@ -101,7 +101,7 @@ class _Outgoing:
         """Let go of what has not been written yet."""
         message = self.message
         if isinstance(message, asyncio.Future) and not message.cancel() and not message.cancelled():
-            message.exception()  # nobody else looks at it
+            message.exception()  # which is looked at, so that asyncio does not log it
 
 
 class Session:
@@ -131,7 +131,7 @@ class Session:
         try:
             await self._socket.accept()
         except (OSError, RuntimeError):
-            return  # the client has left, or has sent what is no WebSocket: ASGI servers say either
+            return  # the client has left, or has sent what is no WebSocket: ASGI servers raise either
         writing = asyncio.ensure_future(self._write())
         try:
             code = await self._serve()
@@ -216,7 +216,7 @@ class Session:
 
     async def _room_for(self, asked: InferenceRequest, size: int) -> None:
         """Wait until one more, which holds `size` bytes already, may be under way. One that states a timeout is refused at once where it would have to wait: how
-        long it has waited already, unread, nobody would know. Raises Overloaded, and Draining when no more are taken."""
+        long it has waited already, unread, is unknown. Raises Overloaded, and Draining when no more are taken."""
         if asked.parameters.get("timeout"):
             if self._has_enough(size, HASTY_TIMES):
                 text = f"{len(self._under_way)} requests are under way on this connection, as many as it may have"
@@ -275,7 +275,7 @@ class Session:
             entry.cancel()
 
     async def _leave(self) -> None:
-        """End all that is under way: nobody waits for it any more."""
+        """End all that is under way: its caller has left."""
         for entry in list(self._under_way.values()):
             if isinstance(entry, Queued):
                 entry.exchange.service.cancel(entry)
@@ -343,7 +343,7 @@ class Session:
                 self._posted.clear()
                 await self._posted.wait()
         except WebSocketDisconnect:
-            pass  # whoever receives hears of it too
+            pass  # the task that receives is told too
         finally:
             self._deaf = True
             for each in self._outbox:
@@ -392,7 +392,7 @@ class Session:
         except WeirError as error:
             self.post_failure(asked.id, error)
         except WebSocketDisconnect:
-            pass  # whoever receives hears of it too
+            pass  # the task that receives is told too
         finally:
             self._withdrawn.discard(asked.id)
 
@@ -448,7 +448,7 @@ def _given_up() -> Cancelled:
 
 
 def _told(asked: InferenceRequest, error: Exception) -> WeirError:
-    """Return what a client is told of an answer that could not be written; the log is told of what is none of ours."""
+    """Return the error for an answer that could not be written; an exception that is not Weir's is logged."""
     if isinstance(error, WeirError):
         return error
     _log.error("an answer of %s cannot be written", asked.model, exc_info=error)

@@ -1,6 +1,6 @@
 """Who may call a server, and who may control it: load and unload models, change policies, share memory, attach workers.
 
-Without more being said anybody may call, and whoever calls from this machine may control. A token, if there is one, is asked of everybody.
+By default anybody may call, and callers from this machine may control. A token, if there is one, is required of every caller.
 """
 
 import base64
@@ -26,7 +26,9 @@ class ControlSettings:
 
     allow_control: bool = setting(False, "let callers from other machines control this server, without a token")
     control_token_file: str | None = setting(
-        None, "file with the token that whoever controls this server must send, also from this machine", metavar="PATH"
+        None,
+        "file with the token that callers who control this server must send, also from this machine",
+        metavar="PATH",
     )
     allow_model_files: bool = setting(
         False, "let those who may load models send code, files and variables with them, which run on this machine"
@@ -37,7 +39,7 @@ class ControlSettings:
         if self.allow_control and self.control_token_file is not None:
             raise SettingsError(
                 f"allow_control, control_token_file={self.control_token_file!r}: one lets anybody, the other only who "
-                "has the token; say one of them"
+                "has the token; set one of them"
             )
 
 
@@ -55,7 +57,7 @@ class Control:
         self._token = None if path is None else read_token(path)
 
     def require(self, peer: str | None, token: str | None) -> None:
-        """Return if whoever calls may control this server.
+        """Return if the caller may control this server.
 
         `peer` is an address as sockets or gRPC write it; None or "" for a Unix socket. `token` is what came with the call.
         Raises Unauthorized if a token is asked for and it is not that one, Forbidden if calls from there are not allowed.
@@ -79,7 +81,7 @@ class Control:
         """Do the same for an HTTP request with these headers (names in lower case), whose token is `Authorization: Bearer`.
 
         Without a token, what a page in a browser or a proxy sends counts as from elsewhere: both make calls from this
-        machine for somebody who is not on it.
+        machine for a person who is not on it.
         """
         said = list(headers)
         token = bearer_in(said)
@@ -88,7 +90,7 @@ class Control:
 
 
 def bearer_in(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-    """Return what `Authorization: Bearer` says among headers with names in lower case; None if nothing does."""
+    """Return the token of `Authorization: Bearer` among headers with names in lower case; None if there is none."""
     token = None
     for name, value in headers:
         if name == b"authorization" and value[:7].lower() == b"bearer ":
@@ -130,8 +132,8 @@ def read_token(path: str) -> bytes:
 
 
 def allowed(origins: Sequence[str], host: str, cors_origins: Sequence[str]) -> bool:
-    """Tell whether a connection may be opened: by whoever is no browser and so names no origin, by a page of this very server,
-    and by pages of `cors_origins`. Browsers ask nobody before they open a WebSocket, so the server has to look."""
+    """Tell whether a connection may be opened: by a client that is no browser and names no origin, by a page of this very server,
+    and by pages of `cors_origins`. Browsers do not ask before they open a WebSocket, so the server has to check."""
     if not origins or "*" in cors_origins:
         return True
     return len(origins) == 1 and (origins[0] in cors_origins or urlsplit(origins[0]).netloc.lower() == host.lower())
@@ -147,7 +149,7 @@ class AccessSettings:
     """Who may call the server."""
 
     api_key: str | None = setting(
-        None, "key that every caller must send; whoever lists processes sees a flag, so say it as the variable or in a file",
+        None, "key that every caller must send; a list of processes shows flags, so set it as the variable or in a file",
         metavar="KEY", secret=True,
     )  # fmt: skip
     api_key_file: str | None = setting(
@@ -157,10 +159,10 @@ class AccessSettings:
     def __post_init__(self) -> None:
         check(self)
         if self.api_key is not None and not _is_key(self.api_key):
-            raise SettingsError(f"api_key: {_RULE}; what was said is not shown")
+            raise SettingsError(f"api_key: {_RULE}; the value is not shown")
         if self.api_key is not None and self.api_key_file is not None:
             raise SettingsError(
-                f"api_key, api_key_file={self.api_key_file!r}: say one of them; the file may have several"
+                f"api_key, api_key_file={self.api_key_file!r}: set one of them; the file may have several"
             )
 
 

@@ -1,7 +1,7 @@
 """One account of what all clients of a server hold together: bytes of their requests and answers, and connections.
 
 Bytes are charged before memory is taken for them: what is received, what a body becomes when it is decompressed, what
-waits in queues, and answers that nobody has read yet. What would go beyond the limit is refused with Overloaded, or is
+waits in queues, and answers that have not been read yet. What would go beyond the limit is refused with Overloaded, or is
 not read from its socket; so no crowd of clients can take more memory than the limit says.
 """
 
@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from weir.errors import Overloaded, TooLarge
 from weir.protocols.settings import HttpSettings
 
-# The part of the memory of this process that requests and answers may take where the setting says nothing. What is charged
+# The part of the memory of this process that requests and answers may take where it is not set. What is charged
 # once may be there four times: a body, its copy on the way to a worker, the result on its way back, and the answer.
 _PART = 8
 
@@ -99,7 +99,7 @@ class Account:
         return self.connections >= self.max_connections
 
     def pressed(self) -> bool:
-        """Tell whether bytes were refused since this was asked last: whoever is slow then makes room for others."""
+        """Tell whether bytes were refused since the last call: slow clients then make room for others."""
         pressed, self._pressed = self._pressed, False
         return pressed
 
@@ -143,7 +143,7 @@ class Claim:
         self.close()
 
 
-# What the request that is being answered in this context holds; None where nobody counts.
+# What the request that is being answered in this context holds; None where nothing is counted.
 CLAIM: ContextVar[Claim | None] = ContextVar("weir_claim", default=None)
 
 
@@ -215,5 +215,5 @@ def usable_memory() -> int:
 
 def _limits_of_container() -> Iterator[int]:
     for name in _CGROUP_LIMITS:
-        with suppress(OSError, ValueError):  # there is no such file, or it says "max"
+        with suppress(OSError, ValueError):  # there is no such file, or it holds "max"
             yield int(Path(name).read_text())

@@ -1,4 +1,4 @@
-"""How a body is written and compressed: what the headers of a request say, and what its answer may be."""
+"""How a body is written and compressed: what the headers of a request declare, and what its answer may be."""
 
 import gzip
 import zlib
@@ -12,7 +12,7 @@ from weir.model import Model, is_tensor_model, overrides
 
 MAX_WISHES = 64  # of one header: each takes microseconds, and a head has room for thousands
 
-# What clients say without meaning it: nothing, anything, and what curl -d sends.
+# What clients send without meaning it: nothing, anything, and the default of curl -d.
 _READ_AS_JSON = frozenset(("", "*/*", "application/x-www-form-urlencoded", "text/json", JSON))
 _READ_AS_MSGPACK = frozenset(("application/x-msgpack", "application/vnd.msgpack", MSGPACK))
 
@@ -33,7 +33,7 @@ def write_types(model: type[Model], batch: bool, content_type: str) -> list[str]
     """Return the content types of answers, the preferred one first.
 
     That is the request's own if an answer can surely be written in it, else JSON. Bytes can be an answer of every
-    model that returns them, but only one that says so (`Output = bytes`) gives them unasked.
+    model that returns them, but only one that declares it (`Output = bytes`) gives them unasked.
     """
     offered = read_types(model, batch)
     content_type = media_of(content_type)
@@ -63,7 +63,7 @@ def content_type_of(value: str, model: type[Model], batch: bool) -> str:
 
 
 def accept_of(value: str, offered: Sequence[str]) -> str:
-    """Return the one of `offered` that an Accept header's `value` wants most; the first if it has no wish.
+    """Return the one of `offered` that an Accept header's `value` prefers; the first if it prefers none.
 
     Raises UnsupportedMediaType naming the value and what is offered.
     """
@@ -81,7 +81,7 @@ def accept_of(value: str, offered: Sequence[str]) -> str:
 
 
 def weighted(value: str) -> dict[str, float]:
-    """Read a header like `gzip, zstd;q=0.5` into lower-case names and their weights, 1 unless said otherwise.
+    """Read a header like `gzip, zstd;q=0.5` into lower-case names and their weights, 1 by default.
 
     A weight that is no number counts as 0. What stands behind the first MAX_WISHES is not looked at.
     """
@@ -110,14 +110,14 @@ def _wishes(value: str) -> dict[str, float]:
 
 def _weight(candidate: str, wishes: dict[str, float]) -> float:
     family = candidate.partition("/")[0] + "/*"
-    for name in (candidate, family, "*/*"):  # the most specific wish counts
+    for name in (candidate, family, "*/*"):  # the most specific preference counts
         if name in wishes:
             return wishes[name]
     return 0.0
 
 
 CODINGS = ("zstd", "gzip", "deflate")  # the better one first
-_WINDOWS = {"gzip": 31, "deflate": 15}  # how zlib is told which of its formats it is
+_WINDOWS = {"gzip": 31, "deflate": 15}  # zlib's numbers for its formats
 _MAX_WINDOW = 8 << 20  # what RFC 9659 lets a server expect of zstd over HTTP
 # A body may have several members, or frames. Each costs microseconds, however little is in it: of 64 KiB each, as bgzip writes
 # them, so many are 640 MB.

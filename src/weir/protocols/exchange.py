@@ -1,6 +1,6 @@
 """The exchange: where protocols and channels meet, and the only place that knows how a request enters a service and leaves it.
 
-A *protocol* is pure: it reads a head, reads a body, writes outputs, writes an error. A *channel* moves bytes: it sends an answer, sends the parts of one, and says
+A *protocol* is pure: it reads a head, reads a body, writes outputs, writes an error. A *channel* moves bytes: it sends an answer, sends the parts of one, and reports
 that the caller has left. An Exchange is one request between the two: it reads what is long in a thread, tells the observers what was refused and what was
 transferred, begins the trace, and has the model answer. docs/how-to/add-a-protocol.md shows one of each.
 """
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class HttpRequestHead(Protocol):
-    """What the head of any request for inference says. `coding` is how its body is compressed, `accept_coding` how a large answer may be, "" if not;
+    """The head of any request for inference. `coding` is how its body is compressed, `accept_coding` how a large answer may be, "" if not;
     `timeout` is in seconds; `stream`: it is answered by a stream of events."""
 
     service: "Service"
@@ -70,7 +70,7 @@ class HttpProtocol(Protocol):
 
 
 class Exchange:
-    """One request for `service` that came by the channel `door`.
+    """One request for `service` that came by the frontend `door`.
 
     `timeout` is the caller's in seconds (None: the service's setting), `traceparent` names the caller's span, `peer` is the caller's address and `headers`
     (names in lower case) are what came beside the body, as far as the channel has them.
@@ -93,14 +93,14 @@ class Exchange:
     # Before the service has the request.
 
     async def read(self, size_bytes: int, work: Callable[[], T]) -> T:
-        """Return what `work` reads of about so many bytes, in a thread if they are many. The observers hear of what it refuses."""
+        """Return what `work` reads of about so many bytes, in a thread if they are many. The observers are told of what it refuses."""
         try:
             return await off_loop(size_bytes, work)
         except WeirError as error:
             raise self.refused(error) from None
 
     def charge(self, size_bytes: int) -> None:
-        """Charge memory that the request takes beside its body. Raises what Account.take raises; the observers hear of it."""
+        """Charge memory that the request takes beside its body. Raises what Account.take raises; the observers are told."""
         try:
             charge(size_bytes)
         except WeirError as error:
@@ -113,7 +113,7 @@ class Exchange:
         return self.service.tell_refused(self.door, error)
 
     def begin_trace(self) -> Trace | None:
-        """Begin the span of the request, within its caller's, and return it; None if nobody traces. The log lines of this task carry it."""
+        """Begin the span of the request, within its caller's, and return it; None if requests are not traced. The log lines of this task carry it."""
         tracing = self.service.tracing
         if tracing is not None and self.trace is None:
             self.trace = tracing.new(self.traceparent)

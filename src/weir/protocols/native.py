@@ -1,7 +1,7 @@
 """Weir's own protocol: one item, or a list of them, for a model that the path names.
 
 The ASGI application and the fast path share it. A RequestHead depends on the head alone and may be remembered for exactly those bytes, as long as the
-registry and the settings stay the same. What the body is to the queue says serving/inference.py.
+registry and the settings stay the same. serving/inference.py makes queue entries of bodies.
 """
 
 import math
@@ -55,7 +55,7 @@ MAX_REQUEST_ID_LENGTH = 256
 
 
 class RequestOptions:
-    """What the headers of a request for work may wish for, whatever it asks for."""
+    """The options that the headers of any request for work may set."""
 
     __slots__ = (
         "accept_coding", "coding", "explain", "key", "priority", "request_id", "timeout", "traceparent",
@@ -79,7 +79,7 @@ class RequestOptions:
 
 
 class RequestHead(RequestOptions):
-    """What the head of an inference request says.
+    """The head of an inference request.
 
     `plain` means that the body travels undecoded to the worker as one item of one row, so the request is simply
     `RequestBase(body, now, timeout, content_type=, accept=, priority=, key=, door="http")`. Otherwise, or with `coding`
@@ -229,7 +229,7 @@ def _read_request_id(wishes: RequestOptions, value: str) -> None:
 
 
 def _read_traceparent(wishes: RequestOptions, value: str) -> None:
-    wishes.traceparent = value  # whoever traces reads it; what is malformed counts as none
+    wishes.traceparent = value  # read where requests are traced; a malformed one counts as none
 
 
 def _read_coding(wishes: RequestOptions, value: str) -> None:

@@ -101,7 +101,7 @@ def work_later(
 
 
 class _Job(Generic[T]):
-    """Work for a thread. The thread's queue keeps it until its turn comes, also when nobody waits for it any more: `drop` lets go of the work."""
+    """Work for a thread. The thread's queue keeps it until its turn comes, also when its caller has left: `drop` lets go of the work."""
 
     def __init__(self, size_bytes: int, work: Callable[[], T], verb: str) -> None:
         self._size_bytes = size_bytes

@@ -18,7 +18,7 @@ from weir.wire.values import UNWRITABLE
 
 Headers = list[tuple[bytes, bytes]]
 
-# What the errors of one list may say: each, and all together. What says more has no details, and a short message.
+# Bytes of the errors of one list: each, and all together. A larger one has no details, and a short message.
 ERROR_BYTES = 16 << 10
 ERRORS_BYTES = 64 << 10
 _SHORT_MESSAGE = 256  # characters
@@ -81,7 +81,7 @@ def error_value(error: BaseException, model: str | None = None, *, development: 
 
 
 def _internal(error: BaseException, model: str | None, development: bool) -> ErrorValue:
-    """An exception that is none of ours says nothing of itself to strangers; the log has it."""
+    """An exception that is not Weir's is not shown to callers; the log has it."""
     details = {"traceback": "".join(traceback.format_exception(error))} if development else None
     message = bounded(f"{type(error).__name__}: {error}") if development else "internal error"
     return {"type": "InternalError", "message": message, "model": model, "details": details}
@@ -103,7 +103,7 @@ def retry_after(error: CapacityError) -> int:
 
 
 def encode_safely(value: Any) -> bytes:
-    """Return `value` as JSON, whatever it holds: what JSON cannot say is written as its repr."""
+    """Return `value` as JSON, whatever it holds: what JSON cannot hold is written as its repr."""
     try:
         return msgspec.json.encode(value, enc_hook=repr)
     except UNWRITABLE:
@@ -111,7 +111,7 @@ def encode_safely(value: Any) -> bytes:
 
 
 def json_able(value: Any, depth: int = 20) -> Any:
-    """Return `value` with everything that JSON cannot say, and everything deeper than `depth`, as its repr."""
+    """Return `value` with everything that JSON cannot hold, and everything deeper than `depth`, as its repr."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if value is None or isinstance(value, (bool, float)) or (isinstance(value, int) and value.bit_length() < 63):
@@ -127,7 +127,7 @@ def json_able(value: Any, depth: int = 20) -> Any:
 
 
 def explain_headers(arrival: float, dispatch: Dispatch) -> Headers:
-    """Return the headers that explain the batch of a request that came into the line at `arrival`. Ages and times are in seconds."""
+    """Return the headers that explain the batch of a request that arrived in the queue at `arrival`. Ages and times are in seconds."""
     headers = [
         (b"x-batch-size", b"%d" % dispatch.rows),
         (b"x-batch-reason", dispatch.reason.name.lower().encode()),
@@ -147,7 +147,7 @@ def echo_headers(ask: Any) -> Headers:
 
 
 def trace_headers(request: Any) -> Headers:
-    """Return the header that names the span of `request`; none if nobody traces."""
+    """Return the header that names the span of `request`; none if it is not traced."""
     trace = request.trace
     return [(b"traceparent", trace.traceparent.encode())] if type(trace) is Trace else []
 
@@ -174,8 +174,8 @@ def batch_body(
 ) -> bytes:  # fmt: skip
     """Return the answer to a list: for each of `outputs`, in order, `{"output": ...}` or `{"error": ..., "code": ...}`.
 
-    An output is bytes already written as `accept` (JSON or msgpack), or a WeirError; `beside` is what else is said of one, by its place.
-    An error that says more than ERROR_BYTES, and those that come after ERRORS_BYTES, have a short message and no details.
+    An output is bytes already written as `accept` (JSON or msgpack), or a WeirError; `beside` has further fields of an item, by its place.
+    An error of more than ERROR_BYTES, and those that come after ERRORS_BYTES, have a short message and no details.
     """
     encode = _ENCODERS[accept]
     errors = _ErrorsOfList(model, development)
@@ -192,7 +192,7 @@ def batch_body(
 
 
 class _ErrorsOfList:
-    """Writes what the errors of one list say, within a bound for the details of each and one for all together."""
+    """Writes the errors of one list, within a bound for the details of each and one for all together."""
 
     def __init__(self, model: str, development: bool) -> None:
         self._model = model

@@ -37,7 +37,7 @@ class HttpSettings:
         rule=AT_LEAST_ONE,
     )
     stream_keep_alive: float = setting(
-        3.0, "a stream of events that is silent for this long gets a comment, so that nobody takes it for dead",
+        3.0, "a stream of events that is silent for this long gets a comment, so that it is not taken for dead",
         rule=POSITIVE,
     )  # fmt: skip
     websocket_in_flight: int = setting(
@@ -59,7 +59,7 @@ class HttpSettings:
     liveness: str = setting(
         "process",
         "what /health/live tells: process: that it answers; models: also that none of its models has lost all workers and "
-        "cannot start another, so that whoever asks starts the server anew",
+        "cannot start another, so that the orchestrator restarts the server",
         rule=one_of("process", "models"),
     )
     explain: bool = setting(False, "explain the batch in the headers of every answer, as X-Explain: 1 does for one")
@@ -73,7 +73,7 @@ class HttpSettings:
 
 @dataclass(frozen=True)
 class KserveSettings:
-    """What the server says of itself, and whether clients may share memory with it."""
+    """The server's name in its metadata, and whether clients may share memory with it."""
 
     server_name: str = setting("weir", "name of the server in its metadata")
     allow_shared_memory: bool = setting(

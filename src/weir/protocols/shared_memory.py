@@ -183,7 +183,7 @@ class Memory:
         self._held: dict[str, tuple[Region, int, int]] = {}  # for outputs by name: where, from where on, and how much
 
     def find(self, name: str, parameters: Parameters) -> memoryview | None:
-        """Return the bytes of the tensor `name` if its parameters say that they are in a region."""
+        """Return the bytes of the tensor `name` if its parameters name a region."""
         if REGION not in parameters:
             nowhere(name, parameters)  # raises if they promise binary data
             return None

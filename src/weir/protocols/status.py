@@ -56,7 +56,7 @@ _KSERVE = {422: 400, 409: 400}
 
 
 def kserve_code(error: BaseException) -> int:
-    """Return the HTTP status code for `error` at the doors of the Open Inference Protocol."""
+    """Return the HTTP status code for `error` at the frontends of the Open Inference Protocol."""
     code = http_code(error)
     return _KSERVE.get(code, code)
 

@@ -1,1 +1,1 @@
-"""What a worker and a server, a client and a server, say to each other: bytes of frames, tensors, JSON, protobuf, and back."""
+"""What workers, servers and clients send to each other: bytes of frames, tensors, JSON, protobuf, and back."""

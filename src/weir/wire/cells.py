@@ -250,7 +250,7 @@ def unpack_alike(cell: Alike, fetch: Fetch | None) -> list[Any]:
     ]
 
 
-# A cause whose pickle is larger than this (it holds the batch, say) stays where it is.
+# A cause whose pickle is larger than this (it may hold the batch) stays where it is.
 MAX_CAUSE_BYTES = 64 << 10
 
 
@@ -342,7 +342,7 @@ def _unpickle(data: bytes | None) -> Any:
         return None
 
 
-# Columns of these types (exactly) and numpy's are tried as one pickle; others have classes of somebody's own.
+# Columns of these types (exactly) and numpy's are tried as one pickle; others have classes of users.
 BUILTIN = frozenset({type(None), bool, int, float, complex, str, bytes, list, tuple, dict, set})
 
 Complain = Callable[[str], WeirError]

@@ -1,4 +1,4 @@
-"""What a server and its worker processes say to each other, as bytes.
+"""The frames between a server and its worker processes, as bytes.
 
 A frame is its length (4 bytes, most significant first) and a msgpack array. Frames to a worker: Start, Batch, Cancel,
 Free, Stop. From a worker: Ready or StartFailed, Events, Restarted.

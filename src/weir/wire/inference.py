@@ -1,4 +1,4 @@
-"""What the Open Inference Protocol (KServe v2) says, as values: every door and every client makes these and reads these.
+"""The requests and responses of the Open Inference Protocol (KServe v2), as values: every frontend and every client makes and reads these.
 
 A tensor's array is exactly of its shape and of its datatype's dtype (tensors.DTYPES): BYTES are an object array of
 bytes, BF16 the bit patterns as 16-bit unsigned integers. It may be a read-only view of the body that it came in.
@@ -13,7 +13,7 @@ from weir.errors import InvalidRequest
 from weir.model import Tensor
 from weir.wire.tensors import Arrays, check_bound, leaves_batch_out
 
-# The header, trailer or parameter in which an answer that is an error says which: the name of its class. The protocol has
+# The header, trailer or parameter in which an answer that is an error has the name of its class. The protocol has
 # only a text for it.
 ERROR_NAME = "weir-error"
 
@@ -99,7 +99,7 @@ class Shared(Protocol):
 class ArenaArrays(Arrays):
     """The payload of a TENSORS request whose arrays lie, some or all of them, in `block`, a place in the request arena.
 
-    It is itself a Block: retained and released like one, it keeps the place for as long as somebody has a share. It
+    It is itself a Block: retained and released like one, it keeps the place for as long as there is a share. It
     travels to a worker as a plain dict, and what lies in the arena as a reference.
     """
 

@@ -96,7 +96,7 @@ def write_request(request: InferenceRequest, binary: Callable[[str], bool] = lam
 def write_response(response: InferenceResponse, binary: Callable[[str], bool]) -> Written:
     """Return `response` in parts; those outputs that `binary` names as binary data. The arrays are not copied.
 
-    Of one that lies in shared memory it says that the body has no bytes: Triton's C++ client needs to know how many.
+    One that lies in shared memory is written with a binary size of 0: Triton's C++ client needs to know how many.
     """
     outputs, raw = _written(response.outputs, binary)
     for output in outputs:

@@ -428,7 +428,7 @@ def _count(name: str, datatype: str, shape: tuple[int, ...]) -> int:
 
 
 class _Unsplit(ValueError):
-    """There is a group, of which nobody knows the length; protobuf reads, and passes over, those that it does not know."""
+    """There is a group, whose length is unknown; protobuf reads, and passes over, those that it does not know."""
 
 
 def _parse(kind: Any, body: bytes, field: str) -> Parsed:

@@ -35,12 +35,12 @@ from weir.wire.values import (
 )
 
 Body = bytes | bytearray | memoryview
-# What finds the bytes of a tensor that are not in the JSON: by its name and parameters; None if they say of none.
+# What finds the bytes of a tensor that are not in the JSON: by its name and parameters; None if they name none.
 Find = Callable[[str, Parameters], memoryview | None]
 
 BINARY_SIZE = "binary_data_size"
 REGION = "shared_memory_region"
-# What these say holds for one message only: it is not kept with the tensor.
+# Parameters that hold for one message only: they are not kept with the tensor.
 _ELSEWHERE = (BINARY_SIZE, REGION, "shared_memory_offset", "shared_memory_byte_size")
 
 
@@ -290,7 +290,7 @@ def view_of(raw: memoryview, datatype: str) -> Any:
 
 
 def nowhere(name: str, parameters: Parameters) -> None:
-    """Find nothing: raise InvalidRequest for a tensor that says its bytes are elsewhere."""
+    """Find nothing: raise InvalidRequest for a tensor whose parameters place its bytes elsewhere."""
     if BINARY_SIZE in parameters:
         raise InvalidRequest(f"tensor {name!r}: has {BINARY_SIZE}, but the body has no binary data")
     if REGION in parameters:
@@ -369,7 +369,7 @@ MAX_REMEMBERED = 256  # shapes; there are few where it matters
 
 
 class Outline(NamedTuple):
-    """What a body says besides its data. `for_server`: the worker cannot read it or write the answer, as a tensor lies in shared
+    """What a body holds besides its data. `for_server`: the worker cannot read it or write the answer, as a tensor lies in shared
     memory, as an output is asked for there, as binary data or as classes, or as the batch dimension is left out."""
 
     rows: int

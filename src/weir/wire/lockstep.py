@@ -29,7 +29,7 @@ _BEGINS = {0xC4: 2, 0xC5: 3, 0xC6: 5, 0xD9: 2, 0xDA: 3, 0xDB: 5} | dict.fromkeys
 
 
 class LockstepReply(NamedTuple):
-    """What a worker said of a batch, aligned to its ids: the bodies (None where it left one out), and which of them failed."""
+    """A worker's answer to a batch, aligned to its ids: the bodies (None where it left one out), and which of them failed."""
 
     bodies: list[bytes | None]
     failed: frozenset[int]
@@ -81,13 +81,13 @@ def decode_jobs(body: bytes) -> dict[str, bytes]:
 
 
 def encode_reply(bodies: dict[str, bytes], failed: Sequence[str] = ()) -> bytes:
-    """Return the frame that answers a batch; the bodies of `failed` ids say what was wrong with them."""
+    """Return the frame that answers a batch; the bodies of `failed` ids are their errors."""
     more = {ERROR_IDS: "".join(failed)} if failed else {}
     return _frame(_encode({**bodies, **more}))
 
 
 def decode_reply(body: bytes, ids: Sequence[str]) -> LockstepReply:
-    """Return what a worker said of the batch with these ids; ids that are not in it are left out.
+    """Return a worker's answer to the batch with these ids; ids that are not in it are left out.
 
     Raises FrameError if it is no such map, or if `error_ids` is not made of whole ids.
     """

@@ -197,7 +197,7 @@ def _rule_of_missing(document: Any, declared: Any, parent: dict[str, Any], name:
 
 
 def _rule(text: str) -> str:
-    """Return "must be an integer or null" for "Expected `int | null`, got `str`"; what says something else stays as it is."""
+    """Return "must be an integer or null" for "Expected `int | null`, got `str`"; another text stays as it is."""
     expected = text.removeprefix("Expected ").partition(", got ")[0]
     if expected == text:
         return text[:1].lower() + text[1:]
@@ -282,7 +282,7 @@ def _pydantic_failure(error: Any) -> ValidationFailed:
 
 
 def _json_able(value: Any) -> Any:
-    """A part of an error, which may hold the input or an exception: as it is if JSON can say it in few words."""
+    """A part of an error, which may hold the input or an exception: as it is if JSON can hold it in few bytes."""
     try:
         encoded = ENCODE[JSON](value)
     except UNWRITABLE:

@@ -411,7 +411,7 @@ _FLAT: dict[str, msgspec.json.Decoder[Any]] = {
 
 
 def read_elements(name: str, datatype: str, shape: Sequence[int], count: int, data: Any) -> numpy.ndarray[Any, Any]:
-    """Return the array in the JSON text `data` (a msgspec.Raw or bytes), flat or nested as `shape` says.
+    """Return the array in the JSON text `data` (a msgspec.Raw or bytes), flat or nested as in `shape`.
 
     Raises InvalidRequest that names the tensor, the value and the rule.
     """
@@ -470,7 +470,7 @@ _PIECE = 20_000
 def text_size(array: numpy.ndarray[Any, Any]) -> int:
     """Return about how many bytes the elements of a tensor have in JSON."""
     size = TEXT_BYTES * array.size
-    if array.dtype.kind == "O" and array.size <= 2 * _PIECE:  # of more texts the number says enough
+    if array.dtype.kind == "O" and array.size <= 2 * _PIECE:  # of more texts the number is enough
         size += sum(map(len, array.ravel().tolist()))
     return size
 

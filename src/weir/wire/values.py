@@ -17,7 +17,7 @@ import msgspec
 from weir.errors import InvalidRequest, TooLarge
 from weir.messages import JSON, MSGPACK
 
-# Tokens that are read to say where the half is; where there are more, its byte is named instead.
+# Tokens that are read to find where the half is; where there are more, its byte is named instead.
 MAX_TOKENS = 50_000
 MAX_HALVES = 10_000  # of one body that are put up with
 _MAX_DEPTH = 1024  # JSON nested more deeply is refused for that
@@ -127,7 +127,7 @@ def _named(before: bytes, levels: list[_Level]) -> Half:
 
 
 def _readable(content: bytes) -> str:
-    """Return what the content of a text in JSON says, as far as it can be read."""
+    """Return the content of a text in JSON, as far as it can be read."""
     raw = content.decode(errors="replace")
     try:
         said: str = json.loads(f'"{raw}"', strict=False)
@@ -160,7 +160,7 @@ SMALL_BODY = 4096
 
 
 def read_float(text: str) -> float:
-    """Return the float that JSON says in `text`; ValueError for one beyond all floats."""
+    """Return the float that JSON has in `text`; ValueError for one beyond all floats."""
     value = float(text)
     if value in (math.inf, -math.inf):
         raise ValueError("Number out of range")
@@ -215,7 +215,7 @@ _WHOLE_TEXTS = re.compile(rb'(?:[^"]++|"(?:[^"\\]++|\\.)*+")*+', re.DOTALL)
 _NAME_OR_TEXT = re.compile(rb'"((?:[^"\\]++|\\.)*+)"[ \t\r\n]*+:|"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _CONTAINER = re.compile(rb"[\x80-\x9f]|[\xdc\xde]..|[\xdd\xdf].{4}", re.DOTALL)
 _CONTAINER_BYTES = bytes((*range(0x80, 0xA0), *range(0xDC, 0xE0)))
-_MSGPACK = re.compile(  # containers in a row; other values in a row that say nothing of a length in bytes of their own; one that does
+_MSGPACK = re.compile(  # containers in a row; other values in a row without a length in bytes of their own; one that has it
     rb"((?:[\x80-\x9f]|[\xdc\xde]..|[\xdd\xdf].{4})++)"
     rb"|(?:[\x00-\x7f\xc0-\xc3\xe0-\xff]|[\xcc\xd0].|[\xcd\xd1\xd4]..|\xd5...|[\xca\xce\xd2].{4}|\xd6.{5}|[\xcb\xcf\xd3].{8}|\xd7.{9}|\xd8.{17}|"
     + b"|".join(b"%b.{%d}" % (re.escape(bytes([0xA0 + size])), size) for size in range(32))
@@ -224,7 +224,7 @@ _MSGPACK = re.compile(  # containers in a row; other values in a row that say no
 )
 _LENGTH_BYTES = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xC7: 1, 0xC8: 2, 0xC9: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
 _OBJECTS = (0xDE, 0xDF)
-_EXTENSIONS = (0xC7, 0xC8, 0xC9)  # have a byte more, which says what they are
+_EXTENSIONS = (0xC7, 0xC8, 0xC9)  # have a byte more, for their type
 
 
 def refuse_containers(body: bytes | bytearray | memoryview, content_type: str) -> None:
@@ -382,7 +382,7 @@ def split(body: bytes | memoryview, content_type: str, most: int | None = None) 
     """Return the elements of the list in `body`, each still encoded; None if there are more than `most`, which is found out before
     they are made: those of 16 MB of numbers take half a gigabyte. Raises InvalidRequest if it is no list.
 
-    An element of JSON that has half of a surrogate pair is among them: reading that one says what is wrong with it.
+    An element of JSON that has half of a surrogate pair is among them: reading that one raises what is wrong with it.
     """
     try:
         if most is not None and (_is_longer if content_type == JSON else _is_longer_msgpack)(bytes(body), most):
@@ -451,7 +451,7 @@ def _address(data: Any) -> int:
 
 
 def encode(value: Any, content_type: str) -> bytes:
-    """Return `value` as JSON or msgpack. Raises one of UNWRITABLE if it cannot be said there, or contains itself."""
+    """Return `value` as JSON or msgpack. Raises one of UNWRITABLE if it has no form there, or contains itself."""
     return ENCODE[content_type](value)
 
 
@@ -471,7 +471,7 @@ _MAX_BYTES = 1 << 20  # longer ones cost too much for a hint
 
 
 def find_nonfinite(body: bytes | bytearray | memoryview) -> str | None:
-    """Return the words for the first number in a tensor of `body` that JSON cannot say; None if there is none, or the body is
+    """Return the words for the first number in a tensor of `body` that JSON cannot hold; None if there is none, or the body is
     over 1 MiB or malformed in another way too."""
     if len(body) > _MAX_BYTES:
         return None

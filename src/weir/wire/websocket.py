@@ -1,4 +1,4 @@
-"""What WebSocket messages say: inference requests and responses of the Open Inference Protocol, answered by id.
+"""WebSocket messages: inference requests and responses of the Open Inference Protocol, answered by id.
 
 A text message is the JSON of the protocol; a request has `model_name` (or `model`) in it, and `model_version` where one is meant, since
 a connection has no path for each. A binary message is the binary tensor extension: the length of the JSON (4 bytes, most
@@ -48,7 +48,7 @@ class _Envelope(msgspec.Struct):
     """What tells messages apart."""
 
     model_name: str | None = None
-    model: str | None = None  # in the words of the AMD Inference Server's client
+    model: str | None = None  # as the AMD Inference Server's client calls it
     model_version: str | None = None
     cancel: str | None = None
     error: str | None = None
@@ -67,7 +67,7 @@ _dumps = msgspec.json.encode
 
 
 def read_request(message: Message) -> InferenceRequest | CancelMessage:
-    """Return what a client says. Arrays of a binary message are read-only views into it.
+    """Return what a client sends. Arrays of a binary message are read-only views into it.
 
     Raises InvalidRequest for what is malformed (see kserve_json, kserve_binary).
     """
@@ -85,7 +85,7 @@ def read_request(message: Message) -> InferenceRequest | CancelMessage:
 
 
 def read_answer(message: Message) -> InferenceResponse | ErrorMessage:
-    """Return what a server says. Raises InvalidRequest for what is malformed."""
+    """Return what a server sends. Raises InvalidRequest for what is malformed."""
     header, length = _header(message)
     envelope: _Envelope = parse(_decode_envelope, header, "a message")
     if envelope.error is not None:

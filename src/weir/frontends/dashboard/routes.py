@@ -1,6 +1,6 @@
 """The routes of the dashboard: the page, what it is made of, and its data.
 
-Nothing on the page comes from elsewhere, and the browser is told to let nothing in: no script but ours, none in the page.
+Nothing on the page comes from elsewhere, and the browser may load nothing else: no script but ours, none in the page.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -41,7 +41,7 @@ _PAGE = "page.html"
 
 
 def _described(name: str, summary: str, content_type: str, *parameters: dict[str, Any]) -> dict[str, Any]:
-    responses = {"200": {"description": "As said", "content": {content_type: {}}}}
+    responses = {"200": {"description": "The answer", "content": {content_type: {}}}}
     call = {"operationId": f"get_{name}", "tags": ["server"], "summary": summary, "responses": responses}
     return {"get": call | ({"parameters": list(parameters)} if parameters else {})}
 
@@ -60,9 +60,9 @@ PATHS = {
 def make_dashboard(
     registry: "Registry", metrics: Metrics | None, collectors: Sequence[Collector] = (), clients: TellClients = nobody
 ) -> Added:
-    """Return a page about the services of `registry`, as what is added to the HTTP door.
+    """Return a page about the services of `registry`, as what is added to the HTTP frontend.
 
-    `metrics` must be among their observers; without it the page shows what waits and works, and says that nothing is counted.
+    `metrics` must be among their observers; without it the page shows what waits and works, and a note that nothing is counted.
     `collectors` and `clients` are those of a product.
     """
     return pages_of(

@@ -33,7 +33,7 @@ _HISTOGRAMS = ("queue", "preprocess", "predict", "postprocess", "first_part", "t
 def count(metrics: Metrics, code_of: CodeOf, collectors: Sequence[Collector] = ()) -> Counts:
     """Return the counts of `metrics`, and of `collectors` the tokens and padding tokens.
 
-    `ends` are requests by door and code, where an error follows its code by name; `rows` and the times are the histograms,
+    `ends` are requests by frontend and code, where an error follows its code by name; `rows` and the times are the histograms,
     as [count in each bucket, sum].
     """
     counts: Counts = {label: _counts_of(record) for label, record in list(metrics.models.items())}

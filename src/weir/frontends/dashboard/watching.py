@@ -1,4 +1,4 @@
-"""What a page that watches is told: the samples that it has not seen, and what there is now."""
+"""What a page that watches is sent: the samples that it has not seen, and the state now."""
 
 import asyncio
 import secrets
@@ -16,7 +16,7 @@ from weir.protocols.response import encode_safely
 from weir.serving.driver import Cancellable
 from weir.telemetry.recorder import ROWS, SECONDS
 
-# The last samples, written already: each is encoded once, whoever watches.
+# The last samples, written already: each is encoded once for all who watch.
 
 
 KEPT = 900  # samples: fifteen minutes of one a second
@@ -56,12 +56,12 @@ class Ring:
         return begin + len(taken), taken
 
 
-# Calls a function once a second while somebody looks and a while longer, and seldom when nobody does.
+# Calls a function once a second while a page watches and a while longer, and seldom when none does.
 
 
 SECOND = 1.0
 PATIENCE = 60.0  # seconds after the last look that it goes on so
-REST = 5.0  # seconds between beats while nobody looks
+REST = 5.0  # seconds between beats while no page watches
 
 
 Later = Callable[[float, Callable[[], None]], Cancellable]  # calls back after so many seconds
@@ -71,7 +71,7 @@ class Beat:
     """Calls `strike` with how late it comes, in seconds: from `begin` on every REST seconds, and every second from a `look` until `patience`
     after the last.
 
-    Without `begin` there is no timer while nobody looks. It needs no end: a loop that closes forgets its timer.
+    Without `begin` there is no timer while no page watches. It needs no end: a loop that closes forgets its timer.
     """
 
     def __init__(
@@ -93,14 +93,14 @@ class Beat:
         return self._timer is not None
 
     def begin(self) -> None:
-        """Beat from now on, whether somebody looks or not. Idempotent."""
+        """Beat from now on, whether or not a page watches. Idempotent."""
         self._always = True
         if self._timer is None:
             self._looked = self._clock() - self._patience - SECOND
             self._strike_now()
 
     def look(self) -> None:
-        """Note that somebody looks; the first time, and after a pause, strike at once."""
+        """Note that a page watches; the first time, and after a pause, beat at once."""
         before, self._looked = self._looked, self._clock()
         if self._timer is None or self._looked - before > self._patience:
             self.stop()
@@ -111,7 +111,7 @@ class Beat:
         self._fire()
 
     def stop(self) -> None:
-        """Beat no more until somebody looks. Idempotent."""
+        """Beat no more until a page watches. Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

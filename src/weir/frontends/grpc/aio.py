@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _OK = 0
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
-_LONGEST = 1e9  # seconds from now; the deadline of whoever has none
+_LONGEST = 1e9  # seconds from now; the deadline of a call without one
 
 
 class AioCall(IncomingCall):

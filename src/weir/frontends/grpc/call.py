@@ -44,7 +44,7 @@ NEEDED = (
 
 Trailers = tuple[tuple[str, str], ...]
 
-_LONGEST = 1e8  # seconds; whoever has not said when waits for ever
+_LONGEST = 1e8  # seconds; a call without a deadline waits for ever
 _OK, _UNIMPLEMENTED = 0, 12
 
 # Answers larger than this many bytes are counted until they have been sent.
@@ -69,7 +69,7 @@ class GrpcGate:
         self._closed = False
 
     def start(self, call: Any, operations: tuple[Any, ...], heard: Callable[[Any], None]) -> None:
-        """Start operations on one of the core's calls; `heard` is told of their end. Raises Left when the gate is closed."""
+        """Start operations on one of the core's calls; `heard` is called at their end. Raises Left when the gate is closed."""
         if self._closed:
             raise Left
         call.start_server_batch(operations, heard)
@@ -127,7 +127,7 @@ class IncomingCall:
         heard = self._when_sent(len(body)) if body is not None and large else _nothing
         operations = *self._head(), *said, status
         if not self._watched:
-            # The core is done with it when it has said how it ended: one event where there would be two.
+            # The core reports the end of the call and its status in one event where there would be two.
             self._watched = True
             operations, heard = (*operations, cygrpc.ReceiveCloseOnServerOperation(0)), self._when_ended(heard)
         try:

@@ -77,7 +77,7 @@ class Intake:
 
     @property
     def waits(self) -> bool:
-        """Whether a call waits for its turn, so that somebody should look whether another has lost it."""
+        """Whether a call waits for its turn, so that `look` should be called."""
         return bool(self._waiting)
 
     def begin(self, peer: str) -> Overloaded | None:
@@ -142,9 +142,9 @@ class Intake:
 
 
 class Connected:
-    """How many clients are connected to a server of the core, with calls or without, as the core's own account of its sockets (channelz) says.
+    """How many clients are connected to a server of the core, with calls or without, by the core's own account of its sockets (channelz).
 
-    It is looked up when somebody asks, but so seldom that it takes a hundredth of the time; `least`, which costs nothing, is always up to date.
+    It is looked up on demand, but so seldom that it takes a hundredth of the time; `least`, which costs nothing, is always up to date.
     """
 
     def __init__(self, least: Callable[[], int], clock: Callable[[], float] = time.monotonic) -> None:
@@ -229,12 +229,12 @@ _log = logging.getLogger("weir.grpc")
 
 _REQUESTED = 4  # calls that can be taken from the core without asking it for the next
 _UNIMPLEMENTED = 12
-_EVENTS_AT_ONCE = 64  # that the event loop hears of in one turn; a call has three, of some tens of microseconds
+_EVENTS_AT_ONCE = 64  # that the event loop handles in one turn; a call has three, of some tens of microseconds
 _LOOP_LOOK_EVERY = 1.0  # seconds between two looks of the thread whether the loop that has the queue was closed
 
 _TIMEOUT, _SHUTDOWN = cygrpc.CompletionType.queue_timeout, cygrpc.CompletionType.queue_shutdown
 
-# A caller that leaves a unary call is noticed from so many seconds on: most calls are over by then, and to hear of the end of each
+# A caller that leaves a unary call is noticed from so many seconds on: most calls are over by then, and an event for the end of each
 # would be a fourth event, where a call has three.
 _WATCHED_AFTER = 0.01
 
@@ -244,7 +244,7 @@ _LEAST_MESSAGES = 16
 
 
 class Core:
-    """A server of gRPC. `handlers` are by the methods' paths; `options` are the core's own. `admit`, told the path, tells whether a call may go
+    """A server of gRPC. `handlers` are by the methods' paths; `options` are the core's own. `admit` takes the path and returns whether a call may go
     on, or ends it, and `refuse` ends it with an error. Messages are charged to `account`."""
 
     def __init__(
@@ -275,7 +275,7 @@ class Core:
         self._over = False  # the queue will never tell of anything again
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[None] = self._loop.create_future()
-        self._handed: Any = None  # the event that the thread has told the loop of, until the loop hears it
+        self._handed: Any = None  # the event that the thread has handed to the loop, until the loop takes it
         self._given = threading.Lock()  # released when the thread has the queue again
         self._given.acquire()
         self._thread = threading.Thread(target=self._wait, name="weir-grpc", daemon=True)
@@ -325,14 +325,12 @@ class Core:
                 self._hear_alone()
                 continue
             while not self._given.acquire(timeout=_LOOP_LOOK_EVERY):
-                if (
-                    self._loop.is_closed()
-                ):  # before it heard of the event, or before its next turn: it gives nothing back
+                if self._loop.is_closed():  # before it took the event, or before its next turn: it gives nothing back
                     self._hear_alone()
                     break
 
     def _hear_alone(self) -> None:
-        """Do what is left to do about an event that no loop will hear of any more: go on with the end of the server."""
+        """Handle an event that no loop will take any more: go on with the end of the server."""
         event, self._handed = self._handed, None
         if event is None:
             return
@@ -345,7 +343,7 @@ class Core:
         """Return the next event; None for one that is lost."""
         try:
             return self._next(until)
-        except MemoryError:  # the call that it was about hears nothing more; all others go on
+        except MemoryError:  # its call gets no more events; all others go on
             _log.exception("an event of gRPC is lost")
             return None
 
@@ -355,7 +353,7 @@ class Core:
         """Have the queue, from the thread, with the event that has just come."""
         event, self._handed = self._handed, None
         self._hear(event)
-        event = None  # nor its call kept alive while others are heard
+        event = None  # nor its call kept alive while others are handled
         self._turn()
 
     def _turn(self) -> None:
@@ -373,7 +371,7 @@ class Core:
             self._given.release()
 
     def _hear(self, event: Any) -> None:
-        """Do what an event asks for: it says itself what that is."""
+        """Handle an event: its tag is the function to call."""
         if event is None:
             if not self._ending:
                 self._request()  # it may have been the one by which calls arrive

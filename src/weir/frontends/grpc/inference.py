@@ -101,7 +101,7 @@ class GrpcExchange(Exchange):
     def __init__(
         self, context: KserveContext, call: IncomingCall, parsed: Parsed, read: InferenceRequest | WeirError
     ) -> None:
-        """Take what was `read`. Raises RequestErrors; the observers of its service hear of a request that is malformed."""
+        """Take what was `read`. Raises RequestErrors; the observers of its service are told of a request that is malformed."""
         message = parsed.message
         service = find(context.registry, message.model_name, message.model_version)
         super().__init__(service, door=FRONTEND, timeout=call.time_remaining())
@@ -172,7 +172,7 @@ class Form:
         return all(body.startswith(tag, start) for tag, start in self._tags)
 
     def serves(self, service: "Service") -> bool:
-        """Tell whether this is what requests to `service` are, and it has not been loaded anew since."""
+        """Tell whether this is what requests to `service` are, and it has not been reloaded since."""
         return self._generation() is service.generation
 
     def arrays(self, body: bytes) -> Arrays:
@@ -243,7 +243,7 @@ def _is_plain(request: InferenceRequest) -> bool:
 
 
 class Inferred(RequestBase):
-    """One call in the line: it needs no task, for whatever happens to it ends it. `respond` makes of its output the body of its
+    """One call in the queue: it needs no task, for whatever happens to it ends it. `respond` makes of its output the body of its
     answer, or what is to write that."""
 
     __slots__ = ("_call", "_development", "_exchange", "_received_bytes", "_respond")
@@ -264,7 +264,7 @@ class Inferred(RequestBase):
         self._development = development
 
     def submit(self) -> None:
-        """Go into the line, and out of it when the caller leaves. Raises what Service.submit raises."""
+        """Enter the queue, and leave it when the caller leaves. Raises what Service.submit raises."""
         self._call.on_left = self._withdraw
         self._exchange.service.submit(self, self.arrival)
 
@@ -374,11 +374,11 @@ class UnaryInference:
 
 
 def refusal() -> Draining:
-    """Return the error of whoever comes when no more are taken."""
+    """Return the error for a request that comes when no more are taken."""
     return Draining("the server is being stopped and takes no more requests", retry_after=1.0)
 
 
-# Whoever sets this parameter of a request gets a last answer without outputs, if the last one with outputs did not say so.
+# A request with this parameter gets a last answer without outputs, if the last one with outputs was not marked as the last.
 WANTS_FINAL = "triton_enable_empty_final_response"
 FINAL = "triton_final_response"
 
@@ -476,7 +476,7 @@ class OneStream:
                 await self._write(failure)
 
     async def _answered(self, body: bytes) -> bytes | None:
-        """Write the answers to one request; return the message that says why that failed, if it did."""
+        """Write the answers to one request; return the error message if that failed."""
         model = request_id = ""
         try:
             parsed, read = await read_long(self._context, self._call, body)
@@ -518,7 +518,7 @@ class OneStream:
 
 
 async def answers_to(exchange: GrpcExchange) -> AsyncGenerator[bytes, None]:
-    """Yield the bodies of the answers to one request; each says whether it is the last."""
+    """Yield the bodies of the answers to one request; each tells whether it is the last."""
     request = exchange.request
     wants_final = request.parameters.get(WANTS_FINAL) is True
     said_final = False

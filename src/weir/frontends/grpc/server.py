@@ -1,4 +1,4 @@
-"""The gRPC door: address, TLS, limits, drain."""
+"""The gRPC frontend: address, TLS, limits, drain."""
 
 import asyncio
 import math
@@ -24,7 +24,7 @@ _NO_LIMIT = (1 << 31) - 1
 
 
 class GrpcServer:
-    """Serves the models of `context` over gRPC, as the settings say; TLS and the default address are those of HTTP.
+    """Serves the models of `context` over gRPC, by its settings; TLS and the default address are those of HTTP.
 
     `core` is what calls come from: core.Core, or aio.AioCore where that cannot be had.
     """
@@ -97,7 +97,7 @@ def channel_options(settings: GrpcSettings, http: HttpSettings) -> list[tuple[st
     """Return what gRPC calls our limits."""
     keepalive_ms, timeout_ms = int(1000 * settings.grpc_keepalive), int(1000 * settings.grpc_keepalive_timeout)
     return [
-        # A client with more calls than this waits with them. Of calls that nobody has looked at yet, gRPC would cancel some from
+        # A client with more calls than this waits with them. Of calls that have not been taken yet, gRPC would cancel some from
         # 1,000 on, with a code that tells clients nothing.
         ("grpc.max_concurrent_streams", _MOST_STREAMS),
         ("grpc.server.max_pending_requests", _NO_LIMIT),
@@ -108,7 +108,7 @@ def channel_options(settings: GrpcSettings, http: HttpSettings) -> list[tuple[st
         ("grpc.max_send_message_length", -1),
         ("grpc.keepalive_time_ms", keepalive_ms),
         ("grpc.keepalive_timeout_ms", timeout_ms),
-        ("grpc.http2.ping_timeout_ms", timeout_ms),  # without this one gRPC waits a minute, whatever the one above says
+        ("grpc.http2.ping_timeout_ms", timeout_ms),  # without this one gRPC waits a minute, whatever the one above is
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.max_connection_idle_ms", int(1000 * http.idle_timeout)),  # clients connect again with their next call
         ("grpc.server_handshake_timeout_ms", int(1000 * http.header_timeout)),

@@ -39,7 +39,7 @@ _PREFIX = "inference."
 
 
 def filled(name: str, said: Mapping[str, Any]) -> Any:
-    """Return the message of that name with what is `said`, by the names of its fields."""
+    """Return the message of that name with the values of its fields."""
     return ParseDict(dict(said), message(_PREFIX + name)(), descriptor_pool=POOL)
 
 
@@ -121,7 +121,7 @@ class Controlling:
         return filled("RepositoryIndexResponse", {"models": [state._asdict() for state in states]})
 
     async def RepositoryModelLoad(self, asked: Any, call: IncomingCall) -> Any:
-        """Load a model of the repository, or load it anew."""
+        """Load a model of the repository, or load it again."""
         self._check(call)
         name = named(asked)
         said = await self._load_arguments(asked, repository_parameters(asked), {})
@@ -141,7 +141,7 @@ class Controlling:
     # Models and workers, as the AMD Inference Server has them.
 
     async def ModelLoad(self, asked: Any, call: IncomingCall) -> Any:
-        """Load a model of the repository, or load it anew."""
+        """Load a model of the repository, or load it again."""
         self._check(call)
         parameters = read_parameters(asked.parameters)
         own = {name: value for name, value in parameters.items() if not is_of_repository(name)}
@@ -223,7 +223,7 @@ _Response = message("grpc.health.v1.HealthCheckResponse")
 class Health:
     """Tells whether the models of `registry` take requests; `own` are the names that stand for the whole server.
 
-    Those who watch hear of a change within `look_every` seconds.
+    Calls of Watch are told of a change within `look_every` seconds.
     """
 
     def __init__(self, registry: "Registry", own: Iterable[str], *, look_every: float = 0.5) -> None:
@@ -233,7 +233,7 @@ class Health:
         self._look_every = look_every
 
     def refuse(self) -> None:
-        """Say from now on that nothing is served; those who watch are told, and their calls end."""
+        """Report from now on that nothing is served; calls of Watch are told, and end."""
         self._refusing.set()
 
     async def Check(self, asked: Any, call: IncomingCall) -> Any:
@@ -359,12 +359,12 @@ class UnsupportedCalls:
         return filled("CudaSharedMemoryUnregisterResponse", {})
 
     async def TraceSetting(self, asked: Any, call: IncomingCall) -> Any:
-        """Refuse: what is traced is said when the server starts."""
-        raise Unsupported("trace settings cannot be asked or changed by a call: they are said when the server starts")
+        """Refuse: what is traced is set when the server starts."""
+        raise Unsupported("trace settings cannot be read or changed by a call: they are set when the server starts")
 
     async def LogSettings(self, asked: Any, call: IncomingCall) -> Any:
-        """Refuse: what is logged is said when the server starts."""
-        raise Unsupported("log settings cannot be asked or changed by a call: they are said when the server starts")
+        """Refuse: what is logged is set when the server starts."""
+        raise Unsupported("log settings cannot be read or changed by a call: they are set when the server starts")
 
 
 class Services:
@@ -391,7 +391,7 @@ class Services:
             self._add_reflection(version)
 
     def admit(self, path: str, call: IncomingCall) -> bool:
-        """Tell whether a call may go on: what says whether the server lives may, and what comes with its key; else end it."""
+        """Tell whether a call may go on: health checks may, and calls with the server's key; else end it."""
         try:
             if self._access.required and path not in OPEN:
                 self._access.require_http(headers_of(call))

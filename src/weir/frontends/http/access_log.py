@@ -1,6 +1,6 @@
-"""The access log of HTTP: one line for each request of every path, whoever answers it.
+"""The access log of HTTP: one line for each request of every path.
 
-What goes through the ASGI application is heard of by a middleware; fastlane/logged.py has the rest. Neither is there while the log is off.
+A middleware notes what goes through the ASGI application; fast/connection.py has the rest. Neither is there while the log is off.
 """
 
 import re
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 LEFT = 499  # nginx's code for a client that left before its answer; it is never sent
 
-# Where the scope of a request says what was answered although the application has not answered yet.
+# The key in the scope of a request for the status that was sent before the application has answered.
 REFUSED = "weir.refused"
 
 _LONGEST_PATH = 1024  # characters
@@ -70,7 +70,7 @@ class Logged:
         try:
             await self._app(scope, receive, answer.send)
         except Exception:
-            answer.status = answer.status or 500  # which Starlette says of it
+            answer.status = answer.status or 500  # which Starlette answers
             raise
         finally:
             target = scope.get("raw_path") or scope["path"].encode()

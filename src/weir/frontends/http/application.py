@@ -1,4 +1,4 @@
-"""The whole HTTP door as one ASGI application, for any ASGI server."""
+"""The whole HTTP frontend as one ASGI application, for any ASGI server."""
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -47,7 +47,7 @@ _NOTHING = Added()
 
 
 class Shortcut:
-    """ASGI middleware that has `routes` with a plain path answered at once, by their path: whoever has them asked often need not wait
+    """ASGI middleware that has `routes` with a plain path answered at once, by their path: frequent requests to them need not wait
     for a router to look through all others."""
 
     def __init__(self, app: ASGIApp, routes: Sequence[BaseRoute]) -> None:
@@ -77,8 +77,8 @@ def make_app(
     """Return the application that serves the models of `registry`.
 
     Starting and stopping them is the caller's: before and after, or in `lifespan`. Without `metrics` there is no
-    /metrics; `context` is what the Open Inference Protocol knows, and says who may call and who may change anything: without it anybody, and those
-    on this machine. `websockets` are those that the caller wants to drain; `added` are the routes of a product; `log` hears of every
+    /metrics; `context` is what frontends of the Open Inference Protocol share, with who may call and who may control: without it anybody, and callers
+    on this machine. `websockets` are those that the caller wants to drain; `added` are the routes of a product; `log` is told of every
     request.
     """
     context = context or KserveContext(registry, settings)

@@ -83,7 +83,7 @@ async def unpacked(body: bytes, coding: str, max_size: int, within: float) -> by
     """Return `body`, which is in `coding`, decompressed and charged to the account of the server.
 
     What is short before and after is decompressed at once. All else waits for its turn, a few at a time, and is decompressed in a
-    thread; so whoever sends short bodies never waits for those who send what becomes large.
+    thread; so clients that send short bodies never wait for those that send what becomes large.
 
     Raises what `decompress` raises, DeadlineExceeded after `within` seconds, and Overloaded where the account has no room.
     """
@@ -219,12 +219,12 @@ class AsgiCall(NamedTuple):
 
 Handler = Callable[[AsgiCall], Awaitable[HttpResponse | None]]
 
-# Makes the answer of what went wrong, in the words of the protocol that was spoken.
+# Makes the answer to an error, as the protocol of the request writes it.
 Refuse = Callable[[BaseException], HttpResponse]
 
 
 class Endpoint:
-    """The ASGI application that has `handler` answer; None from it means that nothing is left to say. What goes wrong is
+    """The ASGI application that has `handler` answer; None from it means that it has answered by itself. An error is
     answered by what `refuse` makes of it."""
 
     def __init__(self, handler: Handler, settings: HttpSettings, refuse: Refuse) -> None:
@@ -266,7 +266,7 @@ class Endpoint:
         return await incoming.unless_left(unpacked(body, coding, settings.max_body_size, settings.body_timeout))
 
     def _charged(self, answer: HttpResponse) -> HttpResponse:
-        """Return `answer`, or what says that there is no memory in which it could wait to be read."""
+        """Return `answer`, or the error that there is no memory for it."""
         try:
             charge(len(answer.body))
         except WeirError as error:

@@ -1,4 +1,4 @@
-"""ASGI middleware that lets nobody through without the server's key."""
+"""ASGI middleware that refuses requests without the server's key."""
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
@@ -22,7 +22,7 @@ _BASIC = (b"www-authenticate", b'Basic realm="weir"')
 
 class Gate:
     """Leaves to `app` what comes with a key, and what is open to all. `refusals` are the answers to what is refused, by what the paths begin
-    with; `body_timeout` is how long a large body that nobody wants may take."""
+    with; `body_timeout` is how long, in seconds, a large body that is refused may take."""
 
     def __init__(self, app: ASGIApp, access: Access, refusals: Mapping[str, Refuse], body_timeout: float) -> None:
         self._app = app
@@ -51,7 +51,7 @@ class Gate:
 
 
 def with_key(document: dict[str, Any]) -> dict[str, Any]:
-    """Return an OpenAPI document that says besides that all but the open paths want the key, and what those without it are answered."""
+    """Return an OpenAPI document that describes, besides, that all but the open paths need the key, and the answer to requests without it."""
     said = deepcopy(document)
     said["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     said["security"] = [{"key": []}]

@@ -98,9 +98,9 @@ def _operation(method: str, path: str, operation: Operation, schema: Callable[[A
         "parameters": [_in_path(name) for name in _NAME.findall(path)],
         "responses": _responses({media: {"schema": schema(operation.writes)}}, possible),
     }
-    if operation.reads is not None:
-        body = {JSON: {"schema": schema(operation.reads)}}
-        described["requestBody"] = {"required": _has_required(operation.reads), "content": body}
+    if operation.asks is not None:
+        body = {JSON: {"schema": schema(operation.asks)}}
+        described["requestBody"] = {"required": _has_required(operation.asks), "content": body}
     return described
 
 

@@ -6,7 +6,7 @@ The signature of a handler declares what it reads and what it answers; the route
 import inspect
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast, get_args, get_origin, get_type_hints
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -18,36 +18,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from weir.errors import MethodNotAllowed, ModelNotReady, Unsupported
 from weir.frontends.http.asgi import AsgiCall, Endpoint, Handler, as_response, inner_path
 from weir.profiling.machine import find_hardware
+from weir.protocols.kserve import metadata as kserve
 from weir.protocols.kserve.context import KserveContext
-from weir.protocols.kserve.metadata import (
-    AllHardware,
-    AllStatistics,
-    HardwareRequest,
-    IndexRequest,
-    LiveState,
-    LoadRequest,
-    ModelConfig,
-    ModelIndexEntry,
-    ModelMetadata,
-    ModelNames,
-    Nothing,
-    ReadyState,
-    RegionRequest,
-    ServerMetadata,
-    UnloadRequest,
-    config,
-    device_count,
-    find,
-    load_arguments,
-    metadata,
-    server_metadata,
-    statistics,
-)  # fmt: skip
 from weir.protocols.kserve.protocol import JSON_TYPE, error_answer
 from weir.protocols.offloading import off_loop
 from weir.protocols.response import HttpResponse, encode_safely
 from weir.protocols.shared_memory import RegionStatus
 from weir.wire.inference import Parameter
+from weir.wire.schema import read_document
 
 if TYPE_CHECKING:
     from weir.serving.service import Service
@@ -59,17 +37,20 @@ class Changes:
     def __init__(self, context: KserveContext) -> None:
         self._context = context
 
-    async def load(self, call: AsgiCall, asked: LoadRequest) -> Nothing:
+    async def load(self, call: AsgiCall, asked: Annotated[dict[str, Any], kserve.LoadRequest]) -> kserve.Nothing:
         """Load a model of the repository, or load it again."""
-        whole = await call.read(dict[str, Any])
-        own = {name: value for name, value in whole.items() if name != "parameters"}  # AMD's client has them there
-        read = partial(load_arguments, asked.parameters or {}, self._context.control, own)
+
+        def read() -> kserve.LoadArguments:
+            parameters = read_document(asked, kserve.LoadRequest).parameters or {}
+            own = {name: value for name, value in asked.items() if name != "parameters"}  # AMD's client has them there
+            return kserve.load_arguments(parameters, self._context.control, own)
+
         arguments = await off_loop(len(call.body), read)  # a configuration is a document in a text of this one
         version = call.path.get("version", "")
         await self._context.manager.load_model(call.path["model"], version=version, **arguments._asdict())
         return {}
 
-    async def unload(self, call: AsgiCall, asked: UnloadRequest) -> Nothing:
+    async def unload(self, call: AsgiCall, asked: kserve.UnloadRequest) -> kserve.Nothing:
         """Stop serving a model."""
         dependents = asked.parameters is not None and bool(asked.parameters.unload_dependents)
         version = call.path.get("version", "")
@@ -80,7 +61,7 @@ class Changes:
         """Start a worker, or join one that runs with the same parameters; the answer is its endpoint."""
         return await self._context.manager.load_worker(call.path["worker"], asked)
 
-    async def unload_worker(self, call: AsgiCall) -> Nothing:
+    async def unload_worker(self, call: AsgiCall) -> kserve.Nothing:
         """Drain and end a worker of an endpoint; the last one takes the endpoint with it."""
         await self._context.manager.unload_worker(call.path["worker"])
         return {}
@@ -89,12 +70,12 @@ class Changes:
         """List the regions, or show one."""
         return self._context.regions.status(call.path.get("region", ""))
 
-    async def register_memory(self, call: AsgiCall, asked: RegionRequest) -> Nothing:
+    async def register_memory(self, call: AsgiCall, asked: kserve.RegionRequest) -> kserve.Nothing:
         """Open a region."""
         self._context.regions.register(call.path["region"], asked.key, asked.offset or 0, asked.byte_size)
         return {}
 
-    async def unregister_memory(self, call: AsgiCall) -> Nothing:
+    async def unregister_memory(self, call: AsgiCall) -> kserve.Nothing:
         """Close a region, or all."""
         self._context.regions.unregister(call.path.get("region", ""))
         return {}
@@ -107,72 +88,74 @@ class KservePages:
         self._context = context
         self._registry = context.registry
 
-    async def live(self, call: AsgiCall) -> LiveState:
+    async def live(self, call: AsgiCall) -> kserve.LiveState:
         """Tell whether this process answers, and its models can start workers, where liveness counts them."""
         if self._context.failed:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in self._context.failed.items())
             raise ModelNotReady(f"not live: {reasons}")
         return {"live": True}
 
-    async def ready(self, call: AsgiCall) -> ReadyState:
+    async def ready(self, call: AsgiCall) -> kserve.ReadyState:
         """Tell whether every model takes requests."""
         if not self._registry.ready:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in self._registry.not_ready_reasons.items())
             raise ModelNotReady(f"not ready: {reasons}")
         return {"ready": True}
 
-    async def server(self, call: AsgiCall) -> ServerMetadata:
+    async def server(self, call: AsgiCall) -> kserve.ServerMetadata:
         """Show what this server is and what it offers."""
-        return server_metadata(self._context.settings.server_name, self._context.extensions)
+        return kserve.server_metadata(self._context.settings.server_name, self._context.extensions)
 
-    async def models(self, call: AsgiCall) -> ModelNames:
+    async def models(self, call: AsgiCall) -> kserve.ModelNames:
         """Name the models."""
         return {"models": list(self._registry.services)}
 
-    async def index(self, call: AsgiCall, asked: IndexRequest) -> list[ModelIndexEntry]:
+    async def index(self, call: AsgiCall, asked: kserve.IndexRequest) -> list[kserve.ModelIndexEntry]:
         """List the models that can be loaded, with their states. Anybody may ask."""
         states = self._context.manager.index(ready_only=bool(asked.ready))
-        return [cast(ModelIndexEntry, state._asdict()) for state in states]
+        return [cast(kserve.ModelIndexEntry, state._asdict()) for state in states]
 
-    async def model(self, call: AsgiCall) -> ModelMetadata:
+    async def model(self, call: AsgiCall) -> kserve.ModelMetadata:
         """Describe one model."""
         service = self._service(call)
-        return metadata(service, [each for each in self._registry.versions(service.name) if each])
+        return kserve.metadata(service, [each for each in self._registry.versions(service.name) if each])
 
-    async def model_ready(self, call: AsgiCall) -> ReadyState:
+    async def model_ready(self, call: AsgiCall) -> kserve.ReadyState:
         """Tell whether one model takes requests."""
         service = self._service(call)
         if not service.ready:
             raise ModelNotReady(f"model {service.label!r} is not ready: {service.not_ready_reason}")
         return {"name": service.name, "ready": True}
 
-    async def config(self, call: AsgiCall) -> ModelConfig:
+    async def config(self, call: AsgiCall) -> kserve.ModelConfig:
         """Show the configuration of one model."""
-        return config(self._service(call))
+        return kserve.config(self._service(call))
 
-    async def statistics(self, call: AsgiCall) -> AllStatistics:
+    async def statistics(self, call: AsgiCall) -> kserve.AllStatistics:
         """Count what one model has done, or every model."""
-        return {"model_stats": [statistics(service) for service in self._asked_for(call)]}
+        return {"model_stats": [kserve.statistics(service) for service in self._asked_for(call)]}
 
     async def no_regions(self, call: AsgiCall) -> list[RegionStatus]:
         """List the regions of a GPU's memory: there are never any."""
         return []
 
-    async def nothing_to_do(self, call: AsgiCall) -> Nothing:
+    async def nothing_to_do(self, call: AsgiCall) -> kserve.Nothing:
         """Close regions of a GPU's memory, of which there are none."""
         return {}
 
-    async def hardware(self, call: AsgiCall) -> AllHardware:
+    async def hardware(self, call: AsgiCall) -> kserve.AllHardware:
         """List the CPUs and GPUs of this machine."""
         return {"hardware": find_hardware()}
 
-    async def has_hardware(self, call: AsgiCall, asked: HardwareRequest) -> HardwareRequest | HttpResponse:
+    async def has_hardware(
+        self, call: AsgiCall, asked: kserve.HardwareRequest
+    ) -> kserve.HardwareRequest | HttpResponse:
         """Tell whether there are as many devices of a kind or name as asked for, or one: 200, or 404."""
-        found, least = device_count(find_hardware(), asked.name), max(1, asked.num or 1)
+        found, least = kserve.device_count(find_hardware(), asked.name), max(1, asked.num or 1)
         if found < least:
             error = f"hardware {asked.name!r:.80}: there are {found}, not {least}"
             return HttpResponse(404, [JSON_TYPE], encode_safely({"error": error}))
-        return HardwareRequest(asked.name, found)
+        return kserve.HardwareRequest(asked.name, found)
 
     def _asked_for(self, call: AsgiCall) -> "list[Service]":
         if "model" not in call.path:
@@ -182,28 +165,31 @@ class KservePages:
         return list(self._registry.versions(self._service(call).name).values())
 
     def _service(self, call: AsgiCall) -> "Service":
-        return find(self._registry, call.path["model"], call.path.get("version", ""))
+        return kserve.find(self._registry, call.path["model"], call.path.get("version", ""))
 
 
 class Operation(NamedTuple):
-    """What answers one method at one path. `reads` is the type of its body (None: it has none), `writes` that of its answer: str is sent as text, all
-    else as JSON. `controls`: only who may control the server may call it."""
+    """What answers one method at one path. `reads` is the type that its body is read as (None: it has none), and `asks` the type that describes it;
+    `writes` is that of its answer: str is sent as text, all else as JSON. `controls`: only callers who may control the server may call it."""
 
     answer: Callable[..., Awaitable[Any]]
     reads: Any
+    asks: Any
     writes: Any
     controls: bool
     summary: str
 
     @classmethod
     def of(cls, answer: Callable[..., Awaitable[Any]], *, controls: bool = False) -> "Operation":
-        """Return the operation of a handler: the types are those of its signature."""
-        hints = get_type_hints(answer)
+        """Return the operation of a handler: the types are those of its signature, where Annotated[reads, asks] tells two from each other."""
+        hints = get_type_hints(answer, include_extras=True)
+        reads = hints.get("asked")
+        asks = get_args(reads)[1] if get_origin(reads) is Annotated else reads
         writes = next(
             (each for each in get_args(hints["return"]) if HttpResponse in get_args(hints["return"])), hints["return"]
         )
         summary = (inspect.getdoc(answer) or "").partition("\n")[0].rstrip(".")
-        return cls(answer, hints.get("asked"), writes, controls, summary)
+        return cls(answer, reads, asks, writes, controls, summary)
 
     def handler(self, context: KserveContext) -> Handler:
         """Return what answers a call over HTTP."""
@@ -258,7 +244,7 @@ class Kserve:
 
 
 def handlers(context: KserveContext) -> dict[tuple[str, str], Handler]:
-    """Return what answers each method and path below PREFIX: what is offered, and what says that it is not."""
+    """Return what answers each method and path below PREFIX: what is offered, and the refusals of what is not."""
     refused = {(method, path): not_offered(path) for path in _NOT_OFFERED for method in ("GET", "POST")}
     answered = {key: operation.handler(context) for key, operation in every(context).items()}
     return answered | {("GET", "/"): answered["GET", ""]} | refused

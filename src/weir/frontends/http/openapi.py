@@ -120,7 +120,7 @@ _INFERENCE_ERRORS: tuple[type[errors.WeirError], ...] = (
 
 _PARAMETERS = {
     "X-Request-Timeout": ("seconds until the request expires", {"type": "number", "exclusiveMinimum": 0}),
-    "X-Request-Priority": ("higher goes first; 0 unless said otherwise", {"type": "integer"}),
+    "X-Request-Priority": ("higher goes first; 0 if not given", {"type": "integer"}),
     "X-Batch-Key": ("only requests of equal key share a batch", {"type": "string", "minLength": 1, "maxLength": 256}),
     "X-Explain": ("1: explain the batch in the headers of the answer", {"type": "string", "enum": ["0", "1"]}),
     "X-Request-Id": ("sent back with the answer", {"type": "string", "maxLength": 256}),
@@ -142,7 +142,9 @@ class FailedItem(Struct):
     code: int
 
 
-Weight = Annotated[float, Meta(extra_json_schema={"minimum": 0})]  # Prices itself says what is too small, and why
+Weight = Annotated[
+    float, Meta(extra_json_schema={"minimum": 0})
+]  # Prices checks the value, and explains why it is too small
 
 
 class PolicyChange(Struct, forbid_unknown_fields=True):

@@ -263,7 +263,7 @@ def counted(service: "Service") -> ModelCounts:
 
 
 def code_of(door: str, kind: type[WeirError] | None) -> str:
-    """Return the code of a request's end, as its door says it; in process there are no codes but errors."""
+    """Return the code of a request's end at its frontend; in process there are no codes but errors."""
     if door in HTTP_DOORS:
         return "200" if kind is None else str(codes_of_type(kind).http)
     if door == "grpc":

@@ -46,10 +46,10 @@ _log = logging.getLogger("weir.http")
 class HttpServer:
     """Serves `registry` over HTTP/1.1: inference by the fast path, everything else by `asgi_app`.
 
-    `context` is what the Open Inference Protocol knows beside the models, and who may call. `observers` hear of what is refused before it
-    reaches a service; the services' own observers hear the rest. `clock` returns seconds; idle and slow connections are
+    `context` is what frontends of the Open Inference Protocol share, and who may call. `observers` are told of what is refused before it
+    reaches a service; the services' own observers are told the rest. `clock` returns seconds; idle and slow connections are
     measured by it. `websockets` are those of `asgi_app`, to be drained; `route_handlers` are of requests that a product has the fast path answer;
-    `log` hears of what `asgi_app` does not.
+    `log` is told of what `asgi_app` does not answer.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class HttpServer:
         return Connection(shared) if shared.log is None else LoggedConnection(shared, shared.log)
 
     def _shake_hands(self, connection: socket.socket) -> None:
-        """Begin TLS on a connection, which counts from now on; one too many is closed: to say why would take a handshake."""
+        """Begin TLS on a connection, which counts from now on; one too many is closed: to answer why would take a handshake."""
         if self._shared.account.full:
             connection.close()
             return
@@ -203,7 +203,7 @@ class HttpServer:
         self._sweeping = asyncio.get_running_loop().call_later(_SWEEP_INTERVAL, self.sweep)
 
     def refuse(self) -> None:
-        """Refuse new requests with 503, on connections new and old, and say `Connection: close` in every answer."""
+        """Refuse new requests with 503, on connections new and old, and send `Connection: close` with every answer."""
         self._shared.drain()
         if self._websockets is not None:
             self._websockets.refuse()
@@ -228,7 +228,7 @@ class HttpServer:
         return False
 
     def _close_listening(self) -> list[asyncio.Task[Any]]:
-        """Listen no more. Who has connected, and has not been accepted yet, would be reset: accept them, to be told why."""
+        """Listen no more. Connections that have not been accepted yet would be reset: accept them, to answer them with the reason."""
         if self._server is None:
             return []
         accepted = [connection for each in self._server.sockets for connection in waiting_at(each.fileno())]
@@ -271,14 +271,14 @@ class _Accepted(asyncio.Protocol):
         """Hand the socket on before anything is read from it."""
         try:
             connection = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
-        finally:  # also where there are too many descriptors: nobody else would close it
+        finally:  # also where there are too many descriptors: nothing else would close it
             cast(asyncio.Transport, transport).abort()  # closes its own descriptor; the connection stays
         connection.setblocking(False)
         self._begin(connection)
 
 
 class _Full(Connection):
-    """A connection over the limit: it is told so, and closed."""
+    """A connection over the limit: it is answered with that, and closed."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Refuse it."""

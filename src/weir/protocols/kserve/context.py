@@ -57,5 +57,5 @@ class KserveContext:
         return sorted([*offered, SHARED_MEMORY]) if self.regions.allowed else offered
 
     def memory(self, peer: str | None, headers: Headers) -> Memory:
-        """Return shared memory as whoever calls from `peer` with these headers may use it."""
+        """Return shared memory as a caller from `peer` with these headers may use it."""
         return Memory(self.regions, lambda: self.control.require_http(peer, headers))

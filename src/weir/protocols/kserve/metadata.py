@@ -39,7 +39,7 @@ _CONFIG_TYPES = {"BYTES": "TYPE_STRING"}  # the others are called as in the prot
 def find(registry: "Registry", name: str, version: str = "") -> "Service":
     """Return the service of a model; `version` "" is the default one.
 
-    Raises ModelNotFound in the words that clients of the protocol look for.
+    Raises ModelNotFound with the text that clients of the protocol look for.
     """
     try:
         return registry.get(name, version)
@@ -213,7 +213,7 @@ class KserveError(TypedDict):
     error: str
 
 
-# What callers say.
+# What callers send.
 
 
 class IndexRequest(Struct):
@@ -347,14 +347,14 @@ def device_count(hardware: Sequence[Hardware], name: str) -> int:
     return sum(each.count for each in hardware if wanted == each.kind.lower() or wanted in each.name.lower())
 
 
-# What a call to load a model says.
+# The arguments of a call to load a model.
 
 
 _FILE = "file:"
 
 
 def is_of_repository(name: str) -> bool:
-    """Tell whether a parameter of that name says what the model is, rather than being one of the model's own."""
+    """Tell whether a parameter of that name defines the model, rather than being one of the model's own."""
     return name == "config" or name.startswith(_FILE)
 
 

@@ -37,7 +37,7 @@ _MAX_REPLIES = 64  # heads of answers that a Layout remembers
 
 HEADER_LENGTH = b"inference-header-content-length"
 
-# Clients of the protocol know no others; they are told so by Accept-Encoding headers that libraries send unasked.
+# Clients of the protocol know no others; libraries send Accept-Encoding headers with others unasked.
 CODINGS = ("gzip", "deflate")
 
 # What the paths of inference end with, below those of a model and of each of its versions.
@@ -46,7 +46,7 @@ _PATH = re.compile(rf"/v2/models/([^/]+)(?:/versions/([^/]+))?/({'|'.join(CALLS)
 
 
 class InferAsk:
-    """What the head of a request says.
+    """The head of a request.
 
     `header_length` is how many bytes of the body are JSON, before the binary tensors; None if all are, 0 if the body is one
     raw tensor.
@@ -67,7 +67,7 @@ class InferAsk:
         self.coding = ""  # how the body is compressed
         self.accept_coding = ""  # how a large answer may be
         self.headers: Headers = []
-        # What a request in the line starts from, before its body has been read.
+        # What a request in the queue starts from, before its body has been read.
         self.content_type = self.accept = KSERVE
         self.timeout: float = service.settings.timeout  # seconds
         self.priority = 0
@@ -76,7 +76,7 @@ class InferAsk:
         self.request_id: bytes | None = None
         self.traceparent: str | None = None
         self.plain = False
-        self.outline: BodyPeek | None = None  # reads what the line must know of a JSON body that the worker decodes
+        self.outline: BodyPeek | None = None  # reads what the queue must know of a JSON body that the worker decodes
         self.small_json = False  # the body is a JSON document that `outline` reads, and has few bytes
         self.last_header = b""  # JSON of the last body with binary tensors, whose layout is made if it comes again
         self.layout: Layout | None = None
@@ -137,7 +137,7 @@ def inflated(body: Body, max_size: int) -> Body:
 
 
 def size_to_read(body: Body) -> int:
-    """Return about how many bytes must be read of `body`: of a zlib stream it cannot be told, and it counts as a long one."""
+    """Return about how many bytes must be read of `body`: of a zlib stream that is unknown, and it counts as a long one."""
     return len(body) if bytes(body[:1]) != ZLIB else max(len(body), LONG_BODY + 1)
 
 

@@ -44,7 +44,7 @@ class Connection(ResponseWriter):
         self._reading_paused = False
         self._advancing = False
 
-    # What the transport says.
+    # Calls of the transport.
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Offer the rest of a large body's place, else the buffer that all connections share."""

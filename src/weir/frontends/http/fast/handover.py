@@ -171,7 +171,7 @@ class Upgraded(Charged, WebSocketsSansIOProtocol):
     @property
     def _may_parse(self) -> bool:
         """Whether frames may be read. Before the application has accepted, none is: uvicorn would answer them ahead of the opening,
-        and could not say that the connection is open."""
+        and could not report that the connection is open."""
         return self.handshake_complete and not self._waits
 
     def _regulate(self) -> None:
@@ -293,10 +293,10 @@ class Upgraded(Charged, WebSocketsSansIOProtocol):
             self.transport.abort()
 
     def drain(self) -> None:
-        """Nothing to do: its session hears of it."""
+        """Nothing to do: its session is told."""
 
     def stop(self) -> None:
-        """Close the connection, and say that the server ends."""
+        """Close the connection with the code that the server ends."""
         if not self.transport.is_closing():
             self.shutdown()
 
@@ -305,7 +305,7 @@ class Upgraded(Charged, WebSocketsSansIOProtocol):
         self.transport.abort()
 
 
-# Seconds that the application gets to say that a body came too slowly, before the connection is closed without a word.
+# Seconds that the application gets to answer that a body came too slowly, before the connection is closed without an answer.
 _TELLING = 2.0
 
 # Bytes behind a request without an answer from which on nothing more is read.
@@ -359,7 +359,7 @@ class HandOver:
 
 
 class _Reader(httptools.HttpRequestParser):
-    """llhttp, for which a request that wishes for another protocol has no body. Clients that would like HTTP/2 wish so with
+    """llhttp, for which a request with an Upgrade header has no body. Clients that prefer HTTP/2 send that header with
     every request that they send."""
 
     def __init__(self, protocol: "UvicornConnection") -> None:
@@ -481,7 +481,7 @@ class UvicornConnection(Charged, HttpToolsProtocol):
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """llhttp: a header; or, after a body, a trailer, which nobody asks for."""
+        """llhttp: a header; or, after a body, a trailer, which is not used."""
         if not self._in_body:
             super().on_header(name, value)
 
@@ -543,7 +543,7 @@ class UvicornConnection(Charged, HttpToolsProtocol):
         raise error
 
     def on_upgrade(self, rest: bytes) -> bool:
-        """llhttp gives up after a head, before `rest`: tell whether it was read anew, without the wish for another protocol
+        """llhttp gives up after a head, before `rest`: tell whether it was read again, without the Upgrade to another protocol
         than ours and WebSocket."""
         if not self._is_foreign:
             return False
@@ -571,7 +571,7 @@ class UvicornConnection(Charged, HttpToolsProtocol):
     def _refuse(self, error: WeirError, status: int | None = None) -> None:
         """Answer what is no request, or none that is read further, and close the connection."""
         self._shared.refused(None, error)
-        if self.busy:  # whoever answers it must not write any more
+        if self.busy:  # what answers it must not write any more
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         if not (self.busy and self.cycle.response_started):

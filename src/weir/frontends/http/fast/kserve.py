@@ -85,12 +85,12 @@ class KserveRequest(HttpRequest):
         super().begin()
 
     def _take_small(self) -> bool:
-        """Take from a small JSON body what the line must know; tell whether the worker can read it."""
+        """Take from a small JSON body what the queue must know; tell whether the worker can read it."""
         try:
             found = self._undecoded(self.payload, self.ask.outline)
             if found is not None:
                 self._take_outline(None, found)
-        except WeirError as error:  # which no service has heard of
+        except WeirError as error:  # no service has been told of the request
             self.connection.shared.refused(self.ask.service, error)
             raise
         return found is not None
@@ -104,7 +104,7 @@ class KserveRequest(HttpRequest):
         if len(body) <= LONG_BODY:
             return len(body)
         header = bytes(body[:length])
-        if length > LONG_BODY or b"BYTES" in header or b"\\" in header:  # what has an escape may say BYTES too
+        if length > LONG_BODY or b"BYTES" in header or b"\\" in header:  # an escape may stand for BYTES too
             return len(body)
         return length
 
@@ -117,7 +117,7 @@ class KserveRequest(HttpRequest):
         return body if type(body) is bytes else self.payload.view[self.ask.lead :]
 
     def _read_body(self, body: Body) -> Step:
-        """Find out what the line must know of the body."""
+        """Find out what the queue must know of the body."""
         ask: InferAsk = self.ask
         plain = body
         if ask.header_length is None:
@@ -131,7 +131,7 @@ class KserveRequest(HttpRequest):
         return partial(self._take_read, plain, asked, memory, work, schedule_of(asked.parameters))
 
     def _undecoded(self, body: Body, outline: BodyPeek) -> Outline | None:
-        """Return what the line must know of a body that the worker can read; None if it cannot."""
+        """Return what the queue must know of a body that the worker can read; None if it cannot."""
         found = outline(body)
         return None if found.for_server or found.rows > self.ask.service.batching.max_batch_size else found
 

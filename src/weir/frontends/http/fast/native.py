@@ -62,7 +62,7 @@ class HttpRequest(RequestBase):
         self.stop_thread: Callable[[], bool] | None = None  # while its body is read, or its answer written, in a thread
 
     def begin(self) -> None:
-        """Put it into the line, once its body has been read if that must be. Raises the WeirError that refuses it."""
+        """Put it into the queue, once its body has been read if that must be. Raises the WeirError that refuses it."""
         if self.ask.plain:
             self.ask.service.submit(self, self.arrival)
         elif (size := self.bytes_to_read()) <= LONG_BODY:
@@ -89,13 +89,13 @@ class HttpRequest(RequestBase):
             if isinstance(found, Exception):
                 raise found
             found()
-        except WeirError as error:  # which no service has heard of
+        except WeirError as error:  # no service has been told of the request
             self.connection.shared.refused(self.ask.service, error)
             raise
         self.ask.service.submit(self, self.arrival)
 
     def leave(self) -> None:
-        """Withdraw it from the line."""
+        """Withdraw it from the queue."""
         stop, self.stop_thread = self.stop_thread, None
         if stop is None:
             self.ask.service.cancel(self)

@@ -27,7 +27,7 @@ _ZEROS = memoryview(bytes(64 << 10))
 
 
 class Head:
-    """The head of one request, as its bytes say. Header names are in lower case."""
+    """The head of one request. Header names are in lower case."""
 
     __slots__ = ("headers", "keep_alive", "length", "method", "notable", "upgrade", "url", "version")
 
@@ -123,7 +123,7 @@ class HeadReader:
 def check_beginning(data: bytearray, start: int) -> None:
     """Refuse, before its end is there, what can never become a head: for `data` from `start` on is new.
 
-    Raises InvalidRequest for a line ended by LF alone and for a beginning that is no method; whoever sends these would
+    Raises InvalidRequest for a line ended by LF alone and for a beginning that is no method; their senders would
     otherwise wait for `header_timeout`.
     """
     if not 65 <= data[0] <= 90:  # methods are in capital letters
@@ -146,7 +146,7 @@ _MAX_HEAD_BYTES = 4 << 10
 
 
 class Tally:
-    """Bytes of one model since the observers last heard of them."""
+    """Bytes of one model since the observers were last told."""
 
     __slots__ = ("received", "sent", "service")
 
@@ -203,7 +203,7 @@ class HeadMemo(Generic[Meaning]):
 
 
 class HotAsk(Protocol):
-    """What the head of a hot request says: what its request in the line starts from, and how it is answered."""
+    """What the fast path reads from the head of a request for a model: what its queue entry starts from, and how it is answered."""
 
     service: "Service"
     content_type: str
@@ -224,7 +224,7 @@ class HotRequest(Protocol):
     payload: Any  # its body: bytes, or a Block
 
     def begin(self) -> None:
-        """Have it done. Raises the WeirError that refuses it; whoever called says `fail` then."""
+        """Begin the work. Raises the WeirError that refuses it; the caller calls `fail` then."""
 
     def fail(self, error: Exception) -> None:
         """Write the error, which is its end."""
@@ -242,7 +242,7 @@ class RouteHandler(Protocol):
 
     @property
     def of_service(self) -> bool:
-        """Whether the head of a request says which service it is for, and its `ask` is a HotAsk therefore."""
+        """Whether the head of a request names its service, so that its `ask` is a HotAsk."""
 
     @property
     def request(self) -> "Callable[[Connection, RoutePlan, Any], HotRequest]":
@@ -262,7 +262,7 @@ class RouteHandler(Protocol):
 class RoutePlan:
     """What one head means. Depends on the head's bytes alone, for as long as registry and settings stay the same.
 
-    Either `hand_over` is set, or `error` (the answer, whatever the body is), or `ask` (and `tally`, where the head says which service is asked).
+    Either `hand_over` is set, or `error` (the answer, whatever the body is), or `ask` (and `tally`, where the head names the service).
     """
 
     __slots__ = (
@@ -270,7 +270,7 @@ class RoutePlan:
         "handler", "memorable", "plain_up_to", "service", "tally",
     )  # fmt: skip
 
-    ask: Any  # of the kind that the handler's requests know: a HotAsk, where the head says which service is asked
+    ask: Any  # of the kind that the handler's requests know: a HotAsk, where the head names the service
     head: bytes  # as it came, without the empty line at its end
     handler: RouteHandler
     tally: Tally

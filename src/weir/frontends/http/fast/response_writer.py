@@ -1,6 +1,6 @@
 """Answers on one connection, and its end: the part of a connection that writes.
 
-connection.py has the part that reads, and says what the phases mean.
+connection.py has the part that reads.
 """
 
 import asyncio
@@ -104,7 +104,7 @@ class ResponseWriter(asyncio.BufferedProtocol):
         self._block: Block | None = None  # an answer that the kernel has not taken whole
         self._writing_paused = False
 
-    # What the transport says.
+    # Calls of the transport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin."""
@@ -161,7 +161,7 @@ class ResponseWriter(asyncio.BufferedProtocol):
             self._advance()
 
     def answer(self, plan: "RoutePlan", answer: HttpResponse) -> None:
-        """Write `answer` for the request in flight, and go on or close as `plan` says."""
+        """Write `answer` for the request in flight, and go on or close the connection, by its `plan`."""
         if self.phase is OVER:  # the peer has left while the answer was being compressed
             return
         close = self.shared.draining or not plan.keep_alive
@@ -173,7 +173,7 @@ class ResponseWriter(asyncio.BufferedProtocol):
         """Write the answer in `block`, and release it when the kernel has taken it whole."""
         close = self.shared.draining or not plan.keep_alive
         head = self.shared.heads.head(200, headers, len(block.view), close=close)
-        # uvloop does not copy what it could not send at once. With a limit of 0 it tries at once, and says when all is sent.
+        # uvloop does not copy what it could not send at once. With a limit of 0 it tries at once, and reports when all is sent.
         self.transport.set_write_buffer_limits(0)
         self._block = block
         self.transport.writelines((head, block.view))
@@ -294,7 +294,7 @@ class ResponseWriter(asyncio.BufferedProtocol):
         """Nothing to do: answers look at the shared."""
 
     def stop(self) -> None:
-        """Close the connection; a request that has not arrived whole is told why."""
+        """Close the connection; a request that has not arrived whole is answered with the reason."""
         if self.phase in (HEAD, BODY, LARGE) and self._block is None:
             self._refuse_and_close(draining())
         elif self.phase is not OVER:

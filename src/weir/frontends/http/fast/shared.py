@@ -68,7 +68,7 @@ class Heads:
 
 READ_BYTES = 64 << 10
 
-# While memory is short, whoever sends or reads slowly gets so many times less time for it.
+# While memory is short, slow senders and readers get so many times less time.
 _HASTE = 10
 
 # Bodies that are moved out of an arena for one that needs a place: so much work at most.
@@ -82,7 +82,7 @@ class Swept(Protocol):
         """Close it if it has been idle or slow for too long."""
 
     def drain(self) -> None:
-        """The server is about to stop: say so in the answers from now on."""
+        """The server is about to stop: answer `Connection: close` from now on."""
 
     def stop(self) -> None:
         """Close it, whatever it is doing; what has been written is still sent."""
@@ -212,7 +212,7 @@ class HttpShared:
         return block
 
     def refused(self, service: "Service | None", error: WeirError) -> None:
-        """Tell the observers of a request that was refused before a service has heard of it."""
+        """Tell the observers of a request that was refused before it reached a service."""
         if service is not None:
             service.tell_refused(FRONTEND, error)
             return
@@ -228,7 +228,7 @@ class HttpShared:
                 tally.received = tally.sent = 0
 
 
-# Where a large body is received: in shared memory, where nobody copies it again, or, without that, in ordinary memory.
+# Where a large body is received: in shared memory, where it is not copied again, or, without that, in ordinary memory.
 #
 # A client that announces much and sends little must not keep others out. So ordinary memory is taken as the bytes come, and
 # charged to the server's account; and a body in shared memory that has hardly begun to arrive can be moved to ordinary
