@@ -4,15 +4,12 @@
     report = bench("http://localhost:8000/infer/square", rate=500, duration=30)
     print(report.outcome.p99_ms.value, report.outcome.errors)
 
-rounds.py       wakes the loop at an instant
-target.py      the books of a round
-rounds.py      lets requests leave: open or closed loop
-load.py        when they do
-target.py      what is measured: targets/
-rounds.py      one round, one target; run.py: all of them
-target.py     what the server says of its batches
-outcome.py     what was measured; report.py: as tables; report.py: as a figure
-display.py     the progress bar
+rounds.py    when requests leave, and one round of them: open or closed loop
+target.py    what is under load, the ledger of a round, and what a server counts of its batches
+targets/     servers over HTTP, gRPC and WebSocket, and models in this process
+run.py       all rounds of all targets, and what was measured
+report.py    the progress bar, tables, Markdown, JSON and the figure
+vectors.py   the tables of a server of sentence vectors
 """
 
 import asyncio
@@ -22,10 +19,9 @@ from typing import Any
 
 import uvloop
 
-from weir.bench.display import Display
-from weir.bench.load import LoadSettings
-from weir.bench.outcome import Lag, Outcome
-from weir.bench.run import Report, run_bench
+from weir.bench.report import Display
+from weir.bench.rounds import LoadSettings
+from weir.bench.run import Lag, Outcome, Report, run_bench
 from weir.bench.target import Target
 from weir.bench.targets import make_target
 from weir.bench.targets.http import HttpOptions, HttpTarget
@@ -47,8 +43,8 @@ def bench(
 ) -> Report:  # fmt: skip
     """Put load on `targets`, one beside the other, and return what was measured.
 
-    A target is a URL (http://HOST:PORT/PATH, https, http://unix:SOCKET:/PATH, grpc://HOST:PORT/MODEL or ws://HOST:PORT/MODEL), a model's class, which is served in this
-    process, or a Target already made (InProcessTarget takes settings of the service). `data`, `headers` and `timeout` are
+    A target is a URL (http://HOST:PORT/PATH, https, http://unix:SOCKET:/PATH, grpc://HOST:PORT/MODEL or ws://HOST:PORT/MODEL), a model's
+    class, which is served in this process, or a Target already made (InProcessTarget takes settings of the service). `data`, `headers` and `timeout` are
     of HttpTarget; `settings` those of LoadSettings: `arrivals`, `rate`, `duration`, `concurrency`, `warm_up`, `rounds`,
     `seed`, `max_lag_ms`.
 

@@ -1,17 +1,123 @@
-"""A whole run: targets side by side, in rounds, and what came of it."""
+"""A whole run: targets side by side, in rounds, and what was measured of each."""
 
 import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
+from operator import add
+from typing import Any, NamedTuple
 
-from weir.bench.load import Load, LoadSettings, make_load
-from weir.bench.outcome import Outcome, make_outcome
-from weir.bench.rounds import Clock, Round, run_round
-from weir.bench.target import Ledger, Target
+import numpy as np
+
+from weir.bench.rounds import Clock, Floats, Load, LoadSettings, Round, make_load, run_round
+from weir.bench.target import OK, TIMEOUT, UNSENT, Batches, Ledger, Target, batches_of
 from weir.errors import SettingsError
+from weir.simulation.statistics import STRETCHES, Estimate, estimate
+
+_FEWEST = 10  # stretches that an interval is made of
+_ROUNDING = 1e-9  # seconds; an instant is a difference of two on a clock that may have run for months
+
+
+class Lag(NamedTuple):
+    """How much later than intended requests left, in ms: our own doing, not the server's. One that never left, for want of a
+    connection, counts with the time until it was given up."""
+
+    p50_ms: float
+    p99_ms: float
+    max_ms: float
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What was measured of one target, without warm-up (but for `batches`).
+
+    Response times are in ms, from the instant at which a request was *meant* to leave; those of requests that were given up
+    count until then. Estimates have 95 % intervals (batch means; infinite where the requests are too few for one). `rate`
+    is what was meant, `sent_rate` what left and `throughput` the good answers, all per second of load. `errors` counts the
+    failed requests by what went wrong.
+    """
+
+    target: str
+    rate: float | None
+    sent_rate: float
+    throughput: float
+    requests: int
+    answered: int  # well
+    timeouts: int
+    unfinished: int  # never sent, for want of a connection, or without any end
+    errors: dict[str, int]
+    response_time_ms: Estimate
+    p50_ms: Estimate
+    p90_ms: Estimate
+    p95_ms: Estimate
+    p99_ms: Estimate
+    p999_ms: Estimate
+    max_ms: float
+    lag: Lag
+    connections: int | None
+    held: int  # requests that waited for a connection because no more were allowed
+    batches: Batches | None
+    times_ms: Floats  # each response time, in the order in which requests were meant to leave
+    instants: Floats  # seconds from the start of the run (rounds laid end to end) at which they were
+
+
+def make_outcome(target: str, load: Load, rounds: Sequence[Round], connections: int | None, held: int) -> Outcome:
+    """Return what `rounds` of one target measured together."""
+    intended, sent, ended = (_instants(rounds, name) for name in ("intended", "sent", "ended"))
+    kinds = np.concatenate([np.array(each.ledger.kinds)[np.array(each.ledger.outcomes, np.int64)] for each in rounds])
+    begun = np.repeat(np.arange(len(rounds)) * load.round_seconds, [len(each.ledger.intended) for each in rounds])
+    counted = intended >= load.warm_up - _ROUNDING
+    timed = counted & np.isin(kinds, (OK, TIMEOUT, UNSENT))
+    left, unsent = counted & ~np.isnan(sent), counted & (kinds == UNSENT)
+    in_time = (kinds == OK) & (ended >= load.warm_up) & (ended < load.round_seconds)
+    lags = np.concatenate([(sent - intended)[left], (ended - intended)[unsent]]) * 1000.0
+    times = (ended - intended)[timed] * 1000.0
+    seconds = (load.round_seconds - load.warm_up) * len(rounds)
+    ends = dict(zip(*(each.tolist() for each in np.unique(kinds[counted], return_counts=True)), strict=True))
+    counts = [each.counts for each in rounds if each.counts is not None]
+    return Outcome(
+        target=target,
+        rate=load.rate,
+        sent_rate=float((left & (sent < load.round_seconds)).sum()) / seconds,
+        throughput=float(in_time.sum()) / seconds,
+        requests=int(counted.sum()),
+        answered=ends.pop(OK, 0),
+        timeouts=ends.pop(TIMEOUT, 0),
+        unfinished=ends.pop(UNSENT, 0) + ends.pop("", 0),
+        errors=ends,
+        response_time_ms=_estimate(times, np.mean),
+        **{name: _quantile(times, q) for name, q in QUANTILES.items()},
+        max_ms=float(times.max()) if len(times) else np.nan,
+        lag=Lag(*(float(each) for each in np.percentile(lags, (50, 99, 100)))) if len(lags) else Lag(0.0, 0.0, 0.0),
+        connections=connections,
+        held=held,
+        batches=batches_of(reduce(add, counts)) if len(counts) == len(rounds) else None,
+        times_ms=times,
+        instants=(intended + begun)[timed],
+    )
+
+
+QUANTILES = {"p50_ms": 0.5, "p90_ms": 0.9, "p95_ms": 0.95, "p99_ms": 0.99, "p999_ms": 0.999}
+
+
+def _instants(rounds: Sequence[Round], name: str) -> Floats:
+    """Return the instants of all requests, in seconds from the start of their rounds."""
+    return np.concatenate([np.array(getattr(each.ledger, name)) - each.start for each in rounds])
+
+
+def _quantile(times: Floats, q: float) -> Estimate:
+    return _estimate(times, lambda part: np.quantile(part, q), least=10.0 / (1.0 - q))
+
+
+def _estimate(times: Floats, of: Callable[[Floats], Any], least: float = 10.0) -> Estimate:
+    """Return `of(times)` with its interval, from stretches of at least `least` requests; without, if they are too few."""
+    if not len(times):
+        return Estimate(np.nan, np.nan, np.nan)
+    stretches = min(STRETCHES, int(len(times) / least))
+    parts = np.array_split(times, stretches) if stretches >= _FEWEST else []
+    return estimate(np.array([float(of(part)) for part in parts]), float(of(times)))
 
 
 @dataclass(frozen=True, eq=False)

@@ -202,3 +202,29 @@ class Target(Protocol):
 
     async def close(self) -> None:
         """Leave nothing open. Idempotent."""
+
+
+class LedgerTarget:
+    """What targets have in common: they report to the ledger of the round. By default no request waits for a connection, none is given up
+    here, and nobody counts batches."""
+
+    def __init__(self, name: str, clock: Callable[[], float]) -> None:
+        self.name = name
+        self._clock = clock
+        self._ledger = Ledger()
+
+    @property
+    def held(self) -> int:
+        """How many requests had to wait because no more connections were allowed."""
+        return 0
+
+    async def start_round(self, ledger: Ledger) -> None:
+        """Report to `ledger` from now on."""
+        self._ledger = ledger
+
+    def give_up(self) -> None:
+        """Do nothing: each request has an end by itself."""
+
+    async def counts(self) -> Counts | None:
+        """Return None: it cannot be known."""
+        return None

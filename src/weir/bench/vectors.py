@@ -385,10 +385,10 @@ def text_server(flags: Sequence[str], *, zmq: bool = False, timeout: float = 300
     over ZeroMQ if `zmq`. Raises SettingsError with its own words if it does not start, or is not ready after `timeout` seconds.
     """
     port, *others = _free_ports(3 if zmq else 1)
-    doors = ["--port", str(port), "--host", "127.0.0.1"]
+    ports = ["--port", str(port), "--host", "127.0.0.1"]
     if zmq:
-        doors += ["--zmq-port", str(others[0]), "--zmq-port-out", str(others[1])]
-    command = [sys.executable, "-m", "weir", "embed", "serve", *flags, *doors, "--log-level", "warning"]
+        ports += ["--zmq-port", str(others[0]), "--zmq-port-out", str(others[1])]
+    command = [sys.executable, "-m", "weir", "embed", "serve", *flags, *ports, "--log-level", "warning"]
     with tempfile.TemporaryFile() as words:
         server = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=words, stdin=subprocess.DEVNULL, env=_without_key()

@@ -1,6 +1,19 @@
+import asyncio
+import gc
+
 import pytest
 
-from weir.bench.targets.connection import AnswerReader, Garbage, HttpAnswer, error_of, outcome_of
+from weir.bench.targets.connection import (
+    Address,
+    AnswerReader,
+    Garbage,
+    HttpAnswer,
+    Tasks,
+    error_of,
+    outcome_of,
+    parse_address,
+)
+from weir.errors import SettingsError
 
 ONE = b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\n9"
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nab\r\n1\r\nc\r\n0\r\n\r\n"
@@ -53,3 +66,76 @@ def test_errors_are_told_by_code_and_type(status: str, body: bytes, outcome: str
     (answer,) = AnswerReader().feed(with_body(status, body))
     assert outcome_of(answer) == outcome
     assert isinstance(error_of(answer), dict)
+
+
+def test_a_url_says_where_to_go() -> None:
+    url = "http://localhost:8000/infer/square"
+    assert parse_address(url) == Address(url, "localhost", 8000, "/infer/square", "", False)
+    assert parse_address("https://a.example/x?y=1")[1:] == ("a.example", 443, "/x?y=1", "", True)
+    assert parse_address("http://[::1]:80")[1:] == ("::1", 80, "/", "", False)
+    assert parse_address("http://unix:/run/w.sock:/infer/square")[1:] == ("", 0, "/infer/square", "/run/w.sock", False)
+
+
+@pytest.mark.parametrize(
+    ("url", "authority"),
+    [
+        ("http://a:80/", "a"), ("http://a:81/", "a:81"), ("https://a/", "a"), ("https://a:80/", "a:80"),
+        ("http://[::1]:8000/", "[::1]:8000"), ("http://unix:/x:/", "localhost"),
+    ],
+)  # fmt: skip
+def test_the_host_header_names_the_port_where_it_is_not_the_usual_one(url: str, authority: str) -> None:
+    assert parse_address(url).authority == authority
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["localhost:8000/x", "ftp://a/x", "http:///x", "http://a:port/", "http://unix:/x", "http://a/ä", "http://a/x y"],
+)
+def test_what_is_no_url_is_refused_in_one_line(url: str) -> None:
+    with pytest.raises(SettingsError, match=r"^target .*must be") as caught:
+        parse_address(url)
+    assert "\n" not in str(caught.value)
+
+
+pytestmark = pytest.mark.usefixtures("nothing_is_left_by_module")
+
+
+def test_they_are_held_until_their_end() -> None:
+    async def main() -> None:
+        tasks, gate, done = Tasks(), asyncio.Event(), list[int]()
+
+        async def work(number: int) -> None:
+            await gate.wait()
+            done.append(number)
+
+        for number in range(3):
+            tasks.start(work(number))
+        gc.collect()
+        assert len(tasks) == 3
+        gate.set()
+        await tasks.wait()
+        assert done == [0, 1, 2]
+        await asyncio.sleep(0)  # they are let go of in the turn after their end
+        assert not tasks
+        await tasks.wait()
+
+    asyncio.run(main())
+
+
+def test_what_runs_can_be_ended() -> None:
+    async def main() -> None:
+        tasks, ends = Tasks(), list[str]()
+
+        async def work() -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ends.append("ended")
+
+        tasks.start(work())
+        await asyncio.sleep(0)
+        await tasks.end()
+        assert ends == ["ended"]
+        await tasks.end()
+
+    asyncio.run(main())

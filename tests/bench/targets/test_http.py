@@ -12,14 +12,13 @@ import uvloop
 from tests.bench.stubs import GOOD, Behaviour, Stub, good, stub, unix_stub
 
 from weir.bench import HttpOptions, HttpTarget
-from weir.bench.load import LoadSettings, make_load
-from weir.bench.outcome import Outcome, make_outcome
-from weir.bench.rounds import Round, run_round
+from weir.bench.rounds import LoadSettings, Round, make_load, run_round
+from weir.bench.run import Outcome, make_outcome
 from weir.errors import SettingsError
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left_by_module")
 
-TLS = Path(__file__).parents[2] / "protocols" / "tls"
+TLS = Path(__file__).parents[2] / "frontends" / "http" / "tls"
 
 
 async def put_load(url: str, settings: LoadSettings, options: HttpOptions | None = None) -> tuple[Outcome, Round]:

@@ -1,4 +1,4 @@
-"""The doors of the Open Inference Protocol under load: a real server, real sockets."""
+"""The endpoints of the Open Inference Protocol under load: a real server, real sockets."""
 
 import json
 import sys
@@ -22,7 +22,7 @@ ANY_LAG = 1e9  # milliseconds: how late requests leave on a busy machine is not 
 
 
 class Running:
-    """A server, and where its doors are."""
+    """A server, and where its endpoints are."""
 
     def __init__(self, served: Served, address: str) -> None:
         self.served = served

@@ -1,8 +1,19 @@
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from weir.bench.targets.payloads import decode_items, read_payloads
+from weir.bench.targets.payloads import (
+    DeclaredInput,
+    TargetEndpoint,
+    declared_inputs,
+    decode_items,
+    endpoint_of,
+    given_requests,
+    made_request,
+    read_payloads,
+)
 from weir.errors import SettingsError
 
 
@@ -28,3 +39,95 @@ def test_what_cannot_be_sent_is_refused(tmp_path: Path) -> None:
             read_payloads(data)
     with pytest.raises(SettingsError, match="must be JSON for a model in this process"):
         decode_items([b"three"])
+
+
+# What a URL means.
+
+
+@pytest.mark.parametrize(
+    ("url", "endpoint"),
+    [
+        ("http://localhost:8000/infer/square", TargetEndpoint("http")),
+        ("http://unix:/run/weir.sock:/infer/square", TargetEndpoint("http")),
+        ("http://host/v2/models/a%20b/infer", TargetEndpoint("kserve", "a b")),
+        ("http://host/v2/models/sums/versions/2/infer#binary", TargetEndpoint("kserve", "sums", "2", binary=True)),
+        ("http://unix:weir.sock:/v2/models/sums/infer", TargetEndpoint("kserve", "sums")),
+        ("grpc://localhost:8001/sums", TargetEndpoint("grpc", "sums", "", "localhost:8001")),
+        ("grpcs://[::1]:8001/sums/3", TargetEndpoint("grpc", "sums", "3", "[::1]:8001", tls=True)),
+        ("ws://localhost:8000/sums", TargetEndpoint("ws", "sums", "", "localhost:8000")),
+        (
+            "wss://localhost:8000/sums/1#binary",
+            TargetEndpoint("ws", "sums", "1", "localhost:8000", tls=True, binary=True),
+        ),
+    ],
+)
+def test_a_url_names_a_door(url: str, endpoint: TargetEndpoint) -> None:
+    assert endpoint_of(url) == endpoint
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("grpc://localhost/sums", "must be like grpc://HOST:PORT/MODEL"),
+        ("grpc://localhost:8001", "must be like grpc://HOST:PORT/MODEL"),
+        ("grpc://localhost:99999/sums", "Port out of range"),
+        ("ws://localhost:8000/a/b/c", "must be like"),
+        ("ws://localhost:8000/sums#raw", "only #binary may follow"),
+        ("http://localhost:8000/infer/square#binary", "only #binary may follow, and only where"),
+        ("grpc://localhost:8001/sums#binary", "only #binary may follow"),
+    ],
+)
+def test_what_means_nothing_is_refused(url: str, message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        endpoint_of(url)
+
+
+# The inference requests that are sent.
+
+
+DOOR = TargetEndpoint("kserve", "sums", "2")
+TENSOR = {"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1.5, 2.5]}
+
+
+def test_a_request_is_made_of_ones() -> None:
+    request = made_request(DOOR, [DeclaredInput("x", "FP32", (-1, -1, 3)), DeclaredInput("n", "INT64", (-1,))], rows=2)
+    assert (request.model, request.version) == ("sums", "2")
+    first, second = request.inputs
+    assert (first.array.shape, first.array.dtype, second.array.shape) == ((2, 1, 3), np.float32, (2,))
+    assert first.array.all() and second.array.all()
+
+
+def test_a_request_has_the_example_of_an_item_model() -> None:
+    request = made_request(DOOR, [DeclaredInput("input", "BYTES", (-1,))], rows=3, example={"a": 1})
+    assert request.inputs[0].array.tolist() == [b'{"a":1}'] * 3
+
+
+def test_nobody_knows_what_bytes_are() -> None:
+    with pytest.raises(SettingsError, match="model 'sums': nobody knows what its 'input' is; say what with --data"):
+        made_request(DOOR, [DeclaredInput("input", "BYTES", (-1,))], rows=1)
+
+
+def test_what_is_said_is_sent() -> None:
+    (request,) = given_requests(json.dumps({"inputs": [TENSOR]}), DOOR)
+    assert request.inputs[0].array.tolist() == [[1.5, 2.5]]
+
+
+def test_what_is_said_must_be_requests() -> None:
+    with pytest.raises(SettingsError, match="data: must be inference requests as JSON"):
+        given_requests("3", DOOR)
+
+
+@pytest.mark.parametrize("metadata", [None, {}, {"inputs": []}, {"inputs": [{"name": "x"}]}, {"inputs": 3}])
+def test_metadata_without_inputs_are_of_no_use(metadata: object) -> None:
+    with pytest.raises(SettingsError, match="model 'sums': the server has no metadata of it that name inputs"):
+        declared_inputs("sums", metadata)
+
+
+def test_metadata_with_a_datatype_of_their_own_are_of_no_use() -> None:
+    with pytest.raises(SettingsError, match="model 'sums'"):
+        declared_inputs("sums", {"inputs": [{"name": "x", "datatype": "FP8", "shape": [1]}]})
+
+
+def test_inputs_are_read() -> None:
+    metadata = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 2]}]}
+    assert declared_inputs("sums", metadata) == [DeclaredInput("x", "FP32", (-1, 2))]

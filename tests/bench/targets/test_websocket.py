@@ -11,9 +11,8 @@ import uvloop
 from websockets.asyncio.server import ServerConnection, serve
 
 from weir.bench import HttpOptions, make_target
-from weir.bench.load import LoadSettings, make_load
-from weir.bench.outcome import Outcome, make_outcome
-from weir.bench.rounds import run_round
+from weir.bench.rounds import LoadSettings, make_load, run_round
+from weir.bench.run import Outcome, make_outcome
 from weir.errors import SettingsError
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left_by_module")

@@ -8,10 +8,10 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from weir.bench.target import OK, TIMEOUT, Counts, Ledger
+from weir.bench.target import OK, TIMEOUT, LedgerTarget
 from weir.bench.targets.connection import Tasks
 from weir.bench.targets.http import HttpOptions
-from weir.bench.targets.payloads import DeclaredInput, TargetEndpoint, declared_inputs, made_request, said_requests
+from weir.bench.targets.payloads import DeclaredInput, TargetEndpoint, declared_inputs, given_requests, made_request
 from weir.errors import SettingsError
 from weir.wire.kserve_grpc import message, write_request
 
@@ -22,24 +22,20 @@ _OPTIONS = [
 ]  # fmt: skip
 
 
-class GrpcTarget:
+class GrpcTarget(LedgerTarget):
     """Sends ModelInfer, tensors raw, over `options.channels` connections in turn; `data` as for KserveTarget."""
 
-    held = 0
-
     def __init__(
-        self, url: str, door: TargetEndpoint, data: str | Sequence[Any] | None = None, options: HttpOptions | None = None, *,
+        self, url: str, endpoint: TargetEndpoint, data: str | Sequence[Any] | None = None, options: HttpOptions | None = None, *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        self.name = url
-        self._door = door
+        super().__init__(url, clock)
+        self._endpoint = endpoint
         self._options = options or HttpOptions()
-        if self._options.insecure and door.tls:
+        if self._options.insecure and endpoint.tls:
             raise SettingsError(f"target {url!r}: gRPC takes no certificate that it cannot check (insecure)")
-        self._said = None if data is None else said_requests(data, door)
+        self._given = None if data is None else given_requests(data, endpoint)
         self._metadata = [(name.lower(), value) for name, value in self._options.headers.items()]
-        self._clock = clock
-        self._ledger = Ledger()
         self._channels: list[Any] = []
         self._messages: list[bytes] = []
         self._calls = Tasks()
@@ -53,7 +49,7 @@ class GrpcTarget:
         """Connect, and see that the model answers."""
         self._channels = [self._connected() for _ in range(self._options.channels)]
         try:
-            said = self._said or [made_request(self._door, await self._inputs(), self._options.rows)]
+            said = self._given or [made_request(self._endpoint, await self._inputs(), self._options.rows)]
             self._messages = [write_request(request) for request in said]
             for channel in self._channels:
                 await self._infer(channel)(self._messages[0], timeout=self._options.timeout, metadata=self._metadata)
@@ -61,10 +57,6 @@ class GrpcTarget:
             if error.code() not in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.DEADLINE_EXCEEDED):
                 raise SettingsError(f"{self.name}: {error.code().name}: {error.details()}") from error
         self._next = cycle([self._infer(channel) for channel in self._channels])
-
-    async def start_round(self, ledger: Ledger) -> None:
-        """Report to `ledger` from now on."""
-        self._ledger = ledger
 
     def send(self, index: int) -> None:
         """Send a request."""
@@ -82,13 +74,6 @@ class GrpcTarget:
             outcome = TIMEOUT if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED else error.code().name
         ledger.end(index, self._clock(), outcome)
 
-    def give_up(self) -> None:
-        """Do nothing: every call has its deadline."""
-
-    async def counts(self) -> Counts | None:
-        """Nobody counts batches at this door."""
-        return None
-
     async def close(self) -> None:
         """Drop the connections."""
         for channel in self._channels:
@@ -97,17 +82,17 @@ class GrpcTarget:
         self._channels = []
 
     def _connected(self) -> Any:
-        if self._door.tls:
-            return grpc.aio.secure_channel(self._door.place, grpc.ssl_channel_credentials(), _OPTIONS)
-        return grpc.aio.insecure_channel(self._door.place, _OPTIONS)
+        if self._endpoint.tls:
+            return grpc.aio.secure_channel(self._endpoint.place, grpc.ssl_channel_credentials(), _OPTIONS)
+        return grpc.aio.insecure_channel(self._endpoint.place, _OPTIONS)
 
     def _infer(self, channel: Any) -> Any:
         return channel.unary_unary(f"{_SERVICE}/ModelInfer")
 
     async def _inputs(self) -> list[DeclaredInput]:
-        asked = message("inference.ModelMetadataRequest")(name=self._door.model, version=self._door.version)
+        asked = message("inference.ModelMetadataRequest")(name=self._endpoint.model, version=self._endpoint.version)
         call = self._channels[0].unary_unary(f"{_SERVICE}/ModelMetadata")
         body = await call(asked.SerializeToString(), timeout=self._options.timeout, metadata=self._metadata)
         said = message("inference.ModelMetadataResponse").FromString(body)
         inputs = [{"name": each.name, "datatype": each.datatype, "shape": each.shape} for each in said.inputs]
-        return declared_inputs(self._door.model, {"inputs": inputs})
+        return declared_inputs(self._endpoint.model, {"inputs": inputs})

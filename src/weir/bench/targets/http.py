@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from weir.bench.target import TIMEOUT, UNSENT, Counts, Ledger, read_counts
+from weir.bench.target import TIMEOUT, UNSENT, Counts, LedgerTarget, read_counts
 from weir.bench.targets.connection import (
     NOBODY,
     Address,
@@ -25,7 +25,7 @@ from weir.bench.targets.connection import (
     parse_address,
     reason_of,
 )
-from weir.bench.targets.payloads import TargetEndpoint, declared_inputs, made_request, read_payloads, said_requests
+from weir.bench.targets.payloads import TargetEndpoint, declared_inputs, given_requests, made_request, read_payloads
 from weir.config import AT_LEAST_ONE, POSITIVE, check, setting
 from weir.errors import SettingsError
 from weir.messages import OCTETS
@@ -104,13 +104,13 @@ async def fetch_json(dialler: Dialler, path: str, patience: float) -> Any:
 # What a server publishes about a model over HTTP: the form of its input, and its counters.
 
 
-async def example_request(dialler: Dialler, door: TargetEndpoint, rows: int, patience: float) -> InferenceRequest:
+async def example_request(dialler: Dialler, endpoint: TargetEndpoint, rows: int, patience: float) -> InferenceRequest:
     """Return a request that the model takes. Raises SettingsError where that cannot be known."""
-    inputs = declared_inputs(door.model, await fetch_json(dialler, f"/v2/models/{quote(door.model)}", patience))
+    inputs = declared_inputs(endpoint.model, await fetch_json(dialler, f"/v2/models/{quote(endpoint.model)}", patience))
     example = None
     if inputs[0].datatype == "BYTES":  # a Weir may describe an item
-        example = example_of(await fetch_json(dialler, "/openapi.json", patience), f"/infer/{door.model}")
-    return made_request(door, inputs, rows, example)
+        example = example_of(await fetch_json(dialler, "/openapi.json", patience), f"/infer/{endpoint.model}")
+    return made_request(endpoint, inputs, rows, example)
 
 
 async def is_counted(dialler: Dialler, model: str, patience: float) -> bool:
@@ -288,22 +288,20 @@ class HttpOptions:
         check(self)
 
 
-class HttpTarget:
+class HttpTarget(LedgerTarget):
     """Sends POST requests to `url`, whose bodies are `data` (see `read_payloads`; None: the model's own example)."""
 
     def __init__(
         self, url: str, data: str | Sequence[Any] | None = None, options: HttpOptions | None = None, *,
         name: str | None = None, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        self.name = name or url
+        super().__init__(name or url, clock)
         self._options = options or HttpOptions()
         self._address = parse_address(url)
         self._dialler = Dialler(self._address, insecure=self._options.insecure)
         self._bodies = None if data is None else read_payloads(data)
         self._requests: list[bytes] = []
         self._model: str | None = None
-        self._clock = clock
-        self._ledger = Ledger()
         self._pool = Pool(
             self._dialler, self, limit=self._options.max_connections,
             spare=min(_SPARE, self._options.max_connections), timeout=self._options.timeout, clock=clock,
@@ -329,10 +327,6 @@ class HttpTarget:
             raise SettingsError(f"{self._address.url}: {_said(answer)}")
         self._model = await self._served_model()
         await self._pool.warm()
-
-    async def start_round(self, ledger: Ledger) -> None:
-        """Report to `ledger` from now on."""
-        self._ledger = ledger
 
     def send(self, index: int) -> None:
         """Send a request."""
@@ -423,27 +417,27 @@ _HEADER_LENGTH = "Inference-Header-Content-Length"
 
 
 class KserveTarget(HttpTarget):
-    """Sends inference requests: `data` as JSON, whatever travels (see tensors.said_requests), or made from the metadata."""
+    """Sends inference requests: `data` as JSON, whatever travels (see tensors.given_requests), or made from the metadata."""
 
     def __init__(
         self,
         url: str,
-        door: TargetEndpoint,
+        endpoint: TargetEndpoint,
         data: str | Sequence[Any] | None = None,
         options: HttpOptions | None = None,
     ) -> None:
         super().__init__(url.partition("#")[0], None, options, name=url)
-        self._door = door
-        self._said = None if data is None else said_requests(data, door)
+        self._endpoint = endpoint
+        self._given = None if data is None else given_requests(data, endpoint)
 
     async def _made(self) -> list[bytes]:
         options = self._options
-        said = self._said or [await example_request(self._dialler, self._door, options.rows, options.timeout)]
+        said = self._given or [await example_request(self._dialler, self._endpoint, options.rows, options.timeout)]
         return [self._written(request) for request in said]
 
     def _written(self, request: InferenceRequest) -> bytes:
         headers = dict(self._options.headers)
-        if not self._door.binary:
+        if not self._endpoint.binary:
             return request_bytes("POST", self._address, headers, kserve_json.write_request(request))
         request.parameters = {**request.parameters, "binary_data_output": True}
         written = kserve_binary.write_request(request)
@@ -451,5 +445,5 @@ class KserveTarget(HttpTarget):
         return request_bytes("POST", self._address, headers, b"".join(written.parts))
 
     async def _served_model(self) -> str | None:
-        model = self._door.model
+        model = self._endpoint.model
         return model if await is_counted(self._dialler, model, self._options.timeout) else None

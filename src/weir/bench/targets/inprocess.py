@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from weir.bench.target import OK, TIMES, Counts, Ledger
+from weir.bench.target import OK, TIMES, Counts, LedgerTarget
 from weir.bench.targets.payloads import decode_items, read_payloads
 from weir.catalog.loading import make_service
 from weir.catalog.sources import ModelToServe
@@ -18,7 +18,7 @@ from weir.settings import default_name
 from weir.telemetry.recorder import Metrics
 
 
-class InProcessTarget:
+class InProcessTarget(LedgerTarget):
     """Asks a Service of this process, in the loop that sends: `Service.infer`, without backpressure, so that a full line
     refuses as a server's does.
 
@@ -27,7 +27,6 @@ class InProcessTarget:
     """
 
     connections = None
-    held = 0
 
     def __init__(
         self, model: str | ModelToServe | type[Model] | type[Service], data: str | Sequence[Any] | None = None, *,
@@ -35,13 +34,11 @@ class InProcessTarget:
         timeout: float = 10.0, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self._metrics = Metrics()
-        self._clock = clock
         said = {"timeout": timeout, **(settings or {}), "backpressure": False}
         self._service = _service(model, dict(params or {}), said, self._metrics)
-        self.name = name or self._service.name
+        super().__init__(name or self._service.name, clock)
         items = _examples(self._service) if data is None else decode_items(read_payloads(data))
         self._items = [as_given(self._service.model, item) for item in items]
-        self._ledger = Ledger()
 
     async def open(self) -> None:
         """Start the workers, and see that they answer."""
@@ -50,10 +47,6 @@ class InProcessTarget:
             await self._service.infer(self._items[0])
         except WeirError as error:
             raise SettingsError(f"{self.name}: {type(error).__name__}: {error.message}") from error
-
-    async def start_round(self, ledger: Ledger) -> None:
-        """Report to `ledger` from now on."""
-        self._ledger = ledger
 
     def send(self, index: int) -> None:
         """Ask."""
@@ -64,9 +57,6 @@ class InProcessTarget:
     def _ended(self, index: int, call: Call) -> None:
         error = call.exception()
         self._ledger.end(index, self._clock(), OK if error is None else type(error).__name__)
-
-    def give_up(self) -> None:
-        """Do nothing: the service gives up by itself."""
 
     async def counts(self) -> Counts | None:
         """Return what the service has told its observer."""

@@ -78,23 +78,23 @@ class TargetEndpoint(NamedTuple):
     binary: bool = False
 
 
-def door_of(url: str) -> TargetEndpoint:
+def endpoint_of(url: str) -> TargetEndpoint:
     """Return what `url` means; `#binary` at its end asks for raw tensors. Raises SettingsError."""
     plain, _, fragment = url.partition("#")
     scheme = plain.partition(":")[0]
     if scheme in _SHARED:
-        door = _shared(url, plain)
+        endpoint = _shared(url, plain)
     else:
         found = _INFER.search(plain)
-        door = (
+        endpoint = (
             TargetEndpoint("http")
             if found is None
             else TargetEndpoint("kserve", unquote(found["model"]), found["version"] or "")
         )
-    if fragment not in ("", "binary") or (fragment and door.kind not in ("kserve", "ws")):
+    if fragment not in ("", "binary") or (fragment and endpoint.kind not in ("kserve", "ws")):
         rule = "only #binary may follow, and only where tensors travel as JSON otherwise: /v2/models/MODEL/infer, ws"
         raise SettingsError(f"target {url!r}: {rule}")
-    return door._replace(binary=bool(fragment))
+    return endpoint._replace(binary=bool(fragment))
 
 
 def _shared(url: str, plain: str) -> TargetEndpoint:
@@ -126,26 +126,26 @@ class DeclaredInput(NamedTuple):
     shape: tuple[int, ...]
 
 
-def said_requests(data: str | Sequence[Any], door: TargetEndpoint) -> list[InferenceRequest]:
+def given_requests(data: str | Sequence[Any], endpoint: TargetEndpoint) -> list[InferenceRequest]:
     """Return the requests whose JSON is `data` (see read_payloads). Raises SettingsError."""
     try:
-        return [read_request(body, door.model, door.version) for body in read_payloads(data)]
+        return [read_request(body, endpoint.model, endpoint.version) for body in read_payloads(data)]
     except InvalidRequest as error:
         raise SettingsError(f"data: must be inference requests as JSON: {error.message}") from error
 
 
 def made_request(
-    door: TargetEndpoint, inputs: Sequence[DeclaredInput], rows: int, example: Any = None
+    endpoint: TargetEndpoint, inputs: Sequence[DeclaredInput], rows: int, example: Any = None
 ) -> InferenceRequest:
     """Return a request of `rows` rows: of ones, or with the item `example` of an item model.
 
     A length that is free is 1. Raises SettingsError where nobody can know what to send.
     """
-    tensors = [_made(door, tensor, rows, example) for tensor in inputs]
-    return InferenceRequest(door.model, tensors, version=door.version)
+    tensors = [_made(endpoint, tensor, rows, example) for tensor in inputs]
+    return InferenceRequest(endpoint.model, tensors, version=endpoint.version)
 
 
-def _made(door: TargetEndpoint, tensor: DeclaredInput, rows: int, example: Any) -> TensorValue:
+def _made(endpoint: TargetEndpoint, tensor: DeclaredInput, rows: int, example: Any) -> TensorValue:
     first = [
         rows if length == -1 else length for length in tensor.shape[:1]
     ]  # without a batch it may be fixed, or not there
@@ -153,7 +153,7 @@ def _made(door: TargetEndpoint, tensor: DeclaredInput, rows: int, example: Any) 
     if tensor.datatype != "BYTES":
         return TensorValue(tensor.name, tensor.datatype, np.full(shape, _ALL, DATATYPES[tensor.datatype]))
     if example is None:
-        raise SettingsError(f"model {door.model!r}: nobody knows what its {tensor.name!r} is; say what with --data")
+        raise SettingsError(f"model {endpoint.model!r}: nobody knows what its {tensor.name!r} is; say what with --data")
     array = np.empty(shape, object)
     array[...] = msgspec.json.encode(example)
     return TensorValue(tensor.name, tensor.datatype, array)

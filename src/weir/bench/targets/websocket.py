@@ -10,10 +10,10 @@ import msgspec
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
-from weir.bench.target import OK, TIMEOUT, Counts, Ledger
+from weir.bench.target import OK, TIMEOUT, Counts, LedgerTarget
 from weir.bench.targets.connection import CLOSED, Dialler, Tasks, parse_address, tls_context
 from weir.bench.targets.http import HttpOptions, counted, example_request, is_counted
-from weir.bench.targets.payloads import TargetEndpoint, said_requests
+from weir.bench.targets.payloads import TargetEndpoint, given_requests
 from weir.errors import SettingsError
 from weir.wire.inference import InferenceRequest
 from weir.wire.websocket import Message, write_cancel, write_request
@@ -36,24 +36,20 @@ class AnswerHead(msgspec.Struct):
 _read = msgspec.json.Decoder(AnswerHead).decode
 
 
-class WebSocketTarget:
+class WebSocketTarget(LedgerTarget):
     """Sends requests over `options.channels` connections in turn; `data` as for KserveTarget. A connection that is lost ends
     what is under way on it, and is not made again."""
 
-    held = 0
-
     def __init__(
-        self, url: str, door: TargetEndpoint, data: str | Sequence[Any] | None = None, options: HttpOptions | None = None, *,
+        self, url: str, endpoint: TargetEndpoint, data: str | Sequence[Any] | None = None, options: HttpOptions | None = None, *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        self.name = url
-        self._door = door
+        super().__init__(url, clock)
+        self._endpoint = endpoint
         self._options = options or HttpOptions()
-        self._said = None if data is None else said_requests(data, door)
-        scheme = "https" if door.tls else "http"
-        self._dialler = Dialler(parse_address(f"{scheme}://{door.place}/"), insecure=self._options.insecure)
-        self._clock = clock
-        self._ledger = Ledger()
+        self._given = None if data is None else given_requests(data, endpoint)
+        scheme = "https" if endpoint.tls else "http"
+        self._dialler = Dialler(parse_address(f"{scheme}://{endpoint.place}/"), insecure=self._options.insecure)
         self._sockets: list[ClientConnection] = []
         self._tasks = Tasks()
         self._under_way: dict[int, ClientConnection] = {}
@@ -67,20 +63,16 @@ class WebSocketTarget:
 
     async def open(self) -> None:
         """Connect, and see that the model answers."""
-        door, options = self._door, self._options
+        endpoint, options = self._endpoint, self._options
         await self._dialler.find()
-        said = self._said or [await example_request(self._dialler, door, options.rows, options.timeout)]
+        said = self._given or [await example_request(self._dialler, endpoint, options.rows, options.timeout)]
         self._messages = [self._written(request) for request in said]
         self._sockets = [await self._connected() for _ in range(options.channels)]
         await self._try(self._sockets[0])
-        self._model = door.model if await is_counted(self._dialler, door.model, options.timeout) else None
+        self._model = endpoint.model if await is_counted(self._dialler, endpoint.model, options.timeout) else None
         for socket in self._sockets:
             self._tasks.start(self._hear(socket))
         self._next = cycle(self._sockets)
-
-    async def start_round(self, ledger: Ledger) -> None:
-        """Report to `ledger` from now on."""
-        self._ledger = ledger
 
     def send(self, index: int) -> None:
         """Send a request."""
@@ -109,9 +101,9 @@ class WebSocketTarget:
             await socket.close()
 
     async def _connected(self) -> ClientConnection:
-        door, options = self._door, self._options
-        url = f"{'wss' if door.tls else 'ws'}://{door.place}{PATH}"
-        tls = tls_context(options.insecure) if door.tls else None
+        endpoint, options = self._endpoint, self._options
+        url = f"{'wss' if endpoint.tls else 'ws'}://{endpoint.place}{PATH}"
+        tls = tls_context(options.insecure) if endpoint.tls else None
         try:
             return await connect(
                 url, ssl=tls, max_size=None, compression=None, open_timeout=options.timeout, close_timeout=0.1,
@@ -155,9 +147,9 @@ class WebSocketTarget:
 
     def _written(self, request: InferenceRequest) -> Message:
         request.id = _NO_ID
-        if self._door.binary:
+        if self._endpoint.binary:
             request.parameters = {**request.parameters, "binary_data_output": True}
-        return write_request(request, binary=self._door.binary)
+        return write_request(request, binary=self._endpoint.binary)
 
 
 def id_of(index: int) -> str:
