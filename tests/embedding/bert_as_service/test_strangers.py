@@ -445,7 +445,7 @@ def test_who_asks_much_and_leaves_holds_up_nobody() -> None:
 def test_an_answer_waits_for_who_comes_back(opened: Opened) -> None:
     asking, listening = connected(opened.port, "PUSH"), connected(opened.port_out, "SUB")
     asking.sendall(message(b"late", b'["a b"]', b"7", b"1"))
-    opened.until(lambda: [bytes(each[-1]) for each in opened.door._publisher._kept[b"late"]] == [b"7"])
+    opened.until(lambda: [bytes(each.frames[-1]) for each in opened.door._publisher._kept[b"late"]] == [b"7"])
     listening.sendall(frame(b"\x09SUBSCRIBElate", 4) + frame(b"\x04PING\x00\x01abc", 4))
     expected = frame(b"\x04PONGabc", 4)
     got = b""
@@ -455,11 +455,33 @@ def test_an_answer_waits_for_who_comes_back(opened: Opened) -> None:
     listening.sendall(frame(b"\x06CANCELlate", 4))
     opened.until(lambda: not opened.door._publisher._listeners(b"late"))
     asking.sendall(message(b"late", b'["a b"]', b"8", b"1"))
-    opened.until(lambda: [bytes(each[-1]) for each in opened.door._publisher._kept[b"late"]] == [b"8"])
+    opened.until(lambda: [bytes(each.frames[-1]) for each in opened.door._publisher._kept[b"late"]] == [b"8"])
     listening.sendall(message(b"\1lat"))
     assert listening.recv(1 << 16).startswith(message(b"late", b"")[:6])
     asking.close()
     listening.close()
+
+
+@pytest.mark.parametrize("overheard", [b"", b"la"])
+def test_a_stranger_who_listens_to_all_takes_no_answer_away(opened: Opened, overheard: bytes) -> None:
+    stranger = connected(opened.port_out, "SUB")
+    stranger.sendall(message(b"\1" + overheard))
+    opened.until(lambda: bool(opened.door._publisher._listeners(b"later")))
+    asking, listening = connected(opened.port, "PUSH"), connected(opened.port_out, "SUB")
+    asking.sendall(message(b"later", b'["a b"]', b"7", b"1"))
+    assert vector_of("a b").tobytes() in read_until(stranger, b"7")
+    listening.sendall(message(b"\1later"))
+    assert vector_of("a b").tobytes() in read_until(listening, b"7")
+    opened.until(lambda: not opened.door._publisher._kept)
+    for each in (stranger, asking, listening):
+        each.close()
+
+
+def read_until(connection: socket.socket, end: bytes) -> bytes:
+    got = b""
+    while not got.endswith(end):
+        got += connection.recv(1 << 16)
+    return got
 
 
 def test_no_more_is_kept_for_who_does_not_come_than_allowed() -> None:

@@ -1,12 +1,14 @@
 """Brings answers to those who listen for them.
 
-A message goes to every peer that has subscribed to the beginning of its first frame. libzmq throws away what nobody listens
-to yet, or for a moment; here it is kept for as long as a client may take to come, or to come back.
+A message goes to every peer that has subscribed to the beginning of its first frame, its topic. libzmq throws away what nobody listens
+to yet, or for a moment; here it is kept for as long as a client may take to come, or to come back: until a peer has subscribed to the whole topic, as the
+client that asked does. One that listens to all topics takes no answer away from others.
 """
 
 import asyncio
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 
 from weir.embedding.bert_as_service.port import Drops, Peer
@@ -38,7 +40,7 @@ class Publisher:
         self._peers: dict[bytes, set[Peer]] = {}
         self._lengths: Counter[int] = Counter()  # of the topics
         self._clogged: set[Peer] = set()
-        self._kept: dict[bytes, list[Frames]] = defaultdict(list)
+        self._kept: dict[bytes, list[_Kept]] = defaultdict(list)
         self._kept_sizes: Counter[bytes] = Counter()  # by topic
         self._kept_bytes = 0
         self._missed: dict[bytes, float] = {}  # topics that nobody listens to, and since when
@@ -150,12 +152,12 @@ class Publisher:
         listeners = self._listeners(topic)
         for peer in listeners:
             self._write(peer, frames)
-        if not listeners:
-            self._keep(topic, frames)
+        if topic not in self._peers:  # who asked is not among them: a client subscribes to its own topic
+            self._keep(topic, _Kept(frames, heard=bool(listeners)))
 
     def _write(self, peer: Peer, frames: Frames) -> None:
         unread = peer.unread
-        if unread > self._max_unread or (unread and self.unread > _TOGETHER * self._max_unread):
+        if unread > self._max_unread or self._has_its_share(unread):
             self._drops("answer", f"{unread} bytes of answers are unread (zmq_max_unread)", peer.address)
             return
         peer.write(pack(frames))
@@ -163,26 +165,42 @@ class Publisher:
             self._clogged.add(peer)
             self._charge(peer)
 
+    def _has_its_share(self, unread: int) -> bool:
+        """Whether all peers together may leave no more unread, and a peer with so many bytes has at least an equal part of that."""
+        most = _TOGETHER * self._max_unread
+        return unread * len(self._clogged) >= most and self.unread > most
+
     def _charge(self, peer: Peer) -> None:
         """Charge what `peer` has not read now."""
         self._account.add(peer.unread - peer.charged)
         peer.charged = peer.unread
 
-    def _keep(self, topic: bytes, frames: Frames) -> None:
-        size = size_of(frames) + OVERHEAD
+    def _keep(self, topic: bytes, kept: "_Kept") -> None:
+        size = size_of(kept.frames) + OVERHEAD
         if self._kept_bytes + size > self._max_unread or self._account.over:
-            self._drops("answer", "nobody listens, and too many are kept for such (zmq_max_unread)")
+            if not kept.heard:
+                self._drops("answer", "nobody listens, and too many are kept for such (zmq_max_unread)")
             return
-        self._kept[topic].append(frames)
+        self._kept[topic].append(kept)
         self._kept_sizes[topic] += size
         self._kept_bytes += size
         self._account.add(size)
 
     def _send_kept(self, topic: bytes) -> None:
-        for frames in self._take(topic):
-            self.publish(frames)
+        """Send what is kept for `topic`, to which somebody has subscribed, also to others who have not heard it."""
+        for kept in self._take(topic):
+            for peer in self._peers[topic] if kept.heard else self._listeners(topic):
+                self._write(peer, kept.frames)
 
-    def _take(self, topic: bytes) -> list[Frames]:
+    def _send_unheard(self, topic: bytes, listeners: set[Peer]) -> None:
+        """Send what is kept for `topic` to those who listen to its beginning, once; it stays for who asked."""
+        for kept in self._kept.get(topic, ()):
+            if not kept.heard:
+                kept.heard = True
+                for peer in listeners:
+                    self._write(peer, kept.frames)
+
+    def _take(self, topic: bytes) -> "list[_Kept]":
         size = self._kept_sizes.pop(topic, 0)
         self._kept_bytes -= size
         self._account.give(size)
@@ -203,7 +221,7 @@ class Publisher:
     @property
     def waiting(self) -> bool:
         """Whether there are answers that have not left."""
-        return bool(self._kept) or self.unread > 0
+        return any(not kept.heard for each in self._kept.values() for kept in each) or self.unread > 0
 
     # Time.
 
@@ -223,15 +241,28 @@ class Publisher:
         given_up, dropped = [], 0
         for topic in topics:
             self._admit(topic)
-            if self._listeners(topic):
-                self._missed.pop(topic, None)
+            listeners = self._listeners(topic)
+            if topic in self._peers:
                 self._send_kept(topic)
+            elif listeners:
+                self._send_unheard(topic, listeners)
+            if listeners and topic not in self._kept:
+                self._missed.pop(topic, None)
             elif now >= self._missed.setdefault(topic, now) + self._grace:
-                given_up.append(topic)
-                dropped += len(self._take(topic))
+                if not listeners:
+                    given_up.append(topic)
+                dropped += sum(not kept.heard for kept in self._take(topic))
         if dropped:
             self._drops("answer", f"nobody has listened for {self._grace:g} s", times=dropped)
         return given_up
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A message that nobody who subscribed to just its topic has got; `heard`: others, who listen to the beginning of the topic, have."""
+
+    frames: Frames
+    heard: bool
 
 
 def size_of(frames: Frames) -> int:
