@@ -31,7 +31,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import grpc
 import numpy as np
@@ -53,7 +53,7 @@ from weir.embedding.bert_as_service.settings import ZeroMqSettings
 from weir.embedding.bert_as_service.status import Status
 from weir.embedding.bert_as_service.zeromq import ZeroMqFrontend
 from weir.embedding.bert_as_service.zmtp import COMMAND, GREETING, MORE, frame, ready
-from weir.embedding.exchange import EmbeddingContext
+from weir.embedding.calling import EmbeddingContext, Models
 from weir.embedding.metrics import TextCounts
 from weir.embedding.openai import OpenAI, openai_paths
 from weir.embedding.texts import Encoded, Text
@@ -391,25 +391,32 @@ class Probe:
         size, connections = self._ask(b"held")
         return size, connections
 
+    def close(self) -> None:
+        """Ask no more."""
+        self._answers.close()
+        self._connection.close()
+
     def _ask(self, question: bytes) -> Any:
         self._connection.sendall(question + b"\n")
         return json.loads(self._answers.readline())
 
 
 @contextmanager
-def serving(memory_mb: int, *arguments: str) -> Iterator[tuple[Ports, Probe]]:
+def serving(memory_mb: int, *arguments: str, log: IO[bytes] | None = None) -> Iterator[tuple[Ports, Probe]]:
     """Run the server in a process of its own, with its workers each, of so much memory (0: what there is); what its `arguments` are it says itself.
-    Among its ports is its `pid`."""
+    Among its ports is its `pid`. It logs to `log`, or where this process does."""
     limited = ["prlimit", f"--as={memory_mb << 20}"] if memory_mb else []
     command = [*limited, sys.executable, "-m", "benchmarks.parsers", "serve", *arguments]
     with subprocess.Popen(
-        command, cwd=ROOT, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        command, cwd=ROOT, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
     ) as server:
         assert server.stdout is not None
         ports: Ports = json.loads(server.stdout.readline())
+        probe = Probe(ports["probe"])
         try:
-            yield {**ports, "pid": server.pid}, Probe(ports["probe"])
+            yield {**ports, "pid": server.pid}, probe
         finally:
+            probe.close()  # the server waits for this
             server.communicate(timeout=60)
 
 
@@ -517,6 +524,7 @@ class LoopProbe:
         self._account = account
         self._scheduling = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY)
         self._loop = asyncio.get_running_loop()
+        self.asked_out = asyncio.Event()  # set once the one who asked has gone
         self.reset()
         self._beat()
 
@@ -546,6 +554,8 @@ class LoopProbe:
             longest = [self.on_loop, self.in_process]
             held = [self._account.held_bytes, self._account.connections]
             writer.write(json.dumps(held if question == b"held\n" else longest).encode() + b"\n")
+        writer.close()
+        self.asked_out.set()
 
 
 def nobody() -> Control:
@@ -562,8 +572,8 @@ async def serve(waiting_bytes: str = "0", *files: str) -> None:
     http = HttpSettings(port=0, max_waiting_bytes=int(waiting_bytes) or None, body_timeout=20.0)
     registry, encoder, control = Registry(services), Lengths(), nobody()
     context = KserveContext(registry, http, control)
-    texts = EmbeddingContext({encoder.name: encoder}, http, 100_000, TextCounts())
-    status = Status(texts.encoders, texts.clients)
+    texts = EmbeddingContext(Models({encoder.name: encoder}), http, 100_000, TextCounts())
+    status = Status(texts.models.encoders, texts.clients)
     routes = [*OpenAI(texts).routes(), *Encode(texts, status, control=control, end=lambda: None).routes()]
     sockets = WebSockets(registry, http, context.account)
     app = make_app(
@@ -573,7 +583,9 @@ async def serve(waiting_bytes: str = "0", *files: str) -> None:
         registry,
         HttpServer(registry, app, http, context=context, websockets=sockets),
         GrpcServer(context, GrpcSettings(grpc_port=0), http, Core),
-        ZeroMqFrontend(texts, ZeroMqSettings(zmq_port=0), control=control, account=context.account),
+        ZeroMqFrontend(
+            {encoder.name: encoder}, ZeroMqSettings(zmq_port=0), http, control=control, account=context.account
+        ),
     ]
     if files:
         certified = dataclasses.replace(http, tls_certfile=files[0], tls_keyfile=files[1])
@@ -584,13 +596,15 @@ async def serve(waiting_bytes: str = "0", *files: str) -> None:
             stack.push_async_callback(server.stop)
         gc.collect()
         gc.freeze()  # as `weir serve` does
-        probe = await asyncio.start_server(LoopProbe(context.account).answer, "127.0.0.1", 0)
+        looks = LoopProbe(context.account)
+        probe = await asyncio.start_server(looks.answer, "127.0.0.1", 0)
         ports = {
             "http": servers[1].port, "grpc": servers[2].port, "zmq": servers[3].port,
             "zmq_out": servers[3].port_out, "probe": probe.sockets[0].getsockname()[1], "tls": servers[-1].port,
         }  # fmt: skip
         print(json.dumps(ports), flush=True)
         await asyncio.to_thread(sys.stdin.read)
+        await looks.asked_out.wait()
         probe.close()
 
 

@@ -30,9 +30,10 @@ from benchmarks.parts import (
     policies,
     square,
     text_memory,
+    theory,
     vectors,
 )
-from benchmarks.parts.live import AUTO, LOADS, RULES, SOLVED
+from benchmarks.parts.theory import AUTO, LOADS, RULES, SOLVED
 
 RESULTS = ROOT / "benchmarks" / "results.json"
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -175,8 +176,8 @@ IN_ORDER: tuple[Part | Rounds, ...] = (
     overload.SLOW_CLIENTS,
     core.SOLVER,
     core.SIMULATION,
-    live.THEORY,
-    live.LIVE,
+    theory.PART,
+    live.PART,
     policies.PART,
     embedding.EMBEDDING,
     padding.PART,

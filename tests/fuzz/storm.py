@@ -3,20 +3,21 @@
 Hostile threads send mutated and worst inputs (hostile.py) to a server of 2 GB with every protocol, an honest client in each asks it
 all the while, and everything that it is answered is checked. After every few minutes the attack rests: then all honest clients must be
 answered, the account of bytes be empty, and the memory be what it was. At the end there is a report; the exit code is 1 if something
-was found: a server that ended, an answer of 500, a hang, a wrong answer, memory that grew beyond its limit, bytes that nobody gave back.
+was found: a server that ended, a traceback that it logged (but of a model's error), an answer of 500, a hang, a wrong answer, memory that grew beyond its limit, bytes that nobody gave back.
 
 An input is made of its seed and its number alone: `--replay NAME NUMBER` sends one again.
 """
 
 import argparse
 import signal
+import tempfile
 import threading
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from contextlib import suppress
 from random import Random
-from typing import Any
+from typing import IO, Any
 
 import httpx
 import numpy
@@ -58,6 +59,35 @@ class Findings:
             self.counts[what] += 1
             if self.counts[what] <= 3:
                 self._console.print(f"{time.strftime('%H:%M:%S')} {what}: {case}", markup=False)
+
+
+class Tracebacks:
+    """Finds the tracebacks in what a server logs. That of a model's own error is no finding: its first line says "model error"."""
+
+    def __init__(self, findings: Findings) -> None:
+        self._findings = findings
+        self._before = ""  # the last line outside of a traceback
+        self._lines: list[str] | None = None  # of the traceback that has begun
+        self._rest = b""
+
+    def read(self, logged: bytes) -> None:
+        """Read on; a line, and a traceback, may come in parts."""
+        *lines, self._rest = (self._rest + logged).split(b"\n")
+        for line in lines:
+            self._read_line(line.decode(errors="replace"))
+
+    def _read_line(self, line: str) -> None:
+        if "Traceback (most recent call last):" in line:
+            self._lines = [self._before]
+        elif self._lines is None:
+            if line and "above exception" not in line:  # one that caused another is about the same
+                self._before = line
+        elif line[:1] in (" ", "|"):
+            self._lines.append(line)
+        else:
+            if "model error" not in self._before:
+                self._findings.add(f"a traceback: {line:.80}", "\n".join(self._lines))
+            self._lines = None
 
 
 class Hostile(threading.Thread):
@@ -196,9 +226,10 @@ def _open_protocol(client: Any) -> Callable[[Random], None]:
 class Storm:
     """All that goes on: `goes` while the attack does, `quiet` when all must be answered."""
 
-    def __init__(self, ports: Ports, probe: Probe, seed: int, only: str, console: Console) -> None:
+    def __init__(self, ports: Ports, probe: Probe, seed: int, only: str, console: Console, log: IO[bytes]) -> None:
         self.ports, self.seed = ports, seed
         self.findings = Findings(console)
+        self._log, self._tracebacks = log, Tracebacks(self.findings)
         self.goes, self.quiet = threading.Event(), threading.Event()
         self.over = self.ends_early = False
         self.outcomes: defaultdict[str, Counter[str]] = defaultdict(Counter)
@@ -246,6 +277,10 @@ class Storm:
         with suppress(psutil.NoSuchProcess):
             return sum(each.memory_full_info().pss for each in [self.server, *self.server.children(recursive=True)])
         return 0
+
+    def read_log(self) -> None:
+        """Look for tracebacks in what the server has logged since the last time."""
+        self._tracebacks.read(self._log.read())
 
     def look(self, threads: list[Hostile]) -> None:
         """Look at the server, while it is attacked."""
@@ -313,6 +348,7 @@ def attacked(storm: Storm, minutes: float, threads: int, console: Console) -> li
                 completed=time.monotonic() - began,
                 description=f"{storm.tried} inputs, {storm.findings.counts.total()} findings",
             )
+            storm.read_log()
             with suppress(OSError, ValueError):  # it may have ended
                 storm.look(hostile)
             if time.monotonic() > rested + ROUND:
@@ -338,13 +374,18 @@ def main() -> int:
     parser.add_argument("--only", default="", help="attacks with this text in their names")
     parser.add_argument("--replay", nargs=2, metavar=("NAME", "NUMBER"), help="send one input of the seed again")
     asked, console = parser.parse_args(), Console(width=160)
-    with serving(0, str(WAITING_BYTES), FILES["tls_certfile"], FILES["tls_keyfile"]) as (ports, probe):
-        if asked.replay:
-            console.print(attack(asked.replay[0], asked.seed, int(asked.replay[1]), ports, []), probe.ask(b"longest"))
-            return 0
-        storm = Storm(ports, probe, asked.seed, asked.only, console)
-        signal.signal(signal.SIGINT, lambda *_: setattr(storm, "ends_early", True))  # ends it early, with a report
-        clients = attacked(storm, asked.minutes, asked.threads, console)
+    files = FILES["tls_certfile"], FILES["tls_keyfile"]
+    with tempfile.NamedTemporaryFile() as log, open(log.name, "rb") as logged:
+        with serving(0, str(WAITING_BYTES), *files, log=None if asked.replay else log) as (ports, probe):
+            if asked.replay:
+                console.print(
+                    attack(asked.replay[0], asked.seed, int(asked.replay[1]), ports, []), probe.ask(b"longest")
+                )
+                return 0
+            storm = Storm(ports, probe, asked.seed, asked.only, console, logged)
+            signal.signal(signal.SIGINT, lambda *_: setattr(storm, "ends_early", True))  # ends it early, with a report
+            clients = attacked(storm, asked.minutes, asked.threads, console)
+        storm.read_log()  # its end, too
     console.print(report(storm, clients))
     console.print(
         f"{storm.tried} inputs; peak {int(storm.peak) >> 20} MB; longest turn of the event loop {storm.longest_ms:.0f} ms of CPU time; "

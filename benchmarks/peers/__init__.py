@@ -1,0 +1,1 @@
+"""What runs in the environments of the peers; nothing of it is imported here."""
