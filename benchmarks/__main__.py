@@ -6,12 +6,12 @@ from datetime import UTC, datetime
 
 from rich.console import Console
 
-from benchmarks import soak
 from benchmarks.harness import report
 from benchmarks.harness.report import PARTS, describe
 from benchmarks.harness.result import Part, Run, progress_bar
 from benchmarks.harness.rounds import Rounds
 from benchmarks.harness.servers import require_wrk, set_up
+from benchmarks.parts import overload
 
 
 def main() -> None:
@@ -22,7 +22,7 @@ def main() -> None:
     if asked.what == ["setup"]:
         console.print("Peers: " + ", ".join(set_up()))
     elif asked.what == ["soak"]:
-        soak.run(console, asked.minutes)
+        overload.soak(console, asked.minutes)
     elif asked.what != ["report"]:
         require_wrk()
         for name, value in describe().items():

@@ -53,7 +53,7 @@ from weir.embedding.bert_as_service.settings import ZeroMqSettings
 from weir.embedding.bert_as_service.status import Status
 from weir.embedding.bert_as_service.zeromq import ZeroMqFrontend
 from weir.embedding.bert_as_service.zmtp import COMMAND, GREETING, MORE, frame, ready
-from weir.embedding.calling import EmbeddingContext, Models
+from weir.embedding.exchange import EmbeddingContext
 from weir.embedding.metrics import TextCounts
 from weir.embedding.openai import OpenAI, openai_paths
 from weir.embedding.texts import Encoded, Text
@@ -572,8 +572,8 @@ async def serve(waiting_bytes: str = "0", *files: str) -> None:
     http = HttpSettings(port=0, max_waiting_bytes=int(waiting_bytes) or None, body_timeout=20.0)
     registry, encoder, control = Registry(services), Lengths(), nobody()
     context = KserveContext(registry, http, control)
-    texts = EmbeddingContext(Models({encoder.name: encoder}), http, 100_000, TextCounts())
-    status = Status(texts.models.encoders, texts.clients)
+    texts = EmbeddingContext({encoder.name: encoder}, http, 100_000, TextCounts())
+    status = Status(texts.encoders, texts.clients)
     routes = [*OpenAI(texts).routes(), *Encode(texts, status, control=control, end=lambda: None).routes()]
     sockets = WebSockets(registry, http, context.account)
     app = make_app(
@@ -583,9 +583,7 @@ async def serve(waiting_bytes: str = "0", *files: str) -> None:
         registry,
         HttpServer(registry, app, http, context=context, websockets=sockets),
         GrpcServer(context, GrpcSettings(grpc_port=0), http, Core),
-        ZeroMqFrontend(
-            {encoder.name: encoder}, ZeroMqSettings(zmq_port=0), http, control=control, account=context.account
-        ),
+        ZeroMqFrontend(texts, ZeroMqSettings(zmq_port=0), control=control, account=context.account),
     ]
     if files:
         certified = dataclasses.replace(http, tls_certfile=files[0], tls_keyfile=files[1])

@@ -30,10 +30,9 @@ from benchmarks.parts import (
     policies,
     square,
     text_memory,
-    theory,
     vectors,
 )
-from benchmarks.parts.theory import AUTO, LOADS, RULES, SOLVED
+from benchmarks.parts.live import AUTO, LOADS, RULES, SOLVED
 
 RESULTS = ROOT / "benchmarks" / "results.json"
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -176,8 +175,8 @@ IN_ORDER: tuple[Part | Rounds, ...] = (
     overload.SLOW_CLIENTS,
     core.SOLVER,
     core.SIMULATION,
-    theory.PART,
-    live.PART,
+    live.THEORY,
+    live.LIVE,
     policies.PART,
     embedding.EMBEDDING,
     padding.PART,

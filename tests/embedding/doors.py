@@ -9,11 +9,12 @@ import httpx
 from starlette.routing import BaseRoute
 
 from weir.catalog.registry import Registry
-from weir.embedding.bert_as_service.http import BertEncodeCall, Encode, bert_paths
+from weir.embedding.bert_as_service.http import ENCODE, Encode, bert_paths
 from weir.embedding.bert_as_service.status import Status
-from weir.embedding.calling import EmbeddingContext, HotTexts, Models
+from weir.embedding.exchange import EmbeddingContext
+from weir.embedding.http import FastTexts, HttpTexts
 from weir.embedding.metrics import TextCounts
-from weir.embedding.openai import EmbeddingsCall, OpenAI, openai_paths
+from weir.embedding.openai import OPENAI, OpenAI, openai_paths
 from weir.embedding.texts import Encodes
 from weir.frontends.http.application import Added, make_app
 from weir.frontends.http.server import HttpServer
@@ -48,11 +49,10 @@ async def served(
 ) -> AsyncIterator[Served]:
     """Serve until the block ends, with the fast lane for small calls (of the models `hot`; None: of all) unless told otherwise."""
     settings, counts, ended = HttpSettings(port=0, **http), TextCounts(), asyncio.Event()
-    models = Models({encoder.name: encoder for encoder in encoders})
-    site = EmbeddingContext(models, settings, MAX_TEXTS, counts)
+    site = EmbeddingContext({encoder.name: encoder for encoder in encoders}, settings, MAX_TEXTS, counts)
     routes = routes_of(site, ended.set)
-    names = list(models.encoders) if hot is None else hot
-    route_handlers = [HotTexts(site, kind, names) for kind in (EmbeddingsCall, BertEncodeCall)] if fast else []
+    names = list(site.encoders) if hot is None else hot
+    route_handlers = [FastTexts(HttpTexts(each, site), names) for each in (OPENAI, ENCODE)] if fast else []
     registry = Registry([])
     app = make_app(registry, settings, added=Added(routes, {**openai_paths(), **bert_paths()}))
     server = HttpServer(registry, app, settings, route_handlers=route_handlers)
@@ -66,5 +66,5 @@ async def served(
 
 def routes_of(site: EmbeddingContext, end: Callable[[], None]) -> list[BaseRoute]:
     """Return the routes of both doors."""
-    status = Status(site.models.encoders, site.clients)
+    status = Status(site.encoders, site.clients)
     return [*OpenAI(site).routes(), *Encode(site, status, control=Control(), end=end).routes()]

@@ -1,4 +1,4 @@
-"""OpenAI's door, asked by the stock client and by hand."""
+"""OpenAI's endpoints, asked by the stock client and by hand: vectors, errors, and their description."""
 
 import asyncio
 import base64
@@ -10,13 +10,21 @@ import httpx
 import numpy as np
 import openai
 import pytest
-from tests.embedding.doors import MAX_TEXTS, Served, served
+from openapi_spec_validator import validate
+from tests.embedding.doors import MAX_TEXTS, Served, routes_of, served
 from tests.embedding.hashing import DIMENSIONS, HashingEncoder, vector_of
 
+from weir.catalog.registry import Registry
 from weir.embedding import openai as openai_door
 from weir.embedding.bert_as_service import http as encode_door
+from weir.embedding.bert_as_service.http import bert_paths
+from weir.embedding.exchange import EmbeddingContext
+from weir.embedding.metrics import TextCounts
+from weir.embedding.openai import openai_paths
 from weir.errors import DeadlineExceeded, Draining, ModelError, Overloaded
+from weir.frontends.http.openapi import openapi
 from weir.frontends.http.pages import HTTP_DOORS, code_of
+from weir.protocols.settings import HttpSettings
 
 TEXTS = ["first do it", "then do it right", "then do it better"]
 EXPECTED = np.stack([vector_of(text) for text in TEXTS])
@@ -234,7 +242,9 @@ def test_a_caller_who_leaves_takes_his_texts_along() -> None:
 
 
 def test_a_large_answer_is_made_in_a_thread_and_compressed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weir.embedding.calling._LONG_WORK", 100)
+    monkeypatch.setattr("weir.embedding.http.LONG_ANSWER", 100)
+    monkeypatch.setattr("weir.protocols.offloading.LONG_ANSWER", 100)
+    monkeypatch.setattr("weir.protocols.response.LONG_COMPRESSION", 100)
     encoder = HashingEncoder()
     texts = [f"text {number}" for number in range(MAX_TEXTS)]
     answer = post(encoder, json={"input": texts}, headers={"accept-encoding": "gzip"})
@@ -248,3 +258,80 @@ def test_a_body_over_the_limit_is_refused_before_it_is_read() -> None:
 
     answer = asking(HashingEncoder(), max_body_size=200)(ask)
     assert answer.status_code == 413 and answer.json()["error"]["code"] == "request_too_large"
+
+
+def sent(method: str, path: str, **said: Any) -> httpx.Response:
+    async def main() -> httpx.Response:
+        async with served(HashingEncoder(), max_header_size=2000, max_body_size=1000) as server:
+            return await server.client.request(method, path, **said)
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize(("method", "path", "status", "code", "rule"), [
+    ("POST", "/v1/chat/completions", 404, "unknown_url", "no such path; there are POST /v1/embeddings, GET /v1/models"),
+    ("GET", "/v1/", 404, "unknown_url", "/v1/: there is no such path"),
+    ("GET", "/v1/embeddings", 405, "method_not_allowed", "/v1/embeddings: takes POST only"),
+    ("POST", "/v1/models", 405, "method_not_allowed", "takes GET only"),
+    ("DELETE", "/v1/models/hashing", 405, "method_not_allowed", "takes GET only"),
+])  # fmt: skip
+def test_what_is_not_there_is_refused_in_its_shape(method: str, path: str, status: int, code: str, rule: str) -> None:
+    answer = sent(method, path, headers={"x-request-id": "r1"})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["type"]) == (status, code, "invalid_request_error")
+    assert rule in error["message"] and error["param"] is None
+    assert answer.headers["x-request-id"] == "r1"
+    assert (answer.headers.get("allow") is not None) == (status == 405)
+
+
+def test_the_stock_client_shows_the_reason() -> None:
+    async def ask(server: Served) -> None:
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
+            with pytest.raises(openai.NotFoundError, match="there are POST /v1/embeddings") as caught:
+                await client.chat.completions.create(model="any", messages=[])
+            assert caught.value.code == "unknown_url"
+            long: Any = {"input": "a b c d e f g", "extra_body": {"truncate": False}}
+            with pytest.raises(openai.BadRequestError, match=r"input\[0\]: has 7 tokens") as refused:
+                await client.embeddings.create(model="hashing", **long)
+            assert refused.value.code == "context_length_exceeded"
+
+    async def main() -> None:
+        async with served(HashingEncoder()) as server:
+            await ask(server)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("said", "place"), [
+    (rb'{"input": ["a", "\ud800"]}', "input[1]"), (rb'{"input": "\ud800"}', "input"),
+    (rb'{"input": "a", "user": "\ud800"}', "user"),
+])  # fmt: skip
+def test_half_of_a_surrogate_pair_is_named_by_its_place(said: bytes, place: str) -> None:
+    error = sent("POST", "/v1/embeddings", content=said).json()["error"]
+    assert error["message"].startswith(f"{place}: is not valid Unicode: character 0 is half of a surrogate pair")
+    assert error["param"] == place.partition("[")[0]
+
+
+def test_the_id_of_a_request_comes_back_whatever_happens() -> None:
+    headers = {"x-request-id": "r1"}
+    asked: list[dict[str, Any]] = [
+        {"json": {"input": "a"}}, {"json": {"input": []}}, {"content": b"x" * 1001}, {"json": {"input": "a", "model": "other"}},
+    ]  # fmt: skip
+    for said in asked:
+        answer = sent("POST", "/v1/embeddings", headers=headers, **said)
+        assert answer.headers.get_list("x-request-id") == ["r1"], answer.status_code
+    answer = sent("POST", "/v1/embeddings", headers={"x-request-id": "r" * 257}, json={"input": "a"})
+    assert answer.status_code == 400 and "x-request-id" not in answer.headers
+
+
+def test_every_route_is_described_and_no_other() -> None:
+    routes = routes_of(EmbeddingContext({}, HttpSettings(), 1, TextCounts()), lambda: None)
+    refused = "/v1/{path}"  # of whatever is none of the others
+    assert {getattr(route, "path", "").replace(":path", "") for route in routes} == {
+        refused,
+        *{**openai_paths(), **bert_paths()},
+    }
+
+
+def test_the_description_is_valid() -> None:
+    validate(openapi(Registry([]), {}, more={**openai_paths(), **bert_paths()}))

@@ -4,7 +4,7 @@ import asyncio
 import json
 from pathlib import Path
 
-from benchmarks.timeline import Span, Timeline
+from benchmarks.harness.texts import Span, Timeline
 from tests.embedding import tiny
 
 from weir import Service

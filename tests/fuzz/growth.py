@@ -9,16 +9,17 @@ import argparse
 import time
 import tracemalloc
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Any
 
 from rich.console import Console
 from rich.progress import track
 
-from weir.embedding.bert_as_service.http import read_asked, read_document
-from weir.embedding.calling import EmbeddingContext, Models
+from weir.embedding.bert_as_service.http import read_document, read_fields
+from weir.embedding.exchange import EmbeddingContext, TextExchange
 from weir.embedding.metrics import TextCounts
-from weir.embedding.openai import read_body
+from weir.embedding.openai import OPENAI
 from weir.errors import WeirError
 from weir.frontends.http.fast.plan import HeadReader
 from weir.messages import JSON, MSGPACK
@@ -35,9 +36,10 @@ MOST_TIMES = (
 )
 
 DECLARED = (Tensor("x", "FP32", [-1, -1]), Tensor("s", "BYTES", [-1]))
-SITE = EmbeddingContext(Models({}), HttpSettings(), 100_000, TextCounts())
+SITE = EmbeddingContext({}, HttpSettings(), 100_000, TextCounts())
 FORM = "application/x-www-form-urlencoded"
 Parse = Callable[[bytes], Any]
+asked = partial(TextExchange, SITE, "http")
 
 PARSERS: dict[str, dict[str, Parse]] = {
     "json": {
@@ -47,14 +49,14 @@ PARSERS: dict[str, dict[str, Parse]] = {
         "websocket": lambda body: websocket.read_request(body.decode("latin-1")),
         "id": lambda body: websocket.id_of(body.decode("latin-1")),
         "generate": lambda body: read_generate(body, DECLARED, "m"),
-        "encode": lambda body: read_asked(read_document(body, JSON, SITE), SITE),
+        "encode": lambda body: read_fields(read_document(body, JSON, SITE), asked()),
         "form": lambda body: read_document(body, FORM, SITE),
-        "openai": lambda body: read_body(body, SITE),
+        "openai": lambda body: OPENAI.read_fields(body, asked()),
     },
     "msgpack": {
         "native": lambda body: tensors.to_arrays(values.decode(body, MSGPACK), DECLARED),
         "split": lambda body: values.split(body, MSGPACK, 1024),
-        "encode": lambda body: read_asked(read_document(body, MSGPACK, SITE), SITE),
+        "encode": lambda body: read_fields(read_document(body, MSGPACK, SITE), asked()),
     },
     "grpc": {"infer": lambda body: kserve_grpc.read_request(kserve_grpc.parse_request(body))},
     "head": {"head": lambda body: HeadReader().read(body), "accept": lambda body: weighted(body.decode("latin-1"))},

@@ -10,28 +10,31 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-import msgspec
 from numpy.typing import NDArray
 from starlette.routing import Route
 
-from weir.embedding.calling import (
+from weir.embedding.exchange import (
+    EmbeddingContext,
+    TextExchange,
+    TextOptions,
+    as_json,
+    check_text,
+    read_field,
+    read_json,
+    truncated_places,
+)
+from weir.embedding.http import (
     DIMENSIONS_SCHEMA,
     IDS_SCHEMA,
     PROMPT_SCHEMA,
     TEXT_SCHEMA,
     TRUNCATE_SCHEMA,
     TRUNCATED_SCHEMA,
-    EmbeddingContext,
+    HttpTexts,
     Listing,
     Schema,
-    TextCall,
-    as_json,
-    check_text,
     described_call,
     described_page,
-    read_field,
-    read_json,
-    truncated_places,
 )
 from weir.embedding.texts import TOO_LONG, Encoded, Encodes, Text
 from weir.errors import (
@@ -48,7 +51,7 @@ from weir.errors import (
     brief,
 )  # fmt: skip
 from weir.frontends.http.asgi import AsgiCall, Endpoint
-from weir.protocols.response import HttpResponse, encode_safely, error_headers, error_value
+from weir.protocols.response import Headers, HttpResponse, encode_safely, error_headers, error_value
 from weir.protocols.status import http_code
 
 JSON_HEADER = (b"content-type", b"application/json")
@@ -124,47 +127,34 @@ _LONGEST_USER = 512  # characters: the latest users are remembered
 _MOST_TOKENS = 1 << 31  # the first number that is no token id
 
 
-class EmbeddingsBody(msgspec.Struct):
-    """What the body of a call says."""
-
-    texts: list[Text]
-    model: str = ""
-    encoding_format: str = "float"
-    dimensions: int | None = None
-    user: str = ""
-    truncate: bool | None = None
-    prompt: str | None = None
-
-
 class OpenAI:
-    """Answers the calls."""
+    """The endpoints of OpenAI: vectors, and the list of the models."""
 
-    def __init__(self, site: EmbeddingContext) -> None:
-        self._site = site
+    def __init__(self, context: EmbeddingContext) -> None:
+        self._context = context
         self._since = int(time.time())
 
     def routes(self) -> list[Route]:
         """Return the routes."""
-        endpoint = partial(Endpoint, settings=self._site.http, refuse=partial(EmbeddingsCall.refusal, self._site))
+        embeddings = HttpTexts(OPENAI, self._context)
+        endpoint = partial(Endpoint, settings=self._context.http, refuse=embeddings.refusal)
         return [
-            Route(EmbeddingsCall.path, endpoint(self.embeddings), methods=["POST"]),
+            Route(OPENAI.path, endpoint(embeddings), methods=["POST"]),
             Route("/v1/models", endpoint(self.list_models), methods=["GET"]),
             Route("/v1/models/{model:path}", endpoint(self.show_model), methods=["GET"]),
             Route("/v1/{path:path}", endpoint(self.refuse_path)),  # last: whatever the others do not take
         ]
 
-    async def embeddings(self, call: AsgiCall) -> HttpResponse | None:
-        """Encode what `input` has."""
-        return await EmbeddingsCall.answer_to(call, self._site)
-
     async def list_models(self, call: AsgiCall) -> HttpResponse:
         """List the models."""
-        lines = [self._line(encoder) for encoder in self._site.models.encoders.values()]
-        return HttpResponse(200, [JSON_HEADER], encode_safely({"object": "list", "data": lines}))
+        listed = [self._described(encoder) for encoder in self._context.encoders.values()]
+        return HttpResponse(200, [JSON_HEADER], encode_safely({"object": "list", "data": listed}))
 
     async def show_model(self, call: AsgiCall) -> HttpResponse:
         """Describe one model."""
-        return HttpResponse(200, [JSON_HEADER], encode_safely(self._line(self._site.models.get(call.path["model"]))))
+        return HttpResponse(
+            200, [JSON_HEADER], encode_safely(self._described(self._context.encoder(call.path["model"])))
+        )
 
     async def refuse_path(self, call: AsgiCall) -> HttpResponse:
         """Refuse a path that is not there, or a method that does not belong."""
@@ -173,45 +163,56 @@ class OpenAI:
         if name in _PATHS:
             raise MethodNotAllowed(f"/v1/{path}: takes {_PATHS[name]} only", details={"allow": [_PATHS[name]]})
         there_are = ", ".join(f"{method} /v1/{name}" for name, method in _PATHS.items())
-        self._site.counts.refused("", NAME, 404)
+        self._context.counts.refused("", NAME, 404)
         return no_such_path(f"/v1/{path}", there_are)
 
-    def _line(self, encoder: Encodes) -> dict[str, Any]:
+    def _described(self, encoder: Encodes) -> dict[str, Any]:
         return {
             "id": encoder.name, "object": "model", "created": self._since, "owned_by": "weir",
             "dimensions": encoder.dimensions, "max_length": encoder.max_length,
         }  # fmt: skip
 
 
-class EmbeddingsCall(TextCall):
-    """One call of POST /v1/embeddings."""
+class OpenAIProtocol:
+    """How OpenAI writes requests for vectors, see TextProtocol."""
 
-    door = NAME
+    name = NAME
     path = "/v1/embeddings"
 
-    def read(self) -> None:
-        """Read the body."""
-        self._asked = asked = read_body(self.body, self.site)
-        self.texts = asked.texts
-        self.encoder = self.site.models.get(asked.model)
-
-    async def encoded(self) -> HttpResponse | None:
-        """Return the vectors."""
-        asked, encoder = self._asked, self.encoder
-        if asked.dimensions is not None and asked.dimensions > encoder.dimensions:
+    def read(self, exchange: TextExchange, headers: Headers, body: bytes) -> None:
+        """Read the body. The details of what is wrong name the field (`param`)."""
+        exchange.encoder = encoder = exchange.context.encoder(self.read_fields(body, exchange))
+        dimensions = exchange.options.dimensions
+        if dimensions is not None and dimensions > encoder.dimensions:
             rule = f"must be at most {encoder.dimensions}, as many as vectors of {encoder.name!r} have"
-            raise wrong(f"dimensions={asked.dimensions}: {rule}", "dimensions")
-        encoded = await self.vectors(
-            client=asked.user, dimensions=asked.dimensions, truncate=asked.truncate, prompt=asked.prompt
-        )
-        if encoded.vectors.ndim != 2:
-            raise Unsupported(f"model {encoder.name!r} gives a vector for each token of a text: POST /encode has them")
-        return await self.answer(encoded, partial(_written, encoder.name, asked.encoding_format))
+            raise wrong(f"dimensions={dimensions}: {rule}", "dimensions")
 
-    @staticmethod
-    def error_answer(site: EmbeddingContext, error: BaseException, identity: Any) -> HttpResponse:
-        """Return the answer for `error` as OpenAI says it."""
-        return error_answer(of_input(error), development=site.http.development)
+    def read_fields(self, body: bytes, exchange: TextExchange) -> str:
+        """Read the body into `exchange`, and return the name of the model."""
+        document = read_body(body)
+        texts = _read_input(document["input"], exchange.context)
+        model = _read(document, "model", str, "")
+        exchange.form = _read_format(document)
+        dimensions = _read_dimensions(document)
+        exchange.client = _read_user(document)
+        truncate, prompt = _read(document, "truncate", bool, None), _read(document, "prompt", str, None)
+        exchange.texts, exchange.options = texts, TextOptions(dimensions, truncate, prompt)
+        return str(model)
+
+    def write(self, exchange: TextExchange, encoded: Encoded) -> Listing:
+        """Return the vectors, in the `encoding_format` that was asked for."""
+        if encoded.vectors.ndim != 2:
+            raise Unsupported(
+                f"model {exchange.model!r} gives a vector for each token of a text: POST /encode has them"
+            )
+        return _written(exchange.model, exchange.form, encoded)
+
+    def error_answer(self, error: BaseException, identity: Any = None, *, development: bool = False) -> HttpResponse:
+        """Return the answer for `error` in OpenAI's shape."""
+        return error_answer(of_input(error), development=development)
+
+
+OPENAI = OpenAIProtocol()
 
 
 def _written(model: str, encoding_format: str, encoded: Encoded) -> Listing:
@@ -234,30 +235,22 @@ def _as_base64(vectors: NDArray[Any]) -> list[str]:
     return [b64encode(vector).decode() for vector in vectors.astype("<f4", order="C", copy=False)]
 
 
-def read_body(body: bytes, site: EmbeddingContext) -> EmbeddingsBody:
-    """Read the body of POST /v1/embeddings. Raises InvalidRequest whose details name the field (`param`)."""
-    said = read_json(body)
-    if not isinstance(said, dict):
+def read_body(body: bytes) -> dict[str, Any]:
+    """Return the object that a body is, whose fields are known and which has `input`. Raises InvalidRequest whose details name the field (`param`)."""
+    document = read_json(body)
+    if not isinstance(document, dict):
         raise wrong("body: must be an object as JSON")
-    for name, value in said.items():
+    for name, value in document.items():
         if name not in FIELDS and name not in IGNORED and value is not None:
             raise wrong(f"{name[:80]!r}: there is no such field; there are {', '.join(FIELDS)}", name[:80])
-    if "input" not in said:
+    if "input" not in document:
         raise wrong(
             "input: is missing, must be a text, a list of texts, a list of token ids, or a list of such", "input"
         )
-    return EmbeddingsBody(
-        _read_input(said["input"], site),
-        _read(said, "model", str, ""),
-        _read_format(said),
-        _read_dimensions(said),
-        _read_user(said),
-        _read(said, "truncate", bool, None),
-        _read(said, "prompt", str, None),
-    )
+    return document
 
 
-def _read_input(value: Any, site: EmbeddingContext) -> list[Text]:
+def _read_input(value: Any, context: EmbeddingContext) -> list[Text]:
     try:
         if isinstance(value, str):
             return [check_text(value, "input")]
@@ -265,7 +258,7 @@ def _read_input(value: Any, site: EmbeddingContext) -> list[Text]:
             raise InvalidRequest(f"input={brief(value)}: must be a text or a list")
         if value and type(value[0]) is int:
             return [_token_ids(value, "input")]
-        site.check_count(len(value), "input")
+        context.check_count(len(value), "input")
         return [
             _token_ids(each, f"input[{place}]") if isinstance(each, list) else check_text(each, f"input[{place}]")
             for place, each in enumerate(value)
@@ -283,30 +276,30 @@ def _token_ids(value: list[Any], where: str) -> list[int]:
     return value
 
 
-def _read_format(said: dict[str, Any]) -> str:
-    value = _read(said, "encoding_format", str, "") or FORMATS[0]
+def _read_format(document: dict[str, Any]) -> str:
+    value = _read(document, "encoding_format", str, "") or FORMATS[0]
     if value not in FORMATS:
         raise wrong(f"encoding_format={brief(value)}: must be one of {', '.join(FORMATS)}", "encoding_format")
     return str(value)
 
 
-def _read_user(said: dict[str, Any]) -> str:
-    value = _read(said, "user", str, "")
+def _read_user(document: dict[str, Any]) -> str:
+    value = _read(document, "user", str, "")
     if len(value) > _LONGEST_USER:
         raise wrong(f"user: has {len(value)} characters, must have at most {_LONGEST_USER}", "user")
     return str(value)
 
 
-def _read_dimensions(said: dict[str, Any]) -> int | None:
-    value = _read(said, "dimensions", int, None)
+def _read_dimensions(document: dict[str, Any]) -> int | None:
+    value = _read(document, "dimensions", int, None)
     if value is not None and value < 1:
         raise wrong(f"dimensions={value}: must be 1 or more", "dimensions")
     return None if value is None else int(value)
 
 
-def _read(said: dict[str, Any], name: str, kind: type[Any], default: Any) -> Any:
+def _read(document: dict[str, Any], name: str, kind: type[Any], default: Any) -> Any:
     try:
-        return read_field(said, name, kind, default)
+        return read_field(document, name, kind, default)
     except InvalidRequest as error:
         raise wrong(error.message, name) from None
 

@@ -10,7 +10,6 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from urllib.parse import urlsplit
@@ -21,19 +20,20 @@ from starlette.routing import BaseRoute
 
 from weir.app import App
 from weir.catalog.sources import ModelToServe
-from weir.embedding.bert_as_service.http import BertEncodeCall, Encode, bert_paths
+from weir.embedding.bert_as_service.http import ENCODE, Encode, bert_paths
 from weir.embedding.bert_as_service.settings import ZeroMqSettings
 from weir.embedding.bert_as_service.status import Status, stock_fields
 from weir.embedding.bert_as_service.zeromq import ZeroMqFrontend
 from weir.embedding.calibration import Budget, Progress, nothing
-from weir.embedding.calling import EmbeddingContext, HotTexts, Models
 from weir.embedding.encoder import Encoder
+from weir.embedding.exchange import EmbeddingContext
+from weir.embedding.http import FastTexts, HttpTexts
+from weir.embedding.inference import TextInference
 from weir.embedding.metrics import PaddingMetrics, TextClients, TextCounts
-from weir.embedding.openai import EmbeddingsCall, OpenAI, openai_paths
+from weir.embedding.openai import OPENAI, OpenAI, openai_paths
 from weir.embedding.recipe import Pooling
 from weir.embedding.server_settings import given_settings
 from weir.embedding.settings import CallerSettings
-from weir.embedding.text_inference import TextInference
 from weir.embedding.text_model import ServedTextModel, read_model
 from weir.errors import SettingsError
 from weir.frontends.frontend import Frontend, FrontendContext
@@ -67,10 +67,10 @@ class EmbeddingProduct:
         self._budgets: dict[str, Budget] = {}
         self._encoders: dict[str, Encoder] = {}
         self._inferences: dict[str, TextInference] = {}
-        self._zeromq_door: ZeroMqFrontend | None = None
-        self._refusals: Mapping[str, Refuse] = {}
+        self._zeromq_frontend: ZeroMqFrontend | None = None
+        self._texts: list[HttpTexts] = []
         self._context: FrontendContext
-        self._site: EmbeddingContext
+        self._shared: EmbeddingContext
         self._status: Status
 
     async def calibrate(self, progress: Callable[[str], Progress]) -> None:
@@ -102,21 +102,20 @@ class EmbeddingProduct:
             for front in self._fronts
         }
         self._status = Status(self._encoders, self._clients, self._stock_fields)
-        self._site = site = EmbeddingContext(
-            Models(self._encoders), context.settings.http, self._callers.max_texts, self._counts, self._clients
+        self._shared = shared = EmbeddingContext(
+            self._encoders, context.settings.http, self._callers.max_texts, self._counts, self._clients
         )
-        self._inferences = {front.name: front.inference(site, self._encoders[front.name]) for front in self._fronts}
+        self._inferences = {front.name: front.inference(shared, self._encoders[front.name]) for front in self._fronts}
         self._speak_for()
         context.registry.changed.append(self._speak_for)
-        encode = Encode(site, self._status, control=context.control, end=context.end)
-        as_openai, as_stock = partial(EmbeddingsCall.refusal, site), partial(BertEncodeCall.refusal, site)
-        self._refusals = {"/v1": as_openai, **dict.fromkeys(("/encode", "/status", "/terminate"), as_stock)}
-        return [*OpenAI(site).routes(), *encode.routes()]
+        self._texts = [HttpTexts(protocol, shared) for protocol in (OPENAI, ENCODE)]
+        encode = Encode(shared, self._status, control=context.control, end=context.end)
+        return [*OpenAI(shared).routes(), *encode.routes()]
 
     def fast_routes(self, context: FrontendContext) -> Sequence[RouteHandler]:
-        """Return how the fast lane answers small calls of models that have one vector for each text."""
+        """Return how the fast path answers small requests of models that have one vector for each text."""
         models = {front.name for front in self._fronts if front.recipe.pooling is not Pooling.NONE}
-        return [HotTexts(self._site, kind, models) for kind in (EmbeddingsCall, BertEncodeCall)]
+        return [FastTexts(texts, models) for texts in self._texts]
 
     def paths(self) -> Mapping[str, Any]:
         """Describe them."""
@@ -124,10 +123,11 @@ class EmbeddingProduct:
 
     def refusals(self) -> Mapping[str, Refuse]:
         """Return how each of them says what is wrong."""
-        return self._refusals
+        as_openai, as_bert = (texts.refusal for texts in self._texts)
+        return {"/v1": as_openai, **dict.fromkeys(("/encode", "/status", "/terminate"), as_bert)}
 
     def frontends(self, context: FrontendContext) -> Sequence[Frontend]:
-        """Return the ZeroMQ door, if there is to be one. It has no keys: with one it is for this machine alone."""
+        """Return the ZeroMQ frontend, if there is to be one. It has no keys: with one it is for this machine alone."""
         if self._zeromq.zmq_port is None:
             return []
         host = context.settings.http.host
@@ -136,12 +136,11 @@ class EmbeddingProduct:
                 f"api_key, zmq_port={self._zeromq.zmq_port}, host={host!r}: over ZeroMQ nobody can be asked for a key; with one, host must be a "
                 "loopback address, or there must be no ZeroMQ"
             )
-        self._zeromq_door = ZeroMqFrontend(
-            self._encoders, self._zeromq, context.settings.http, control=context.control, clients=self._clients,
-            counts=self._counts, status=self._status, terminate=context.end,
+        self._zeromq_frontend = ZeroMqFrontend(
+            self._shared, self._zeromq, control=context.control, status=self._status, terminate=context.end,
             account=None if context.kserve is None else context.kserve.account,
         )  # fmt: skip
-        return [self._zeromq_door]
+        return [self._zeromq_frontend]
 
     def to_try(self, curl: str, url: str) -> Sequence[str]:
         """Return an example call of each HTTP endpoint."""
@@ -199,7 +198,7 @@ class EmbeddingProduct:
     def _stock_fields(self) -> Mapping[str, Any]:
         said, front = self._said[0], self._fronts[0]
         service = self._context.registry.get(front.name)
-        settings, door = self._context.settings.http, self._zeromq_door
+        settings, door = self._context.settings.http, self._zeromq_frontend
         ports = None if door is None else (door.port, door.port_out)
         return stock_fields(service, said, front, settings, ports, show_tokens=self._zeromq.zmq_show_tokens)
 

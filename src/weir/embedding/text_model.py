@@ -10,19 +10,19 @@ from weir.catalog.sources import ModelToServe
 from weir.embedding.calibration import MOST_TOKENS, Budget, Progress, budget_for
 from weir.embedding.checkpoint.reading import read_for
 from weir.embedding.encoder import Encoder
+from weir.embedding.inference import TextInference
 from weir.embedding.metrics import RunShapes
 from weir.embedding.model import runs
 from weir.embedding.recipe import OF_LAST_LAYER, Pooling, chosen_recipe, dimensions_in
 from weir.embedding.requests import highest_places
 from weir.embedding.runtime import may_use_gpu
 from weir.embedding.settings import ComputingSettings, TextSettings
-from weir.embedding.text_inference import TextInference
 from weir.embedding.texts import TokenizerOptions, prompt_of_server
 from weir.errors import SettingsError
 from weir.workers.process.launch import available_cpus
 
 if TYPE_CHECKING:
-    from weir.embedding.calling import EmbeddingContext
+    from weir.embedding.exchange import EmbeddingContext
     from weir.serving.service import Service
 
 
@@ -224,9 +224,9 @@ class ServedTextModel:
         cut = partial(runs, run_tokens=run_tokens, padding_cost=padding_cost)
         return RunShapes(cut, self.max_length if self._said.text.fixed_length else 0, padding_cost)
 
-    def inference(self, site: "EmbeddingContext", encoder: Encoder) -> TextInference:
+    def inference(self, context: "EmbeddingContext", encoder: Encoder) -> TextInference:
         """Return what answers for the model, by `encoder`, by the protocols that are not those of texts."""
-        return TextInference(site, encoder, of_tokens=self.recipe.pooling is Pooling.NONE)
+        return TextInference(context, encoder, of_tokens=self.recipe.pooling is Pooling.NONE)
 
     def encoder(self, service: "Service", budget: Budget | None = None) -> Encoder:
         """Return what encodes texts by `service`, whose batches were measured for `budget`."""

@@ -15,6 +15,7 @@ from weir.client import EmbeddingClient
 from weir.embedding.bert_as_service.client import BertTransport
 from weir.embedding.bert_as_service.settings import ZeroMqSettings
 from weir.embedding.bert_as_service.zeromq import ZeroMqFrontend
+from weir.embedding.exchange import EmbeddingContext
 from weir.embedding.metrics import TextCounts
 from weir.protocols.access import Control, ControlSettings
 from weir.protocols.account import Account
@@ -44,8 +45,8 @@ class Opened:
         self.encoder = Hashing()
         self.counts = TextCounts()
         self.door = ZeroMqFrontend(
-            {"hashing": self.encoder, "other": Hashing()}, self._settings, self._http, control=self._control,
-            counts=self.counts, terminate=self.ended.set, account=self._account,
+            EmbeddingContext({"hashing": self.encoder, "other": Hashing()}, self._http, 1, self.counts), self._settings,
+            control=self._control, terminate=self.ended.set, account=self._account,
         )  # fmt: skip
         await self.door.start()
         self.port, self.port_out = self.door.port, self.door.port_out

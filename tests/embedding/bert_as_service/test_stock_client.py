@@ -21,6 +21,8 @@ from weir.embedding.bert_as_service.port import Port
 from weir.embedding.bert_as_service.settings import ZeroMqSettings
 from weir.embedding.bert_as_service.zeromq import ZeroMqFrontend
 from weir.embedding.encoder import LONGEST_TIMEOUT, Encoder
+from weir.embedding.exchange import EmbeddingContext
+from weir.embedding.metrics import TextCounts
 from weir.errors import ModelNotReady, Overloaded
 from weir.protocols.settings import HttpSettings
 from weir.testing import FakeClock
@@ -213,7 +215,9 @@ def test_what_takes_longer_than_requests_may_is_answered_to_a_stock_client() -> 
         clock = FakeClock()
         async with Service(Summing, executor="inline", clock=clock, max_batch_size=8, timeout=0.05) as service:
             encoder = Encoder(service, words, dimensions=DIMENSIONS, max_length=MAX_LENGTH)
-            door = ZeroMqFrontend({"words": encoder}, ZeroMqSettings(zmq_port=0), HttpSettings())
+            door = ZeroMqFrontend(
+                EmbeddingContext({"words": encoder}, HttpSettings(), 1, TextCounts()), ZeroMqSettings(zmq_port=0)
+            )
             await door.start()
             asked = asyncio.create_task(asyncio.to_thread(ask, door.port, door.port_out))
             await asyncio.to_thread(words.began.wait)

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 from tests.embedding import tiny
 
-from weir.embedding.calling import FOREIGN, _marks
 from weir.embedding.checkpoint.reading import read_checkpoint
+from weir.embedding.exchange import FOREIGN
+from weir.embedding.http import _marks
 from weir.embedding.texts import Encoded, Tokenized
 from weir.embedding.tokens.tokenizer import Tokenizer
 

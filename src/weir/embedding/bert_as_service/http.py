@@ -14,7 +14,19 @@ import msgspec
 from starlette.routing import Route
 
 from weir.embedding.bert_as_service.status import Status, client_fields
-from weir.embedding.calling import (
+from weir.embedding.exchange import (
+    EmbeddingContext,
+    TextExchange,
+    TextOptions,
+    as_json,
+    check_dimensions,
+    check_text,
+    read_field,
+    read_json,
+    read_text,
+    truncated_places,
+)
+from weir.embedding.http import (
     DIMENSIONS_SCHEMA,
     IDS_SCHEMA,
     PROMPT_SCHEMA,
@@ -22,19 +34,12 @@ from weir.embedding.calling import (
     TRUNCATE_SCHEMA,
     TRUNCATED_SCHEMA,
     WORDS_SCHEMA,
-    Caller,
-    EmbeddingContext,
+    HttpTexts,
     Listing,
     Schema,
-    TextCall,
-    as_json,
-    check_text,
+    TextHead,
     described_call,
     described_page,
-    read_field,
-    read_json,
-    read_text,
-    truncated_places,
 )
 from weir.embedding.texts import Encoded, Text
 from weir.errors import InvalidRequest, UnsupportedMediaType, brief
@@ -42,7 +47,7 @@ from weir.frontends.http.asgi import AsgiCall, Endpoint
 from weir.messages import JSON, MSGPACK
 from weir.protocols.access import Control
 from weir.protocols.content_negotiation import accept_of
-from weir.protocols.response import HttpResponse, encode_safely, error_headers, error_value
+from weir.protocols.response import Headers, HttpResponse, encode_safely, error_headers, error_value
 from weir.protocols.status import http_code
 from weir.wire.values import DECODE, refuse_names, uncollected, without_nul, words_without_nul
 
@@ -53,24 +58,11 @@ _PIECE = 64 << 10  # characters
 _TRUTH = {"true": True, "1": True, "false": False, "0": False}
 
 
-class EncodeBody(msgspec.Struct):
-    """What was asked. `id` comes back with the answer."""
-
-    id: Any
-    texts: list[Text]
-    model: str = ""
-    dimensions: int | None = None
-    truncate: bool | None = None
-    show_tokens: bool = False
-    prompt: str | None = None
-    whole_words: bool = False
-
-
-def read_document(body: bytes, content_type: str, site: EmbeddingContext) -> dict[str, Any]:
+def read_document(body: bytes, content_type: str, context: EmbeddingContext) -> dict[str, Any]:
     """Read a body as far as that it is an object, or a form as one. Raises InvalidRequest; UnsupportedMediaType."""
     media = content_type.partition(";")[0].strip().lower()
     if media == _FORM and not body.lstrip().startswith(b"{"):  # curl -d says so of JSON too
-        return _read_form(body, site)
+        return _read_form(body, context)
     if media in _MSGPACK:
         said = _unpacked(body)
     elif media in _JSON or media == _FORM or media.endswith("+json"):
@@ -84,16 +76,21 @@ def read_document(body: bytes, content_type: str, site: EmbeddingContext) -> dic
     return said
 
 
-def read_asked(said: dict[str, Any], site: EmbeddingContext) -> EncodeBody:
-    """Return what an object says. Raises InvalidRequest naming the field, or the place of the text, and the rule."""
-    for name in said:
+def read_fields(document: dict[str, Any], exchange: TextExchange) -> str:
+    """Read an object into `exchange`; return the name of the model. Raises InvalidRequest naming the field, or the place of the text, and the rule."""
+    for name in document:
         if name not in _FIELDS:
             raise InvalidRequest(f"{str(name)[:80]!r}: there is no such field; there are {', '.join(_FIELDS)}")
-    texts, more = _texts(said, site), {name: read_field(said, name, *kind) for name, kind in _MORE.items()}
-    return EncodeBody(said.get("id"), texts, **more, whole_words=bool(said.get("is_tokenized")))
+    exchange.texts = _texts(document, exchange.context)
+    more = {name: read_field(document, name, *kind) for name, kind in _MORE.items()}
+    exchange.options = TextOptions(
+        more["dimensions"], more["truncate"], more["prompt"], bool(document.get("is_tokenized")), more["show_tokens"]
+    )
+    return str(more["model"])
 
 
-# What may be said beside, with its type and what holds where it is not said.
+NAME = "encode"
+# The other fields: the type of each, and what holds where it is missing.
 _MORE: dict[str, tuple[type[Any], Any]] = {
     "model": (str, ""), "dimensions": (int, None), "truncate": (bool, None), "show_tokens": (bool, False),
     "prompt": (str, None),
@@ -110,11 +107,11 @@ def _unpacked(body: bytes) -> Any:
         raise InvalidRequest(f"body: is not msgpack ({error})") from error
 
 
-def _texts(said: dict[str, Any], site: EmbeddingContext) -> list[Text]:
+def _texts(said: dict[str, Any], context: EmbeddingContext) -> list[Text]:
     texts = said.get("texts")
     if not isinstance(texts, list):
         raise InvalidRequest("texts: is missing, must be a list" if texts is None else "texts: must be a list of texts")
-    site.check_count(len(texts), "texts")
+    context.check_count(len(texts), "texts")
     tokenized = read_field(said, "is_tokenized", bool, None)
     if read_field(said, "pairs", bool, False):
         return [_pair(text, f"texts[{place}]") for place, text in enumerate(texts)]
@@ -134,10 +131,10 @@ def _pair(text: Any, where: str) -> Text:
     raise InvalidRequest(f"{where}: must be two texts (pairs), is {brief(text)}")
 
 
-def _read_form(body: bytes, site: EmbeddingContext) -> dict[str, Any]:
+def _read_form(body: bytes, context: EmbeddingContext) -> dict[str, Any]:
     """Read a form: `texts` comes once for each text; words of one text have a space between."""
     try:
-        if body.count(b"&") > site.max_texts + 16:
+        if body.count(b"&") > context.max_texts + 16:
             raise ValueError("too many fields")
         fields = _fields_of(body.decode())
     except (UnicodeDecodeError, ValueError) as error:
@@ -184,43 +181,71 @@ def _truth(text: str, name: str) -> bool:
     return _TRUTH[text.lower()]
 
 
-NAME = "encode"
+class EncodeProtocol:
+    """How requests for vectors are written at POST /encode, see TextProtocol. The form of an answer is its content type."""
+
+    name = NAME
+    path = "/encode"
+
+    def read(self, exchange: TextExchange, headers: Headers, body: bytes) -> None:
+        """Read the body."""
+        said = dict(headers)
+        document = read_document(body, said.get(b"content-type", b"").decode("latin-1"), exchange.context)
+        exchange.identity = document.get("id")
+        model = read_fields(document, exchange)
+        exchange.form = accept_of(said.get(b"accept", b"").decode("latin-1"), [JSON, MSGPACK])
+        exchange.encoder = encoder = exchange.context.encoder(model)
+        check_dimensions(exchange.options.dimensions, encoder)
+
+    def write(self, exchange: TextExchange, encoded: Encoded) -> HttpResponse | Listing:
+        """Return the vectors in the form that was asked for."""
+        write = _as_msgpack if exchange.form == MSGPACK else _as_json
+        return write(exchange.identity, encoded)
+
+    def error_answer(self, error: BaseException, identity: Any = None, *, development: bool = False) -> HttpResponse:
+        """Return the answer for `error`: `type` and `description` as bert-as-service says it, with the code, and the `id`."""
+        value = error_value(error, development=development)
+        status = http_code(error)
+        document = {"id": identity, "type": value["type"], "description": value["message"], "status": status}
+        if value["details"] is not None:
+            document["details"] = value["details"]
+        return HttpResponse(status, error_headers(error), encode_safely(document))
+
+
+ENCODE = EncodeProtocol()
 
 
 class Encode:
-    """Answers the calls. `end` has the server end, for those whom `control` lets."""
+    """The endpoints of bert-as-service. `end` has the server end, for those whom `control` lets."""
 
-    def __init__(self, site: EmbeddingContext, status: Status, *, control: Control, end: Callable[[], None]) -> None:
-        self._site = site
+    def __init__(self, context: EmbeddingContext, status: Status, *, control: Control, end: Callable[[], None]) -> None:
+        self._context = context
         self._status = status
         self._control = control
         self._end = end
 
     def routes(self) -> list[Route]:
         """Return the routes."""
-        endpoint = partial(Endpoint, settings=self._site.http, refuse=partial(BertEncodeCall.refusal, self._site))
+        encode = HttpTexts(ENCODE, self._context)
+        endpoint = partial(Endpoint, settings=self._context.http, refuse=encode.refusal)
         return [
-            Route(BertEncodeCall.path, endpoint(self.encode), methods=["POST"]),
+            Route(ENCODE.path, endpoint(encode), methods=["POST"]),
             Route("/status/server", endpoint(self.server_status), methods=["GET"]),
             Route("/status/client", endpoint(self.client_status), methods=["GET"]),
             Route("/terminate", endpoint(self.terminate), methods=["POST"]),
         ]
 
-    async def encode(self, call: AsgiCall) -> HttpResponse | None:
-        """Encode `texts`."""
-        return await BertEncodeCall.answer_to(call, self._site)
-
     async def server_status(self, call: AsgiCall) -> HttpResponse:
         """Show the server's configuration and what it has been asked."""
-        whose = Caller(call.headers).whose(call.peer)
-        self._site.clients.asked_about(whose, door=NAME)
+        whose = TextHead(call.headers).whose(call.peer)
+        self._context.clients.asked_about(whose, door=NAME)
         return _document(self._status.server_status(whose))
 
     async def client_status(self, call: AsgiCall) -> HttpResponse:
         """Show what is known of the caller, as bert-as-service does, and of all clients that are remembered."""
-        whose = Caller(call.headers).whose(call.peer)
+        whose = TextHead(call.headers).whose(call.peer)
         known = self._status.client_status()
-        return _document(client_fields(whose, known["clients"], self._site.http) | known)
+        return _document(client_fields(whose, known["clients"], self._context.http) | known)
 
     async def terminate(self, call: AsgiCall) -> HttpResponse:
         """Have the server finish what it has accepted, and end: for who may control it."""
@@ -229,80 +254,26 @@ class Encode:
         return _document({"status": 200, "description": "the server finishes what it has accepted, and ends"})
 
 
-class BertEncodeCall(TextCall):
-    """One call of POST /encode."""
-
-    door = NAME
-    path = "/encode"
-
-    _identity: Any = None
-
-    def read(self) -> None:
-        """Read the body."""
-        site, headers = self.site, dict(self.headers)
-        said = read_document(self.body, headers.get(b"content-type", b"").decode("latin-1"), site)
-        self._identity = said.get("id")
-        self._asked = asked = read_asked(said, site)
-        self._accept = accept_of(headers.get(b"accept", b"").decode("latin-1"), [JSON, MSGPACK])
-        self.texts = asked.texts
-        self.encoder = site.models.get(asked.model)
-
-    async def encoded(self) -> HttpResponse | None:
-        """Return the vectors."""
-        asked, encoder = self._asked, self.encoder
-        if asked.dimensions is not None and not 1 <= asked.dimensions <= encoder.dimensions:
-            raise InvalidRequest(
-                f"dimensions={asked.dimensions}: must be 1 to {encoder.dimensions}, as many as vectors of {encoder.name!r} have"
-            )
-        encoded = await self.vectors(
-            dimensions=asked.dimensions, truncate=asked.truncate, want_tokens=asked.show_tokens, prompt=asked.prompt,
-            whole_words=asked.whole_words,
-        )  # fmt: skip
-        return await self.answer(encoded, partial(_WRITERS[self._accept], asked.id))
-
-    def refused(self, error: BaseException) -> HttpResponse:
-        """Return the answer for `error`."""
-        return self.refusal(self.site, error, self.model, self._identity)
-
-    @staticmethod
-    def error_answer(site: EmbeddingContext, error: BaseException, identity: Any) -> HttpResponse:
-        """Return the answer for `error` as bert-as-service says it."""
-        return error_answer(error, identity, development=site.http.development)
-
-
-def error_answer(error: BaseException, identity: Any = None, *, development: bool = False) -> HttpResponse:
-    """Return the answer for `error`: `type` and `description` as bert-as-service says it, with the code, and the `id`."""
-    value = error_value(error, development=development)
-    status = http_code(error)
-    document = {"id": identity, "type": value["type"], "description": value["message"], "status": status}
-    if value["details"] is not None:
-        document["details"] = value["details"]
-    return HttpResponse(status, error_headers(error), encode_safely(document))
-
-
 def _as_json(identity: Any, encoded: Encoded) -> Listing:
     vectors = encoded.vectors
     numbers = vectors.size // len(vectors)
-    return Listing(_said(identity, encoded), "result", len(vectors), numbers, lambda a, b: list(as_json(vectors[a:b])))
+    return Listing(_lead(identity, encoded), "result", len(vectors), numbers, lambda a, b: list(as_json(vectors[a:b])))
 
 
 def _as_msgpack(identity: Any, encoded: Encoded) -> HttpResponse:
     """The vectors as the bytes of an array, for clients that can read them so."""
     vectors = encoded.vectors.astype("<f4", order="C", copy=False)
-    document = _said(identity, encoded) | {"shape": list(vectors.shape), "result": vectors.data.cast("B")}
+    document = _lead(identity, encoded) | {"shape": list(vectors.shape), "result": vectors.data.cast("B")}
     return HttpResponse(200, [(b"content-type", MSGPACK.encode())], msgspec.msgpack.encode(document))
 
 
-def _said(identity: Any, encoded: Encoded) -> dict[str, Any]:
+def _lead(identity: Any, encoded: Encoded) -> dict[str, Any]:
     document: dict[str, Any] = {"id": identity, "status": 200}
     if cut := truncated_places(encoded):
         document["truncated"] = cut
     if encoded.tokens is not None:
         document["tokens"] = encoded.tokens
     return document
-
-
-_WRITERS: dict[str, Callable[[Any, Encoded], HttpResponse | Listing]] = {JSON: _as_json, MSGPACK: _as_msgpack}
 
 
 def _document(value: dict[str, Any]) -> HttpResponse:

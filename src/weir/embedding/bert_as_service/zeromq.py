@@ -10,7 +10,7 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -24,8 +24,8 @@ from weir.embedding.bert_as_service.settings import ZeroMqSettings
 from weir.embedding.bert_as_service.status import Status
 from weir.embedding.bert_as_service.zmtp import Event, Received, Subscribed
 from weir.embedding.encoder import LONGEST_TIMEOUT
-from weir.embedding.metrics import TextClients, TextCounts
-from weir.embedding.texts import Encoded, Encodes, Text
+from weir.embedding.exchange import EmbeddingContext, TextExchange, TextOptions
+from weir.embedding.texts import Encoded, Text
 from weir.errors import (
     CapacityError,
     Draining,
@@ -40,7 +40,6 @@ from weir.errors import (
 from weir.protocols.access import Control
 from weir.protocols.account import CLAIM, Account
 from weir.protocols.offloading import off_loop
-from weir.protocols.settings import HttpSettings
 from weir.protocols.status import http_code
 from weir.telemetry.logs import get_logger
 
@@ -51,35 +50,29 @@ _NUMBER = 4  # bytes
 _SWEEP_INTERVAL = 0.5  # seconds
 _LOOK_INTERVAL = 0.02  # seconds between two looks at whether all answers have left, at the end
 _MAX_SUBSCRIPTION = 1024  # bytes
-_FIRST_WAIT, _LONGEST_WAIT = 0.05, 2.0  # seconds until a stock client's request is offered to a full line again
+_FIRST_WAIT, _LONGEST_WAIT = 0.05, 2.0  # seconds until a stock client's request is offered to a full queue again
 
 
-class Means(NamedTuple):
-    """What answering needs. `terminate` has the server drain and end; `max_answer` is how many bytes the vectors of one request may have. What
-    requests hold is charged to `account`."""
+class ZeroMqContext(NamedTuple):
+    """What answering needs. `terminate` has the server drain and end. What requests hold is charged to `account`."""
 
-    served: Mapping[str, Encodes]
+    shared: EmbeddingContext
+    settings: ZeroMqSettings
     publisher: Publisher
-    clients: TextClients
-    counts: TextCounts
     status: Status
     control: Control
     terminate: Callable[[], None]
     drops: Drops
-    logger: BoundLogger
-    max_answer: int
-    show_tokens: bool
     account: Account
 
 
 class Answering:
     """Answers requests. `in_flight` are the bytes of those under way; `changed` is called when it has become less."""
 
-    def __init__(self, means: Means, changed: Callable[[], None]) -> None:
-        self._means = means
+    def __init__(self, context: ZeroMqContext, changed: Callable[[], None]) -> None:
+        self._context = context
         self._changed = changed
-        # Requests name no model: the first is asked.
-        self._model, self._encoder = next(iter(means.served.items()))
+        self._encoder = context.shared.encoder()  # requests name no model: the first is asked
         self._tasks: dict[bytes, set[asyncio.Task[None]]] = {}
         self._to_cancel: deque[asyncio.Task[None]] = deque()
         self._leaving: set[bytes] = set()  # topics of which everything is among those already
@@ -91,7 +84,7 @@ class Answering:
         try:
             ask = frames.read_ask(message.frames)
         except InvalidRequest as error:
-            self._means.drops("message", error, peer)
+            self._context.drops("message", error, peer)
             return
         try:
             if message.size:
@@ -108,31 +101,32 @@ class Answering:
     # Vectors.
 
     def _start(self, ask: Ask) -> None:
-        self._means.clients.asked(_name(ask), ask.size, door=DOOR)
+        exchange = TextExchange(self._context.shared, DOOR, self._encoder, client=_name(ask), timeout=LONGEST_TIMEOUT)
+        exchange.asked(ask.size)
         size = len(ask.payload) + OVERHEAD
-        task = asyncio.get_running_loop().create_task(self._answer(ask))
+        task = asyncio.get_running_loop().create_task(self._answer(ask, exchange))
         self.in_flight += size
-        self._means.account.add(size)
+        self._context.account.add(size)
         topic = ask.identity  # what is to be known at the end does not keep the texts
         self._tasks.setdefault(topic, set()).add(task)
         task.add_done_callback(lambda task: self._ended(topic, size, task))
 
     def _ended(self, topic: bytes, size: int, task: asyncio.Task[None]) -> None:
         self.in_flight -= size
-        self._means.account.give(size)
+        self._context.account.give(size)
         tasks = self._tasks[topic]
         tasks.discard(task)
         if not tasks:
             del self._tasks[topic]
         self._changed()
 
-    async def _answer(self, ask: Ask) -> None:
-        with self._means.account.claim() as claim:
+    async def _answer(self, ask: Ask, exchange: TextExchange) -> None:
+        with self._context.account.claim() as claim:
             CLAIM.set(claim)  # of this task: its vectors are charged
-            await self._answer_counted(ask)
+            await self._answer_charged(ask, exchange)
 
-    async def _answer_counted(self, ask: Ask) -> None:
-        means, publisher = self._means, self._means.publisher
+    async def _answer_charged(self, ask: Ask, exchange: TextExchange) -> None:
+        publisher = self._context.publisher
         received, topic, room = len(ask.payload), ask.identity, 0
         try:
             size = _NUMBER * ask.size * self._encoder.dimensions
@@ -141,30 +135,29 @@ class Answering:
             room = size + OVERHEAD
             texts = await off_loop(received, partial(frames.read_texts, ask))
             ask = ask._replace(payload=b"")  # the texts are all that is kept of it
-            encoded = await self._encode(ask, texts)
+            encoded = await self._encode(exchange, texts)
             self._check_answer(ask.size, encoded.vectors.nbytes)
-            means.clients.warn_of_ids(_name(ask), encoded.foreign, self._model)
+            exchange.warn_of_ids(encoded.foreign)
             answer = frames.write_vectors(ask, encoded.vectors, encoded.tokens)
-            means.counts.answered(self._model, DOOR, ask.size, sum(encoded.truncated))
-            means.counts.transferred(self._model, DOOR, received, sum(map(len, answer)))
+            exchange.answered(ask.size, sum(encoded.truncated))
+            exchange.transferred(received, sum(map(len, answer)))
             publisher.publish(answer)
         except WeirError as error:
-            self._refuse(ask, error)
+            self._refuse(ask, exchange, error)
         except Exception as error:  # of ours, or of whoever encodes: nobody else would answer
-            means.logger.exception("request failed", door=DOOR, client=_name(ask))
-            self._refuse(ask, ModelError(f"{type(error).__name__} in the server"))
+            _logger().exception("request failed", door=DOOR, client=_name(ask))
+            self._refuse(ask, exchange, ModelError(f"{type(error).__name__} in the server"))
         finally:
             if room:
                 publisher.made(topic, room)
 
-    async def _encode(self, ask: Ask, texts: Sequence[Text]) -> Encoded:
-        """Return the vectors. There is no word for "later", nor a deadline: what a full queue refuses is offered to it again."""
+    async def _encode(self, exchange: TextExchange, texts: Sequence[Text]) -> Encoded:
+        """Return the vectors. A request can neither be told to come again later nor state a deadline: what a full queue refuses is offered to it again."""
+        options = TextOptions(whole_words=True, want_tokens=self._context.settings.zmq_show_tokens)
         wait = _FIRST_WAIT
         while True:
             try:
-                return await self._encoder.encode(
-                    texts, door=DOOR, client=_name(ask), timeout=LONGEST_TIMEOUT, want_tokens=self._means.show_tokens, whole_words=True
-                )  # fmt: skip
+                return await exchange.encode(texts, options, exchange.timeout)
             except CapacityError as error:
                 if isinstance(error, Draining) or self.draining:
                     raise
@@ -173,49 +166,52 @@ class Answering:
             wait = min(2.0 * wait, _LONGEST_WAIT)
 
     def _check_answer(self, texts: int, size: int) -> None:
-        if size > self._means.max_answer:
+        most = self._context.settings.zmq_max_answer_size
+        if size > most:
             raise TooLarge(
-                f"texts: {texts}; their vectors have {size} bytes, an answer may have {self._means.max_answer} (zmq_max_answer_size)"
+                f"texts: {texts}; their vectors have {size} bytes, an answer may have {most} (zmq_max_answer_size)"
             )
 
-    def _refuse(self, ask: Ask, error: WeirError) -> None:
-        self._means.counts.refused(self._model, DOOR, http_code(error))
+    def _refuse(self, ask: Ask, exchange: TextExchange, error: WeirError) -> None:
+        exchange.refused(http_code(error))
         self._fail(ask, error)
 
     def _fail(self, ask: Ask, error: WeirError, peer: str = "") -> None:
         failed = frames.failed(error, http_code(error))
-        self._means.drops("request", f"{failed.type}: {failed.message}", peer, _name(ask))
-        self._means.publisher.publish(frames.write_refusal(ask, failed))
+        self._context.drops("request", f"{failed.type}: {failed.message}", peer, _name(ask))
+        self._context.publisher.publish(frames.write_refusal(ask, failed))
 
     # Commands.
 
     def _command(self, ask: Ask, peer: str) -> None:
-        self._means.clients.asked_about(_name(ask), door=DOOR)
+        self._context.shared.clients.asked_about(_name(ask), door=DOOR)
         if ask.command == frames.TERMINATION:
             self._terminate(ask, peer)
             return
-        status = self._means.status
+        status = self._context.status
         tell = status.config if ask.command == frames.SHOW_CONFIG else status.server_status
-        answer = frames.write_facts(ask, {**tell(_name(ask)), "show_tokens_to_client": self._means.show_tokens})
+        answer = frames.write_facts(
+            ask, {**tell(_name(ask)), "show_tokens_to_client": self._context.settings.zmq_show_tokens}
+        )
         if ask.command == frames.SHOW_CONFIG:
-            asyncio.get_running_loop().call_later(CONFIG_DELAY, self._means.publisher.publish, answer)
+            asyncio.get_running_loop().call_later(CONFIG_DELAY, self._context.publisher.publish, answer)
         else:
-            self._means.publisher.publish(answer)
+            self._context.publisher.publish(answer)
 
     def _terminate(self, ask: Ask, peer: str) -> None:
         """Have the server end, for who may. Only who listens already is answered: bert-serving-terminate does not, and nothing is kept for it."""
-        publisher = self._means.publisher
+        publisher = self._context.publisher
         try:
-            self._means.control.require(peer, None)
+            self._context.control.require(peer, None)
         except (Unauthorized, Forbidden) as error:
-            self._means.logger.warning("refused to end", door=DOOR, peer=peer, reason=error.message)
+            _logger().warning("refused to end", door=DOOR, peer=peer, reason=error.message)
             if publisher.is_heard(ask.identity):
                 publisher.publish(frames.write_refusal(ask, frames.failed(error, http_code(error))))
             return
-        self._means.logger.info("asked to end", door=DOOR, peer=peer)
+        _logger().info("asked to end", door=DOOR, peer=peer)
         if publisher.is_heard(ask.identity):
             publisher.publish(frames.write_facts(ask, {}))
-        self._means.terminate()
+        self._context.terminate()
 
     # Their ends.
 
@@ -262,37 +258,38 @@ def _name(ask: Ask) -> str:
     return ask.identity.decode("utf-8", "backslashreplace")
 
 
+def _logger() -> BoundLogger:
+    return get_logger("weir")
+
+
 def end_process() -> None:
     """Have this process end as a process manager would: by SIGTERM."""
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 class ZeroMqFrontend:
-    """Serves `served`, models by name of which the first is the default, over ZeroMQ.
+    """ZeroMqContext requests over ZeroMQ for the models of `context`, of which the first is asked.
 
-    `terminate` is called when somebody who may (`control`) asks the server to end. `clients` counts who asks and `counts` what for, `status` answers for the server; all may be shared with other doors, and so may the `account` of what clients hold.
+    `terminate` is called when somebody who may (`control`) asks the server to end. `status` answers for the server. What clients hold is charged to
+    `account`, which other frontends may share.
     """
 
     def __init__(
-        self, served: Mapping[str, Encodes], settings: ZeroMqSettings, http: HttpSettings, *, control: Control | None = None,
-        clients: TextClients | None = None, status: Status | None = None, terminate: Callable[[], None] = end_process,
-        counts: TextCounts | None = None, account: Account | None = None,
+        self, context: EmbeddingContext, settings: ZeroMqSettings, *, control: Control | None = None, status: Status | None = None,
+        terminate: Callable[[], None] = end_process, account: Account | None = None,
     ) -> None:  # fmt: skip
         self._settings = settings
+        http = context.http
         self._host = http.host
-        logger = get_logger("weir")
-        counts = counts or TextCounts()
-        self.drops = Drops(logger, counts.dropped)
-        self.clients = clients or TextClients()
+        self.drops = Drops(_logger(), context.counts.dropped)
+        self.clients = context.clients
         self._account = account = account or Account(http)
         self._publisher = Publisher(settings.zmq_max_unread, settings.zmq_grace, self.drops, account)
-        self._answering = Answering(
-            Means(
-                served, self._publisher, self.clients, counts, status or Status(served, self.clients), control or Control(), terminate,
-                self.drops, logger, settings.zmq_max_answer_size, settings.zmq_show_tokens, account,
-            ),
-            self._changed,
+        shared = ZeroMqContext(
+            context, settings, self._publisher, status or Status(context.encoders, context.clients), control or Control(),
+            terminate, self.drops, account,
         )  # fmt: skip
+        self._answering = Answering(shared, self._changed)
         limits = Limits(
             min(settings.zmq_max_message_size, account.max_bytes), MAX_FRAMES, http.max_connections, settings.zmq_max_in_flight,
             http.header_timeout, http.body_timeout,

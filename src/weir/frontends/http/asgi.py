@@ -7,14 +7,14 @@ The status of a stream is decided by what comes first: an error before any answe
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from weir.errors import DeadlineExceeded, InvalidRequest, TooLarge, WeirError, brief
+from weir.errors import Cancelled, DeadlineExceeded, InvalidRequest, TooLarge, WeirError, brief
 from weir.protocols.account import charge, unpacking
 from weir.protocols.content_negotiation import coding_of, decompress
 from weir.protocols.exchange import EventSource, Exchange, HttpProtocol, HttpRequestHead
@@ -60,7 +60,9 @@ class Body:
 
     async def unless_left(self, work: Coroutine[Any, Any, T]) -> T | None:
         """Return what `work` makes of the whole body, or None, and nothing goes on, if the client leaves."""
-        return await unless_left(work, self._receive)
+        with suppress(Cancelled):
+            return await unless_left(work, self._receive)
+        return None
 
     async def _read(self, max_body_size: int) -> bytes | None:
         whole = bytearray()  # a list of what may be millions of crumbs would be many times as large
@@ -122,17 +124,29 @@ async def discard_body(receive: Receive, within: float) -> None:
         return
 
 
-async def unless_left(work: Coroutine[Any, Any, T], receive: Receive) -> T | None:
-    """Return what `work` returns, or None, and nothing goes on, if the client leaves; the body must have been read."""
-    working = asyncio.ensure_future(work)
+async def unless_left(work: Coroutine[Any, Any, T], receive: Receive) -> T:
+    """Return what `work` returns; the body must have been read. When the client leaves, `work` is cancelled: raises Cancelled then."""
+    task = asyncio.current_task()
+    assert task is not None  # coroutines run in one
+    left, at_work = False, True
+
+    def leave(_: object) -> None:
+        nonlocal left
+        if at_work:  # this is called a moment after it was noticed
+            left = True
+            task.cancel()
+
     leaving = asyncio.ensure_future(disconnected(receive))
+    leaving.add_done_callback(leave)
     try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        return await work
+    except asyncio.CancelledError:
+        if left and not task.uncancel():  # nobody else cancels it
+            raise Cancelled("the caller left") from None
+        raise
     finally:
+        at_work = False
         leaving.cancel()
-        if not working.done():
-            working.cancel()
-    return working.result() if working.done() else None
 
 
 async def disconnected(receive: Receive) -> None:
@@ -429,8 +443,12 @@ class AsgiInference:
             return
         size = len(body)
         begin = self._open if head.stream else self._respond
-        answer = await unless_left(begin(exchange, protocol, head, body), receive)
+        work = begin(exchange, protocol, head, body)
         del body  # it is the protocol's, which lets go of it as soon as it has been read
+        try:
+            answer = await unless_left(work, receive)
+        except Cancelled:
+            return
         CURRENT.set(exchange.trace)
         if isinstance(answer, EventSource):
             await self._send_events(answer, exchange, protocol, size, receive, send)

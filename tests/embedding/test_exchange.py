@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from weir.embedding.calling import as_json
+from weir.embedding.exchange import as_json
 
 EVERY_KIND = np.array(
     [0.0, -0.0, 1.0, 0.1, 1e-45, 1.1754944e-38, 3.4028235e38, 16777217.0, 1e16, 1e-5, 1 / 3], np.float32

@@ -1,1 +1,0 @@
-"""What runs in the environments of the peers; nothing of it is imported here."""
