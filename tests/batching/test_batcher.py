@@ -1,7 +1,9 @@
 """batcher.py: requests in, batches out, with every reason and refusal."""
 
+import json
 from heapq import heappop, heappush
 from itertools import pairwise
+from math import nan
 from statistics import median
 from typing import Any
 
@@ -9,12 +11,13 @@ import numpy
 import pytest
 from tests.batching.mill import Asked, Mill, check_order, listed, many
 
-from weir.batching.batcher import Batcher
+from weir.batching.batcher import MARGIN, RECENT, Batcher, Choice, History, bounded, check_size, clamp, greedily
 from weir.batching.collate import entries_of
+from weir.batching.service_time import ServiceTime
 from weir.batching.settings import BatchingSettings
-from weir.errors import DeadlineExceeded, ModelError
+from weir.errors import DeadlineExceeded, InvalidRequest, ModelError
 from weir.messages import Dispatch, EventKind, Events, Express, Kind, Reason, Wakeup
-from weir.policy.decision import Decision, Observation
+from weir.policy.decision import Decision, Observation, Policy
 from weir.policy.rules import ControlLimit, FullBatches, Greedy, SizeOrDelay
 
 
@@ -238,10 +241,10 @@ def test_many_keys_leave_nothing_behind() -> None:
             mill.finish(cut)
     mill.batcher.drain()
     mill.run_all()
-    line = mill.batcher._line
-    assert not line.groups
-    assert line.turns._awake.first() is None
-    assert line.turns._parked.first() is None
+    queue = mill.batcher._queue
+    assert not queue.groups
+    assert queue.scheduler._awake.first() is None
+    assert queue.scheduler._parked.first() is None
 
 
 # Cancelling.
@@ -495,3 +498,147 @@ def test_an_express_call_that_comes_too_late_expires() -> None:
     mill.advance(1.0)
     assert isinstance(request.ends[0], DeadlineExceeded)
     assert mill.batcher.is_empty
+
+
+# What can never be in a batch is refused, and the message says why.
+
+
+LIMITS = BatchingSettings(max_batch_size=8, max_batch_cost=5.0)
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (Asked(0, rows=0), "rows=0: a request has at least 1 row"),
+        (Asked([], kind=Kind.ITEMS, rows=0), "rows=0"),
+        (Asked(0, rows=9), "rows=9: an item that cannot be divided has at most max_batch_size=8 rows"),
+        (Asked([1, 2], kind=Kind.ITEMS, rows=18), "rows=9"),
+        (Asked(0, cost=5.5), "cost=5.5: an item costs from 0 to max_batch_cost=5"),
+        (Asked(0, cost=nan), "cost=nan"),
+        (Asked(0, cost=-1.0), "cost=-1"),
+        (Asked([1, 2], kind=Kind.ITEMS, rows=2, cost=11.0), "cost=5.5"),
+    ],
+)
+def test_refused(request_: Asked, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        check_size(request_, LIMITS)
+
+
+def test_accepted() -> None:
+    check_size(listed(1000, cost=1000.0), LIMITS)
+    check_size(Asked(0, rows=8, cost=5.0), LIMITS)
+    check_size(Asked(0, cost=1e9), BatchingSettings(max_batch_size=8))
+    check_size(Asked(0, cost=1e9), BatchingSettings(max_batch_cost=5.0, padded=True))
+
+
+# The answer of the policy, held within bounds.
+
+
+class Says:
+    """A policy that always says the same."""
+
+    def __init__(self, *answer: object) -> None:
+        self.answer = answer
+
+    def decide(self, seen: Observation) -> Decision:
+        """Say it."""
+        return Decision(*self.answer)  # type: ignore[arg-type]  # the tests give what belongs there
+
+
+SEEN = Observation(10.0, 5, 9.95, 40.0, 5, 10.0, 1, 1, 8, 0.1, False)
+
+
+def slow(seconds: float) -> ServiceTime:
+    """Return an estimate of so many seconds for any batch."""
+    service = ServiceTime()
+    service.learn(8, seconds, 0.0, 8.0)
+    return service
+
+
+def choose(policy: Policy, seen: Observation, service: ServiceTime) -> Choice:
+    """Return what comes of what `policy` decides."""
+    return bounded(policy.decide(seen), seen, service)
+
+
+def test_a_dispatch_is_at_most_a_batch() -> None:
+    assert choose(Says(3, Reason.SIZE, None, 3), SEEN, ServiceTime()) == Choice(3, Reason.SIZE, 10.0, 3)
+    assert choose(Says(99), SEEN, ServiceTime()).rows == 8
+
+
+def test_a_wait_of_the_policy_stays_if_it_is_short() -> None:
+    assert choose(Says(0, Reason.SIZE, 10.01, 8), SEEN, ServiceTime()) == Choice(0, Reason.POLICY, 10.01, 8)
+
+
+@pytest.mark.parametrize("until", [None, 11.0])
+def test_no_wait_is_longer_than_max_queue_delay(until: float | None) -> None:
+    end = 9.95 + 0.1
+    assert choose(Says(0, Reason.SIZE, until), SEEN, ServiceTime()) == Choice(0, Reason.DELAY, end, None)
+    then = SEEN._replace(now=end)
+    assert choose(Says(0, Reason.SIZE, until), then, ServiceTime()) == Choice(8, Reason.DELAY, end, None)
+
+
+def test_no_wait_is_so_long_that_the_answer_comes_too_late() -> None:
+    seen = SEEN._replace(earliest_deadline=10.05)
+    end = 10.05 - 0.02 - MARGIN
+    assert choose(Says(0), seen, slow(0.02)) == Choice(0, Reason.DEADLINE, end, None)
+    assert choose(Says(0), seen._replace(now=end), slow(0.02)) == Choice(8, Reason.DEADLINE, end, None)
+    assert choose(Says(0), seen, slow(7.0)).reason is Reason.DEADLINE
+
+
+def test_a_wait_that_has_ended_before_it_began_is_none() -> None:
+    choice = choose(Says(0, Reason.SIZE, 10.0), SEEN, ServiceTime())
+    assert (choice.rows, choice.reason) == (8, Reason.POLICY)
+
+
+def test_draining_waits_for_nobody() -> None:
+    seen = SEEN._replace(draining=True)
+    assert choose(Says(0, Reason.SIZE, 10.01, 8), seen, ServiceTime()) == Choice(8, Reason.DRAIN, 10.0, 8)
+    assert choose(Says(3), seen, ServiceTime()).reason is Reason.POLICY
+
+
+def test_the_clamp_uses_the_expression_that_arms_the_timer() -> None:
+    """now - oldest >= delay is false for these, at the very instant of the timer."""
+    for tenths in range(1000):
+        seen = SEEN._replace(oldest_arrival=tenths / 10)
+        end, _ = clamp(seen._replace(earliest_deadline=1e9), None, ServiceTime())
+        assert choose(Says(0), seen._replace(now=end, earliest_deadline=1e9), ServiceTime()).rows == 8
+
+
+def test_greed_replaces_a_policy_that_raised() -> None:
+    assert greedily(SEEN) == Choice(5, Reason.IDLE, 10.0, None)
+    assert greedily(SEEN._replace(waiting=20)).rows == 8
+
+
+# Counts by reason, and the last 100 explanations.
+
+
+def test_the_last_hundred_are_explained() -> None:
+    history = History()
+    cuts = [
+        Dispatch(number, 1, [], None, 3, 4.5, Reason(number % 7), 9, 0.25, 8, Wakeup.TIMER, 2.0, number % 2)
+        for number in range(250)
+    ]
+    for cut in cuts:
+        history.note(cut)
+    assert history.recent() == [cut.explain() for cut in cuts[-RECENT:]]
+    assert sum(history.counts.values()) == 250
+    assert set(history.counts) == set(Reason)
+    json.dumps(history.recent())
+
+
+def test_an_explanation_says_what_was_seen() -> None:
+    mill = Mill(max_batch_size=4)
+    first, second = (mill.submit(*many(3)), mill.submit(*many(6)))
+    assert second == []
+    mill.now = 0.5
+    mill.finish(first[0])
+    assert mill.batcher.recent == [
+        {
+            "batch_id": 1, "worker": 0, "rows": 3, "cost": 3.0, "padding": 0.0, "reason": "idle", "waiting": 3,
+            "oldest_age": 0.0, "limit": None, "wakeup": "arrival", "at": 0.0, "attempt": 0,
+        },
+        {
+            "batch_id": 2, "worker": 0, "rows": 4, "cost": 4.0, "padding": 0.0, "reason": "size", "waiting": 6,
+            "oldest_age": 0.5, "limit": 4, "wakeup": "worker", "at": 0.5, "attempt": 0,
+        },
+    ]  # fmt: skip

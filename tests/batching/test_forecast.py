@@ -1,4 +1,4 @@
-"""outlook.py: who is started while more wait than can be answered in time."""
+"""forecast.py: which requests are started while more wait than can be answered in time."""
 
 from collections import deque
 from contextlib import suppress
@@ -99,55 +99,55 @@ def test_a_request_past_its_deadline_is_a_miss_of_each_of_its_batches() -> None:
 
 def test_the_margin_grows_with_misses_and_shrinks_without() -> None:
     mill = overloaded()
-    outlook, request = mill.batcher._outlook, mill.accepted[-1]
-    outlook.missed(request)
-    first = outlook.margin
+    forecast, request = mill.batcher._forecast, mill.accepted[-1]
+    forecast.missed(request)
+    first = forecast.margin
     assert first == pytest.approx(0.01, rel=0.01)  # a tenth of a batch
-    outlook.missed(request)
-    assert outlook.margin == 1.5 * first
+    forecast.missed(request)
+    assert forecast.margin == 1.5 * first
     for _ in range(100):
-        outlook.missed(request)
-    assert outlook.margin == pytest.approx(0.45, rel=0.01)  # half of what a request has to spare
+        forecast.missed(request)
+    assert forecast.margin == pytest.approx(0.45, rel=0.01)  # half of what a request has to spare
     for _ in range(500):
-        outlook.made_it()
-    assert outlook.margin < first
+        forecast.made_it()
+    assert forecast.margin < first
 
 
 @pytest.mark.parametrize(("misses", "slack"), [(0, 0.0), (1, 0.01), (100, 0.45)])
 def test_who_is_started_has_the_margin_to_spare(misses: int, slack: float) -> None:
     mill = overloaded()
     for _ in range(misses):
-        mill.batcher._outlook.missed(mill.accepted[-1])
+        mill.batcher._forecast.missed(mill.accepted[-1])
     group = filled(*many(9, mill.now, timeout=1.0))
     seen = Observation(mill.now, 9, mill.now, mill.now + 1.0, 0, 0.0, 1, 1, 2, 0.1, False)
-    assert mill.batcher._outlook.start_cutoff(seen, 2, group) == pytest.approx(mill.now + 0.1 + slack, abs=0.001)
+    assert mill.batcher._forecast.start_cutoff(seen, 2, group) == pytest.approx(mill.now + 0.1 + slack, abs=0.001)
     mill.batcher.took_turn(0.1)  # of the loop, on the way here and on the way back
     mill.batcher.took_turn(0.0)
-    assert mill.batcher._outlook.start_cutoff(seen, 2, group) == pytest.approx(
+    assert mill.batcher._forecast.start_cutoff(seen, 2, group) == pytest.approx(
         mill.now + 0.1 + max(slack, 0.18), abs=0.001
     )
     few = seen._replace(waiting=2)
-    assert mill.batcher._outlook.start_cutoff(few, 2, group) == pytest.approx(mill.now + 0.1, abs=0.001)
+    assert mill.batcher._forecast.start_cutoff(few, 2, group) == pytest.approx(mill.now + 0.1, abs=0.001)
     hasty = seen._replace(earliest_deadline=mill.now + 0.05)  # less than a batch takes: nothing to spare
-    assert mill.batcher._outlook.start_cutoff(hasty, 2, group) == pytest.approx(mill.now + 0.1, abs=0.001)
+    assert mill.batcher._forecast.start_cutoff(hasty, 2, group) == pytest.approx(mill.now + 0.1, abs=0.001)
 
 
 def test_where_none_has_so_much_to_spare_the_last_that_came_are_started() -> None:
     mill = overloaded()
-    outlook = mill.batcher._outlook
+    forecast = mill.batcher._forecast
     for _ in range(100):
-        outlook.missed(mill.accepted[-1])
+        forecast.missed(mill.accepted[-1])
     now = mill.now + 0.7
     seen = Observation(now, 9, mill.now, mill.now + 1.0, 0, 0.0, 1, 1, 2, 0.1, False)
     old, new = many(7, mill.now, timeout=1.0), many(2, mill.now + 0.01, timeout=1.0)
-    cutoff = outlook.start_cutoff(seen, 2, filled(*old, *new))
+    cutoff = forecast.start_cutoff(seen, 2, filled(*old, *new))
     assert [request.deadline > cutoff for request in (*old, *new)] == [False] * 7 + [True] * 2
-    assert outlook.start_cutoff(seen, 2, filled(*new)) < new[0].deadline
-    assert outlook.start_cutoff(seen, 2, filled(new[0])) == pytest.approx(
+    assert forecast.start_cutoff(seen, 2, filled(*new)) < new[0].deadline
+    assert forecast.start_cutoff(seen, 2, filled(new[0])) == pytest.approx(
         now + 0.1, abs=0.001
     )  # too few to choose from
     assert (
-        outlook.start_cutoff(seen._replace(now=now + 0.25), 2, filled(*old, *new)) > new[0].deadline
+        forecast.start_cutoff(seen._replace(now=now + 0.25), 2, filled(*old, *new)) > new[0].deadline
     )  # too late for all
 
 

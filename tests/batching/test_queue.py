@@ -1,12 +1,14 @@
-"""line.py: all groups together."""
+"""queue.py: all groups together, which is next, and the heap that orders them."""
 
 from math import inf
 
+from hypothesis import given
+from hypothesis import strategies as some
 from tests.batching.mill import Asked, listed
 
 from weir.batching.compose import BatchDraft
 from weir.batching.group import Group
-from weir.batching.queue import RequestQueue
+from weir.batching.queue import SLACK, WOKEN_AT_ONCE, GroupScheduler, IndexedHeap, RequestQueue
 
 
 def test_room() -> None:
@@ -29,7 +31,7 @@ def test_a_group_is_forgotten_when_it_is_empty() -> None:
         line.enter(request)
         request.settled = True
         line.leave(request)
-    assert (line.waiting, len(line.groups), line.turns.first()) == (0, 0, None)
+    assert (line.waiting, len(line.groups), line.scheduler.first()) == (0, 0, None)
 
 
 def test_a_group_that_was_emptied_last_serves_its_key_again() -> None:
@@ -41,7 +43,7 @@ def test_a_group_that_was_emptied_last_serves_its_key_again() -> None:
         group = line.groups[key]
         request.settled = True
         line.leave(request)
-        assert (group.waiting, len(line.groups), line.turns.first()) == (0, 0, None)
+        assert (group.waiting, len(line.groups), line.scheduler.first()) == (0, 0, None)
         return group
 
     first = enter_and_leave("a")
@@ -65,9 +67,9 @@ def test_a_shorter_deadline_moves_a_group_forward() -> None:
     line.enter(Asked(0, 0.0, 5.0, key="a"))
     line.enter(Asked(0, 0.0, 4.0, key="b"))
     line.enter(Asked(0, 0.0, 9.0, key="a"))
-    assert line.turns.first() is line.groups["b"]
+    assert line.scheduler.first() is line.groups["b"]
     line.enter(Asked(0, 0.0, 3.0, key="a"))
-    assert line.turns.first() is line.groups["a"]
+    assert line.scheduler.first() is line.groups["a"]
 
 
 def test_leaving_one_of_several_keeps_the_group() -> None:
@@ -120,5 +122,143 @@ def test_clear() -> None:
     for request in requests:
         line.enter(request)
     line.clear()
-    assert (line.waiting, line.groups, line.turns.first()) == (0, {}, None)
+    assert (line.waiting, line.groups, line.scheduler.first()) == (0, {}, None)
     assert line.room(10)
+
+
+# Which group is next, and which is asked again when.
+
+
+def group(key: object, *requests: Asked) -> Group:
+    """Return a group with these in it."""
+    made = Group(key)
+    for request in requests:
+        made.add(request)
+    return made
+
+
+def test_nobody() -> None:
+    turns = GroupScheduler()
+    assert turns.first() is None
+    assert (turns.end_of_wait(), turns.earliest_deadline(), turns.passed(1e9)) == (inf, inf, [])
+
+
+def test_earliest_deadline_then_oldest() -> None:
+    turns = GroupScheduler()
+    groups = [group("late", Asked(0, 0.0, 9.0)), group("young", Asked(0, 2.0, 5.0)), group("old", Asked(0, 1.0, 6.0))]
+    for each in groups:
+        turns.wake(each)
+    order = []
+    while (first := turns.first()) is not None:
+        order.append(first.key)
+        turns.close(first)
+    assert order == ["old", "young", "late"]
+
+
+def test_what_gave_a_group_its_turn_may_have_gone() -> None:
+    urgent = Asked(0, 0.0, 1.0)
+    first, second = group("a", urgent, Asked(0, 0.0, 9.0)), group("b", Asked(0, 0.0, 5.0))
+    turns = GroupScheduler()
+    turns.wake(first)
+    turns.wake(second)
+    assert turns.first() is first
+    urgent.settled = True
+    first.remove(urgent)
+    assert turns.earliest_deadline() == 1.0  # not looked at yet: an instant before which nothing passes
+    assert turns.first() is second
+    assert turns.earliest_deadline() == 5.0
+
+
+def test_a_parked_group_wakes_when_its_wait_is_over() -> None:
+    turns = GroupScheduler()
+    first, second = group("a", Asked(0, 0.0, 9.0)), group("b", Asked(0, 0.0, 5.0))
+    for each, until in ((first, 1.0), (second, 2.0)):
+        turns.wake(each)
+        turns.park(each, until)
+        assert each.asleep
+    assert turns.first() is None
+    assert turns.end_of_wait() == 1.0
+    turns.wake_due(0.5)
+    assert turns.first() is None
+    turns.wake_due(1.0)
+    assert turns.first() is first
+    assert not first.asleep
+    assert turns.end_of_wait() == 2.0
+
+
+def test_a_free_place_wakes_some_in_turn() -> None:
+    turns = GroupScheduler()
+    groups = [group(number, Asked(0, 0.0, 9.0)) for number in range(WOKEN_AT_ONCE + 10)]
+    for each in groups:
+        turns.park(each, 5.0)
+    turns.wake_some()
+    assert [each.asleep for each in groups] == [False] * WOKEN_AT_ONCE + [True] * 10
+    for each in groups[:WOKEN_AT_ONCE]:
+        turns.park(each, 5.0)
+    turns.wake_some()
+    assert [each.asleep for each in groups[-11:]] == [True] + [False] * 10
+    turns.wake_all()
+    assert not any(each.asleep for each in groups)
+
+
+def test_groups_with_a_passed_deadline() -> None:
+    turns = GroupScheduler()
+    first, second, third = (group(n, Asked(0, 0.0, float(n))) for n in (1, 2, 3))
+    turns.wake(first)
+    turns.park(second, 1.5)
+    turns.wake(third)
+    assert turns.passed(0.5) == []
+    assert turns.passed(2.0) == [first, second]
+    assert turns.first() is third
+
+
+# A priority queue whose members move and leave.
+
+
+def test_the_lowest_rank_is_first_and_equal_ranks_keep_their_order() -> None:
+    agenda: IndexedHeap[str] = IndexedHeap()
+    assert agenda.first() is None
+    agenda.put("late", (2.0, 0.0))
+    agenda.put("a", (1.0, 5.0))
+    agenda.put("b", (1.0, 5.0))
+    assert agenda.first() == ((1.0, 5.0), "a")
+    agenda.discard("a")
+    agenda.discard("never there")
+    assert agenda.first() == ((1.0, 5.0), "b")
+    agenda.put("b", (3.0, 0.0))
+    assert agenda.first() == ((2.0, 0.0), "late")
+    assert len(agenda) == 2
+    assert "b" in agenda
+    assert "a" not in agenda
+
+
+def test_members_come_in_the_order_in_which_they_joined() -> None:
+    agenda: IndexedHeap[int] = IndexedHeap()
+    for number in range(5):
+        agenda.put(number, (float(-number), 0.0))
+    assert agenda.members(3) == [0, 1, 2]
+    assert agenda.members(9) == [0, 1, 2, 3, 4]
+
+
+def test_outdated_entries_do_not_pile_up() -> None:
+    agenda: IndexedHeap[str] = IndexedHeap()
+    for number in range(10_000):
+        agenda.put("only", (float(number), 0.0))
+    assert len(agenda._heap) <= 2 + SLACK + 1
+    assert agenda.first() == ((9999.0, 0.0), "only")
+
+
+@given(some.lists(some.tuples(some.integers(0, 5), some.none() | some.integers(0, 9)), max_size=200))
+def test_it_agrees_with_a_dictionary(moves: list[tuple[int, int | None]]) -> None:
+    agenda: IndexedHeap[int] = IndexedHeap()
+    truth: dict[int, float] = {}
+    for member, rank in moves:
+        if rank is None:
+            agenda.discard(member)
+            truth.pop(member, None)
+        else:
+            agenda.put(member, (float(rank), 0.0))
+            truth[member] = float(rank)
+        first = agenda.first()
+        assert (None if first is None else first[0][0]) == min(truth.values(), default=None)
+        assert len(agenda) == len(truth)

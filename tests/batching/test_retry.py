@@ -6,7 +6,7 @@ import pytest
 from tests.batching.mill import Asked, Mill, crashed, listed, many
 
 from weir.batching.collate import Entry, entries_of
-from weir.batching.retry import CrashRetry, load_of
+from weir.batching.retry import CrashRetry, draft_of
 from weir.errors import DeadlineExceeded, ModelCrashed, WorkerLost
 from weir.messages import EventKind, Events, Kind, Reason
 
@@ -176,12 +176,12 @@ def test_tensors_are_one_suspect() -> None:
 
 def test_neighbouring_entries_become_one_slice() -> None:
     items, uneven = listed(9, cost=18.0), Asked([1, 2, 3], kind=Kind.ITEMS, rows=7)
-    load = load_of([(items, 1, 2), (items, 2, 3), (items, 5, 6), (uneven, 0, 1)])
+    load = draft_of([(items, 1, 2), (items, 2, 3), (items, 5, 6), (uneven, 0, 1)])
     assert load.requests == [items, items, uneven]
     assert load.slices == [(1, 3), (5, 6), (0, 1)]
     assert (load.rows, load.plain) == (6, False)
     assert load.cost == pytest.approx(6.0 + 1 / 3)
     longer = Asked(1, cost=10.0)
     entries: list[Entry] = [(items, 1, 2), (longer, 0, 1)]
-    assert [load_of(entries, share).cost for share in (None, 0.0, 0.25, 1.0)] == [12.0, 12.0, 14.0, 20.0]
-    assert load_of(entries, 0.25).padding == 2.0
+    assert [draft_of(entries, share).cost for share in (None, 0.0, 0.25, 1.0)] == [12.0, 12.0, 14.0, 20.0]
+    assert draft_of(entries, 0.25).padding == 2.0

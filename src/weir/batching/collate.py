@@ -1,10 +1,10 @@
 """Turn a dispatch into the batch that a worker gets, and the worker's events into answers.
 
-A dispatch speaks of requests, a batch of *entries*: one for an item, one for each item of a list, one for tensors. An
-entry is (request, start, stop), the range being that of its items (0 to 1 for a single item) or rows.
+A dispatch consists of requests, a batch of *entries*: one for an item, one for each item of a list, one for tensors. An entry is
+(request, start, stop), which is its range of items (0 to 1 for a single item) or of rows.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from weir.batching.request_state import answer, has_answer, settle
@@ -13,13 +13,13 @@ from weir.messages import NO_ANSWER, Batch, Dispatch, EventKind, Events, Kind, R
 
 Entry = tuple[Request, int, int]
 End = tuple[Request, Any]
-RETRY_AFTER = 1.0  # seconds; what is said to the caller of a batch that cannot run again
+RETRY_AFTER = 1.0  # seconds after which the caller of a batch that cannot run again may try again
 
 
 class Lost(NamedTuple):
-    """A batch whose worker died, and those of its entries that do not run again.
+    """A batch whose worker died, and its entries that do not run again.
 
-    `crashed` are out of tries: each ended its worker even alone. `interrupted` had already received a part.
+    Each of `crashed` ended its worker even when it ran alone. `interrupted` had already received a part of their answers.
     """
 
     dispatch: Dispatch
@@ -52,13 +52,13 @@ def _entries(request: Request, part: tuple[int, int] | None) -> list[Entry]:
 
 
 def is_done(entry: Entry) -> bool:
-    """Tell whether this entry has its answer, or its request has had its end."""
+    """Tell whether this entry has its answer, or its request is settled."""
     request, start, _ = entry
     return has_answer(request, start)
 
 
 def to_batch(dispatch: Dispatch) -> Batch:
-    """Return what the worker of `dispatch` gets. Payloads stay as they are; tensors are sliced, not copied."""
+    """Return the batch for the worker of `dispatch`. Payloads stay as they are; tensors are sliced, not copied."""
     if dispatch.plain:
         requests = dispatch.requests
         payloads = [request.payload for request in requests]
@@ -86,10 +86,10 @@ def _one_or_all(values: list[str]) -> str | list[str]:
 
 
 def deliver(dispatch: Dispatch, events: Events) -> list[End]:
-    """Return the requests that reach their end by these events, each with its output or its WeirError.
+    """Settle and return the requests that these events complete, each with its output or its WeirError.
 
-    They are marked settled. What is for a request that has had its end already is dropped. After the final events no
-    request is left waiting for this batch: an entry that the worker forgot gets a ModelError.
+    Outputs for a request that is settled already are dropped. After the final events no request waits for this batch: an entry without an answer
+    gets a ModelError.
     """
     outputs = events.outputs
     requests = dispatch.requests
@@ -99,39 +99,40 @@ def deliver(dispatch: Dispatch, events: Events) -> list[End]:
 
 
 def dropped_in(dispatch: Dispatch, events: Events) -> list[Any]:
-    """Return the outputs in these events, but for parts, that nobody gets, as their entries are done. To be asked before
-    `deliver`."""
+    """Return the outputs of these events, except parts, that no caller gets because their entries are done. To be called before `deliver`."""
     entries = entries_of(dispatch)
-    indices = range(len(events.outputs)) if events.indices is None else events.indices
-    kinds = events.kinds or [EventKind.DONE] * len(events.outputs)
     return [
         output
-        for index, kind, output in zip(indices, kinds, events.outputs, strict=True)
+        for index, kind, output in _each(events)
         if kind != EventKind.PART and (not 0 <= index < len(entries) or is_done(entries[index]))
     ]
 
 
 def _deliver_each(dispatch: Dispatch, events: Events) -> list[End]:
     entries = entries_of(dispatch)
-    indices = range(len(events.outputs)) if events.indices is None else events.indices
-    kinds = events.kinds or [EventKind.DONE] * len(events.outputs)
     ends: list[End] = []
-    for index, kind, output in zip(indices, kinds, events.outputs, strict=True):
+    for index, kind, output in _each(events):
         if kind == EventKind.PART:
             dispatch.begun = dispatch.begun or set()
             dispatch.begun.add(index)
         elif 0 <= index < len(entries):
             ends += _answered(entries[index], NO_ANSWER if kind == EventKind.END else output)
     if events.final:
-        forgotten = [entry for entry in entries if not is_done(entry)]
-        ends += _fail(forgotten, lambda: ModelError("the worker ended the batch without an answer to this item"))
+        unanswered = [entry for entry in entries if not is_done(entry)]
+        ends += _fail(unanswered, lambda: ModelError("the worker ended the batch without an answer to this item"))
     return ends
 
 
+def _each(events: Events) -> Iterator[tuple[int, int, Any]]:
+    """Return the entry index, the kind and the output of each event."""
+    count = len(events.outputs)
+    indices = range(count) if events.indices is None else events.indices
+    return zip(indices, events.kinds or [EventKind.DONE] * count, events.outputs, strict=True)
+
+
 class Answers(NamedTuple):
-    """What events of a streaming model bring: each part for a request that has not had its end, and the requests, in
-    order, for which there is an answer here, last ones too, and for which it is the first. `dropped` are the parts for
-    requests that have had their end."""
+    """The answers in events of a streaming model: the parts for unsettled requests, the requests that have an answer here (a part or the
+    last), those of them for which it is the first, and the parts that are dropped because their requests are settled."""
 
     parts: list[End]
     answered: list[Request]
@@ -140,13 +141,11 @@ class Answers(NamedTuple):
 
 
 def answers_in(dispatch: Dispatch, events: Events) -> Answers:
-    """Return the answers in these events. To be asked before `deliver`, which gives them their ends."""
+    """Return the answers in these events. To be called before `deliver`, which settles their requests."""
     answers = Answers([], [], [], [])
     entries = entries_of(dispatch)
     begun = dispatch.begun = dispatch.begun or set()
-    indices = range(len(events.outputs)) if events.indices is None else events.indices
-    kinds = events.kinds or [EventKind.DONE] * len(events.outputs)
-    for index, kind, output in zip(indices, kinds, events.outputs, strict=True):
+    for index, kind, output in _each(events):
         if kind not in (EventKind.PART, EventKind.DONE) or not 0 <= index < len(entries):
             continue
         request = entries[index][0]
@@ -164,10 +163,8 @@ def answers_in(dispatch: Dispatch, events: Events) -> Answers:
 
 
 def fail_entries(lost: Lost, reason: str = "the worker died") -> list[End]:
-    """Give the entries that do not run again their error; return the requests that reach their end thereby.
-
-    They are marked settled; each comes with its output or error, as from `deliver`.
-    """
+    """Give the entries that do not run again an error. Settle and return the requests that this completes, as `deliver` does. `reason` says why the
+    worker is gone."""
     ends = _fail(lost.crashed, lambda: ModelCrashed(f"this request ended its worker, also when run alone: {reason}"))
     ends += _fail(lost.interrupted, lambda: WorkerLost(f"lost amid the answer: {reason}", retry_after=RETRY_AFTER))
     return ends
@@ -178,6 +175,6 @@ def _fail(entries: Iterable[Entry], error: Callable[[], WeirError]) -> list[End]
 
 
 def _answered(entry: Entry, output: Any) -> list[End]:
-    """Return the end of the entry's request, if this output is that."""
+    """Return the request of the entry with its whole output, if this output completes it."""
     end = answer(*entry, output)
     return [] if end is None else [end]

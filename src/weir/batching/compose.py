@@ -1,11 +1,11 @@
-"""Take the next batch from the line of a group.
+"""Take the next batch from the queue of a group.
 
-Higher priority goes first. Within a priority, requests of about the same size go in the order of arrival, and the sizes share: each
-request has as many rows of the batches as any other that waits, so that a request waits in proportion to its rows, with no step at
-any size, and a single item goes at once before a crowd of large ones. This is self-clocked fair queueing (Golestani, 1994) among size
-classes, each with a weight of as many requests as wait. But `max_overtakes` batches at most go before the oldest of the larger ones;
-then that one goes first, and the count starts anew. Requests that can be divided are, so that the batch is filled exactly; where one
-of the larger does not fit into what is left, small ones are tried, and the other way round.
+Higher priority goes first. Within a priority, requests of about the same size go in the order of arrival, and the sizes share the batches: each
+waiting request gets as many rows as any other. So a request waits in proportion to its rows, with no step at any size, and a single item goes
+before many large requests. This is self-clocked fair queueing (Golestani, 1994) among size classes, each weighted by the number of its waiting
+requests. But at most `max_overtakes` batches go before the oldest of the large requests; then that request goes first, and the count starts
+again. Requests that can be divided are divided, so that the batch is filled exactly. Where a large request does not fit into what is left, small
+ones are tried, and the other way round.
 """
 
 from math import inf
@@ -16,22 +16,7 @@ from weir.messages import Kind, Request
 
 
 class BatchDraft:
-    """What was taken for one batch, and what was left out because its answer would come after its deadline."""
-
-    __slots__ = (
-        "cost",
-        "departed",
-        "divided",
-        "late",
-        "max_cost",
-        "max_rows",
-        "start_cutoff",
-        "padding",
-        "plain",
-        "requests",
-        "rows",
-        "slices",
-    )
+    """The requests that were taken for one batch, and those that were left out because their answers would come after their deadlines."""
 
     def __init__(self, max_rows: int, max_cost: float, start_cutoff: float) -> None:
         self.max_rows = max_rows
@@ -41,20 +26,20 @@ class BatchDraft:
         self.slices: list[tuple[int, int] | None] | None = None
         self.rows = 0
         self.cost = 0.0
-        self.padding = 0.0  # of the cost; see padded.py
-        self.departed = 0  # rows that left the line, late ones included
+        self.padding = 0.0  # the part of `cost` that is padding; see padded.py
+        self.departed = 0  # rows that left the queue, those of late requests included
         self.late: list[Request] = []
         self.plain = True  # all are single items
-        self.divided: list[Request] = []  # taken in part, the rest still waits
+        self.divided: list[Request] = []  # taken in part; the rest still waits
 
     def take(self, request: Request) -> bool:
-        """Take as much of `request` as fits; tell whether that was all of it."""
+        """Take as much of `request` as fits. Return whether that was all of it."""
         total = steps(request)
         start = request.taken
         unit_rows, unit_cost = request.rows // total, request.cost / total
         room = self.max_rows - self.rows
         if not self.requests:
-            room = max(room, unit_rows)  # the policy wants less than one item has: it goes all the same, alone
+            room = max(room, unit_rows)  # the policy wants fewer rows than one item has: that item goes alone
         count = min(total - start, room // unit_rows, self._affordable(unit_cost, total))
         if count <= 0:
             return False
@@ -65,7 +50,7 @@ class BatchDraft:
         return start + count == total
 
     def note(self, request: Request, start: int, stop: int, total: int) -> None:
-        """`request` is in it, from step `start` to `stop` of `total`."""
+        """Add `request`, from step `start` to `stop` of `total`."""
         whole = start == 0 and stop == total
         if not whole and self.slices is None:
             self.slices = [None] * len(self.requests)
@@ -74,6 +59,12 @@ class BatchDraft:
         self.requests.append(request)
         self.plain = self.plain and request.kind is Kind.ITEM
         dispatch(request, stop, total)
+
+    def leave_out(self, request: Request) -> None:
+        """Settle `request`, whose answer would come too late, and note that it leaves the queue."""
+        self.departed += rows_left(request)
+        self.late.append(request)
+        settle(request)
 
     def _affordable(self, unit_cost: float, total: int) -> int:
         if self.cost + total * unit_cost <= self.max_cost:
@@ -85,103 +76,96 @@ class BatchDraft:
 
 
 def compose(group: Group, max_rows: int, max_cost: float, start_cutoff: float, max_overtakes: int) -> BatchDraft:
-    """Take up to `max_rows` rows and `max_cost` cost from `group`, in order; one item that is larger goes alone.
+    """Take up to `max_rows` rows and `max_cost` cost from `group`, in order; an item that is larger goes alone.
 
-    Requests whose deadline is not after `start_cutoff` leave the line too, as `late`; they are marked settled. The load may be
-    empty if all are. `group.departed` is brought up to date.
+    Requests whose deadline is not after the instant `start_cutoff` leave the queue too, settled, as `late`. The draft is empty if all are late.
+    `group.departed` is updated.
     """
-    load = BatchDraft(max_rows, max_cost, start_cutoff)
+    draft = BatchDraft(max_rows, max_cost, start_cutoff)
     nobody_is_late = group.earliest() > start_cutoff
     for level in group.levels:
         small = level.small
         if level.large.waiting:
-            FairTurns(load, level, max_overtakes, nobody_is_late).fill()
+            FairTurns(draft, level, max_overtakes, nobody_is_late).fill()
         else:
-            count = min(len(small.waiting) - small.dead, max_rows - load.rows)
-            if nobody_is_late and not small.odd and load.cost + count <= max_cost:
-                _take_plain(load, small, count)
+            count = min(len(small.waiting) - small.dead, max_rows - draft.rows)
+            if nobody_is_late and not small.odd and draft.cost + count <= max_cost:
+                _take_plain(draft, small, count)
             else:
-                _take_in_order(load, small)
-        if load.rows >= max_rows:
+                _take_in_order(draft, small)
+        if draft.rows >= max_rows:
             break
-    group.departed += load.departed
+    group.departed += draft.departed
     group.tidy()
-    return load
+    return draft
 
 
-def _take_plain(load: BatchDraft, lane: FifoQueue, count: int) -> None:
-    """Take `count` from a lane of plain requests that all fit and are in time."""
+def _take_plain(draft: BatchDraft, lane: FifoQueue, count: int) -> None:
+    """Take `count` requests from a lane of plain requests that all fit and are in time."""
     requests = lane.pop(count)
     dispatch_items(requests)
-    load.requests = load.requests + requests if load.requests else requests
-    if load.slices is not None:
-        load.slices += [None] * count
-    load.rows += count
-    load.departed += count
-    load.cost += count
+    draft.requests = draft.requests + requests if draft.requests else requests
+    if draft.slices is not None:
+        draft.slices += [None] * count
+    draft.rows += count
+    draft.departed += count
+    draft.cost += count
 
 
-def _take_in_order(load: BatchDraft, lane: FifoQueue) -> None:
-    """Take from a lane, whatever requests it has, until one does not fit."""
-    while load.rows < load.max_rows and (request := lane.head) is not None:
-        if request.deadline <= load.start_cutoff:
-            _leave_out(load, lane, request)
-        elif not _take_head(load, lane, request):
+def _take_in_order(draft: BatchDraft, lane: FifoQueue) -> None:
+    """Take requests of any kind from a lane until one does not fit."""
+    while draft.rows < draft.max_rows and (request := lane.head) is not None:
+        if request.deadline <= draft.start_cutoff:
+            _leave_out(draft, lane, request)
+        elif not _take_head(draft, lane, request):
             return
 
 
-def _take_head(load: BatchDraft, lane: FifoQueue, request: Request) -> bool:
-    """Take what fits of `request`; tell whether another in the lane may be tried."""
+def _take_head(draft: BatchDraft, lane: FifoQueue, request: Request) -> bool:
+    """Take what fits of `request`, the head of a lane. Return whether that was all of it, so that the next may be tried."""
     taken = request.taken
-    if load.take(request):
+    if draft.take(request):
         lane.advance(request)
         return True
     if request.taken > taken:
-        load.divided.append(request)
+        draft.divided.append(request)
     return False
 
 
-def _leave_out(load: BatchDraft, lane: FifoQueue, request: Request) -> None:
-    load.departed += rows_left(request)
-    load.late.append(request)
-    settle(request)
+def _leave_out(draft: BatchDraft, lane: FifoQueue, request: Request) -> None:
+    draft.leave_out(request)
     lane.advance(request)
 
 
 class FairTurns:
-    """Fills a batch from a level where large requests wait: small ones and each size class of large ones have their shares.
+    """Fills a batch from a level where large requests wait: small requests and each size class of large ones take turns.
 
-    `tags` says, for each size class, what each request of it will have had once the next one is taken, and `lowest` is the class
-    that is lowest there. They change only when a large request is taken or left out, however many small ones are taken.
+    `_tags` are the tags of the size classes (see SizeClass), and `_lowest` is the class with the lowest. They change only when a large request is
+    taken or left out, however many small ones are taken.
     """
 
-    __slots__ = (
-        "_has_led", "_is_plain", "_large", "_level", "_load", "_lowest", "_max_overtakes", "_oldest", "_rows_before",
-        "_small", "_tags", "_takes_large", "_takes_small", "_was_overtaken",
-    )  # fmt: skip
-
-    def __init__(self, load: BatchDraft, level: PriorityLevel, max_overtakes: int, nobody_is_late: bool) -> None:
-        self._load = load
+    def __init__(self, draft: BatchDraft, level: PriorityLevel, max_overtakes: int, nobody_is_late: bool) -> None:
+        self._draft = draft
         self._level = level
         self._small, self._large = level.small, level.large
         self._max_overtakes = max_overtakes
         self._oldest = self._large.waiting[0]
         self._is_plain = nobody_is_late and not self._small.odd  # small requests need only be counted
-        self._rows_before = load.rows
+        self._rows_before = draft.rows
         self._takes_small = self._takes_large = True  # until one does not fit
-        self._has_led = self._was_overtaken = False  # what has become of the oldest
-        self._tags = {share: share.tag(load.max_rows) for share in self._large.shares.values()}
+        self._has_led = self._was_overtaken = False  # the oldest large request
+        self._tags = {share: share.tag(draft.max_rows) for share in self._large.shares.values()}
         self._lowest = min(self._tags, key=self._tags.__getitem__)
 
     def fill(self) -> None:
         """Take what fits, each request in its turn."""
-        load, level = self._load, self._level
+        draft, level = self._draft, self._level
         level.come_back()
-        while load.rows < load.max_rows and (turn := self._next()) is not None:
+        while draft.rows < draft.max_rows and (turn := self._next()) is not None:
             share, request = turn
             if isinstance(share, SizeClass):
                 self._take_large(share, request)
-            elif self._is_plain and load.cost + self._level.count <= load.max_cost:
+            elif self._is_plain and draft.cost + self._level.count <= draft.max_cost:
                 self._take_plain()
             else:
                 self._take_small(request)
@@ -193,7 +177,7 @@ class FairTurns:
                 overtake(self._oldest, 1)
 
     def _next(self) -> tuple[PriorityLevel | SizeClass, Request] | None:
-        """Return whose turn it is; None when nobody is left who may fit."""
+        """Return the request that is next, and what it shares its turns with; None if no request is left that may fit."""
         first = self._small.head if self._takes_small else None
         oldest = self._large.head if self._takes_large else None
         if oldest is None:
@@ -205,47 +189,47 @@ class FairTurns:
         return self._lowest, self._lowest.head
 
     def _take_plain(self) -> None:
-        """Take plain small requests at once, for as long as it is their turn: the first of them in any case."""
-        load, level, until = self._load, self._level, self._end_of_turn()
+        """Take plain small requests together for as long as it is their turn, and at least the first."""
+        draft, level, until = self._draft, self._level, self._end_of_turn()
         waiting = self._level.count
-        most = min(waiting, load.max_rows - load.rows)
+        most = min(waiting, draft.max_rows - draft.rows)
         had, count = level.had + 1.0 / waiting, 1
         while count < most and had <= until:
             had += 1.0 / (waiting - count)
             count += 1
-        _take_plain(load, self._small, count)
-        self._charge(level, had, load.requests[-1])
+        _take_plain(draft, self._small, count)
+        self._charge(level, had, draft.requests[-1])
 
     def _end_of_turn(self) -> float:
-        """Return what a small request must have had for the turn to go to a large one."""
+        """Return the value of `had` at which the turn of small requests ends."""
         oldest = self._large.head if self._takes_large else None
         if oldest is None:
             return inf
         return self._tags[self._lowest] if oldest.overtaken < self._max_overtakes else -inf
 
     def _take_small(self, request: Request) -> None:
-        load, waiting, rows = self._load, self._level.count, self._load.rows
-        if request.deadline <= load.start_cutoff:
-            _leave_out(load, self._small, request)
+        draft, waiting, rows = self._draft, self._level.count, self._draft.rows
+        if request.deadline <= draft.start_cutoff:
+            _leave_out(draft, self._small, request)
             return
-        self._takes_small = _take_head(load, self._small, request)
-        if load.rows > rows:
-            self._charge(self._level, self._level.had + (load.rows - rows) / waiting, request)
+        self._takes_small = _take_head(draft, self._small, request)
+        if draft.rows > rows:
+            self._charge(self._level, self._level.had + (draft.rows - rows) / waiting, request)
 
     def _take_large(self, share: SizeClass, request: Request) -> None:
-        load, waiting, rows = self._load, share.count, self._load.rows
-        if request.deadline <= load.start_cutoff:
-            _leave_out(load, self._large, request)
+        draft, waiting, rows = self._draft, share.count, self._draft.rows
+        if request.deadline <= draft.start_cutoff:
+            _leave_out(draft, self._large, request)
         else:
             leads = rows == self._rows_before or (self._takes_small and self._small.head is not None)
-            self._takes_large = _take_head(load, self._large, request)
-            if load.rows > rows:
-                self._charge(share, share.had + (load.rows - rows) / waiting, request)
+            self._takes_large = _take_head(draft, self._large, request)
+            if draft.rows > rows:
+                self._charge(share, share.had + (draft.rows - rows) / waiting, request)
                 self._has_led = self._has_led or (leads and request is self._oldest)
         self._tag(share)
 
     def _charge(self, share: PriorityLevel | SizeClass, had: float, last: Request) -> None:
-        """Each request of `share` has had so much now; `last` is the last that was taken."""
+        """Set what each request of `share` has had. `last` is the last request that was taken."""
         share.had = had
         oldest, is_oldest = self._oldest, last is self._oldest
         if not is_oldest or oldest.overtaken < self._max_overtakes:
@@ -253,9 +237,9 @@ class FairTurns:
         self._was_overtaken = self._was_overtaken or (not is_oldest and oldest.arrival <= last.arrival)
 
     def _tag(self, share: SizeClass) -> None:
-        """A request of `share` was taken or left out: work out its tag anew, and which is the lowest."""
+        """Compute the tag of `share` anew, of which a request was taken or left out, and which tag is the lowest."""
         if share.count:
-            self._tags[share] = share.tag(self._load.max_rows)
+            self._tags[share] = share.tag(self._draft.max_rows)
         else:
             del self._tags[share]
         self._lowest = min(self._tags, key=self._tags.__getitem__, default=share)

@@ -1,11 +1,13 @@
 """The requests that may share a batch: queues by priority and size class, each in order of arrival, and their deadlines.
 
-Most of the time all requests of a group are small ones of priority 0 with the same timeout: their queue is then in the order of deadlines as
-well, and `Group.timeout` says so. Only when another request joins are the deadlines kept apart, until the group is empty again.
+Most of the time all requests of a group are small ones of priority 0 with the same timeout: their queue is then in the order of deadlines too, and
+`Group.timeout` is that timeout. Only when another request joins are the deadlines kept apart, until the group is empty again.
 
-Requests of equal timeout arrive in the order of their deadlines, so a queue for each distinct timeout is sorted for nothing. Only when there are
-many distinct timeouts at once do the further ones share a heap. A request that has gone stays behind there until it comes to the front, or until
-such are more than half of all.
+Requests of equal timeout arrive in the order of their deadlines, so the queue of one timeout needs no sorting. Only when there are many distinct
+timeouts at once do the further ones share a heap. A request that has gone stays in these queues until it comes to the front, or until such
+requests are more than half of all.
+
+In this module a *lane* is one queue of requests with the same priority: small ones have one, large ones another.
 """
 
 from bisect import bisect_right
@@ -19,11 +21,11 @@ from weir.batching.request_state import is_gone, rows_left
 from weir.messages import Express, Kind, Request
 
 MAX_QUEUES = 8  # distinct timeouts with a queue of their own
-SLACK = 64  # requests that have gone and are tolerated before they are swept out
+SLACK = 64  # requests that have gone and are kept before they are removed
 
 
 class Deadlines:
-    """Knows the earliest deadline of the waiting requests. Adding is O(1) for at most MAX_QUEUES distinct timeouts."""
+    """The deadlines of the waiting requests. To add one is O(1) for at most MAX_QUEUES distinct timeouts."""
 
     __slots__ = ("_adds", "_by_timeout", "_heap")
 
@@ -47,7 +49,7 @@ class Deadlines:
             queue.append(request)
 
     def earliest(self) -> float:
-        """Return the earliest deadline of those that still wait; infinity if none does."""
+        """Return the earliest deadline of the requests that wait; infinity if none does."""
         first, empty = float("inf"), None
         for timeout, queue in self._by_timeout.items():
             while queue:
@@ -71,7 +73,7 @@ class Deadlines:
         return first
 
     def within(self, until: float) -> list[Request]:
-        """Return the waiting requests whose deadline is not after `until`, in no order. O(those found, and those gone among them)."""
+        """Return the waiting requests whose deadline is not after `until`, in no order. The cost is linear in what is found and has gone."""
         found: list[Request] = []
         for queue in self._by_timeout.values():
             found += takewhile(lambda request: request.deadline <= until, queue)
@@ -84,7 +86,7 @@ class Deadlines:
         return [request for request in found if not request.settled and request.taken < request.rows]
 
     def passed(self, now: float) -> list[Request]:
-        """Take out and return the waiting requests whose deadline is not after `now`."""
+        """Remove and return the waiting requests whose deadline is not after `now`."""
         late: list[Request] = []
         while self.earliest() <= now:
             for queue in self._by_timeout.values():
@@ -95,8 +97,8 @@ class Deadlines:
         return [request for request in late if not request.settled and request.taken < request.rows]
 
     def trim(self, live: int) -> None:
-        """Sweep out what has gone if that is more than half, when `live` requests wait. With none nothing is kept: a request may hold much
-        memory, and nobody may come after it."""
+        """Remove requests that have gone if they are more than half, when `live` requests wait. If none waits, keep nothing: a request may hold much
+        memory, and there may be no later one."""
         if not live:
             self._by_timeout.clear()
             self._heap.clear()
@@ -113,11 +115,11 @@ class Deadlines:
 
 
 MIXED = nan  # equal to no timeout, not even to itself
-CLASSES_PER_OCTAVE = 4  # of size: requests of one class differ by a fifth at most
+CLASSES_PER_OCTAVE = 4  # size classes for each doubling: the sizes of one class differ by at most a fifth
 
 
 def is_plain(request: Request) -> bool:
-    """Tell whether `request` is one item of one row and unit cost, so that requests need only be counted."""
+    """Tell whether `request` is one item of one row and unit cost, so that such requests need only be counted."""
     return request.rows == 1 and request.cost == 1.0 and request.kind is Kind.ITEM
 
 
@@ -128,8 +130,8 @@ class FifoQueue:
 
     def __init__(self) -> None:
         self.waiting: deque[Request] = deque()
-        self.dead = 0  # settled ones among them
-        self.odd = 0  # those among the others that are not plain
+        self.dead = 0  # how many of them are settled
+        self.odd = 0  # how many of the others are not plain
 
     @staticmethod
     def beside() -> "FairQueue":
@@ -141,11 +143,11 @@ class FifoQueue:
 
     @property
     def head(self) -> Request | None:
-        """The request whose turn it is."""
+        """The request that is next; None if none waits."""
         return self.waiting[0] if self.waiting else None
 
     def add(self, request: Request) -> None:
-        """Add a request: at the end, unless it arrived earlier than others (it had to wait for room)."""
+        """Add a request: at the end, unless it arrived earlier than others (and waited for room)."""
         waiting = self.waiting
         if not is_plain(request):
             self.odd += 1
@@ -155,17 +157,17 @@ class FifoQueue:
             waiting.append(request)
 
     def advance(self, request: Request) -> None:
-        """`request`, which is the head, has gone."""
+        """Remove `request`, which is the head and has gone."""
         if not is_plain(self.waiting.popleft()):
             self.odd -= 1
         self._drop_dead_heads()
 
     def ahead(self, request: Request) -> int:
-        """Return how many that wait would go before `request`, if it came now."""
+        """Return how many waiting requests would go before `request`, if it came now."""
         return len(self)
 
     def pop(self, count: int) -> list[Request]:
-        """Take out and return the first `count` of a lane without odd ones."""
+        """Remove and return the first `count` requests of a lane whose requests are all plain."""
         waiting, popleft = self.waiting, self.waiting.popleft
         popped: list[Request] = []
         if not self.dead:
@@ -184,7 +186,7 @@ class FifoQueue:
         return popped
 
     def leave(self, request: Request) -> None:
-        """A request somewhere in the lane was settled."""
+        """Remove a request that was settled, anywhere in the lane."""
         self.dead += 1
         if not is_plain(request):
             self.odd -= 1
@@ -208,23 +210,23 @@ def _arrival(request: Request) -> float:
 
 
 def size_class(size: float) -> int:
-    """Return what requests of about `size` rows, or units of cost, have in common."""
+    """Return the number of the size class of requests of `size` rows, or units of cost."""
     return round(CLASSES_PER_OCTAVE * log2(size))
 
 
 class SizeClass:
-    """The requests of one size class, in order of arrival. `had` is the rows that each of them has had, had it always been there."""
+    """The requests of one size class, in order of arrival. `had` is how many rows each of them would have had dispatched, had it always waited."""
 
     __slots__ = ("count", "had", "waiting")
 
     def __init__(self, had: float) -> None:
         self.had = had
         self.count = 0
-        self.waiting: deque[Request] = deque()  # some of them may be gone
+        self.waiting: deque[Request] = deque()  # some of them may have gone
 
     @property
     def head(self) -> Request:
-        """The request whose turn it is. There must be one."""
+        """The request that is next. There must be one."""
         waiting = self.waiting
         while is_gone(waiting[0]):
             waiting.popleft()
@@ -236,7 +238,7 @@ class SizeClass:
         return size_class(request.rows)
 
     def tag(self, max_rows: int) -> float:
-        """Return what each will have had once the next of them has up to `max_rows` rows more: the lowest goes first."""
+        """Return what `had` will be when the next request gets up to `max_rows` rows more: the class with the lowest tag goes first."""
         return self.had + min(rows_left(self.head), max_rows) / self.count
 
     def add(self, request: Request) -> None:
@@ -249,17 +251,17 @@ class SizeClass:
             waiting.append(request)
 
     def leave(self, request: Request) -> None:
-        """`request` has gone."""
+        """Remove `request`, which has gone."""
         self.count -= 1
         if len(self.waiting) > 2 * self.count + SLACK:
             self.waiting = deque(request for request in self.waiting if not is_gone(request))
 
 
 class FairQueue(FifoQueue):
-    """Large requests, with a share for each size class that waits. `waiting` is in order of arrival, whatever the size.
+    """Large requests, with an equal share for each waiting request of each size class. `waiting` is in order of arrival, whatever the size.
 
-    `clock` is the most that a request of any size has had; a size class that comes anew begins there. `kind` is the class of the
-    shares, which says what size is.
+    `clock` is the largest `had` of any size class; a size class that is new begins there. `kind` is the type of the size classes, which says
+    what size is.
     """
 
     __slots__ = ("_away", "clock", "kind", "shares")
@@ -269,10 +271,10 @@ class FairQueue(FifoQueue):
         self.clock = 0.0
         self.kind = kind
         self.shares: dict[int, SizeClass] = {}
-        self._away: dict[int, SizeClass] = {}  # of sizes that nobody has now
+        self._away: dict[int, SizeClass] = {}  # of sizes of which no request waits
 
     def share_of(self, request: Request) -> SizeClass:
-        """Return the share of a request that waits."""
+        """Return the size class of a request that waits."""
         return self.shares[self.kind.class_of(request)]
 
     def add(self, request: Request) -> None:
@@ -286,16 +288,16 @@ class FairQueue(FifoQueue):
         share.add(request)
 
     def ahead(self, request: Request) -> int:
-        """Return how many that wait would go before `request` for certain, if it came now."""
+        """Return how many waiting requests would certainly go before `request`, if it came now."""
         share = self.shares.get(self.kind.class_of(request))
         return 0 if share is None else share.count
 
     def advance(self, request: Request) -> None:
-        """`request`, which need not be the head, has gone."""
+        """Remove `request`, which has gone; it need not be the head."""
         self.leave(request)
 
     def leave(self, request: Request) -> None:
-        """A request somewhere in the lane was settled, or wholly taken."""
+        """Remove a request that was settled or wholly dispatched, anywhere in the lane."""
         super().leave(request)
         share = self.share_of(request)
         share.leave(request)
@@ -305,7 +307,7 @@ class FairQueue(FifoQueue):
 
 
 class PriorityLevel:
-    """The two lanes of one priority. `had` is the rows that each small request has had, as in a Share."""
+    """The two lanes of one priority. `had` is how many rows each small request has had, as in a SizeClass."""
 
     __slots__ = ("had", "is_away", "large", "priority", "small")
 
@@ -322,16 +324,16 @@ class PriorityLevel:
         return len(self.small)
 
     def come_back(self) -> None:
-        """A batch is to be taken: small requests that come anew save up nothing."""
+        """Before a batch is taken, have small requests that are new begin at the clock: they save nothing up while none waits."""
         if self.is_away:
             self.had = max(self.had, self.large.clock)
 
     def share_of(self, request: Request) -> "PriorityLevel | SizeClass":
-        """Return what `request`, which waits here, shares with: small ones, or large ones of its size."""
+        """Return what `request`, which waits here, shares its turns with: all small requests, or the large ones of its size class."""
         return self.large.share_of(request) if request.large else self
 
     def leave(self, request: Request) -> None:
-        """A request somewhere in one of the lanes was settled, or wholly taken."""
+        """Remove a request that was settled or wholly dispatched, from its lane."""
         (self.large if request.large else self.small).leave(request)
 
     def __bool__(self) -> bool:
@@ -341,8 +343,8 @@ class PriorityLevel:
 class Group:
     """The requests that may share a batch: equal batch key and shape.
 
-    `arrived` and `departed` count rows; their difference waits. `levels` are in order of falling priority; the one of
-    priority 0 always exists, `plain` is its lane of small requests, and `append` adds to that. `lane` is the kind of lanes.
+    `arrived` and `departed` count rows; their difference waits. `levels` are in order of falling priority. The level of priority 0 always exists;
+    `plain` is its lane of small requests, and `append` adds to that. `lane` is the type of the lanes.
     """
 
     __slots__ = (
@@ -363,12 +365,12 @@ class Group:
         self.timeout = MIXED  # the timeout of all, if all are in `plain`
         self.arrived = 0
         self.departed = 0
-        self.asleep = True  # empty, or its policy waits: not among the groups to be asked
-        self.turn = inf  # the deadline by which it has its place among the groups
+        self.asleep = True  # it is empty, or the policy waits: it is not among the groups to be asked about
+        self.turn = inf  # the deadline that gave it its place among the groups
 
     @property
     def waiting(self) -> int:
-        """Rows waiting."""
+        """How many rows wait."""
         return self.arrived - self.departed
 
     def __len__(self) -> int:
@@ -380,7 +382,7 @@ class Group:
                 yield from (each for each in lane.waiting if not each.settled and each.taken < each.rows)
 
     def lane_of(self, request: Request) -> FifoQueue:
-        """Return the lane where `request` belongs."""
+        """Return the lane of `request`, which need not wait."""
         level = self._by_priority.get(request.priority)
         if level is None:
             level = self._by_priority[request.priority] = PriorityLevel(request.priority, self._lane)
@@ -407,7 +409,7 @@ class Group:
                 self._deadlines.add(request)
 
     def remove(self, request: Request) -> int:
-        """A waiting request was settled; return how many rows leave the line with it."""
+        """Remove a waiting request that was settled, and return how many rows that are."""
         rows = rows_left(request)
         self.lane_of(request).leave(request)
         self.departed += rows
@@ -415,7 +417,7 @@ class Group:
         return rows
 
     def oldest(self) -> float:
-        """Return the earliest arrival of those that wait; infinity if none does."""
+        """Return the earliest arrival of the requests that wait; infinity if none does."""
         oldest = inf
         for level in self.levels:
             for lane in (level.small, level.large):
@@ -431,30 +433,30 @@ class Group:
         return waiting[0].deadline if waiting else inf
 
     def last_deadline(self, rows: int) -> float:
-        """Return an instant that the deadlines of the last `rows` small requests to come are after; -infinity with fewer of them."""
+        """Return an instant before the deadlines of the last `rows` small requests that came; -infinity if there are fewer."""
         waiting = self.plain.waiting
         return nextafter(waiting[-rows].deadline, -inf) if len(waiting) >= rows else -inf
 
     def rank(self) -> tuple[float, float]:
-        """Return `earliest` and `oldest`."""
+        """Return the earliest deadline and the earliest arrival, infinity if none waits: the group with the lowest pair is next."""
         if self.timeout != self.timeout:
             return self._deadlines.earliest(), self.oldest()
         waiting = self.plain.waiting
         return (waiting[0].deadline, waiting[0].arrival) if waiting else (inf, inf)
 
     def passed(self, now: float) -> list[Request]:
-        """Return the waiting requests whose deadline is not after `now`; each is then to be settled and removed."""
+        """Return the waiting requests whose deadline is not after `now`; the caller settles and removes each."""
         if self.timeout != self.timeout:
             return self._deadlines.passed(now)
         due = takewhile(lambda request: request.deadline <= now, self.plain.waiting)
         return [request for request in due if not request.settled and request.taken < request.rows]
 
     def tight(self, until: float) -> Sequence[Request]:
-        """Return the waiting requests whose deadline is not after `until`; none where the order of arrival is that of deadlines."""
+        """Return the waiting requests whose deadline is not after `until`; none if the order of arrival is that of deadlines."""
         return () if self.timeout == self.timeout else self._deadlines.within(until)
 
     def tidy(self) -> None:
-        """Forget what is no longer needed, after requests have left."""
+        """Forget levels and deadlines that are no longer needed, after requests have left."""
         if len(self.levels) > 1 and not all(self.levels):
             self._by_priority = {level.priority: level for level in self.levels if level or not level.priority}
             self.levels = list(self._by_priority.values())

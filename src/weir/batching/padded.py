@@ -1,20 +1,22 @@
-"""Batches of a model that pads all in them to the longest: which request leads, and those nearest to it in length.
+"""Batches of a model that pads every request to the longest of its batch: which request leads, and which requests of similar length join it.
 
-A batch costs its tokens and its padding, which is by how much its rows times its longest is more and counts in full, or by the share
-`padding_cost`; it may cost `max_cost`, and one that costs more alone goes alone. The request that is next leads: it is always in the batch. That is
-the one that would miss its deadline if it were not, but no more than `max_overtakes` times in a row before the same older request; else it goes by
-priority, then by shares of the size classes, as in compose.py, but counted in cost rather than rows, and in each class by tag and arrival. So
-every request is next at some time. The others are added in the order in which they cost the least padding, from the shorter ones and the longer
-ones around, first those of the same class, then those of the class that is next, until rows or cost are full or the padding would be more than
-`max_padding`. If that is no more than what a batch costs beyond its tokens, no batch is made that would have been done sooner as two; half of it is
-about best, for what is left out finds texts nearer to it later.
+A batch costs its tokens plus its padding. The padding is rows times the longest length, minus the tokens; each unit of it counts `padding_cost`. A
+batch costs at most `max_cost`; a request that costs more goes alone.
 
-Beside small requests large ones make a batch no dearer than BESIDE_SMALL times that: a small request that has overtaken many large ones does not
-then wait for a batch full of them, and all that is lost is what the further batch costs beyond its tokens.
+The request that is next *leads*: it is always in the batch. That is a request that would otherwise miss its deadline, but at most `max_overtakes`
+times in a row before the same older request. If there is none, it is the next by priority, then by the shares of the size classes, as in
+compose.py, but counted in cost rather than rows, and within a class by tag and arrival. So every request leads at some time.
 
-To find requests by length there is a queue for each length, and the lengths there are, sorted, so that those nearest to a length are found without
-looking at the others. What was taken from the middle, or was settled there, is dropped when it comes to a front, or with all of its kind once such
-are more than half.
+The other requests are added in the order in which they cost the least padding, from the next shorter and the next longer lengths; first those of
+the same class, then those of the class that is next, until rows or cost are full or the padding would exceed `max_padding`. If `max_padding` is at
+most what a batch costs beyond its tokens, no batch is made that would have been done sooner as two. Half of that is about best, because requests
+that are left out join others of more similar length later.
+
+Together with small requests, large ones make a batch cost at most BESIDE_SMALL times `max_padding`: a small request that has overtaken many large ones
+then does not wait for a batch full of them, and only the fixed cost of a further batch is lost.
+
+To find requests by length there is a queue for each length, and a sorted list of the lengths. A request that was taken or settled in the middle of
+a queue is removed when it comes to the front, or together with others when such requests are more than half.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -25,7 +27,7 @@ from typing import cast
 
 from weir.batching.compose import BatchDraft
 from weir.batching.group import SLACK, FairQueue, FifoQueue, Group, PriorityLevel, SizeClass, size_class
-from weir.batching.request_state import is_gone, lead, overtake, rows_left, settle, steps
+from weir.batching.request_state import is_gone, lead, overtake, rows_left, steps
 from weir.messages import Request
 
 
@@ -35,13 +37,16 @@ def length_of(request: Request) -> float:
 
 
 def turn_of(request: Request) -> tuple[float, float]:
-    """Return what says whose turn it is: the lowest goes first."""
+    """Return the key by which requests take turns: the lowest goes first."""
     return request.tag, request.arrival
 
 
 class LengthQueue(FifoQueue):
-    """A lane whose requests are found by length as well. `waiting` is in order of arrival. Each queue of `by_length` is in order of turns,
-    and the first of it waits; of the others some may be gone. `lengths` are its keys, sorted."""
+    """A lane whose requests are found by length too. `waiting` is in order of arrival.
+
+    Each queue of `by_length` is in order of turns; its first request waits, and some of the others may have gone. `lengths` are the keys of
+    `by_length`, sorted.
+    """
 
     __slots__ = ("_added", "_turns", "brief", "by_length", "lengths")
 
@@ -49,7 +54,7 @@ class LengthQueue(FifoQueue):
         super().__init__()
         self._turns: list[tuple[tuple[float, float], int, Request]] = []  # sorted, and the first waits
         self._added = 0
-        self.brief = 0  # those that are brief
+        self.brief = 0  # how many requests are brief
         self.by_length: dict[float, deque[Request]] = {}
         self.lengths: list[float] = []
 
@@ -60,12 +65,12 @@ class LengthQueue(FifoQueue):
 
     @property
     def head(self) -> Request | None:
-        """The request whose turn it is."""
+        """The request that is next; None if none waits."""
         return self._turns[0][2] if self._turns else None
 
     @property
     def oldest(self) -> Request | None:
-        """The request that arrived first."""
+        """The request that arrived first; None if none waits."""
         return self.waiting[0] if self.waiting else None
 
     def add(self, request: Request) -> None:
@@ -85,7 +90,7 @@ class LengthQueue(FifoQueue):
             queue.append(request)
 
     def leave(self, request: Request) -> None:
-        """A request somewhere in the lane was settled, or wholly taken."""
+        """Remove a request that was settled or wholly dispatched, anywhere in the lane."""
         self.dead += 1
         waiting, turns = self.waiting, self._turns
         self.brief -= request.brief
@@ -101,7 +106,7 @@ class LengthQueue(FifoQueue):
             self._sweep()
 
     def next(self, rows: float, cost: float) -> list[Request]:
-        """Return those whose turn is next, in order: about so many rows, or of about so much `cost`."""
+        """Return the requests that are next, in order: about so many rows, or about so much `cost`."""
         found: list[Request] = []
         for _, _, request in self._turns:
             if rows <= 0 or cost <= 0.0:
@@ -112,7 +117,7 @@ class LengthQueue(FifoQueue):
         return found
 
     def _trim(self, length: float) -> None:
-        """Have one that waits at the front of the queue of this length, or no such queue."""
+        """Remove requests that have gone from the front of the queue of this length, and the queue if it is empty then."""
         queue = self.by_length.get(length)
         if queue is None:
             return
@@ -124,9 +129,8 @@ class LengthQueue(FifoQueue):
 
     def _sweep(self) -> None:
         alive = [request for request in self.waiting if not is_gone(request)]
-        self.dead -= len(self.waiting) - len(
-            alive
-        )  # less than 0 as long as some are gone whose leaving is still to be told
+        # `dead` is below 0 while requests have gone for which `leave` is still to be called.
+        self.dead -= len(self.waiting) - len(alive)
         self.waiting.clear()
         self.waiting.extend(alive)
         self._turns = [turn for turn in self._turns if not is_gone(turn[2])]
@@ -137,7 +141,7 @@ class LengthQueue(FifoQueue):
 
 
 class LengthSizeClass(SizeClass):
-    """The requests of one size class, which are found by length in `lane`. Sizes, and what each `had`, are in units of cost."""
+    """The requests of one size class, which are found by length in `lane`. Sizes and `had` are in units of cost."""
 
     __slots__ = ("lane",)
 
@@ -151,7 +155,7 @@ class LengthSizeClass(SizeClass):
         return size_class(max(1.0, request.cost))
 
     def tag(self, max_rows: int, max_cost: float = inf) -> float:
-        """Return what each will have had once the next of them has up to `max_rows` rows more, or `max_cost`: the lowest goes first."""
+        """Return what `had` will be when the next request gets up to `max_rows` rows more, or `max_cost`: the lowest goes first."""
         request = cast(Request, self.lane.head)
         cost = min(rows_left(request), max_rows) * length_of(request)
         return self.had + min(cost, max_cost) / self.count
@@ -162,22 +166,22 @@ class LengthSizeClass(SizeClass):
         self.lane.add(request)
 
     def leave(self, request: Request) -> None:
-        """`request` has gone."""
+        """Remove `request`, which has gone."""
         self.count -= 1
         self.lane.leave(request)
 
 
-# Times `max_padding`: if that is half of what a batch costs beyond its tokens, one that small requests share with large ones does
-# four fifths of its time for tokens.
+# The largest cost of a batch of small and large requests, as a multiple of `max_padding`: if that is half of what a batch costs beyond its tokens,
+# such a batch spends four fifths of its time on tokens.
 BESIDE_SMALL = 8
-BESIDE_BRIEF = 2  # times what brief requests cost that are in a batch, or soon: so much it may cost with others
-SOON = 2  # times what a batch may cost: who is within that goes before others that are as near in length
+# The largest cost of a batch with brief requests, as a multiple of the cost of the brief requests that are in it or next.
+BESIDE_BRIEF = 2
+# Requests that are next, up to this multiple of a batch, go before others of the same length.
+SOON = 2
 
 
 class PaddedDraft(BatchDraft):
-    """A load whose cost is its rows times `longest`, where what is beyond its `tokens` counts `padding_cost` times."""
-
-    __slots__ = ("longest", "max_padding", "padding_cost", "tokens")
+    """A draft whose cost is its `tokens` plus its padding up to `longest`, each unit of which counts `padding_cost`."""
 
     def __init__(
         self, max_rows: int, max_cost: float, start_cutoff: float, max_padding: float, padding_cost: float
@@ -189,11 +193,11 @@ class PaddedDraft(BatchDraft):
         self.tokens = 0.0
 
     def take(self, request: Request) -> bool:
-        """Take as much of `request` as fits; tell whether that was all of it."""
+        """Take as much of `request` as fits. Return whether that was all of it."""
         total, start = steps(request), request.taken
         unit_rows, length = request.rows // total, length_of(request)
         room = self.max_rows - self.rows
-        least = 0 if self.requests else 1  # whose turn it is goes in any case, alone if need be
+        least = 0 if self.requests else 1  # the leader goes in any case, alone if necessary
         count = max(least, min(total - start, room // unit_rows))
         while count > least and not self._fits(self.rows + count * unit_rows, length, count * unit_rows):
             count -= 1
@@ -218,10 +222,11 @@ class PaddedDraft(BatchDraft):
 
 
 class ByLength:
-    """Composes batches as `compose` does, by length, with at most `max_padding` units of cost of padding in each (None: any). Padding costs
-    `padding_cost` times what as many tokens do.
+    """Composes batches as `compose` does, but by length, with at most `max_padding` units of padding in each (None: any number).
 
-    `expected` says how many seconds a batch of so many rows takes: so much later the next one is cut."""
+    A unit of padding costs `padding_cost` times as much as a token. `expected` returns the seconds that a batch of so many rows takes, after which
+    the next one is cut.
+    """
 
     def __init__(
         self, max_padding: float | None, expected: Callable[[float], float], padding_cost: float = 1.0
@@ -234,49 +239,49 @@ class ByLength:
         self, group: Group, max_rows: int, max_cost: float, start_cutoff: float, max_overtakes: int
     ) -> BatchDraft:
         """Take up to `max_rows` rows and `max_cost` cost from `group`; see `compose`."""
-        load = PaddedDraft(max_rows, max_cost, start_cutoff, self._max_padding, self._padding_cost)
+        draft = PaddedDraft(max_rows, max_cost, start_cutoff, self._max_padding, self._padding_cost)
         tight = group.tight(start_cutoff + self._expected(max_rows))
         for level in group.levels:
-            _take_level(load, level, max_overtakes, tight)
-            if load.rows >= max_rows:
+            _take_level(draft, level, max_overtakes, tight)
+            if draft.rows >= max_rows:
                 break
-        group.departed += load.departed
+        group.departed += draft.departed
         group.tidy()
-        return load
+        return draft
 
 
-def _take_level(load: PaddedDraft, level: PriorityLevel, max_overtakes: int, tight: Sequence[Request]) -> None:
-    heads, is_first = _heads(level), not load.requests
-    hurried = _hurried(load, level, max_overtakes, tight) if is_first else None
+def _take_level(draft: PaddedDraft, level: PriorityLevel, max_overtakes: int, tight: Sequence[Request]) -> None:
+    heads, is_first = _heads(level), not draft.requests
+    hurried = _hurried(draft, level, max_overtakes, tight) if is_first else None
     due = _due(level, max_overtakes)
-    turns = _turns(load, level, due)
+    turns = _turns(draft, level, due)
     if turns:
         first = _lane_of(turns[0])
         leader = hurried or (_leader(first, max_overtakes) if is_first else cast(Request, first.head))
-        sharing = _Sharing(load, level, turns)
-        if leader is not first.head and leader.deadline > load.start_cutoff:
+        sharing = _Sharing(draft, level, turns)
+        if leader is not first.head and leader.deadline > draft.start_cutoff:
             sharing.take(leader)
         sharing.fill(in_turn=due is None)
         _count_overtaking(heads, leader, is_first)
 
 
 def _due(level: PriorityLevel, max_overtakes: int) -> Request | None:
-    """Return the oldest large request if it has been overtaken enough."""
+    """Return the oldest large request if it has been overtaken `max_overtakes` times and is older than the small ones; else None."""
     first, oldest = level.small.head, level.large.head
     if oldest is None or oldest.overtaken < max_overtakes:
         return None
     return oldest if first is None or oldest.arrival <= first.arrival else None
 
 
-def _turns(load: PaddedDraft, level: PriorityLevel, due: Request | None) -> list[PriorityLevel | SizeClass]:
-    """Return what shares the batch, in the order of turns: small requests and each size class of large ones; that of `due` first."""
+def _turns(draft: PaddedDraft, level: PriorityLevel, due: Request | None) -> list[PriorityLevel | SizeClass]:
+    """Return what shares the batch, in the order of turns: small requests and each size class of large ones. The class of `due` is first."""
     tags: dict[PriorityLevel | SizeClass, float] = {}
     if level.large.waiting:
         level.come_back()
     if level.small.head is not None:
         tags[level] = level.had
     for share in level.large.shares.values():
-        tags[share] = cast(LengthSizeClass, share).tag(load.max_rows, load.max_cost)
+        tags[share] = cast(LengthSizeClass, share).tag(draft.max_rows, draft.max_cost)
     turns = sorted(tags, key=tags.__getitem__)  # small ones go before others with the same tag
     if due is not None:
         turns.sort(key=lambda share: share is not level.share_of(due))
@@ -284,37 +289,37 @@ def _turns(load: PaddedDraft, level: PriorityLevel, due: Request | None) -> list
 
 
 class _Sharing:
-    """Fills a batch from one level, where what is large waits, each of `turns` is charged for what it has had."""
+    """Fills a batch from one level. If large requests wait, the `had` of each of `turns` grows by what it gets."""
 
-    def __init__(self, load: PaddedDraft, level: PriorityLevel, turns: Sequence[PriorityLevel | SizeClass]) -> None:
-        self._load = load
+    def __init__(self, draft: PaddedDraft, level: PriorityLevel, turns: Sequence[PriorityLevel | SizeClass]) -> None:
+        self._draft = draft
         self._level = level
         self._turns = turns
         self._counts = {share: share.count for share in turns} if level.large.waiting else {}
-        self._tokens = load.tokens
+        self._tokens = draft.tokens
 
     def take(self, leader: Request) -> None:
         """Take `leader` before all others."""
         share = self._level.share_of(leader)
-        if self._load.take(leader):
+        if self._draft.take(leader):
             self._level.leave(leader)
         self._charge(share)
 
     def fill(self, *, in_turn: bool) -> None:
-        """Take from each what is nearest in length. `in_turn`: the first of them is the one whose turn it is."""
-        load, level = self._load, self._level
-        beside = BESIDE_SMALL * load.max_padding if _has_small(load, level) else inf
+        """Take the requests that are nearest in length, from each of `turns`. `in_turn`: the first of them is first by its tag."""
+        draft, level = self._draft, self._level
+        beside = BESIDE_SMALL * draft.max_padding if _has_small(draft, level) else inf
         for share in self._turns:
-            if load.rows < load.max_rows:
+            if draft.rows < draft.max_rows:
                 began = share.had
-                _fill(load, level, _lane_of(share), inf if share is level else beside)
+                _fill(draft, level, _lane_of(share), inf if share is level else beside)
                 if self._charge(share) and (in_turn or share is not self._turns[0]):
                     level.large.clock = max(level.large.clock, began)
         if self._counts:
             level.is_away = level.small.head is None
 
     def _charge(self, share: PriorityLevel | SizeClass) -> bool:
-        tokens, self._tokens = self._load.tokens - self._tokens, self._load.tokens
+        tokens, self._tokens = self._draft.tokens - self._tokens, self._draft.tokens
         if tokens and self._counts:
             share.had += tokens / self._counts[share]
         return bool(tokens)
@@ -325,20 +330,21 @@ def _lane_of(share: PriorityLevel | SizeClass) -> LengthQueue:
 
 
 def _heads(level: PriorityLevel) -> list[Request]:
-    """Return whose turn it is in each lane, and who arrived first there."""
+    """Return the request that is next in each lane, and the small request that arrived first."""
     small = cast(LengthQueue, level.small)
     return list(dict.fromkeys(each for each in (small.head, small.oldest, level.large.head) if each is not None))
 
 
 def _leader(lane: LengthQueue, max_overtakes: int) -> Request:
-    """Return whose turn it is in a lane: by tag, but who arrived first there is not passed over for more than `max_overtakes` batches."""
+    """Return the request of a lane that leads: the next one, or the oldest if it has been overtaken by `max_overtakes` batches."""
     head, oldest = cast(Request, lane.head), cast(Request, lane.oldest)
     return head if oldest.overtaken < max_overtakes else oldest
 
 
-def _hurried(load: PaddedDraft, level: PriorityLevel, max_overtakes: int, tight: Sequence[Request]) -> Request | None:
-    """Return who would miss the deadline without leading; None if nobody would, or somebody older has been overtaken enough."""
-    mine = [each for each in tight if each.priority == level.priority and each.deadline > load.start_cutoff]
+def _hurried(draft: PaddedDraft, level: PriorityLevel, max_overtakes: int, tight: Sequence[Request]) -> Request | None:
+    """Return the request that would miss its deadline unless it leads; None if there is none, or an older request has been overtaken
+    `max_overtakes` times."""
+    mine = [each for each in tight if each.priority == level.priority and each.deadline > draft.start_cutoff]
     if not mine:
         return None
     hurried = min(mine, key=lambda each: each.deadline)
@@ -350,12 +356,12 @@ def _hurried(load: PaddedDraft, level: PriorityLevel, max_overtakes: int, tight:
     return hurried
 
 
-def _has_small(load: PaddedDraft, level: PriorityLevel) -> bool:
-    return level.small.head is not None or not all(each.large for each in load.requests)
+def _has_small(draft: PaddedDraft, level: PriorityLevel) -> bool:
+    return level.small.head is not None or not all(each.large for each in draft.requests)
 
 
 def _count_overtaking(heads: Sequence[Request], leader: Request, is_first: bool) -> None:
-    """A batch was taken: keep the counts of those whose turn it was and who still wait, as far as `leader` has gone before them."""
+    """Count how often `heads`, the requests that were next and still wait, have been overtaken, now that `leader` was taken."""
     for head in heads:
         if is_gone(head):
             continue
@@ -365,20 +371,22 @@ def _count_overtaking(heads: Sequence[Request], leader: Request, is_first: bool)
             lead(head)
 
 
-def _fill(load: PaddedDraft, level: PriorityLevel, lane: LengthQueue, max_cost: float) -> None:
-    """Take from a lane what is nearest in length, up to `max_cost` in all; from an empty load, first whose turn it is. Where some are brief,
-    those whose turn is next come before the others, and the batch is short."""
+def _fill(draft: PaddedDraft, level: PriorityLevel, lane: LengthQueue, max_cost: float) -> None:
+    """Take the requests of a lane that are nearest in length, until the whole draft costs `max_cost`. An empty draft gets the next request first.
+
+    If there are brief requests, those that are next come before others, and the batch is kept short.
+    """
     gone: list[Request] = []
-    whole, load.max_cost = load.max_cost, min(load.max_cost, max_cost)
-    head = lane.head if load.requests else _lead(load, level, lane, gone)
+    whole, draft.max_cost = draft.max_cost, min(draft.max_cost, max_cost)
+    head = lane.head if draft.requests else _lead(draft, level, lane, gone)
     if head is not None:
         if lane.brief:
-            soon = lane.next(SOON * load.max_rows, SOON * load.max_cost)
-            brief = sum(request.cost for request in [*load.requests, *soon] if request.brief)
-            load.max_cost = min(load.max_cost, max(BESIDE_SMALL * load.max_padding, BESIDE_BRIEF * brief))
-            _spread(load, *_by_length(soon), gone)
-        _spread(load, lane.lengths, lane.by_length, gone)
-    load.max_cost = whole
+            soon = lane.next(SOON * draft.max_rows, SOON * draft.max_cost)
+            brief = sum(request.cost for request in [*draft.requests, *soon] if request.brief)
+            draft.max_cost = min(draft.max_cost, max(BESIDE_SMALL * draft.max_padding, BESIDE_BRIEF * brief))
+            _spread(draft, *_by_length(soon), gone)
+        _spread(draft, lane.lengths, lane.by_length, gone)
+    draft.max_cost = whole
     for request in gone:
         level.leave(request)
 
@@ -390,50 +398,44 @@ def _by_length(requests: Sequence[Request]) -> tuple[list[float], dict[float, de
     return sorted(queues), queues
 
 
-def _lead(load: PaddedDraft, level: PriorityLevel, lane: LengthQueue, gone: list[Request]) -> Request | None:
-    """Take the first of the lane that can still make it."""
+def _lead(draft: PaddedDraft, level: PriorityLevel, lane: LengthQueue, gone: list[Request]) -> Request | None:
+    """Take and return the first request of the lane that can still meet its deadline; None if there is none."""
     while (request := lane.head) is not None:
-        if request.deadline > load.start_cutoff:
-            if load.take(request):
+        if request.deadline > draft.start_cutoff:
+            if draft.take(request):
                 gone.append(request)
             break
-        _leave_out(load, request)
+        draft.leave_out(request)
         level.leave(request)
     return request
 
 
 def _spread(
-    load: PaddedDraft, lengths: Sequence[float], by_length: Mapping[float, deque[Request]], gone: list[Request]
+    draft: PaddedDraft, lengths: Sequence[float], by_length: Mapping[float, deque[Request]], gone: list[Request]
 ) -> None:
-    """Take from the queues around `load.longest`, that which costs less padding first."""
-    up = bisect_right(lengths, load.longest)
+    """Take from the queues of lengths around `draft.longest`, in the order of the padding that they cost."""
+    up = bisect_right(lengths, draft.longest)
     down = up - 1
-    while load.rows < load.max_rows:
-        below = load.longest - lengths[down] if down >= 0 else inf
-        above = load.rows * (lengths[up] - load.longest) if up < len(lengths) else inf
+    while draft.rows < draft.max_rows:
+        below = draft.longest - lengths[down] if down >= 0 else inf
+        above = draft.rows * (lengths[up] - draft.longest) if up < len(lengths) else inf
         if below <= above:
             if down < 0:
                 return
-            down = down - 1 if _take_queue(load, by_length[lengths[down]], gone) else -1
+            down = down - 1 if _take_queue(draft, by_length[lengths[down]], gone) else -1
         else:
-            up = up + 1 if _take_queue(load, by_length[lengths[up]], gone) else len(lengths)
+            up = up + 1 if _take_queue(draft, by_length[lengths[up]], gone) else len(lengths)
 
 
-def _take_queue(load: PaddedDraft, queue: deque[Request], gone: list[Request]) -> bool:
-    """Take what fits of a queue; tell whether that was all of it."""
+def _take_queue(draft: PaddedDraft, queue: deque[Request], gone: list[Request]) -> bool:
+    """Take what fits of a queue. Return whether that was all of it."""
     while queue:
         request = queue[0]
         if not is_gone(request):
-            if request.deadline <= load.start_cutoff:
-                _leave_out(load, request)
-            elif not load.take(request):
+            if request.deadline <= draft.start_cutoff:
+                draft.leave_out(request)
+            elif not draft.take(request):
                 return False
             gone.append(request)
         queue.popleft()
     return True
-
-
-def _leave_out(load: BatchDraft, request: Request) -> None:
-    load.departed += rows_left(request)
-    load.late.append(request)
-    settle(request)

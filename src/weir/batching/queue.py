@@ -2,10 +2,10 @@
 
 Rows are counted as two numbers that only grow, `arrivals` and `departed`, so that an arrival touches one of them.
 
-The group with the earliest deadline is next, then the oldest. A group is *awake* when its policy is to be asked, *asleep* when it is empty or its
-policy waits. It wakes at an arrival of its own, at the instant until which it waits, and when a place becomes free (at most WOKEN_AT_ONCE groups
-each time, in turn, so that thousands of groups cost no more than a few). The groups of express calls do not wait behind the others: theirs is every
-second batch, while both kinds are awake.
+The group with the earliest deadline is next; among equal deadlines the oldest. A group is *awake* when the policy is to be asked about it, and
+*asleep* when it is empty or the policy waits. It wakes when a request of its own arrives, at the instant until which it waits, and when a place
+becomes free (at most WOKEN_AT_ONCE groups each time, in turn, so that thousands of groups cost no more than a few). Groups of express calls do not
+wait behind the others: while both kinds are awake, every second batch is one of express calls.
 """
 
 from collections.abc import Hashable
@@ -22,14 +22,14 @@ from weir.messages import Request
 M = TypeVar("M", bound=Hashable)
 Rank = tuple[float, float]
 
-SLACK = 64  # outdated entries that are tolerated before the heap is built anew
+SLACK = 64  # outdated entries that are kept before the heap is built anew
 
 
 class IndexedHeap(Generic[M]):
     """Members in order of rank; equal ranks in the order in which they were put. Each operation is O(log n), amortised.
 
-    An entry that a member no longer stands for stays in the heap until it comes to the front, or until such entries
-    are more than half of the heap. `entries`, by member, is not to be changed.
+    The outdated entry of a member that has moved or left stays in the heap until it comes to the front, or until such entries are more than half
+    of the heap. `entries`, by member, is not to be changed.
     """
 
     __slots__ = ("_heap", "_puts", "entries")
@@ -57,7 +57,7 @@ class IndexedHeap(Generic[M]):
             heapify(heap)
 
     def discard(self, member: M) -> None:
-        """Take `member` out, if it is in."""
+        """Remove `member`, if it is in the heap."""
         self.entries.pop(member, None)
 
     def first(self) -> tuple[Rank, M] | None:
@@ -71,7 +71,7 @@ class IndexedHeap(Generic[M]):
         return None
 
     def members(self, count: int) -> list[M]:
-        """Return up to `count` members, those that have been in longest first."""
+        """Return up to `count` members, in the order in which they were put."""
         return list(islice(self.entries, count))
 
 
@@ -79,18 +79,18 @@ WOKEN_AT_ONCE = 64
 
 
 class GroupScheduler:
-    """The groups that wait for something."""
+    """Says which group is next: the awake groups by rank, and the groups that wait by the instant until which they do."""
 
     __slots__ = ("_awake", "_express", "_express_was_last", "_parked")
 
     def __init__(self) -> None:
         self._awake: IndexedHeap[Group] = IndexedHeap()
-        self._express: IndexedHeap[Group] = IndexedHeap()  # those of express calls; no policy lets them wait
+        self._express: IndexedHeap[Group] = IndexedHeap()  # awake groups of express calls
         self._express_was_last = False
         self._parked: IndexedHeap[Group] = IndexedHeap()
 
     def wake(self, group: Group) -> None:
-        """`group` is to be asked; also when its rank has changed."""
+        """Wake `group`, or give it its new place if its rank has changed."""
         if group.asleep:
             group.asleep = False
             self._parked.discard(group)
@@ -99,27 +99,27 @@ class GroupScheduler:
         (self._express if group.express else self._awake).put(group, rank)
 
     def park(self, group: Group, until: float) -> None:
-        """The policy of `group` waits until then."""
+        """Have `group` sleep until then, as its policy waits."""
         group.asleep = True
         self._awake.discard(group)
         self._parked.put(group, (until, 0.0))
 
     def close(self, group: Group) -> None:
-        """`group` is empty."""
+        """Forget `group`, which is empty."""
         (self._parked if group.asleep else self._express if group.express else self._awake).discard(group)
         group.asleep = True
 
     def led(self, group: Group) -> None:
-        """A batch of `group` was cut."""
+        """Note that a batch of `group` was cut."""
         self._express_was_last = group.express
 
     def wake_due(self, now: float) -> None:
-        """Wake the groups whose wait is over."""
+        """Wake the groups whose wait has ended."""
         while self._parked.entries and (first := self._parked.first()) is not None and first[0][0] <= now:
             self.wake(first[1])
 
     def wake_some(self) -> None:
-        """Wake those that have slept longest: a place is free for them."""
+        """Wake the groups that have slept longest, because a place is free."""
         if self._parked.entries:
             for group in self._parked.members(WOKEN_AT_ONCE):
                 self.wake(group)
@@ -130,7 +130,7 @@ class GroupScheduler:
             self.wake(group)
 
     def first(self) -> Group | None:
-        """Return the group whose turn it is, or None if all sleep."""
+        """Return the group that is next; None if all sleep."""
         awake = self._awake
         if self._express.entries and not (self._express_was_last and awake.entries):
             awake = self._express
@@ -142,7 +142,7 @@ class GroupScheduler:
             if current <= rank:
                 return group
             group.turn = current[0]
-            awake.put(group, current)  # what gave it the turn has gone
+            awake.put(group, current)  # the request that gave it its rank has gone
         return None
 
     def end_of_wait(self) -> float:
@@ -170,23 +170,26 @@ class GroupScheduler:
 
 
 class RequestQueue:
-    """The requests that wait, by group. A group that is empty is forgotten, but for the one of requests without a key, and for the last
-    one: where callers are few, each request finds no other, and its key is that of the one before."""
+    """The requests that wait, by group.
+
+    An empty group is forgotten, except for the group of requests without a key, and for the last one: where callers are few, a request often
+    finds the queue empty and has the key of the one before it.
+    """
 
     __slots__ = (
-        "_divided", "_lane", "_last_empty", "again", "arrivals", "capacity", "ceiling", "departed", "groups", "last_arrival", "max_rows", "running", "turns",
+        "_divided", "_lane", "_last_empty", "again", "arrivals", "capacity", "ceiling", "departed", "groups", "last_arrival", "max_rows", "running", "scheduler",
     )  # fmt: skip
 
     def __init__(self, max_rows: int, lane: type[FifoQueue] = FifoQueue, capacity: int | None = None) -> None:
         self._lane = lane
-        self.max_rows = max_rows  # that may wait; negative once closed
+        self.max_rows = max_rows  # how many may wait; negative once closed
         self.capacity = inf if capacity is None else capacity  # rows that may wait or run
         self.running = 0  # rows that are with workers
-        self.again = 0  # rows that wait to be run again, as their worker died
+        self.again = 0  # rows that are to run again because their worker died
         self._last_empty: Group | None = None
-        self._divided: dict[int, Request] = {}  # by id(): dispatched in part, the rest still waits
+        self._divided: dict[int, Request] = {}  # by id(): dispatched in part; the rest still waits
         self.groups: dict[Hashable, Group] = {}
-        self.turns = GroupScheduler()
+        self.scheduler = GroupScheduler()
         self.arrivals = 0
         self.departed = 0
         self.ceiling: float = 0  # `arrivals` from which on the line is full
@@ -195,25 +198,25 @@ class RequestQueue:
 
     @property
     def waiting(self) -> int:
-        """Rows waiting."""
+        """How many rows wait."""
         return self.arrivals - self.departed
 
     def room(self, rows: int) -> bool:
-        """Tell whether a request of so many rows fits; one larger than the whole line does when nothing waits, one larger than
-        the capacity when nothing runs either."""
+        """Tell whether a request of so many rows fits. One that is larger than the whole queue fits when nothing waits; one that is larger than the
+        capacity fits when nothing runs either."""
         if self.arrivals >= self.ceiling:
             return False
         waiting, under_way = self.waiting, self.waiting + self.running + self.again
         return (waiting + rows <= self.max_rows or not waiting) and (under_way + rows <= self.capacity or not under_way)
 
     def ran(self, rows: int) -> None:
-        """So many rows more run; fewer, if it is negative."""
+        """Note that so many more rows run; fewer, if `rows` is negative."""
         self.running += rows
         if self.capacity < inf:
             self._raise_ceiling()
 
     def run_again(self, rows: int) -> None:
-        """So many rows wait to be run again now."""
+        """Note that so many rows are to run again now."""
         self.again = rows
         if self.capacity < inf:
             self._raise_ceiling()
@@ -223,13 +226,13 @@ class RequestQueue:
             self.ceiling = self.departed + min(self.max_rows, self.capacity - self.running - self.again)
 
     def resize(self, max_rows: int) -> None:
-        """Let so many rows wait from now on. Those that wait already stay."""
+        """Let at most so many rows wait from now on. Those that wait already stay."""
         if self.max_rows > 0:
             self.max_rows = max_rows
             self._raise_ceiling()
 
     def close(self) -> None:
-        """Have no room from now on."""
+        """Have no room for any request from now on."""
         self.max_rows = self.ceiling = -1
 
     def enter(self, request: Request) -> None:
@@ -241,14 +244,14 @@ class RequestQueue:
         self.arrivals += request.rows
         self.last_arrival = max(self.last_arrival, request.arrival)
         if group.asleep or request.deadline < group.turn:
-            self.turns.wake(group)
+            self.scheduler.wake(group)
 
     def _new_group(self, key: Hashable) -> Group:
         group, self._last_empty = self._last_empty, None
         return group if group is not None and group.key == key else Group(key, self._lane)
 
     def leave(self, request: Request) -> None:
-        """A waiting request was settled: take the rest of it out."""
+        """Take the rest of a waiting request out, which was settled."""
         group = self.groups[request.key]
         self.depart(group.remove(request))
         self._divided.pop(id(request), None)
@@ -256,27 +259,24 @@ class RequestQueue:
             self.reconsider(group)
 
     def depart(self, rows: int) -> None:
-        """So many rows have left a group."""
+        """Note that so many rows have left a group."""
         self.departed += rows
         if self.capacity < inf:
             self._raise_ceiling()
         elif self.max_rows > 0:
             self.ceiling += rows
 
-    def account(self, group: Group, load: BatchDraft) -> None:
-        """Bring the books up to date with what was taken from `group`.
-
-        Should a request of which a part was dispatched have its end meanwhile, the rest is swept out.
-        """
-        self.depart(load.departed)
-        for request in load.late:
+    def account(self, group: Group, draft: BatchDraft) -> None:
+        """Note what `draft` has taken from `group`."""
+        self.depart(draft.departed)
+        for request in draft.late:
             self._divided.pop(id(request), None)
-        for request in load.divided:
+        for request in draft.divided:
             self._divided[id(request)] = request
         self.reconsider(group)
 
     def sweep(self) -> None:
-        """Take the rest of requests out that had their end, by a part, while it waited."""
+        """Take the rest of divided requests out that were settled while it waited."""
         if not self._divided:
             return
         for key, request in list(self._divided.items()):
@@ -286,18 +286,18 @@ class RequestQueue:
                 self.leave(request)
 
     def reconsider(self, group: Group) -> None:
-        """Something has left `group`: give it its new place among the groups, or forget it."""
+        """Give `group`, which requests have left, its new place among the groups, or forget it if it is empty."""
         if group.arrived != group.departed:
-            self.turns.wake(group)
+            self.scheduler.wake(group)
             return
-        self.turns.close(group)
+        self.scheduler.close(group)
         if group.key is not None:
             self._last_empty = self.groups.pop(group.key)
 
     def passed(self, now: float) -> list[Request]:
         """Take out, settle and return the requests whose deadline is not after `now`."""
         late: list[Request] = []
-        for group in self.turns.passed(now):
+        for group in self.scheduler.passed(now):
             for request in group.passed(now):
                 settle(request)
                 late.append(request)
@@ -307,9 +307,9 @@ class RequestQueue:
         return late
 
     def clear(self) -> None:
-        """Take out all that wait."""
+        """Take all requests out."""
         for group in self.groups.values():
-            self.turns.close(group)
+            self.scheduler.close(group)
         self.groups.clear()
         self._divided.clear()
         self.depart(self.waiting)

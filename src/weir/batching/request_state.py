@@ -1,8 +1,8 @@
-"""A request's life, and the only module that writes it down: `settled`, `taken`, `overtaken` and `partial`.
+"""The state of a request, and the only module that writes it: `settled`, `taken`, `overtaken` and `partial`.
 
-A request is made unsettled. It waits until all of it was dispatched, at once or in pieces: an item of a list or a row of tensors each, in steps
-of equal size. Its answers are gathered until the last is there. It is settled once, by that answer, an error, or its caller who leaves; what
-else comes for it is dropped. Whoever wants to know where it stands asks here or reads the attributes.
+A request begins unsettled. It waits until all of it was dispatched, at once or in pieces: the items of a list or the rows of tensors, in steps of
+equal size. Its answers are gathered until the last is there. It is settled once: by that answer, by an error, or because its caller has left; any
+later output is dropped. Other modules read the attributes, or call the functions here.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -15,7 +15,7 @@ MISSING = object()
 
 
 class State(Protocol):
-    """What is written of a request here."""
+    """The attributes of a request that are written here."""
 
     settled: bool
     taken: int
@@ -24,7 +24,7 @@ class State(Protocol):
 
 
 def begin(request: State) -> None:
-    """Give a request that is being made its first state: all of it is still to be dispatched."""
+    """Give a new request its first state: all of it is still to be dispatched."""
     request.settled = False
     request.taken = 0
     request.overtaken = 0
@@ -32,7 +32,7 @@ def begin(request: State) -> None:
 
 
 class RequestBase:
-    """The attributes of a Request, for protocols to subclass (`finish` and `fail` are theirs)."""
+    """The attributes of a Request, for protocols to subclass (they add `finish` and `fail`)."""
 
     __slots__ = (
         "accept", "arrival", "content_type", "cost", "deadline", "door", "key", "kind", "large", "overtaken", "partial",
@@ -67,15 +67,15 @@ class RequestBase:
         begin(self)
 
     def part(self, output: Any, dispatch: Dispatch) -> None:
-        """Refuse it: this request has one answer."""
+        """Raise Unsupported: this request has one answer."""
         raise Unsupported(f"door {self.door!r} gives one answer to a request, a streaming model gives several")
 
 
-# It is dispatched, at once or in pieces.
+# Dispatching, at once or in pieces.
 
 
 def steps(request: Request) -> int:
-    """Return into how many pieces `request` could be divided: 1 if it cannot. Items of unequal size are kept together."""
+    """Return into how many pieces `request` could be divided; 1 if it cannot. Items of unequal size are kept together."""
     if request.kind is Kind.TENSORS:
         return request.rows
     if request.kind is Kind.ITEMS:
@@ -100,31 +100,31 @@ def is_gone(request: Request) -> bool:
 
 
 def dispatch(request: Request, stop: int, total: int) -> None:
-    """`request` is dispatched up to step `stop` of `total`. `taken` is `rows` once nothing is left, whatever the number of steps."""
+    """Note that `request` is dispatched up to step `stop` of `total`. `taken` is `rows` when nothing is left, whatever the number of steps."""
     request.taken = request.rows if stop == total else stop
 
 
 def dispatch_items(requests: Iterable[Request]) -> None:
-    """Each of `requests`, which are items of one row, is dispatched."""
+    """Note that each of `requests`, which are items of one row, is dispatched."""
     for request in requests:
         request.taken = 1
 
 
 def overtake(request: Request, times: int) -> None:
-    """So many more batches have gone before `request`."""
+    """Note that so many more batches have gone before `request`."""
     request.overtaken += times
 
 
 def lead(request: Request) -> None:
-    """`request` is the first in a batch: nobody has gone before it any more."""
+    """Note that `request` is the first in a batch: it counts as overtaken by none."""
     request.overtaken = 0
 
 
-# It is answered, in pieces or whole.
+# Answering, in pieces or whole.
 
 
 class ListGather:
-    """Answers of the items of a list, in order; a WeirError stands in the place of a failed one."""
+    """The answers to the items of a list, in order, with a WeirError in the place of an item that failed."""
 
     __slots__ = ("left", "outputs")
 
@@ -137,7 +137,7 @@ class ListGather:
         return self.outputs[start] is not MISSING
 
     def put(self, start: int, stop: int, output: Any) -> bool:
-        """Store one item's answer, the first time; tell whether all are there."""
+        """Store one item's answer, if it has none. Return whether all are there."""
         if self.outputs[start] is MISSING:
             self.outputs[start] = output
             self.left -= 1
@@ -149,7 +149,7 @@ class ListGather:
 
 
 class TensorGather:
-    """Answers of ranges of rows: dicts of arrays. One error is the end of all."""
+    """The answers to ranges of rows: dicts of arrays. One error completes the request."""
 
     __slots__ = ("error", "left", "pieces")
 
@@ -163,7 +163,7 @@ class TensorGather:
         return start in self.pieces
 
     def put(self, start: int, stop: int, output: Any) -> bool:
-        """Store the answer for rows `start` to `stop`, the first time; tell whether the request is at its end."""
+        """Store the answer to rows `start` to `stop`, if they have none. Return whether the request is complete."""
         if isinstance(output, WeirError):
             self.error = output
         elif start not in self.pieces:
@@ -180,7 +180,7 @@ class TensorGather:
 
 
 def _join(pieces: list[dict[str, Any]]) -> Any:
-    import numpy  # only tensor models need it, and it takes a while to load
+    import numpy  # only tensor models need it, and it loads slowly
 
     try:
         return {name: numpy.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
@@ -189,12 +189,12 @@ def _join(pieces: list[dict[str, Any]]) -> Any:
 
 
 def has_answer(request: Request, start: int) -> bool:
-    """Tell whether what begins at item or row `start` has its answer, or the whole request its end."""
+    """Tell whether the piece from item or row `start` has its answer, or the whole request is settled."""
     return request.settled or (request.partial is not None and _gather_of(request).has(start))
 
 
 def answer(request: Request, start: int, stop: int, output: Any) -> tuple[Request, Any] | None:
-    """Items or rows `start` to `stop` of `request` have their answer, or error. If that is the end of the request, settle it and return it with its
+    """Store the output or error of items or rows `start` to `stop` of `request`. If that completes the request, settle it and return it with its
     whole output or its WeirError."""
     if request.settled:
         return None
@@ -208,7 +208,7 @@ def answer(request: Request, start: int, stop: int, output: Any) -> tuple[Reques
 
 
 def _gather_of(request: Request) -> ListGather | TensorGather:
-    """Return where the answers of `request` are gathered, made at the first call."""
+    """Return the object that gathers the answers of `request`; the first call makes it."""
     if request.partial is None:
         request.partial = (
             TensorGather(request.rows) if request.kind is Kind.TENSORS else ListGather(len(request.payload))
@@ -218,7 +218,7 @@ def _gather_of(request: Request) -> ListGather | TensorGather:
 
 
 def gathered(request: Request) -> list[Any]:
-    """Return the answers that were gathered for a request which is at its end without them."""
+    """Return the answers that were gathered for a request which was settled before it had all of them."""
     gather = request.partial
     if gather is None:
         return []
@@ -228,9 +228,9 @@ def gathered(request: Request) -> list[Any]:
 def finish_each(
     requests: Sequence[Request], outputs: Sequence[Any], cut: Dispatch, failed: Callable[[Request], None]
 ) -> list[tuple[Request, Any]]:
-    """Settle each of `requests`, which are items, by its output, and let it finish before the next is looked at: what is done with an answer may
-    end another request. `failed` is told, as an exception is handled, of each whose `finish` raised it. Returns the requests that had had their
-    end already, with their outputs."""
+    """Settle each of `requests`, which are items, with its output, and call its `finish`, before the next one: what is done with an answer may settle
+    another request. `failed` is called, while the exception is handled, with each request whose `finish` raised. Return the requests that were
+    settled already, with their outputs."""
     unwanted: list[tuple[Request, Any]] = []
     for request, output in zip(requests, outputs, strict=True):
         if request.settled:
@@ -244,11 +244,11 @@ def finish_each(
     return unwanted
 
 
-# It ends otherwise.
+# Other ends.
 
 
 def settle(request: Request) -> bool:
-    """`request` has its end: its caller left, its deadline passed, or nobody is there to run it. Tell whether it had none before."""
+    """Settle `request`: its caller has left, its deadline has passed, or no worker is there to run it. Return False if it was settled already."""
     if request.settled:
         return False
     request.settled = True
@@ -256,6 +256,6 @@ def settle(request: Request) -> bool:
 
 
 def refuse(request: Request, error: WeirError) -> None:
-    """`request` was not taken: settle it, and have it fail with `error`."""
+    """Settle `request`, which was not accepted, and have it fail with `error`."""
     request.settled = True
     request.fail(error)

@@ -1,7 +1,7 @@
-"""What was with a worker when it died.
+"""The entries that a worker had when it died, and that run again.
 
-One of them may have killed it, so they run again in halves, each half alone with a worker, until the guilty one is
-found: at most ceil(log2 n) + 1 rounds for n entries. An entry that died alone gets one more try, alone.
+One of them may have ended the worker, so they run again in halves, each half alone on a worker, until that one is found: at most
+ceil(log2 n) + 1 rounds for n entries. An entry whose worker died while it ran alone gets one more try, alone.
 """
 
 from collections import deque
@@ -15,7 +15,7 @@ from weir.messages import Dispatch, Kind, Request
 
 
 class RetryBatch(NamedTuple):
-    """Entries that run again together. `last`: it is the one more try of a single entry."""
+    """Entries that run again together. `last`: it is the last try of a single entry."""
 
     entries: list[Entry]
     attempt: int
@@ -25,17 +25,15 @@ class RetryBatch(NamedTuple):
 class CrashRetry:
     """The `parts` that are to run again, in the order in which their workers died."""
 
-    __slots__ = ("_last_tries", "parts")
-
     def __init__(self) -> None:
         self.parts: deque[RetryBatch] = deque()
-        self._last_tries: set[int] = set()  # batches that are somebody's last try
+        self._last_tries: set[int] = set()  # ids of batches that are the last try of their entry
 
     def __len__(self) -> int:
         return len(self.parts)
 
     def died(self, dispatch: Dispatch) -> Lost:
-        """The worker of `dispatch` died: queue what can run again, return the rest."""
+        """Note that the worker of `dispatch` died: queue the entries that can run again, and return the others."""
         entries = entries_of(dispatch)
         begun = dispatch.begun or ()
         left = [(index, entry) for index, entry in enumerate(entries) if not is_done(entry)]
@@ -54,7 +52,7 @@ class CrashRetry:
                 self.parts.append(RetryBatch(half, attempt, last))
 
     def pop(self) -> RetryBatch | None:
-        """Return the next part, without what has had its end meanwhile; None if nothing is left."""
+        """Return the next part, without the entries that are done by now; None if nothing is left."""
         while self.parts:
             entries, attempt, last = self.parts.popleft()
             left = [entry for entry in entries if not is_done(entry)]
@@ -63,21 +61,21 @@ class CrashRetry:
         return None
 
     def started(self, batch_id: int, part: RetryBatch) -> None:
-        """`part` runs as batch `batch_id`."""
+        """Note that `part` runs as batch `batch_id`."""
         if part.last:
             self._last_tries.add(batch_id)
 
     def ended(self, batch_id: int) -> None:
-        """A batch came back: its worker survived it."""
+        """Note that a batch came back: it did not end its worker."""
         self._last_tries.discard(batch_id)
 
     def entries(self) -> list[Entry]:
-        """Return all entries that are to run again and have not had their end."""
+        """Return all entries that are to run again and are not done."""
         return [entry for part in self.parts for entry in part.entries if not is_done(entry)]
 
     @property
     def rows(self) -> int:
-        """Rows that are to run again and whose requests have not had their end."""
+        """How many rows are to run again and are not done."""
         rows = sum(request.rows * (stop - start) / _entry_range(request) for request, start, stop in self.entries())
         return ceil(rows - 1e-9)
 
@@ -86,39 +84,39 @@ class CrashRetry:
         return min((entry[0].deadline for entry in self.entries()), default=inf)
 
     def passed(self, now: float) -> list[Request]:
-        """Return the requests whose deadline is not after `now` and that have not had their end."""
+        """Return the unsettled requests whose deadline is not after `now`."""
         return [entry[0] for entry in self.entries() if entry[0].deadline <= now]
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget all entries."""
         self.parts.clear()
         self._last_tries.clear()
 
 
-def load_of(entries: list[Entry], padding_cost: float | None = None) -> BatchDraft:
-    """Return a load that consists of `entries`; neighbouring ones of one request become one slice. If they are padded, and
-    padding costs `padding_cost`, it costs what a PaddedDraft does."""
-    load = BatchDraft(0, inf, 0.0)
-    load.slices = []
+def draft_of(entries: list[Entry], padding_cost: float | None = None) -> BatchDraft:
+    """Return a draft of `entries`; adjacent entries of one request become one slice. With a `padding_cost` the batch is padded, and costs what a
+    PaddedDraft does."""
+    draft = BatchDraft(0, inf, 0.0)
+    draft.slices = []
     rows = 0.0
     for request, start, stop in entries:
-        load.plain = load.plain and request.kind is Kind.ITEM
+        draft.plain = draft.plain and request.kind is Kind.ITEM
         share = (stop - start) / _entry_range(request)
         rows += request.rows * share
-        load.cost += request.cost * share
-        last = load.slices[-1] if load.slices else None
-        if last is not None and load.requests[-1] is request and last[1] == start:
-            load.slices[-1] = (last[0], stop)
+        draft.cost += request.cost * share
+        last = draft.slices[-1] if draft.slices else None
+        if last is not None and draft.requests[-1] is request and last[1] == start:
+            draft.slices[-1] = (last[0], stop)
         else:
-            load.requests.append(request)
-            load.slices.append((start, stop))
-    load.rows = ceil(rows - 1e-9)
+            draft.requests.append(request)
+            draft.slices.append((start, stop))
+    draft.rows = ceil(rows - 1e-9)
     if padding_cost is not None:
-        load.padding = padding_cost * (load.rows * max(map(length_of, load.requests)) - load.cost)
-        load.cost += load.padding
-    if load.plain:
-        load.slices = None
-    return load
+        draft.padding = padding_cost * (draft.rows * max(map(length_of, draft.requests)) - draft.cost)
+        draft.cost += draft.padding
+    if draft.plain:
+        draft.slices = None
+    return draft
 
 
 def _entry_range(request: Request) -> int:

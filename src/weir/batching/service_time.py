@@ -1,22 +1,20 @@
-"""How long a batch takes, learned from those that came back: a straight line, fixed cost + cost per row.
+"""How many seconds a batch takes, learned from the batches that came back: a straight line, fixed cost + cost per row.
 
-A weighted least-squares fit in which older batches count less and less. While all batches have had the same size, the whole time counts as fixed
-cost. Where a batch is padded to its longest request, its rows say little and the line is one over its cost: what is still to come is taken to be as
-long as what came lately, and no batch to cost more than the budget.
+It is a weighted least-squares fit in which older batches count less and less. While all batches have had the same size, the whole time counts as
+fixed cost. Where batches are padded to their longest request, the line is over the cost of a batch instead of its rows: requests to come are taken
+to be as long as the last ones were, and no batch to cost more than `max_batch_cost`.
 """
 
 from math import inf
 
-FADE = 0.95  # weight that a batch loses with each later one: about the last 20 count
+FADE = 0.95  # the factor by which the weight of a batch falls with each later one: about the last 20 count
 ENOUGH = 3  # batches after which the estimate may refuse work
 STALE_SERVICES = 10.0  # an estimate older than this many service times ...
-STALE_MIN = 1.0  # ... and than this many seconds refuses nothing: one slow batch must not lock work out for ever
+STALE_MIN = 1.0  # ... and than this many seconds refuses nothing: one slow batch must not stop all work for ever
 
 
 class ServiceTime:
     """The expected service time of a batch of n rows, in seconds. Before anything was measured it is 0."""
-
-    __slots__ = ("_at", "_count", "_differed", "_fixed", "_n", "_nn", "_nt", "_per_row", "_spread", "_t", "_w")
 
     def __init__(self) -> None:
         self._count = 0
@@ -52,27 +50,27 @@ class ServiceTime:
         return self._fixed + self._per_row * rows
 
     def upper(self, rows: float) -> float:
-        """Return a time in which most batches of `rows` are done."""
+        """Return a service time within which most batches of `rows` are done."""
         return self._fixed + self._per_row * rows + 2.0 * self._spread
 
     def lower(self, rows: float) -> float:
-        """Return a time in which hardly any batch of `rows` is done."""
+        """Return a service time within which hardly any batch of `rows` is done."""
         return max(0.0, self._fixed + self._per_row * rows - 2.0 * self._spread)
 
     def alone(self, rows: float, length: float) -> float:
-        """Return a time in which hardly any batch with `rows` is done, each of such a length; which does not count here."""
+        """Return a service time within which hardly any batch of `rows` of such a `length` is done; here the length does not count."""
         return self.lower(rows)
 
     def is_sooner(self, rows: float, among: float, share: float) -> bool:
-        """Tell whether a batch of `rows` is done within that share of the time of one of `among`. Where enough batches came back, all of one
-        size, that is worth a try: yes."""
+        """Tell whether a batch of `rows` takes less than this `share` of the time of one of `among` rows. If enough batches came back, but all of one
+        size, it is worth a try, and so True."""
         expected = self.expected(among)
         if not self._differed:
             return self._count >= ENOUGH and expected > 0.0
         return self.expected(rows) < share * expected
 
     def is_trusted(self, now: float) -> bool:
-        """Tell whether work may be refused by this estimate: enough was measured, and not too long ago."""
+        """Tell whether this estimate may be used to refuse work: enough batches were measured, and not too long ago."""
         if self._count < ENOUGH:
             return False
         return now <= self._at + max(STALE_MIN, STALE_SERVICES * self._t / self._w)
@@ -88,10 +86,8 @@ class ServiceTime:
 
 
 class PaddedTime(ServiceTime):
-    """The expected service time of a batch of n rows, each costing what rows of the last batches did, padding included; at most `max_cost`
+    """The expected service time of a batch of n rows, each of which costs what rows of the last batches did, padding included; at most `max_cost`
     in all. The line that is fitted is fixed cost + seconds per unit of cost."""
-
-    __slots__ = ("_max_cost", "_rows")
 
     def __init__(self, max_cost: float | None) -> None:
         super().__init__()
@@ -104,28 +100,28 @@ class PaddedTime(ServiceTime):
         self._rows = FADE * self._rows + rows
 
     def expected(self, rows: float) -> float:
-        """Return the expected service time of a batch of `rows`."""
+        """See ServiceTime."""
         return super().expected(self._cost(rows))
 
     def upper(self, rows: float) -> float:
-        """Return a time in which most batches of `rows` are done."""
+        """See ServiceTime."""
         return super().upper(self._cost(rows))
 
     def lower(self, rows: float) -> float:
-        """Return a time in which hardly any batch of `rows` is done."""
+        """See ServiceTime."""
         return super().lower(self._cost(rows))
 
     def alone(self, rows: float, length: float) -> float:
-        """Return a time in which hardly any batch with `rows` of such a length is done."""
+        """Return a service time within which hardly any batch of `rows` of such a `length` is done."""
         return super().lower(rows * length)
 
     def rate(self, rows: float) -> float:
-        """Return the rows per second that one worker serves in batches of `rows`, or of as many as the budget allows."""
+        """Return the rows per second that one worker serves in batches of `rows`, or of as many as `max_cost` allows."""
         cost = self._row_cost()
         return super().rate(min(rows, max(1.0, self._max_cost / cost)) if cost > 0.0 else rows)
 
     def typical_rows(self) -> float:
-        """Return the mean size of the last batches; infinity if there were none."""
+        """See ServiceTime."""
         return self._rows / self._w if self._count else inf
 
     def _cost(self, rows: float) -> float:

@@ -1,4 +1,4 @@
-"""The settings of batching."""
+"""The settings of batching, each stated once with its rule and its help text."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""The workers as the batcher knows them: their places for batches, the batches that they run, and the deadlines in those."""
+"""The workers as the batcher sees them: their places for batches, the batches that they run, and the deadlines in those batches."""
 
 from collections.abc import Iterator
 from math import inf
@@ -7,8 +7,7 @@ from weir.messages import Dispatch, Request
 
 
 class Worker:
-    """A worker that is ready. It holds up to `places` batches at once, or one that must be alone with it; one that leaves
-    gets no more."""
+    """A worker that is ready. It holds up to `places` batches at once, or one that must be alone on it. If it leaves, it gets no more."""
 
     __slots__ = ("alone", "batches", "free", "idle_since", "index", "leaves", "places")
 
@@ -16,22 +15,20 @@ class Worker:
         self.index = index
         self.places = places
         self.free = places  # how many further batches it takes
-        self.idle_since = now  # when it last gave something back
-        self.batches: dict[int, None] = {}  # ids, in the order given
+        self.idle_since = now  # the instant at which it last returned a batch
+        self.batches: dict[int, None] = {}  # their ids, in the order in which they were given
         self.alone = False
         self.leaves = False
 
     def count(self) -> int:
-        """Bring `free` up to date, and return how many more that is."""
+        """Compute `free` anew, and return by how much it has grown."""
         before = self.free
         self.free = 0 if self.alone or self.leaves else self.places - len(self.batches)
         return self.free - before
 
 
 class Places:
-    """Counts free places. `free` is the total, `staying` how many workers stay; all else is by worker index."""
-
-    __slots__ = ("_workers", "free", "staying")
+    """The workers by index. `free` is how many free places they have together, `staying` how many workers do not leave."""
 
     def __init__(self) -> None:
         self._workers: dict[int, Worker] = {}
@@ -45,13 +42,13 @@ class Places:
         return iter(self._workers.values())
 
     def add(self, index: int, places: int, now: float) -> None:
-        """A worker is ready. One that was there under this index must have been removed."""
+        """Add a worker that is ready. An earlier one of this index must have been removed."""
         self._workers[index] = Worker(index, places, now)
         self.free += places
         self.staying += 1
 
     def remove(self, index: int) -> list[int]:
-        """A worker is gone; return the ids of the batches it had."""
+        """Remove a worker, and return the ids of the batches that it had."""
         worker = self._workers.pop(index, None)
         if worker is None:
             return []
@@ -60,7 +57,7 @@ class Places:
         return list(worker.batches)
 
     def leave(self, index: int) -> bool:
-        """Give a worker no more batches; tell whether it has none any more."""
+        """Give a worker no more batches. Return whether it has none left."""
         worker = self._workers.get(index)
         if worker is None:
             return True
@@ -72,11 +69,12 @@ class Places:
 
     @property
     def idle(self) -> int:
-        """How many workers would begin a batch at once."""
+        """How many workers have no batch and take one."""
         return sum(worker.free > 0 and not worker.batches for worker in self._workers.values())
 
     def pick(self, *, empty: bool = False) -> Worker | None:
-        """Return the worker for the next batch: fewest batches, then longest idle; with `empty` only one that has none."""
+        """Return the worker for the next batch: the one with the fewest batches, then the one that is idle longest; None if no worker has a free
+        place. With `empty` only workers without a batch count."""
         best = None
         for worker in self._workers.values():
             if worker.free <= 0 or (empty and worker.batches):
@@ -86,13 +84,13 @@ class Places:
         return best
 
     def give(self, worker: Worker, batch_id: int, *, alone: bool = False) -> None:
-        """`worker` gets a batch; with `alone` it gets no other until this one is back."""
+        """Give `worker` a batch. With `alone` it gets no other until this one is back."""
         worker.batches[batch_id] = None
         worker.alone = alone
         self.free += worker.count()
 
     def take_back(self, index: int, batch_id: int, now: float) -> float:
-        """A batch is back; return since when its worker had nothing else to do before it."""
+        """Note that a batch is back. Return the instant since which its worker had no other batch to finish."""
         worker = self._workers[index]
         since = worker.idle_since
         del worker.batches[batch_id]
@@ -103,21 +101,19 @@ class Places:
 
 
 class Running:
-    """Batches by id, each with its earliest deadline (or an earlier instant, put right when that has come)."""
-
-    __slots__ = ("_deadlines", "batches")
+    """The running batches by id, each with its earliest deadline (or an earlier instant, which is corrected when it has come)."""
 
     def __init__(self) -> None:
         self.batches: dict[int, Dispatch] = {}
         self._deadlines: dict[int, float] = {}
 
     def add(self, dispatch: Dispatch, earliest_deadline: float) -> None:
-        """A batch went to its worker."""
+        """Add a batch that goes to its worker."""
         self.batches[dispatch.batch_id] = dispatch
         self._deadlines[dispatch.batch_id] = earliest_deadline
 
     def pop(self, batch_id: int) -> Dispatch:
-        """A batch is back, or lost. Raises KeyError if it is not here."""
+        """Remove and return a batch that is back, or lost. Raises KeyError if it does not run."""
         del self._deadlines[batch_id]
         return self.batches.pop(batch_id)
 
@@ -126,11 +122,11 @@ class Running:
         return min(self._deadlines.values(), default=inf)
 
     def is_late(self, batch_id: int, now: float) -> bool:
-        """Tell whether a deadline of the batch may have passed; False if it is not here."""
+        """Tell whether a deadline of the batch may have passed; False if it does not run."""
         return self._deadlines.get(batch_id, inf) <= now
 
     def passed(self, now: float) -> list[Request]:
-        """Return the requests whose deadline is not after `now` and that have not had their end."""
+        """Return the unsettled requests whose deadline is not after `now`."""
         late = []
         for batch_id, earliest in self._deadlines.items():
             if earliest > now:
