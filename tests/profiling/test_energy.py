@@ -53,7 +53,7 @@ def test_the_energy_of_a_batch_is_what_is_used_beyond_the_idle_machine() -> None
 
 def test_the_first_meter_whose_power_rises_counts() -> None:
     readings = read([0.0, 100.0], [1, 8])
-    energy = judged(readings, None)
+    energy = judged(readings)
     assert energy.source == "nvml"
     assert energy.batch_mj == pytest.approx({1: 1200.0, 8: 2600.0})
     assert energy.about["idle_power_w"] == pytest.approx(IDLE_W)
@@ -62,22 +62,22 @@ def test_the_first_meter_whose_power_rises_counts() -> None:
 
 
 def test_a_device_whose_power_does_not_rise_is_not_the_one_that_computes() -> None:
-    energy = judged(read([0.2], [1, 8]), None)
+    energy = judged(read([0.2], [1, 8]))
     assert energy.source == "time"
     assert energy.about["energy_not_read"] == "the power of a GPU did not rise by 1 W while batches ran"
 
 
 def test_a_power_above_what_the_board_allows_is_warned_of() -> None:
     (reading,) = read([270.0], [1])
-    energy = judged([reading], None)
+    energy = judged([reading])
     assert energy.warnings == ["the power read, 320.0 W, is above what a GPU allows, 300 W: the energies are doubtful"]
     reading.meter.limit_w = None  # type: ignore[misc]  # a test's meter may change
-    assert judged([reading], None).warnings == []
+    assert judged([reading]).warnings == []
 
 
 def test_a_batch_that_uses_less_than_the_idle_machine_is_warned_of() -> None:
     (reading,) = read([100.0], [1, 8])
-    energy = judged([reading._replace(batch_mj={1: -3.0, 8: 40.0})], None)
+    energy = judged([reading._replace(batch_mj={1: -3.0, 8: 40.0})])
     assert energy.batch_mj == {1: 0.0, 8: 40.0}
     assert energy.warnings == ["batches of 1 used no more than the idle machine: their energy is taken as 0"]
 
@@ -85,8 +85,8 @@ def test_a_batch_that_uses_less_than_the_idle_machine_is_warned_of() -> None:
 def test_without_meters_power_is_stated_or_time_stands_for_it() -> None:
     assert modelled(70.0) == Energy("stated", 70.0, about={"energy": "stated: 70 W while it computes"})
     assert modelled(None).source == "time" and modelled(None).watts == 1.0
-    assert judged([], 70.0, "no driver").about["energy_not_read"] == "no driver"
-    assert "energy_not_read" not in judged([], 70.0).about
+    assert judged([], "no driver").about["energy_not_read"] == "no driver"
+    assert "energy_not_read" not in judged([]).about
 
 
 def test_energy_is_read_at_a_few_sizes_the_ends_among_them() -> None:

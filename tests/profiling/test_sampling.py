@@ -108,8 +108,8 @@ def test_only_a_share_of_the_time_may_be_used_and_what_is_sure_is_not_measured_a
     shares: list[float] = []
 
     async def again(sampler: ServiceTimeSampler) -> None:
-        await sampler.settle([1, 2], said=shares.append)
-        await sampler.settle([1, 2], said=shares.append)
+        await sampler.settle([1, 2], progress=shares.append)
+        await sampler.settle([1, 2], progress=shares.append)
 
     sampled(lambda b: 0.001, again)
     assert shares[0] == 0.0 and shares[-1] == 1.0 and len(shares) == LEAST
@@ -299,7 +299,7 @@ def test_a_worker_that_was_never_there_cannot_be_measured() -> None:
         executor = FakeExecutor()
         measuring = Measuring(executor)
         await executor.start(measuring)
-        with pytest.raises(ModelError, match="worker 3 is not there"):
+        with pytest.raises(ModelError, match="worker 3 cannot be measured: it has not started"):
             await measuring.run(3, [1], OBJECT, OBJECT)
 
     on_loop(story())

@@ -164,7 +164,7 @@ def test_a_trace_from_a_file(tmp_path: Path) -> None:
         ("poisson:0.7,rows=0", "rows=0: must be 1 or more"),
         ("poisson:0.7,rows=1.5", "rows='1.5': must be a whole number"),
         ("gamma:0.7,cv=0", "cv=0.0: must be greater than 0, and finite"),
-        ("gamma:0.7,cv=1,cv=2", "cv=2: cv is said twice"),
+        ("gamma:0.7,cv=1,cv=2", "cv=2: cv is given twice"),
         ("mmpp:0.7,share=1", "share=1.0: must lie between 0 and 1"),
         ("mmpp:0.7,burst=0.5", "burst=0.5: must be 1 or more"),
         ("on-off:0.7,on=soon", "on='soon': must be a duration such as 1s"),

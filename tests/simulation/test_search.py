@@ -160,7 +160,7 @@ def test_random_service_times_get_slack(cv: float, monkeypatch: pytest.MonkeyPat
 def test_service_times_that_vary_too_much_are_an_error() -> None:
     profile = Profile(P4.service_time_ms, P4.energy_mj, np.full(32, 2.0))
     with pytest.raises(
-        SettingsError, match=r"p99=15ms: cannot be kept when .* ms are to spare because service times vary"
+        SettingsError, match=r"p99=15ms: cannot be kept when .* ms of slack are needed because service times vary"
     ):
         SloSearch(profile, LatencySLO.parse("p99=15ms"))
 

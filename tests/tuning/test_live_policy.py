@@ -216,7 +216,7 @@ def test_auto_with_a_profile_that_cannot_be_used(tmp_path: Path, text: str | Non
 
 
 def test_a_solved_policy_has_tables_from_the_start() -> None:
-    with pytest.raises(SettingsError, match="must have a bank; without one, let it be auto"):
+    with pytest.raises(SettingsError, match="must have a bank; without one, use auto"):
         weir.Service(Quick, policy=SolvedPolicy())
 
 

@@ -25,7 +25,8 @@ from weir.policy.decision import Decision, Observation, Policy, complete
 # Seconds. At some of them `now - oldest >= delay` and `now >= oldest + delay` disagree because of rounding.
 INSTANTS = (0.0, 0.1, 1.1, 1234.5678, 86_400.3, 1_700_000_000.7)
 AGES = (0.0, 0.0001, 0.003, 0.1, 7.0)
-# The arrival rates of `traffic`, in rows per second; and the golden section, whose multiples have evenly spread fractions.
+# The arrival rates of `traffic`, in rows per second; and the golden section, whose multiples have evenly spread
+# fractions.
 RATES = (0.5, 40.0, 3000.0, 100.0)
 GOLDEN = 0.6180339887498949
 

@@ -1,1 +1,1 @@
-"""Measures a model through a real executor: service time and energy per batch size."""
+"""Measures a model through a real executor: service time and energy by batch size."""

@@ -1,6 +1,8 @@
-"""The energy of a batch: read from a counter while batches of one size run back to back, less what the machine draws idle.
+"""The energy of a batch: read from a counter while batches of one size run back to back, less that of the idle
+machine.
 
-One batch is far below what any counter resolves (NVIDIA's is refreshed every 20 to 100 ms), so a size is run for seconds.
+One batch is far below what any counter resolves (NVIDIA's is refreshed every 20 to 100 ms), so each size runs for
+seconds.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,12 +13,12 @@ from typing import Any, NamedTuple, Protocol
 from weir.errors import SettingsError
 from weir.profiling.sampling import ServiceTimeSampler
 
-WINDOW = 3.0  # seconds of one size; at least a hundred times the refresh interval of most counters
-IDLE_WINDOW = 2.0
+WINDOW = 3.0  # seconds for one size: at least thirty times the longest refresh interval of common counters
+IDLE_WINDOW = 2.0  # seconds
 SETTLE = 0.5  # seconds for the power to rise or fall before it is read
-MOST_SIZES = 5
-RISEN_W = 1.0  # a device whose power rises by less while batches run is not the one that runs them
-TOLERANCE = 1.05  # of the limit: gains of such sensors are off by some per cent
+MOST_SIZES = 5  # at which energy is read
+RISEN_W = 1.0  # watts: a device whose power rises by less while batches run does not run them
+TOLERANCE = 1.05  # times the power limit; the gain of such sensors is off by a few per cent
 
 
 class Meter(Protocol):
@@ -24,7 +26,7 @@ class Meter(Protocol):
 
     @property
     def source(self) -> str:
-        """As in Profile.energy_source."""
+        """One of ENERGY_SOURCES in policy/cost/profile.py."""
 
     @property
     def name(self) -> str:
@@ -32,14 +34,21 @@ class Meter(Protocol):
 
     @property
     def limit_w(self) -> float | None:
-        """The power that the device cannot exceed, if it says."""
+        """The power in watts that the device cannot exceed, if known."""
 
     def read_mj(self) -> float:
-        """Return the millijoules used so far; only differences mean anything."""
+        """Return the millijoules used so far. Only differences have a meaning."""
 
 
 class Reading(NamedTuple):
-    """Of one meter: power while nothing runs, and by size the millijoules of a batch beyond it and the power in all."""
+    """The readings of one meter.
+
+    Attributes:
+        meter: the meter.
+        idle_w: power in watts while nothing runs.
+        batch_mj: by size, the millijoules of a batch beyond the idle power.
+        power_w: by size, the whole power in watts.
+    """
 
     meter: Meter
     idle_w: float
@@ -48,14 +57,21 @@ class Reading(NamedTuple):
 
     @property
     def rise_w(self) -> float:
-        """By how much the power was higher while batches ran, at most."""
+        """By how many watts the power rose at most while batches ran."""
         return max(self.power_w.values()) - self.idle_w
 
 
 @dataclass
 class Energy:
-    """What is known of energy: where from, millijoules of a batch at the sizes where they were read or else the `watts` of
-    a busy worker, and what has to be said of it."""
+    """What is known of the energy of batches.
+
+    Attributes:
+        source: one of ENERGY_SOURCES in policy/cost/profile.py.
+        watts: the power of a busy worker, used if `batch_mj` is empty.
+        batch_mj: by size, the millijoules of a batch, as read.
+        about: notes for the profile.
+        warnings: what makes the figures doubtful.
+    """
 
     source: str
     watts: float = 1.0
@@ -64,22 +80,24 @@ class Energy:
     warnings: list[str] = field(default_factory=list)
 
 
-def modelled(power: float | None) -> Energy:
-    """Return the energy of a device that draws `power` watts while it computes; one watt, a unit of time, if none is stated."""
+def modelled(power: float | None = None) -> Energy:
+    """Return the energy of a device that draws `power` watts while it computes; one watt, as a unit of time, if None."""
     if power is not None:
         return Energy("stated", power, about={"energy": f"stated: {power:g} W while it computes"})
     return Energy("time", about={"energy": "none read or stated: 1 mJ stands for 1 ms of a busy worker"})
 
 
 def windows(sizes: Sequence[int]) -> list[int]:
-    """Return the few of the measured `sizes` at which energy is read: the smallest, the largest, and some between, evenly."""
+    """Return the few of the measured `sizes` at which energy is read: the smallest, the largest, and some evenly
+    between.
+    """
     last = len(sizes) - 1
     count = min(MOST_SIZES, len(sizes))
     return sorted({sizes[round(place * last / max(1, count - 1))] for place in range(count)})
 
 
 async def read_energy(meters: Sequence[Meter], sampler: ServiceTimeSampler, sizes: Sequence[int]) -> list[Reading]:
-    """Read all `meters` while nothing runs, while batches of each size do, and while nothing runs again."""
+    """Read all `meters` while nothing runs, then while batches of each size run, and again while nothing runs."""
     clock = sampler.clock
     idle: list[list[float]] = []
     powers: dict[int, list[float]] = {}
@@ -94,7 +112,7 @@ async def read_energy(meters: Sequence[Meter], sampler: ServiceTimeSampler, size
 
     await rest()
     for size in sizes:
-        await sampler.back_to_back(size, SETTLE)  # the power rises
+        await sampler.back_to_back(size, SETTLE)  # until the power has risen
         before = [meter.read_mj() for meter in meters]
         batches[size] = await sampler.back_to_back(size, WINDOW)
         after = [meter.read_mj() for meter in meters]
@@ -117,15 +135,15 @@ def _reading(
     return Reading(meter, idle_w, batch_mj, power_w)
 
 
-def judged(readings: Sequence[Reading], power: float | None, absent: str = "") -> Energy:
-    """Return what the first meter says whose power rose while batches ran; without one, what `power` says or nothing.
+def judged(readings: Sequence[Reading], absent: str = "") -> Energy:
+    """Return the energy by the first meter whose power rose while batches ran; without one, that of a unit of time.
 
-    `absent` says why there are no meters. What is implausible is warned of.
+    `absent` says why there are no meters. Implausible readings cause warnings.
     """
     for reading in readings:
         if reading.rise_w >= RISEN_W:
             return _measured(reading)
-    energy = modelled(power)
+    energy = modelled()
     why = absent
     if readings:
         metered = ", ".join(reading.meter.name for reading in readings)
@@ -164,7 +182,7 @@ POWERCAP = Path("/sys/class/powercap")
 
 
 class RaplMeter:
-    """The packages of this machine together. They include whatever else runs on it."""
+    """The CPU packages of this machine together. They include everything else that runs on it."""
 
     source = "rapl"
 
@@ -174,18 +192,20 @@ class RaplMeter:
 
     @property
     def limit_w(self) -> float | None:
-        """The sum of the packages' highest power limits, if all say one."""
+        """The sum of the packages' highest power limits in watts, if all have one."""
         limits = [package.limit_w for package in self._packages]
         return sum(limit for limit in limits if limit is not None) if None not in limits else None
 
     def read_mj(self) -> float:
-        """Return the millijoules used since this was made. To be asked more often than the counters go round, which takes
-        minutes."""
+        """Return the millijoules used since this object was made.
+
+        It must be called more often than the counters wrap around, which takes minutes.
+        """
         return sum(package.read_mj() for package in self._packages)
 
 
 class Package:
-    """One counter, in a folder of the powercap tree. It counts microjoules and begins again at `max_energy_range_uj`."""
+    """One counter in a folder of the powercap tree. It counts microjoules, and wraps around at `max_energy_range_uj`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -195,12 +215,12 @@ class Package:
 
     @property
     def limit_w(self) -> float | None:
-        """The highest of its power limits, in watts; None if it has none."""
+        """The highest of its power limits in watts; None if it has none."""
         limits = [_number(path) for path in self._folder.glob("constraint_*_power_limit_uw")]
         return max(limits) / 1e6 if any(limits) else None
 
     def read_mj(self) -> float:
-        """Return the millijoules used since this was made."""
+        """Return the millijoules used since this object was made."""
         now_uj = self._read_uj()
         passed = now_uj - self._last_uj
         self._total_uj += passed if passed >= 0 else passed + self._range_uj + 1
@@ -212,9 +232,10 @@ class Package:
 
 
 def find_rapl(root: Path = POWERCAP) -> RaplMeter:
-    """Return the meter of all CPU packages. Raises SettingsError that says why there is none.
+    """Return the meter of all CPU packages. Raises SettingsError with the reason if there is none.
 
-    Only packages count: core, uncore and dram are parts of them or unsteadily supported, and psys is all of them again.
+    Only packages count: core, uncore and dram are parts of them or not supported everywhere, and psys contains all of
+    them.
     """
     packages = [folder for folder in sorted(root.glob("intel-rapl:*")) if _is_package(folder)]
     if not packages:
@@ -242,7 +263,7 @@ def _number(path: Path) -> int:
 
 
 class NvmlMeter:
-    """The GPUs that a worker can see, together. `library` is the module pynvml, initialised."""
+    """The GPUs that a worker can see, together. `library` is the initialised module pynvml."""
 
     source = "nvml"
 
@@ -254,7 +275,7 @@ class NvmlMeter:
 
     @property
     def limit_w(self) -> float | None:
-        """The sum of the boards' power limits, if they say."""
+        """The sum of the boards' power limits in watts, if they have any."""
         try:
             limits = [self._library.nvmlDeviceGetEnforcedPowerLimit(handle) for handle in self._handles]
         except self._library.NVMLError:
@@ -267,9 +288,9 @@ class NvmlMeter:
 
 
 def find_nvml(visible: str | None = None, library: Any = None) -> NvmlMeter:
-    """Return the meter of the GPUs that `visible` lists, in the form of CUDA_VISIBLE_DEVICES; None: of all.
+    """Return the meter of the GPUs that `visible` lists in the form of CUDA_VISIBLE_DEVICES; None: of all.
 
-    `library` stands for pynvml. Raises SettingsError that says why there is none.
+    `library` replaces pynvml. Raises SettingsError with the reason if there is none.
     """
     library = library or load_library()
     try:
@@ -284,7 +305,7 @@ def find_nvml(visible: str | None = None, library: Any = None) -> NvmlMeter:
 
 
 def load_library() -> Any:
-    """Return pynvml, initialised. Raises SettingsError if it, or NVIDIA's driver, is not there."""
+    """Return pynvml, initialised. Raises SettingsError if it, or NVIDIA's driver, is not installed."""
     try:
         import pynvml
     except ImportError:

@@ -1,4 +1,6 @@
-"""What batches are filled with while a model is measured: its examples, or items of a file, as callers send them."""
+"""What a model is measured with: settings, and items of its examples or of a file, in the form in which callers send
+them.
+"""
 
 import random
 from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -47,7 +49,7 @@ class ProfilingSettings:
 
 
 class Entry(NamedTuple):
-    """One item on its way to a worker."""
+    """One item on its way to a worker, with its rows and its batch key."""
 
     payload: Any
     rows: int = 1
@@ -55,16 +57,16 @@ class Entry(NamedTuple):
 
 
 class RawItem(NamedTuple):
-    """An item as a caller of HTTP sends it, in the model's own content type."""
+    """An item as an HTTP caller sends it, in the model's own content type."""
 
     content: bytes
 
 
 class Items:
-    """Items of which batches are made: drawn at random, each as often as any other.
+    """Items of which batches are made at random, each used equally often.
 
-    `content_type` says how they are encoded: JSON, as HTTP brings them, where they can be, else as Python values; or the
-    model's own. `accept` is how answers are wanted (None: in the same).
+    `content_type` is their encoding: JSON, as over HTTP, if possible, else Python values; or the model's own. `accept`
+    is the encoding of the answers (None: the same).
     """
 
     def __init__(
@@ -77,31 +79,31 @@ class Items:
         groups: dict[Hashable, list[Entry]] = {}
         for entry in self.entries:
             groups.setdefault(entry.key, []).append(entry)
-        self._decks = [_Deck(group, self._random) for group in groups.values()]  # what may share a batch
+        self._decks = [_Deck(group, self._random) for group in groups.values()]  # by batch key
 
     def __len__(self) -> int:
         return len(self.entries)
 
     def can_fill(self, rows: int) -> bool:
-        """Tell whether there are items that make up a batch of exactly so many rows."""
+        """Return whether there are items that make a batch of exactly `rows` rows."""
         return any(deck.can_fill(rows) for deck in self._decks)
 
     def batch(self, rows: int) -> list[Any]:
-        """Return the payloads of a batch of `rows` rows, for which there must be items."""
+        """Return the payloads of a batch of `rows` rows. `can_fill(rows)` must be true."""
         decks = [deck for deck in self._decks if deck.can_fill(rows)]
         (deck,) = self._random.choices(decks, [len(deck.entries) for deck in decks])
         return deck.batch(rows)
 
 
 class _Deck:
-    """Deals entries without end: all of them, in random order, before any comes again."""
+    """Deals entries without end: all of them in random order before any comes again."""
 
     def __init__(self, entries: list[Entry], chance: random.Random) -> None:
         self.entries = entries
         self._sizes = {entry.rows for entry in entries}
         self._chance = chance
         self._left: list[Entry] = []
-        self._reached = [True]  # whether entries can have so many rows together
+        self._reached = [True]  # by number of rows: whether entries can add up to it
 
     def can_fill(self, rows: int) -> bool:
         for total in range(len(self._reached), rows + 1):
@@ -124,15 +126,15 @@ class _Deck:
 
 
 def items_of(model: type[Model], items: Iterable[Any] | None = None, *, seed: int = 1) -> Items:
-    """Return `items`, or the model's examples, as they travel to a worker.
+    """Return `items`, or the model's examples, in the form in which they travel to a worker.
 
-    Of a tensor model every row is an entry of its own. Raises SettingsError if there are none, or if one cannot be.
+    Each row of a tensor model is an entry of its own. Raises SettingsError if there are no items, or an invalid one.
     """
     given = model.examples if items is None else list(items)
     values = [each.item if isinstance(each, Example) else each for each in given]
     if not values:
         raise SettingsError(
-            _none(model) if items is None else f"items: there are none to measure {model.__name__} with"
+            _no_items(model) if items is None else f"items: there are none to measure {model.__name__} with"
         )
     if all(isinstance(value, RawItem) for value in values):
         return _bodies(model, [value.content for value in values], seed)
@@ -151,11 +153,11 @@ def _bodies(model: type[Model], contents: list[bytes], seed: int) -> Items:
             f"items: {model.__name__} reads no content types of its own, so its items are in a .jsonl, .json or .npz file"
         )
     content_type = model.content_types[0].lower()
-    accept = content_type if overrides(model, "encode") else JSON  # as HTTP answers those who have no wish
+    accept = content_type if overrides(model, "encode") else JSON  # as HTTP answers callers without a preference
     return Items([Entry(content) for content in contents], content_type, seed, accept)
 
 
-def _none(model: type[Model]) -> str:
+def _no_items(model: type[Model]) -> str:
     return (
         f"{model.__name__}: there is nothing to measure it with: give the class `examples = [...]`, or a file of items "
         "(--items items.jsonl; items=[...] in Python)"
@@ -171,7 +173,7 @@ def _measured(model: type[Model], value: Any) -> Measure:
 
 
 def _is_plain_json(value: Any) -> bool:
-    """Tell whether a caller of HTTP can send `value` so that the worker reads the same."""
+    """Return whether an HTTP caller can send `value` so that the worker reads the same value."""
     try:
         read = decode(encode(value, JSON), JSON)
         return type(read) is type(value) and bool(read == value)
@@ -196,11 +198,12 @@ def _rows_of(model: type[Model], values: Iterable[Any]) -> Iterator[Entry]:
 
 
 def read_items(path: Path) -> list[Any]:
-    """Return the items in a file, or those that the files in a folder are; at least one.
+    """Return the items in the file or folder `path`, at least one.
 
-    In a folder every file is a body in the model's own content type (pictures, say). In a file:
-    `.npz`: named arrays of equal length, for a tensor model; their rows are the items. `.jsonl`: one item in JSON on each
-    line. Anything else is either that or one JSON list. Raises SettingsError naming the file and, in lines, the line.
+    In a folder every file is a body in the model's own content type (an image, say). A file `.npz` has named arrays of
+    equal length for a tensor model; their rows are the items. A file `.jsonl` has one item in JSON on each line. Any
+    other file has either that or one JSON list. Raises SettingsError naming the file and, where there are lines, the
+    line.
     """
     try:
         items = _items(path)

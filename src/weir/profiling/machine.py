@@ -1,4 +1,4 @@
-"""What this machine computes with, and what a profile says of where it was made."""
+"""The hardware of this machine, its meters, and what a profile notes about where it was made."""
 
 import os
 import platform
@@ -14,11 +14,18 @@ from weir.errors import SettingsError
 from weir.profiling.energy import Meter, find_nvml, find_rapl, load_library
 from weir.workers.process.launch import available_cpus
 
-NOTED = ("numpy", "onnxruntime", "torch", "jax", "tensorflow", "scikit-learn")  # what computes; noted where installed
+NOTED = (
+    "numpy",
+    "onnxruntime",
+    "torch",
+    "jax",
+    "tensorflow",
+    "scikit-learn",
+)  # libraries whose version is noted if installed
 
 
 class Meters(NamedTuple):
-    """The meters of this machine, in the order in which they are believed, and why others are missing."""
+    """The meters of this machine, the most trusted first, and why others are missing."""
 
     found: list[Meter]
     missing: str
@@ -27,7 +34,7 @@ class Meters(NamedTuple):
 def find_meters(environment: Mapping[str, str], finders: Sequence[Callable[[], Meter]] = ()) -> Meters:
     """Return the counters that can be read: of the GPUs that a worker with this `environment` sees, then of the CPU.
 
-    Each of `finders`, if there are any instead, returns a meter or raises SettingsError.
+    `finders` replace the functions that look for them; each returns a meter or raises SettingsError.
     """
     found: list[Meter] = []
     missing: list[str] = []
@@ -41,7 +48,7 @@ def find_meters(environment: Mapping[str, str], finders: Sequence[Callable[[], M
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return texts and numbers: the CPU, versions, the date."""
+    """Return the CPU, the versions and the date, as texts and numbers."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": f"{cpu_name()}, {len(os.sched_getaffinity(0))} of {os.cpu_count()} CPUs",
@@ -51,7 +58,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Return what the CPU calls itself."""
+    """Return the name of the CPU."""
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:
@@ -72,7 +79,15 @@ def _installed() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Hardware:
-    """Some equal devices, or one. `kind` is CPU or GPU; `index` is the GPU's number (None for CPUs)."""
+    """One or several equal devices.
+
+    Attributes:
+        kind: CPU or GPU.
+        name: what the device calls itself.
+        count: how many there are.
+        memory_bytes: of a device.
+        index: the GPU's number; None for CPUs.
+    """
 
     kind: str
     name: str
@@ -86,8 +101,10 @@ class Hardware:
 
 
 def find_hardware(library: Any = None) -> list[Hardware]:
-    """Return the CPUs that this process may use, then each GPU. `library` stands for pynvml; without it (nvidia-ml-py, the extra
-    `gpu`), or without a driver, there are CPUs only."""
+    """Return the CPUs that this process may use, then each GPU.
+
+    `library` replaces pynvml. Without it (nvidia-ml-py, the extra `gpu`), or without a driver, there are CPUs only.
+    """
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     cpus = Hardware("CPU", cpu_name(), len(available_cpus()), memory_bytes)
     try:

@@ -1,4 +1,4 @@
-"""Measures a model: the service time of every batch size, how it varies, and the energy of a batch."""
+"""Measures a model: the service time of every batch size, its variation, and the energy of a batch."""
 
 import itertools
 import os
@@ -15,27 +15,28 @@ from weir.profiling.energy import Energy, Meter, judged, modelled, read_energy, 
 from weir.profiling.items import Items, ProfilingSettings
 from weir.profiling.sampling import CROWDED, Contention, Measuring, ServiceTimeEstimate, ServiceTimeSampler
 
-# Which batch sizes to measure, and where a step hides between two of them. Nothing is measured here.
+# Which batch sizes to measure, and between which of them the service time makes a step.
 
 
-ALL_UP_TO = 16
-STRIDE = 1.25
-VISIBLE = 0.02  # a rise by less than this share is no step
-SIGMAS = 4.0
-STEEP = 2.0  # times as steep as the ground beside it: not explained by interpolation
-MOST_PERIODS = 64
+ALL_UP_TO = 16  # rows
+STRIDE = 1.25  # ratio of neighbouring sizes above that
+VISIBLE = 0.02  # a rise by a smaller share is no step
+SIGMAS = 4.0  # standard errors by which a rise must exceed noise
+STEEP = 2.0  # a step is so many times as steep as the flatter side beside it
+MOST_PERIODS = 64  # more steps of equal width are not looked for
 
 
 class Point(NamedTuple):
-    """A measured size: mean service time and the standard error of that mean, in one unit."""
+    """A measured size: mean service time and the standard error of that mean, in the same unit."""
 
     time: float
     error: float
 
 
 def grid(max_batch_size: int, sizes: Sequence[int] = ()) -> list[int]:
-    """Return the sizes to measure first, ascending: `sizes` if there are any, else all up to 16, then steps of a quarter; and
-    always 1 and the largest.
+    """Return the sizes to measure first, in rows, ascending.
+
+    They are `sizes`, or, without any, all up to 16, then in steps of a quarter; and always 1 and the largest.
 
     Raises SettingsError for a size above the largest.
     """
@@ -52,11 +53,11 @@ def grid(max_batch_size: int, sizes: Sequence[int] = ()) -> list[int]:
 
 
 def suspects(points: Mapping[int, Point]) -> list[int]:
-    """Return the sizes to measure next, halving each gap between measured sizes across which the time rises by more than the
-    ground on its flatter side explains; none when every step's edge is between two neighbours.
+    """Return the sizes to measure next, in rows; none when the edge of every step lies between two neighbours.
 
-    Several steps in one gap can look like a slope: where edges found so far are whole multiples of a period, its
-    multiples in the gaps are looked at too.
+    They halve each gap between measured sizes across which the time rises by more than the slope of its flatter side
+    explains. Several steps in one gap can look like a slope: if the edges found so far are multiples of a period, its
+    multiples in the gaps are measured too.
     """
     sizes = sorted(points)
     halves = {(low + high) // 2 for low, high in _gaps(sizes) if _is_steep(points, sizes, low, high)}
@@ -66,8 +67,10 @@ def suspects(points: Mapping[int, Point]) -> list[int]:
 
 
 def edges(points: Mapping[int, Point]) -> list[int]:
-    """Return each size after which the time rises by a step: the next size was measured, costs visibly more, and the ground
-    on at least one side is flatter than the step is."""
+    """Return each size, in rows, after which the time rises by a step.
+
+    The next size was measured, takes visibly longer, and on at least one side the slope is flatter than the step.
+    """
     sizes = sorted(points)
     pairs = itertools.pairwise(sizes)
     return [low for low, high in pairs if high == low + 1 and _is_steep(points, sizes, low, high)]
@@ -86,7 +89,7 @@ def _is_steep(points: Mapping[int, Point], sizes: Sequence[int], low: int, high:
     before = [size for size in sizes if size <= low - width][-1:]
     after = [size for size in sizes if size >= high + width][:1]
     slopes = [_slope(points, size, low) for size in before] + [_slope(points, high, size) for size in after]
-    # Beside the only two sizes there is no ground to compare with, and a line is all that can be said.
+    # With two sizes there is no other slope to compare with.
     return bool(slopes) and (rise - noise) / width > STEEP * max(min(slopes), 0.0)
 
 
@@ -104,25 +107,27 @@ def _periodic(points: Mapping[int, Point], sizes: Sequence[int]) -> list[int]:
     return sorted(inside | {multiple + 1 for multiple in inside})
 
 
-# From measured sizes to a table of every size: never falling, with exact edges where neighbours were measured.
+# From measured sizes to a table of all sizes: never falling, with exact edges where neighbours were measured.
 
 
 Floats = NDArray[np.float64]
 
 
 def monotone_table(values: Mapping[int, float], errors: Mapping[int, float], max_batch_size: int) -> Floats:
-    """Return a value for each of 1 ... `max_batch_size`, non-decreasing.
+    """Return a value for each size 1 ... max_batch_size, non-decreasing; shape (max_batch_size,), in the unit of
+    `values`.
 
-    Through `values`, made non-decreasing by least squares in which each counts as its error says (isotonic regression),
-    goes a shape-preserving cubic (Fritsch and Carlson's, PCHIP), which adds no bumps and keeps flat ground flat. Beyond the
-    smallest and the largest of them it is level.
+    `values` by size are made non-decreasing by weighted least squares (isotonic regression), the weights coming from
+    `errors`. Through them goes a shape-preserving cubic (PCHIP: Fritsch and Carlson, "Monotone piecewise cubic
+    interpolation", SIAM Journal on Numerical Analysis 17, 1980), which adds no bumps and keeps level parts level.
+    Beyond the smallest and the largest size the table is level.
     """
     from scipy.interpolate import PchipInterpolator
     from scipy.optimize import isotonic_regression
 
     sizes = np.array(sorted(values))
     measured = np.array([values[size] for size in sizes])
-    floor = 1e-6 * float(measured.max())  # an error of 0 would be all that counts
+    floor = 1e-6 * float(measured.max())  # an error of 0 would have an infinite weight
     weights = np.array([max(errors[size], floor) ** -2.0 for size in sizes])
     rising = isotonic_regression(measured, weights=weights / weights.max()).x
     if len(sizes) == 1:
@@ -133,25 +138,29 @@ def monotone_table(values: Mapping[int, float], errors: Mapping[int, float], max
 
 
 def linear_table(values: Mapping[int, float], max_batch_size: int) -> Floats:
-    """Return a value for each of 1 ... `max_batch_size`, on straight lines through `values`, level beyond them."""
+    """Return a value for each size 1 ... max_batch_size by linear interpolation of `values`, level beyond them."""
     sizes = sorted(values)
     table: Floats = np.interp(np.arange(1, max_batch_size + 1), sizes, [values[size] for size in sizes])
     return table
 
 
 def along(times: Floats, values: Mapping[int, float]) -> Floats:
-    """Return a value for each size, on straight lines through `values`, which are by size, drawn over the service time: where
-    that makes a step, so does the table."""
+    """Return a value for each size, by linear interpolation of `values` over the service time: where that makes a
+    step, so does the result.
+
+    `times` has shape (max_batch_size,), as the result; `values` are by size.
+    """
     sizes = np.array(sorted(values))
-    # Where times are level the size itself decides, by a hair.
+    # Where times are equal, the size decides: it adds almost nothing.
     over = times + 1e-9 * times[-1] * np.arange(len(times))
     table: Floats = np.interp(over, over[sizes - 1], [values[size] for size in sizes])
     return table
 
 
-Progress = Callable[[float, str], None]  # share done, what is being done
+Progress = Callable[[float, str], None]  # called with the share that is done, and what is being done
 
-# Shares of the time: the first sizes must be done, then the search for edges; the rest goes to what is least known.
+# Shares of the whole time until which the first sizes, and then the edges, are measured. The rest goes to the least
+# sure means.
 GRID_UNTIL, EDGES_UNTIL, EDGES_END = 0.6, 0.85, 1.25
 
 
@@ -160,11 +169,19 @@ async def measure(
     worker: int = 0, pipeline_depth: int = 1, meters: Sequence[Meter] = (), no_meters: str = "",
     about: Mapping[str, Any] | None = None, progress: Progress = lambda share, what: None,
 ) -> Profile:  # fmt: skip
-    """Return the profile of batches of 1 ... `max_batch_size` rows on one worker of a started executor.
+    """Return the profile of batches of 1 ... max_batch_size rows on one worker of a started executor.
 
-    `measuring` is the executor's Listener; nothing else may run on `worker` meanwhile. `pipeline_depth` and `about` are
-    only noted: how many batches are kept in flight is what the worker has places for. `meters` are read, the first whose
-    power rises counts; `no_meters` says why there are none.
+    Args:
+        measuring: the executor's Listener.
+        items: of which batches are made.
+        max_batch_size: rows.
+        settings: how thoroughly to measure.
+        worker: the number of the worker; nothing else may run on it meanwhile.
+        pipeline_depth: noted in the profile. The worker's places decide how many batches are in flight.
+        meters: counters of energy; the first whose power rises is used.
+        no_meters: why there are none, for the profile.
+        about: further notes for the profile.
+        progress: called with the share that is done (0 to 1), and what is being done.
 
     Raises ModelError when the model fails on an item or its worker is lost; SettingsError when no batch can be made.
     """
@@ -189,16 +206,16 @@ async def _measure_times(
     progress(0.0, "warming up")
     await sampler.warm_up(sizes)
 
-    def said(what: str, start: float, end: float) -> Callable[[float], None]:
+    def part(what: str, start: float, end: float) -> Callable[[float], None]:
         return lambda share: progress(start + (end - start) * share, what)
 
-    await sampler.settle(sizes, GRID_UNTIL, said(f"{len(sizes)} sizes", 0.0, GRID_UNTIL))
+    await sampler.settle(sizes, GRID_UNTIL, part(f"{len(sizes)} sizes", 0.0, GRID_UNTIL))
     while not settings.sizes and sampler.elapsed < EDGES_END * settings.seconds:
         more = [size for size in suspects(_points(sampler)) if items.can_fill(size)]
         if not more:
             break
-        await sampler.settle(more, EDGES_UNTIL, said("looking for edges", GRID_UNTIL, EDGES_UNTIL))
-    await sampler.settle(sorted(sampler.durations), 1.0, said("making sure", EDGES_UNTIL, 1.0))
+        await sampler.settle(more, EDGES_UNTIL, part("looking for edges", GRID_UNTIL, EDGES_UNTIL))
+    await sampler.settle(sorted(sampler.durations), 1.0, part("making sure", EDGES_UNTIL, 1.0))
 
 
 async def _measure_energy(
@@ -208,14 +225,14 @@ async def _measure_energy(
     if settings.power is not None:
         return modelled(settings.power)
     if not meters:
-        return judged((), None, no_meters)
+        return judged((), no_meters)
     progress(1.0, "reading energy")
     readings = await read_energy(meters, sampler, windows(sorted(estimates)))
-    return judged(readings, None)
+    return judged(readings)
 
 
 def _contention(measuring: Measuring, worker: int) -> Contention | None:
-    """Watch the worker's process and this one; nothing, where the worker has none (a fake)."""
+    """Return what watches the worker's process and this one; None if the worker has no process (a fake)."""
     pid = measuring.executor.states()[worker].pid
     return None if pid is None else Contention({pid, os.getpid()})
 
@@ -239,7 +256,7 @@ def _assembled(
 
 
 def _falling(means: Mapping[int, float], errors: Mapping[int, float], times: Floats) -> list[str]:
-    """Say where larger batches are clearly quicker, which the table cannot."""
+    """Return a warning if larger batches are clearly faster than smaller ones, which the table cannot show."""
     falls = [size for size in means if means[size] - times[size - 1] > 4.0 * errors[size] + 0.02 * means[size]]
     if not falls:
         return []
@@ -275,7 +292,7 @@ def _notes(sampler: ServiceTimeSampler, settings: ProfilingSettings) -> dict[str
 
 
 def crowded(waited: float) -> list[str]:
-    """Return a warning if `waited`, the seconds lost to other processes in each second, is large."""
+    """Return a warning if `waited`, the seconds lost to other processes per second, is large."""
     if waited < CROWDED:
         return []
     return [f"other processes had the CPUs for {min(1.0, waited):.0%} of the time: measure again on a quieter machine"]

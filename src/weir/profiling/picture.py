@@ -1,4 +1,4 @@
-"""Draws a profile: what was measured, the straight lines through it, and where they are wrong."""
+"""Draws a profile: the measured values, the straight lines through them, and where those are wrong."""
 
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ def draw_profile(profile: Profile, path: Path, title: str = "") -> None:
 
 
 def measured_sizes(profile: Profile) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return the sizes that were measured, as the profile says; all of them if it does not."""
+    """Return the sizes that were measured, in rows, as the profile notes; all sizes without a note."""
     sizes = np.array(profile.about.get("sizes_measured", []) or profile.sizes, dtype=np.int64)
     return sizes[(sizes >= 1) & (sizes <= profile.max_batch_size)]
 
@@ -57,7 +57,6 @@ def _rates(axes: Any, profile: Profile) -> None:
     axes.plot(profile.sizes, rates, color=first["color"], linewidth=1.0)
     axes.plot(sizes, rates[sizes - 1], **{**first, "linestyle": "none"})
     axes.axvline(best, color=INK, linestyle=":", linewidth=1.0)
-    left = best > profile.max_batch_size / 2
     left = best > profile.max_batch_size / 2
     axes.annotate(
         f"b* = {best}: {profile.max_rate:,.{1 if profile.max_rate < 1000 else 0}f} rows/s", (best, 0.06),

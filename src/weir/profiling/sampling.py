@@ -1,4 +1,8 @@
-"""Runs batches on one worker of an executor, and estimates their service times."""
+"""Runs batches on one worker of an executor, and estimates their service times.
+
+Batches of the chosen sizes run in random order until their mean times are known well enough, or the time is up.
+Durations are in seconds.
+"""
 
 import asyncio
 import random
@@ -18,11 +22,13 @@ from weir.messages import Batch, Events
 from weir.profiling.items import Items, ProfilingSettings
 from weir.workers.executor import Executor, Listener
 
-FIRST_ID = 1 << 48  # a service counts its batches from 1: what is late from here is never taken for one of its own
+FIRST_ID = 1 << 48  # a service counts its batches from 1, so late events of these are never taken for its own
 
 
 class Finished(NamedTuple):
-    """When a batch was handed to its worker and when its last events came, in seconds of the clock."""
+    """The instants, in seconds of the clock, at which a batch was handed to its worker and at which its last events
+    came.
+    """
 
     dispatched: float
     completed: float
@@ -35,14 +41,14 @@ class _Flight(NamedTuple):
 
 
 class Measuring:
-    """The Listener of `executor` while it is measured; afterwards it passes everything on to another Listener.
+    """The Listener of `executor` while it is measured. Afterwards it passes all events on to another Listener.
 
         measuring = Measuring(executor)
         await executor.start(measuring)
         profile = await measure(measuring, items, max_batch_size)
-        measuring.step_aside(listener)                                  # it hears of the workers as if they had just started
+        measuring.step_aside(listener)  # to the listener it looks as if the workers had just started
 
-    `clock` returns seconds, `sleep` lets some pass.
+    `clock` returns seconds, and `sleep` waits for so many.
     """
 
     def __init__(
@@ -52,22 +58,22 @@ class Measuring:
         self.executor = executor
         self.clock = clock
         self.sleep = sleep
-        self.places: dict[int, int] = {}  # of each worker that is ready
-        self._lost: dict[int, tuple[int, str]] = {}  # places and reason of those that are not
+        self.places: dict[int, int] = {}  # by worker that is ready
+        self._lost: dict[int, tuple[int, str]] = {}  # by worker that was lost: its places, and the reason
         self._unavailable: str | None = None
         self._flights: dict[int, _Flight] = {}
         self._ids = counter(FIRST_ID)
-        self._heir: Listener | None = None
+        self._next: Listener | None = None
 
     def run(self, worker: int, payloads: list[Any], content_type: str, accept: str) -> "asyncio.Future[Finished]":
-        """Hand a batch to `worker`, which must have a free place; the future is of its times.
+        """Hand a batch to `worker`, which must have a free place. The future returned has its times.
 
         It fails with the first entry's error, or with ModelError when the worker is lost.
         """
         batch = Batch(next(self._ids), payloads, content_type, accept)
         done: asyncio.Future[Finished] = asyncio.get_running_loop().create_future()
         if worker not in self.places:
-            done.set_exception(ModelError(f"worker {worker} is not there to be measured: {self._why(worker)}"))
+            done.set_exception(ModelError(f"worker {worker} cannot be measured: {self._why(worker)}"))
             return done
         self._flights[batch.batch_id] = _Flight(worker, self.clock(), done)
         try:
@@ -78,8 +84,8 @@ class Measuring:
         return done
 
     def step_aside(self, listener: Listener) -> None:
-        """Let `listener` hear everything from now on, first of all of the workers that are there."""
-        self._heir = listener
+        """Pass all events on to `listener` from now on, after announcing the present workers to it."""
+        self._next = listener
         for worker, (places, reason) in self._lost.items():
             listener.worker_ready(worker, places)
             listener.worker_lost(worker, reason)
@@ -88,18 +94,18 @@ class Measuring:
         if self._unavailable is not None:
             listener.unavailable(self._unavailable)
 
-    # What the executor says (Listener).
+    # Events of the executor (Listener).
 
     def worker_ready(self, worker: int, places: int) -> None:
-        """Note a worker and its places."""
+        """Note a worker and the number of its places."""
         self._lost.pop(worker, None)
         self._unavailable = None
         self.places[worker] = places
-        if self._heir is not None:
-            self._heir.worker_ready(worker, places)
+        if self._next is not None:
+            self._next.worker_ready(worker, places)
 
     def worker_lost(self, worker: int, reason: str) -> None:
-        """Fail what the worker was running."""
+        """Fail the batches that the worker was running."""
         places = self.places.pop(worker, None)
         if places is not None:
             self._lost[worker] = places, reason
@@ -107,13 +113,13 @@ class Measuring:
             done = self._flights.pop(batch_id).done
             if not done.done():
                 done.set_exception(ModelError(f"worker {worker} was lost while it was measured: {reason}"))
-        if self._heir is not None:
-            self._heir.worker_lost(worker, reason)
+        if self._next is not None:
+            self._next.worker_lost(worker, reason)
 
     def received(self, worker: int, events: Events) -> None:
         """Note the end of a batch."""
-        if self._heir is not None and events.batch_id < FIRST_ID:
-            self._heir.received(worker, events)
+        if self._next is not None and events.batch_id < FIRST_ID:
+            self._next.received(worker, events)
             return
         now = self.clock()
         error = _taken(events.outputs)
@@ -128,17 +134,17 @@ class Measuring:
                 flight.done.set_result(Finished(flight.dispatched, now))
 
     def unavailable(self, reason: str) -> None:
-        """Note that nobody is left."""
+        """Note that there are no workers left."""
         self._unavailable = reason
-        if self._heir is not None:
-            self._heir.unavailable(reason)
+        if self._next is not None:
+            self._next.unavailable(reason)
 
     def _why(self, worker: int) -> str:
-        return self._lost[worker][1] if worker in self._lost else "it has not been announced"
+        return self._lost[worker][1] if worker in self._lost else "it has not started"
 
 
 def _taken(outputs: list[Any]) -> WeirError | None:
-    """Release what lies in shared memory; return the first error."""
+    """Release outputs in shared memory. Return the first error among the outputs."""
     error = None
     for output in outputs:
         if isinstance(output, WeirError):
@@ -148,33 +154,34 @@ def _taken(outputs: list[Any]) -> WeirError | None:
     return error
 
 
-# How long the processes that run a batch waited for a CPU that something else was using.
+# How long the processes that run a batch waited for a CPU that other processes used.
 #
-# Linux counts for each thread how long it waited, and how often it ran (/proc/PID/task/TID/schedstat: nanoseconds running,
-# nanoseconds waiting, times). Whoever sleeps waits a little each time it wakes, on an idle machine too; a server pays for that with
-# each of its batches, and so it belongs to the service time. Only what is beyond WAKING each time is the doing of other
-# processes. It stays in the durations: the server would see it too. It says how far the durations can be trusted.
+# Linux counts for each thread how long it waited and how often it ran (/proc/PID/task/TID/schedstat: nanoseconds
+# running, nanoseconds waiting, number of runs). A sleeping thread waits a little each time it wakes up, on an idle
+# machine too. A server has that delay with each of its batches, so it belongs to the service time. Only waiting beyond
+# WAKING for each run is caused by other processes. It stays in the durations, but tells how far they can be trusted.
 
 
-WAKING = 200_000  # nanoseconds, the most that waking up takes on an idle machine
+WAKING = 200_000  # nanoseconds: the longest that waking up takes on an idle machine
 
-Times = dict[int, dict[str, tuple[int, int]]]  # of each process, by thread: nanoseconds waited, and how often it ran
+Times = dict[int, dict[str, tuple[int, int]]]  # by process and thread: nanoseconds waited, and the number of runs
 
 
 class Contention:
-    """Watches processes."""
+    """Measures how long processes wait for CPUs."""
 
     def __init__(self, pids: Iterable[int], proc: Path = Path("/proc")) -> None:
         self._folders = {pid: proc / str(pid) / "task" for pid in set(pids)}
 
     def look(self) -> Times:
-        """Return how long each thread has waited so far; nothing of those that do not say."""
+        """Return how long each thread has waited so far; without those whose numbers cannot be read."""
         return {pid: _of_threads(folder) for pid, folder in self._folders.items()}
 
     def since(self, before: Times) -> float:
-        """Return the seconds that the processes have waited since `before`, beyond waking up.
+        """Return the seconds for which the processes have waited since `before`, without waking up.
 
-        Of each process the thread that waited most counts, as the others wait for it; processes wait one after another.
+        Of each process the thread that waited longest counts, because the others wait for it. Processes wait one after
+        another.
         """
         return sum(_most(before.get(pid, {}), threads) for pid, threads in self.look().items()) / 1e9
 
@@ -198,29 +205,36 @@ def _most(before: dict[str, tuple[int, int]], after: dict[str, tuple[int, int]])
     return max(waits)
 
 
-# What a sample of durations says: its mean, how sure that is, and what the machine did to it.
+# The mean of a sample of durations, its uncertainty, and what the machine added to it.
 #
-# The mean is what predicts response times, so the mean is estimated, and not the median. But on a shared machine now and
-# then something else takes the CPU for a while, and one such pause outweighs hundreds of batches. Hence a duration counts as
-# the machine's doing, and is left out, if it is both *far* (more than FAR robust standard deviations above the median) and
-# *rare* (not more than RARE of the sample are so far; of a small sample, one). What is more frequent belongs to the model: it
-# stays, in the mean and in the coefficient of variation. Where other processes are known to compete for the CPUs, what is far
-# may be as frequent as CROWDED_RARE. How much was left out is always reported.
+# The mean predicts response times, so the mean is estimated and not the median. But on a shared machine another
+# process sometimes takes the CPU for a while, and one such pause outweighs hundreds of batches. So a duration is
+# attributed to the machine, and left out, if it is both *far* (more than FAR robust standard deviations above the
+# median) and *rare* (at most the share RARE of the sample is as far; in a small sample, one). What is more frequent
+# belongs to the model, and stays in the mean and in the coefficient of variation. If other processes are known to
+# compete for the CPUs, the share of far durations may be CROWDED_RARE. The profile always notes how much was left out.
 
 
-FAR = 8.0
-LEAST_SPREAD = 0.05  # of the median: what is within FAR times it is never far
-RARE = 0.05
-CROWDED_RARE = 0.3
-SMALL = 5  # durations in a sample of which one may be left out
-PRIOR = 5.0  # durations that what is known of the other sizes is worth
-NORMAL = 1.4826  # standard deviations in a median absolute deviation
-Z95 = 1.96
+FAR = 8.0  # robust standard deviations
+LEAST_SPREAD = 0.05  # share of the median that the robust standard deviation is at least
+RARE = 0.05  # share of a sample
+CROWDED_RARE = 0.3  # share of a sample
+SMALL = 5  # from so many durations on, one may be left out
+PRIOR = 5.0  # the variation of the other sizes counts as much as so many durations
+NORMAL = 1.4826  # standard deviation of a normal law, divided by its median absolute deviation
+Z95 = 1.96  # standard errors in half of a 95 % interval
 
 
 class ServiceTimeEstimate(NamedTuple):
-    """Of one batch size: durations in seconds. `half_width` is half the 95 % interval of the mean; `left_out` the number
-    of durations that were, `left_out_seconds` by how much they exceeded the median, in all."""
+    """The service time of one batch size, in seconds.
+
+    Attributes:
+        mean, deviation: mean and standard deviation.
+        counted: the number of durations.
+        half_width: half of the 95 % interval of the mean.
+        left_out: the number of durations left out.
+        left_out_seconds: by how much they exceeded the median, added up.
+    """
 
     mean: float
     deviation: float
@@ -236,7 +250,7 @@ class ServiceTimeEstimate(NamedTuple):
 
     @property
     def error(self) -> float:
-        """Standard error of the mean."""
+        """Standard error of the mean, in seconds."""
         return self.deviation / sqrt(self.counted)
 
     @property
@@ -246,9 +260,9 @@ class ServiceTimeEstimate(NamedTuple):
 
 
 def estimate(durations: Sequence[float], rare: float = RARE) -> ServiceTimeEstimate:
-    """Return the estimate of at least one duration; of fewer than three `half_width` is infinite.
+    """Return the estimate from at least one duration; `half_width` is infinite for fewer than three.
 
-    `rare` is the largest share of them that may be left out.
+    `rare` is the largest share of the durations that may be left out.
     """
     values = np.asarray(durations, dtype=np.float64)
     median = float(np.median(values))
@@ -265,8 +279,10 @@ def estimate(durations: Sequence[float], rare: float = RARE) -> ServiceTimeEstim
 
 
 def steadied(estimates: Mapping[int, ServiceTimeEstimate]) -> dict[int, ServiceTimeEstimate]:
-    """Return `estimates`, by size, with the deviation of each moved towards what the others say of it, the more the fewer
-    durations it has: three that happen to agree are not known exactly."""
+    """Return `estimates`, by size, with deviations that also use those of the other sizes.
+
+    The fewer durations a size has, the more the others count: three that happen to agree do not make a size exact.
+    """
     usual = float(np.median([each.cv for each in estimates.values()]))
     return {
         size: each._replace(deviation=each.mean * sqrt(_weighted(each.cv**2, each.counted, usual**2)))
@@ -278,25 +294,28 @@ def _weighted(own: float, counted: int, usual: float) -> float:
     return (own * counted + usual * PRIOR) / (counted + PRIOR)
 
 
-WARM_UP_BATCHES = 20  # at least
-WARM_UP_MOST = 100
-WARM_UP_SHARE = 0.2  # of the time, at most
-STABLE = 0.1  # the last three batches of a size differ by less from the three before them
-LEAST = 50  # batches of each size before its mean can be called known
-FEWEST = 3  # batches of each size, whatever the time
-CROWDED = 0.05  # seconds lost to other processes in each second: pauses are more likely theirs than the model's
-BURST = 4  # cycles at a time, with several batches in flight
+WARM_UP_BATCHES, WARM_UP_MOST = 20, 100  # the least and the largest number
+WARM_UP_SHARE = 0.2  # of the whole time, at most
+STABLE = 0.1  # relative difference of three batches of a size from the three before, below which its times are steady
+LEAST = 50  # batches of a size before its mean may be sure enough
+FEWEST = 3  # batches of each size, however long they take
+CROWDED = (
+    0.05  # seconds per second lost to other processes, from which on pauses are more likely theirs than the model's
+)
+BURST = 4  # durations measured at a time, with several batches in flight
 
-Said = Callable[[float], None]
+Progressed = Callable[[float], None]  # called with the share that is done, 0 to 1
 
 
 class ServiceTimeSampler:
-    """Measures one worker. With one place at the worker a duration is that from dispatch to the last events; with more
-    all places are kept taken, and it is the time from one batch's end to the next one's. So it is what a service's policy pays: the way
-    to the worker, its waking up, the model, the way back to the event loop. Nothing is taken off; what `contention` says
-    of other processes decides how readily pauses are left out.
+    """Measures one worker.
 
-    `durations` are in seconds by size; `alone` those from dispatch to the end with nothing else in flight.
+    With one place at the worker, a duration is the time from dispatch to the last events. With more, all places are
+    kept busy, and a duration is the time from the end of one batch to the end of the next. So it is the time that a
+    service's policy has to reckon with: the way to the worker, its waking up, the model, and the way back to the event
+    loop. `contention` measures other processes; it decides how readily pauses are left out.
+
+    `durations` are in seconds by size; `alone` are those from dispatch to end with nothing else in flight.
     """
 
     def __init__(
@@ -320,12 +339,12 @@ class ServiceTimeSampler:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since this was made."""
+        """Seconds since this object was made."""
         return self.clock() - self._started
 
     @property
     def crowding(self) -> float:
-        """Seconds that the processes waited for a CPU that others had, for each second since this was made."""
+        """Seconds for which the processes waited for busy CPUs, per second since this object was made."""
         return 0.0 if self._contention is None else self._contention.since(self._first_look) / self.elapsed
 
     @property
@@ -333,8 +352,11 @@ class ServiceTimeSampler:
         return CROWDED_RARE if self.crowding >= CROWDED else RARE
 
     async def warm_up(self, sizes: Sequence[int]) -> None:
-        """Run batches, small, middling and large in turn, until their times are steady: at least 20, or for a fifth of the
-        time if that is less. None of them counts."""
+        """Run batches that do not count until their times are steady: the smallest, a middle and the largest size in
+        turn.
+
+        There are at least 20, or as many as take a fifth of the time if that is fewer.
+        """
         limit = self._started + WARM_UP_SHARE * self._settings.seconds
         sizes = sorted({sizes[0], sizes[len(sizes) // 2], sizes[-1]})
         seen: dict[int, list[float]] = {size: [] for size in sizes}
@@ -346,11 +368,16 @@ class ServiceTimeSampler:
             if number >= WARM_UP_BATCHES and all(map(_is_steady, seen.values())):
                 break
 
-    async def settle(self, sizes: Sequence[int], until: float = 1.0, said: Said = lambda share: None) -> None:
-        """Measure `sizes`, all in each round and in random order, until each mean is as sure as the settings ask, or the share
-        `until` of the time is up; every size three times at least."""
+    async def settle(self, sizes: Sequence[int], until: float = 1.0, progress: Progressed = lambda share: None) -> None:
+        """Measure all `sizes` in each round, in random order, until each mean is as sure as the settings ask.
+
+        It ends earlier when the share `until` of the whole time is up; but every size is measured at least three
+        times.
+        """
         deadline = self._started + until * self._settings.seconds
-        unsure = {size: LEAST for size in sizes if not self._is_sure(size)}  # and the count at which to look again
+        unsure = {
+            size: LEAST for size in sizes if not self._is_sure(size)
+        }  # by size: the number of batches at which to check again
         while unsure:
             for size in self._random.sample(sorted(unsure), len(unsure)):
                 if self.clock() < deadline or len(self.durations[size]) < FEWEST:
@@ -358,24 +385,27 @@ class ServiceTimeSampler:
                 else:
                     del unsure[size]
             self._look(unsure)
-            said(1.0 - len(unsure) / len(sizes))
+            progress(1.0 - len(unsure) / len(sizes))
 
     def estimates(self) -> dict[int, ServiceTimeEstimate]:
-        """Return what is known of each size."""
+        """Return the estimates by size."""
         rare = self._rare
         return steadied({size: estimate(durations, rare) for size, durations in sorted(self.durations.items())})
 
     def offset(self) -> float:
-        """Return by how much a batch that is alone takes longer, dispatch to end, than its share of a busy worker's time:
-        the mean over sizes, in seconds; 0 with one place."""
+        """Return by how many seconds a batch that is alone takes longer, from dispatch to end, than on a busy worker.
+
+        It is the mean over all sizes; 0 with one place.
+        """
         if not self.alone:
             return 0.0
         beyond = [estimate(self.alone[size]).mean - estimate(self.durations[size]).mean for size in self.alone]
         return max(0.0, float(np.mean(beyond)))
 
     async def back_to_back(self, size: int, seconds: float) -> tuple[int, float]:
-        """Run batches of `size` one after the other, all places taken, for at least `seconds`; return how many and for how
-        long."""
+        """Run batches of `size` rows without a pause for at least `seconds`. Return their number and the seconds
+        taken.
+        """
         started = now = self.clock()
         count = 0
         while now - started < seconds:
@@ -405,12 +435,13 @@ class ServiceTimeSampler:
             return
         self.alone[size].append(alone)
         ends = await self._burst(size, BURST + self.places)
-        # The first came to an empty worker and only starts the clock; behind the last ones a place stayed free.
+        # The first batch came to an idle worker, so its end only starts the clock; behind the last ones a place was
+        # free.
         busy = ends[: BURST + 1]
         self.durations[size] += [later.completed - earlier.completed for earlier, later in pairwise(busy)]
 
     async def _burst(self, size: int, count: int) -> list[Finished]:
-        """Run `count` batches with all places taken; return their times."""
+        """Run `count` batches with all places busy. Return their times."""
         flights: deque[asyncio.Future[Finished]] = deque()
         ends: list[Finished] = []
         try:

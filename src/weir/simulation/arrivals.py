@@ -1,4 +1,4 @@
-"""When requests arrive: processes with a mean rate, recorded arrivals, and the text form of both."""
+"""When requests arrive: random processes with a mean rate, recorded arrivals, and the text form of both."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ from weir.policy.loading import parse_duration
 
 # Recorded arrivals, as CSV: the header `arrival_s,rows`, then one line per request in the order of arrival.
 #
-# Times are in seconds from any origin; `rows` may be left out, with its header, when every request has one row.
+# Times are in seconds from any origin. The column `rows` may be left out if every request has one row.
 
 
 Floats = NDArray[np.float64]
@@ -26,10 +26,11 @@ HEADER = ("arrival_s", "rows")
 
 
 def read_trace(path: str | Path) -> tuple[Floats, Ints]:
-    """Return the arrivals (seconds, from 0 on) and rows of the requests recorded in `path`.
+    """Return the arrivals (seconds, the first at 0) and the rows of the requests recorded in the file `path`; shape
+    (requests,).
 
-    Raises SettingsError naming the file, the line, the value and what must hold: numbers, times that do not go back, rows
-    of at least 1, at least two requests.
+    Raises SettingsError naming the file, the line, the value and the rule: numbers, times that do not go back, rows of
+    at least 1, at least two requests.
     """
     try:
         lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
@@ -73,7 +74,7 @@ def _read(cells: list[str], columns: int, last: float) -> tuple[float, int]:
     return arrival, rows
 
 
-BLOCK = 16_384  # arrivals drawn at once; what is drawn does not depend on how many are asked for
+BLOCK = 16_384  # arrivals drawn at once, so that they do not depend on how many are asked for
 FINITE: Rule = (lambda value: 0.0 < value < float("inf"), "must be greater than 0, and finite")
 SHARE: Rule = (lambda value: 0.0 < value < 1.0, "must lie between 0 and 1")
 DEPTH: Rule = (lambda value: 0.0 <= value <= 1.0, "must be from 0 to 1")
@@ -81,10 +82,7 @@ DEPTH: Rule = (lambda value: 0.0 <= value <= 1.0, "must be from 0 to 1")
 
 @dataclass(frozen=True)
 class Arrivals(ABC):
-    """A process of arrivals. `rate` is its long-run mean in rows per second, `rows` what each request has.
-
-    `length` is how many requests there are, None for as many as one likes.
-    """
+    """A process of arrivals. `rate` is its long-run mean in rows per second, and `rows` are those of each request."""
 
     name: ClassVar[str]
     rate: float = setting(MISSING, "mean rate in rows per second", rule=FINITE)
@@ -95,7 +93,7 @@ class Arrivals(ABC):
 
     @property
     def length(self) -> int | None:
-        """How many requests there are; None: as many as one likes."""
+        """The number of requests; None: without end."""
         return None
 
     @property
@@ -105,10 +103,12 @@ class Arrivals(ABC):
 
     @abstractmethod
     def stream(self, rng: Generator) -> Iterator[Floats]:
-        """Yield the arrivals in seconds, ascending from 0, block after block."""
+        """Yield the arrivals in blocks: instants in seconds, ascending from 0; shape (requests of the block,)."""
 
     def blocks(self, rng: Generator, count: int) -> Iterator[Floats]:
-        """Yield the first `count` arrivals block after block (fewer if there are fewer): memory stays bounded."""
+        """Yield the first `count` arrivals (fewer if there are fewer) in blocks, so that memory stays bounded;
+        seconds.
+        """
         left = count
         for block in self.stream(rng):
             yield block[:left]
@@ -117,17 +117,17 @@ class Arrivals(ABC):
                 return
 
     def times(self, rng: Generator, count: int) -> Floats:
-        """Return the first `count` arrivals (fewer if there are fewer)."""
+        """Return the first `count` arrivals (fewer if there are fewer) in seconds; shape (count,)."""
         return np.concatenate([np.empty(0), *self.blocks(rng, count)])
 
     def sizes(self, start: int, stop: int) -> Ints:
-        """Return the rows of the requests of those indices."""
+        """Return the rows of the requests `start` ... `stop` - 1; shape (stop - start,)."""
         return np.full(stop - start, self.rows, dtype=np.int64)
 
 
 @dataclass(frozen=True)
 class Poisson(Arrivals):
-    """Independent arrivals: what many callers who do not know of each other make."""
+    """Independent arrivals, as many independent callers cause them."""
 
     name = "poisson"
 
@@ -138,7 +138,9 @@ class Poisson(Arrivals):
 
 @dataclass(frozen=True)
 class GammaRenewal(Arrivals):
-    """Independent gaps of a Gamma law: `cv` above 1 comes in clumps, below 1 is more even than Poisson."""
+    """Independent gaps with a Gamma law. With `cv` above 1 arrivals come in clumps; below 1 they are more even than
+    Poisson.
+    """
 
     name = "gamma"
     cv: float = setting(2.0, "coefficient of variation of the gaps", rule=FINITE)
@@ -165,7 +167,7 @@ class Constant(Arrivals):
 
 @dataclass(frozen=True)
 class MarkovModulated(Arrivals):
-    """Poisson arrivals in two phases of exponential length; it starts in either as often as it is there."""
+    """Poisson arrivals in two phases of exponential length. It starts in either with the share of time spent there."""
 
     name = "mmpp"
     burst: float = setting(
@@ -187,7 +189,7 @@ class MarkovModulated(Arrivals):
 
 @dataclass(frozen=True)
 class OnOff(Arrivals):
-    """Poisson arrivals for `on` seconds, silence for `off` seconds, and so on."""
+    """Poisson arrivals for `on` seconds, none for `off` seconds, and so on."""
 
     name = "on-off"
     on: float = setting(1.0, "seconds with arrivals", rule=FINITE)
@@ -220,7 +222,7 @@ class Sine(Arrivals):
 
 @dataclass(frozen=True)
 class Ramp(Arrivals):
-    """Poisson arrivals whose rate climbs (or falls) in a straight line over `period` seconds, and starts again."""
+    """Poisson arrivals whose rate rises (or falls) linearly for `period` seconds, and then starts again."""
 
     name = "ramp"
     climb: float = setting(2.0, "rate at the end, a multiple of that at the start", rule=AT_LEAST_ZERO)
@@ -239,7 +241,11 @@ class Ramp(Arrivals):
 
 
 class RecordedArrivals(Arrivals):
-    """Arrivals as they were recorded. The same each time, whatever the generator."""
+    """Recorded arrivals: the same each time, whatever the random generator.
+
+    `times` are in seconds, ascending, and `rows` those of each request (1 if None), both of shape (requests,).
+    `source` names them in errors.
+    """
 
     name = "trace"
 
@@ -247,7 +253,7 @@ class RecordedArrivals(Arrivals):
         sizes = np.ones(len(times), dtype=np.int64) if rows is None else np.asarray(rows, dtype=np.int64)
         if len(times) < 2 or len(sizes) != len(times) or not times[-1] > times[0] or np.any(np.diff(times) < 0.0):
             raise SettingsError(f"{source}: must have at least two arrivals, ascending, and as many rows")
-        # The gap that would follow the last arrival is taken to be the mean one.
+        # The gap after the last arrival is taken to be the mean gap.
         span = float(times[-1] - times[0]) * len(times) / (len(times) - 1)
         super().__init__(float(sizes.sum()) / span)
         object.__setattr__(self, "_times", np.asarray(times, dtype=np.float64) - times[0])
@@ -260,7 +266,7 @@ class RecordedArrivals(Arrivals):
 
     @property
     def length(self) -> int | None:
-        """How many were recorded."""
+        """The number of recorded requests."""
         return len(self._times)
 
     @property
@@ -274,7 +280,7 @@ class RecordedArrivals(Arrivals):
             yield self._times[start : start + BLOCK]
 
     def sizes(self, start: int, stop: int) -> Ints:
-        """Return the rows of the requests of those indices."""
+        """Return the rows of the requests `start` ... `stop` - 1; shape (stop - start,)."""
         return self._sizes[start:stop]
 
     __eq__ = object.__eq__  # not by the mean rate
@@ -282,7 +288,7 @@ class RecordedArrivals(Arrivals):
 
 
 def _sums(gaps: Callable[[], Floats]) -> Iterator[Floats]:
-    """Yield the running sums of gaps that are drawn block by block."""
+    """Yield running sums of gaps (seconds), which are drawn in blocks."""
     last = 0.0
     while True:
         times = last + np.cumsum(gaps())
@@ -291,15 +297,16 @@ def _sums(gaps: Callable[[], Floats]) -> Iterator[Floats]:
 
 
 def _thinned(rng: Generator, peak: float, kept: Callable[[Floats], Floats]) -> Iterator[Floats]:
-    """Yield Poisson arrivals of rate `peak`, each with the probability that `kept` says for its time."""
+    """Yield Poisson arrivals of rate `peak`, each kept with the probability that `kept` returns for its instant."""
     for times in _sums(lambda: rng.exponential(1.0 / peak, BLOCK)):
         yield times[rng.random(BLOCK) < kept(times)]
 
 
 def _inverted(rng: Generator, segments: Callable[[], tuple[Floats, Floats]]) -> Iterator[Floats]:
-    """Yield Poisson arrivals whose rate is constant on segments: `segments` gives the next ones' (seconds, rates).
+    """Yield Poisson arrivals whose rate is constant on segments; `segments` returns the (seconds, rates) of the next
+    ones.
 
-    The summed rate at the arrivals is a Poisson process of rate 1; it is inverted, so no arrival is drawn in vain.
+    The integral of the rate, at the arrivals, is a Poisson process of rate 1. Inverting it draws no arrival in vain.
     """
     sums, times = np.zeros(1), np.zeros(1)  # the ends of segments, in summed rate and in seconds
     for targets in _sums(lambda: rng.exponential(1.0, BLOCK)):
@@ -337,9 +344,9 @@ EXAMPLE = "poisson:0.7 (a load) or poisson:rate=200 (rows per second)"
 
 
 def parse_arrivals(text: str, *, capacity: float | None = None) -> Arrivals:
-    """Return the arrivals that `text` stands for; a bare number is a load: that share of `capacity` (rows per second).
+    """Return the arrivals that `text` states. A bare number is a load: that share of `capacity` (rows per second).
 
-    Raises SettingsError naming the key, the value and the rule; also for a load where no capacity is known.
+    Raises SettingsError naming the key, the value and the rule; also for a load if `capacity` is None.
     """
     name, colon, rest = text.partition(":")
     if name == RecordedArrivals.name:
@@ -350,36 +357,36 @@ def parse_arrivals(text: str, *, capacity: float | None = None) -> Arrivals:
         raise SettingsError(
             f"arrivals={text!r}: must be one of {', '.join(KINDS)}, {RecordedArrivals.name}, such as {EXAMPLE}"
         )
-    said = _said(rest if colon else None, KINDS[name], text)
-    if ("load" in said) == ("rate" in said):
+    values = _numbers(rest if colon else None, KINDS[name], text)
+    if ("load" in values) == ("rate" in values):
         raise SettingsError(f"arrivals={text!r}: must state the load or the rate, one of them, as in {EXAMPLE}")
-    if "load" in said and capacity is None:
+    if "load" in values and capacity is None:
         raise SettingsError(f"arrivals={text!r}: a load needs a profile to be a share of; state rate=...")
-    rows = int(said.pop("rows", 1))
+    rows = int(values.pop("rows", 1))
     try:
-        if KINDS[name] is Ramp and "to" not in said:
+        if KINDS[name] is Ramp and "to" not in values:
             raise SettingsError("to: must be given, the load or rate at the end of the climb")
-        rate = _rate(said, 1.0 if "rate" in said or capacity is None else capacity)
-        return KINDS[name](rate, rows=rows, **said)
+        rate = _rate(values, 1.0 if "rate" in values or capacity is None else capacity)
+        return KINDS[name](rate, rows=rows, **values)
     except SettingsError as error:
         raise SettingsError(f"arrivals={text!r}: {error.message}") from None
 
 
-def _said(rest: str | None, kind: type[Arrivals], text: str) -> dict[str, float]:
-    """Return the numbers that the text states by key; the bare number is `load`."""
+def _numbers(rest: str | None, kind: type[Arrivals], text: str) -> dict[str, float]:
+    """Return the numbers in `rest` by key. The bare number is `load`."""
     known = ["load", *(each.name for each in fields(kind))]
     known = [("to" if key == "climb" else key) for key in known]
-    said: dict[str, float] = {}
+    values: dict[str, float] = {}
     for index, part in enumerate(rest.split(",") if rest is not None else ()):
         key, separator, value = part.partition("=")
         if not separator and index == 0:
             key, value = "load", part
         if key not in known or not (separator or index == 0):
             raise SettingsError(f"arrivals={text!r}: no setting {part!r}; it has {', '.join(known[1:])}")
-        if key in said:
-            raise SettingsError(f"arrivals={text!r}: {part}: {key} is said twice; state it once")
-        said[key] = _number(key, value, text)
-    return said
+        if key in values:
+            raise SettingsError(f"arrivals={text!r}: {part}: {key} is given twice; give it once")
+        values[key] = _number(key, value, text)
+    return values
 
 
 def _number(key: str, value: str, text: str) -> float:
@@ -392,17 +399,20 @@ def _number(key: str, value: str, text: str) -> float:
         raise SettingsError(f"arrivals={text!r}: {key}={value!r}: must be {rule}") from None
 
 
-def _rate(said: dict[str, float], unit: float) -> float:
-    """Take the load or rate out of `said`, and return it in rows per second; that of a ramp is the mean of its ends."""
-    key = "rate" if "rate" in said else "load"
-    value = said.pop(key)
+def _rate(values: dict[str, float], unit: float) -> float:
+    """Remove the load or rate from `values` and return it in rows per second; for a ramp the mean of its ends.
+
+    `unit` is the number of rows per second that 1 stands for.
+    """
+    key = "rate" if "rate" in values else "load"
+    value = values.pop(key)
     if not 0.0 < value < inf:
         raise SettingsError(f"{key}={value:g}: must be greater than 0, and finite")
-    if (last := said.pop("to", None)) is None:
+    if (last := values.pop("to", None)) is None:
         return value * unit
     if not 0.0 <= last < inf:
         raise SettingsError(f"to={last:g}: must be 0 or more, and finite")
-    said["climb"] = last / value
+    values["climb"] = last / value
     return (value + last) / 2.0 * unit
 
 

@@ -1,6 +1,6 @@
-"""Makes the bank that a server runs, for any number of workers, with or without a latency objective: the one entry for all.
+"""Makes the bank that a server runs, for one or several workers, with or without a latency SLO.
 
-One worker without an objective is solved exactly (policy/). No exact solution is known for the other cases; there one
+One worker without an objective is solved exactly (policy/solve/). No exact solution is known for the other cases: one
 control limit for each rate is found by simulation, all candidates on the same arrivals.
 """
 
@@ -23,17 +23,17 @@ from weir.simulation.search import BURST, BURST_BATCHES, SloSearch, Trials, lowe
 from weir.simulation.simulator import check_count, read_profile, run
 from weir.simulation.statistics import STRETCHES
 
-Progress = Callable[[int, int], None]  # rates done, of how many
+Progress = Callable[[int, int], None]  # rates done, and their number
 
-# Of the capacity of all workers together.
+# Loads, as shares of the capacity of all workers together.
 MULTI_WORKER_LOADS = (0.001, 0.003, 0.01, 0.03, 0.06, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.86, 0.9, 0.94, 0.97)
-# Close together where the limit falls and refusing begins.
+# With an objective; close together where the limit falls and refusals begin.
 PROMISE_LOADS = (0.001, 0.01, 0.1, 0.3, 0.5, 0.6, 0.7, 0.75, 0.8, 0.83, 0.86, 0.88, 0.9, 0.92, 0.94, 0.96, 0.97)
-# Where more arrives than can be served, and the estimate of a rate that is less than that may be.
+# Loads at which more arrives than can be served; the estimate of a lower rate may be as high.
 BEYOND = (1.0, 1.1)
-FLOORS = (0.0, 0.85, 0.93, 1.0, 1.05, 2.0)  # loads below which nobody is refused, tried in this order
+FLOORS = (0.0, 0.85, 0.93, 1.0, 1.05, 2.0)  # loads below which no request is refused, tried in this order
 CHECKED_LOADS, CHECKED_REQUESTS = (0.7, 0.8, 0.85), 40_000
-BURST_LOADS = (0.1, 0.2, 0.3, 0.5)  # in bursts, at which waits must lose nothing
+BURST_LOADS = (0.1, 0.2, 0.3, 0.5)  # mean loads in bursts at which waits must not lose anything
 MULTI_WORKER_REQUESTS = 20_000
 PROMISE_REQUESTS = 40_000
 
@@ -47,32 +47,33 @@ def make_bank(
     seed: int = 1,
     progress: Progress | None = None,
 ) -> Bank:
-    """Return the bank of tables with the least cost, or, with an objective, with the least energy that keeps it (or that
-    answers most in time, where that is the objective).
+    """Return the bank with the least cost; with an objective, the one with the least energy that keeps it.
+
+    With the objective to answer most requests in time it is the bank that does.
 
     Args:
-        profile: what a batch costs on one worker.
-        prices: what latency and energy are worth; with an objective they decide nothing.
-        workers: how many workers serve the one queue.
-        objective: the latency that is promised.
+        profile: the costs of a batch on one worker.
+        prices: the weights of latency and energy; with an objective they decide nothing.
+        workers: the number of workers that serve the one queue.
+        objective: the latency SLO.
         seed: of the simulations; the same seed gives the same bank.
-        progress: told (rates done, of how many).
+        progress: called with (rates done, their number).
 
     Raises SettingsError for fewer than one worker, and, naming it, for an objective that cannot be kept.
     """
     prices = prices or Prices()
     check_count("workers", workers, 1)
     check_count("seed", seed, 0)
-    told = progress or (lambda done, total: None)
+    report = progress or (lambda done, total: None)
     if objective is not None:
-        return _promised(profile, prices, workers, objective, seed, told)
+        return _promised(profile, prices, workers, objective, seed, report)
     if workers > 1:
-        return _for_several(profile, prices, workers, seed, told)
+        return _for_several(profile, prices, workers, seed, report)
     return solve_bank(profile, prices)
 
 
 def common_limit(rate: float, prices: Prices, trials: Trials) -> int:
-    """Return the common control limit with the least cost at `rate` rows per second in all, found from its closed form."""
+    """Return the common control limit, in rows, with the least cost at `rate` rows per second in all."""
     weights = prices.latency_weight_at(rate), prices.energy_weight
     profile = trials.profile
 
@@ -82,22 +83,26 @@ def common_limit(rate: float, prices: Prices, trials: Trials) -> int:
     return lowest(cost, start_limit(profile, rate, prices), profile.best_batch_size)
 
 
-def _for_several(profile: Profile, prices: Prices, workers: int, seed: int, told: Progress) -> Bank:
+def _for_several(profile: Profile, prices: Prices, workers: int, seed: int, report: Progress) -> Bank:
     trials = Trials(profile, workers=workers, requests=MULTI_WORKER_REQUESTS, seed=seed)
     rates = workers * profile.max_rate * np.array(MULTI_WORKER_LOADS)
     tables, seen = [], []
     for done, rate in enumerate(rates.tolist(), 1):
         tables.append(multi_worker_table(profile, common_limit(rate, prices, trials)))
         seen.append(trials(rate, Rule(tables[-1].tolist())))
-        told(done, len(rates))
+        report(done, len(rates))
     return bank_of(profile, prices, workers, rates, tables, _predicted(seen))
 
 
-def _promised(profile: Profile, prices: Prices, workers: int, objective: LatencySLO, seed: int, told: Progress) -> Bank:
-    """Each table must keep the objective at the highest rate for which it is used: half-way to the next by ratio."""
-    keeper = SloSearch(profile, objective, workers=workers, seed=seed)
-    trials, bursts = keeper.trials(PROMISE_REQUESTS), keeper.trials(PROMISE_REQUESTS, 1, bursts=True)
-    allowed = keeper.admission
+def _promised(
+    profile: Profile, prices: Prices, workers: int, objective: LatencySLO, seed: int, report: Progress
+) -> Bank:
+    """Return the bank for an objective. Each table keeps it up to the highest rate at which it is used: halfway, by
+    ratio, to the next.
+    """
+    search = SloSearch(profile, objective, workers=workers, seed=seed)
+    trials, bursts = search.trials(PROMISE_REQUESTS), search.trials(PROMISE_REQUESTS, 1, bursts=True)
+    allowed = search.admission
     loads = (*PROMISE_LOADS, *BEYOND) if objective.counts_refusals else PROMISE_LOADS
     rates = workers * profile.max_rate * np.array(loads)
     highest = np.append(np.sqrt(rates[:-1] * rates[1:]), rates[-1])
@@ -105,29 +110,30 @@ def _promised(profile: Profile, prices: Prices, workers: int, objective: Latency
     found, seen = [], []
     for done, (low, rate, worst) in enumerate(zip(lowest.tolist(), rates.tolist(), highest.tolist(), strict=True), 1):
         counts = objective.counts_refusals
-        kept = keeper.most_in_time(low, worst, trials, bursts) if counts else keeper.at(worst, trials)
+        kept = search.most_in_time(low, worst, trials, bursts) if counts else search.at(worst, trials)
         found.append(kept)
-        seen.append(trials(rate, keeper.rule(kept.limit, kept.share, kept.max_waiting)))
-        told(done, len(rates))
-    firsts = [keeper.table(kept.limit, kept.max_waiting) for kept in found]
+        seen.append(trials(rate, search.rule(kept.limit, kept.share, kept.max_waiting)))
+        report(done, len(rates))
+    firsts = [search.table(kept.limit, kept.max_waiting) for kept in found]
     bank = bank_of(profile, prices, workers, rates, firsts, _predicted(seen))
-    seconds = [keeper.table(min(kept.limit + (kept.share > 0.0), allowed.largest), kept.max_waiting) for kept in found]
+    seconds = [search.table(min(kept.limit + (kept.share > 0.0), allowed.largest), kept.max_waiting) for kept in found]
     made = replace(
         bank,
-        objective=keeper.objective,
+        objective=search.objective,
         second_tables=stacked(seconds),
         shares=np.array([kept.share for kept in found]),
         max_waiting=np.array([allowed.max_waiting if kept.max_waiting is None else kept.max_waiting for kept in found]),
     )
-    return _checked_in_time(made, keeper, seed) if objective.counts_refusals else made
+    return _checked_in_time(made, search, seed) if objective.counts_refusals else made
 
 
-def _checked_in_time(bank: Bank, keeper: SloSearch, seed: int) -> Bank:
-    """Return `bank`, greedy below the lowest of FLOORS from which refusals lose no more than greedy does.
+def _checked_in_time(bank: Bank, search: SloSearch, seed: int) -> Bank:
+    """Return `bank`, greedy below the lowest of FLOORS from which refusals lose no more than the greedy policy.
 
-    A stage's bound was found at a rate that is known. The policy estimates it, and the estimate is high when many have just come:
-    then the queue is long, and whom greedy would still answer in time may be refused. So the policy itself is simulated. Where
-    service times vary, so it is in bursts, and unless it surely loses no more than greedy, nobody waits on purpose.
+    The bound of each band was found at a known rate. The policy only has an estimate, which is too high just after
+    many arrivals; then the queue is long, and rows may be refused that the greedy policy would still answer in time.
+    So the policy itself is simulated. If service times vary, it is also simulated in bursts, and unless it surely
+    loses no more than greedy there, no row waits on purpose.
     """
     lines = []
     for number, load in enumerate(CHECKED_LOADS):
@@ -135,11 +141,11 @@ def _checked_in_time(bank: Bank, keeper: SloSearch, seed: int) -> Bank:
         lines.append(np.cumsum(rng.exponential(1.0 / (load * bank.capacity), CHECKED_REQUESTS)))
 
     def lost(policy: str | SolvedPolicy, times: Floats) -> Floats:
-        """Return what is lost in each stretch of the arrivals."""
+        """Return what is lost in each stretch of the arrivals at `times` (seconds); shape (STRETCHES,)."""
         made = run(bank.profile, policy, times, workers=bank.workers, services_seed=seed)
         taken = made.end - made.arrival + bank.profile.latency_offset_ms / 1000.0
-        late = taken > keeper.objective.deadline + 2.0 * ROUNDING
-        each = np.where(made.refused, keeper.objective.refusal_price, late)
+        late = taken > search.objective.deadline + 2.0 * ROUNDING
+        each = np.where(made.refused, search.objective.refusal_price, late)
         return np.array([part.sum() for part in np.array_split(each, STRETCHES)])
 
     def loses_no_more(tried: Bank, lines: Sequence[Floats]) -> bool:
@@ -150,7 +156,7 @@ def _checked_in_time(bank: Bank, keeper: SloSearch, seed: int) -> Bank:
         bank = _without_waits(bank)
     greedy = [lost("greedy", times) for times in lines]
     for floor in FLOORS:
-        tried = _greedy_below(bank, keeper, floor)
+        tried = _greedy_below(bank, search, floor)
         policy = SolvedPolicy(tried)
         if all(_no_more(lost(policy, times) - most) for times, most in zip(lines, greedy, strict=True)):
             break
@@ -158,7 +164,7 @@ def _checked_in_time(bank: Bank, keeper: SloSearch, seed: int) -> Bank:
 
 
 def _bursts(bank: Bank, seed: int) -> list[Floats]:
-    """Return arrivals in bursts of some of the longest batches, whose busy rate is nearly three times the mean."""
+    """Return arrivals in bursts that last some of the longest batches, at nearly three times the mean rate; seconds."""
     period = BURST_BATCHES * float(bank.profile.service_time_ms.max()) / 1000.0
     processes = [MarkovModulated(load * bank.capacity, burst=BURST, period=period) for load in BURST_LOADS]
     return [
@@ -168,22 +174,22 @@ def _bursts(bank: Bank, seed: int) -> list[Floats]:
 
 
 def _without_waits(bank: Bank) -> Bank:
-    """Return `bank`, whose tables serve what waits where they waited."""
+    """Return `bank` with tables that dispatch all waiting rows where they waited."""
     rows = np.minimum(np.arange(bank.tables.shape[1]), bank.profile.max_batch_size)
     tables = np.where(bank.tables == 0, rows, bank.tables).astype(np.uint16)
     return replace(bank, tables=tables, second_tables=tables)
 
 
 def _no_more(beyond: Floats) -> bool:
-    """Tell whether these differences are surely not above 0 on the mean."""
+    """Return whether the mean of these differences is surely not above 0; shape (stretches,)."""
     return float(beyond.mean() + np.std(beyond, ddof=1) / len(beyond) ** 0.5) <= 0.0
 
 
-def _greedy_below(bank: Bank, keeper: SloSearch, floor: float) -> Bank:
-    """Return `bank`, without refusals, and without waits where there were refusals, below that load."""
+def _greedy_below(bank: Bank, search: SloSearch, floor: float) -> Bank:
+    """Return `bank` without refusals, and without waits where there were refusals, below that load."""
     tables, bounds = list(bank.tables), bank.max_waiting.copy()
     for index in np.flatnonzero((bank.rates < floor * bank.capacity) & (bounds > 0)).tolist():
-        tables[index], bounds[index] = keeper.table(1, 0), 0
+        tables[index], bounds[index] = search.table(1, 0), 0
     return replace(bank, tables=stacked(tables), second_tables=stacked(tables), max_waiting=bounds)
 
 
@@ -191,7 +197,7 @@ def _predicted(seen: Sequence[Figures]) -> list[tuple[float, float, float]]:
     return [(each.response_time_ms, each.p99_ms, each.power_w) for each in seen]
 
 
-# From a profile to the bank that a server runs, in one call; and how it compares with what one would do without.
+# From a profile to the bank that a server runs, in one call; and how it compares with rules that need no solver.
 
 
 def solve(
@@ -209,19 +215,20 @@ def solve(
     """Return the bank of tables to serve with, for all rates up to 97 % of what the workers can serve.
 
     Args:
-        profile: what a batch costs: a Profile, or a file written by `weir profile`.
-        latency_weight: what a millisecond of mean response time costs.
-        energy_weight: what a watt of mean power costs.
+        profile: the costs of a batch: a Profile, or a file written by `weir profile`.
+        latency_weight: cost of a millisecond of mean response time.
+        energy_weight: cost of a watt of mean power.
         reference_rate: rows per second at which these weights hold; waiting then costs the same at every rate.
-        workers: how many workers serve the one queue.
-        latency_objective: a promise to keep with the least energy, such as "p99=20ms"; the weights then decide nothing.
-        max_batch_size: the largest batch, if it is to be smaller than the profile's.
+        workers: the number of workers that serve the one queue.
+        latency_objective: a promise to keep with the least energy, such as "p99=20ms"; the weights then decide
+            nothing.
+        max_batch_size: the largest batch in rows, if it shall be smaller than the profile's.
         seed: of the simulations that several workers, or an objective, need.
-        progress: told (rates done, of how many).
+        progress: called with (rates done, their number).
 
     Write `bank.to_bytes()` to a file `NAME.npz` to serve with it: `weir serve --policy NAME.npz`.
 
-    Raises SettingsError naming the value that cannot be.
+    Raises SettingsError naming the value that breaks a rule.
     """
     found = profile if isinstance(profile, Profile) else read_profile(profile)
     objective = LatencySLO.parse(latency_objective) if isinstance(latency_objective, str) else latency_objective
@@ -236,7 +243,9 @@ def solve(
 
 
 class Beside(NamedTuple):
-    """What rules that need no solver do at a rate: `greedy`, and the control limit that is best for that very rate."""
+    """What rules without a solver do at a rate: `greedy`, and the control limit (rows) that is best for that very
+    rate.
+    """
 
     greedy: Performance
     best_limit: int
@@ -244,7 +253,7 @@ class Beside(NamedTuple):
 
 
 def beside(bank: Bank) -> list[Beside]:
-    """Return, for each rate of a bank for one worker, what the rules do, exactly."""
+    """Return, for each rate of a bank for one worker, what these rules do, exactly."""
     return [_beside(bank, rate, limit) for rate, limit in zip(bank.rates.tolist(), bank.limits().tolist(), strict=True)]
 
 

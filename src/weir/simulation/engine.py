@@ -1,7 +1,10 @@
-"""Drives the real Batcher in virtual time, as serving/driver.py does in real time.
+"""Runs the real Batcher in virtual time, as serving/driver.py runs it in real time.
 
-What happens at one instant happens in this order: all arrivals, then one poll; batches that end, each followed by a poll;
-the timer. So who arrives at the very instant at which a worker becomes free still joins its next batch.
+Events at the same instant happen in this order: all arrivals, then one poll; batches that end, each followed by a
+poll; the timer. So a request that arrives at the very instant at which a worker becomes free still joins its next
+batch.
+
+Instants and durations are in seconds.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -29,7 +32,7 @@ ITEM, TENSORS = Kind.ITEM, Kind.TENSORS
 
 
 class _Alike:
-    """What all simulated requests have in common."""
+    """The attributes that are equal for all simulated requests."""
 
     __slots__ = ()
     payload: Any = None
@@ -45,9 +48,9 @@ class _Alike:
 
 
 class SimulatedRequest(_Alike):
-    """A request of the simulator: as slim as the Batcher allows. `index` is its place in the order of arrival.
+    """A request of the simulator, with only what the Batcher needs. `index` is its number in the order of arrival.
 
-    One row is an item; more are a tensor, which may be divided.
+    A request with one row is an item; with more rows it is a tensor, which may be divided.
     """
 
     __slots__ = (
@@ -70,27 +73,34 @@ class SimulatedRequest(_Alike):
         begin(self)
 
     def part(self, output: Any, dispatch: Dispatch) -> None:
-        """No simulated model gives several answers."""
+        """Ignore the answer: no simulated model streams."""
 
     def finish(self, output: Any, dispatch: Dispatch) -> None:
-        """Nobody waits for the answer."""
+        """Ignore the answer: the simulator has none."""
 
     def fail(self, error: WeirError) -> None:
-        """Nobody waits for the answer."""
+        """Ignore the error: the log has it."""
 
 
-# What a simulation has seen: written per batch into plain lists, handed over in parts as arrays.
+# The log of a simulation: plain lists while it runs, passed on in parts as arrays.
 
 
 V = TypeVar("V", np.float64, np.int64)
-PART = 65_536  # requests after which a part is handed over
+PART = 65_536  # requests in a part
 
 
 class BatchLog(NamedTuple):
-    """Batches in the order of their decisions. Instants are in seconds.
+    """Batches in the order of their dispatch; arrays of shape (batches,). Instants are in seconds.
 
-    `at` is when the batch was cut, `start` when its worker began it (later than `at` if the worker had another in flight)
-    and `end` when the worker was done. `waiting` rows were in the queue when it was decided; `reason` is a messages.Reason.
+    Attributes:
+        at: when the batch was dispatched.
+        start: when its worker began it; later than `at` if the worker had another batch in flight.
+        end: when the worker was done.
+        rows: its rows.
+        worker: its worker's number.
+        reason: a messages.Reason.
+        waiting: rows in the queue at its dispatch.
+        requests: how many requests, or pieces of requests, are in it.
     """
 
     at: Floats
@@ -104,10 +114,15 @@ class BatchLog(NamedTuple):
 
 
 class LogPart(NamedTuple):
-    """A part of what happened. Members are requests (`request` is the index), or pieces of divided ones, batch after batch.
+    """A part of what happened. Members are requests, or pieces of divided requests, batch after batch.
 
-    `end` is when a request was done; NaN for a piece after which others followed. `refused` and `expired` are
-    the indices of requests that were never run.
+    Attributes:
+        batches: the batches.
+        request: index of the request by member; shape (members,).
+        arrival: its arrival in seconds.
+        end: when the request was done, in seconds; NaN for a piece that others follow.
+        rows: rows of the member.
+        refused, expired: indices of the requests that were never run.
     """
 
     batches: BatchLog
@@ -119,29 +134,31 @@ class LogPart(NamedTuple):
     expired: Ints
 
     def of_batch(self, values: NDArray[V]) -> NDArray[V]:
-        """Return a value per batch as a value per member."""
+        """Return values by batch, shape (batches,), as values by member, shape (members,)."""
         return np.repeat(values, self.batches.requests)
 
 
 class EventLog:
-    """Hears of each batch, and hands parts to `sink`."""
+    """Records each batch in plain lists, and passes them on in parts, as arrays, to `sink`."""
 
     def __init__(self, sink: Callable[[LogPart], None]) -> None:
         self._sink = sink
-        self._pieces: dict[int, tuple[int, float]] = {}  # of requests run in part: rows so far, latest end
+        self._pieces: dict[
+            int, tuple[int, float]
+        ] = {}  # by request that was run in part: its rows so far, the latest end
         self._clear()
 
     def _clear(self) -> None:
-        self._batches: list[float] = []  # the fields of Batches, batch after batch: no object per batch is kept
+        self._batches: list[float] = []  # the fields of BatchLog, batch after batch: no object per batch is kept
         self._index: list[int] = []
         self._arrival: list[float] = []
-        # Where members are that have not one row and their batch's end, with their end and rows.
+        # Members that differ from one row and their batch's end: their place, end and rows.
         self._odd: list[tuple[int, float, int]] = []
         self.refused: list[int] = []
         self.expired: list[int] = []
 
     def started(self, cut: Dispatch, requests: list[SimulatedRequest], start: float, end: float) -> None:
-        """A batch was cut; when it starts and ends is known already."""
+        """Record a batch. When it will start and end (seconds) is known already."""
         self._batches += (cut.at, start, end, cut.rows, cut.worker, cut.reason, cut.waiting, len(requests))
         if not cut.plain:
             self._divided(cut, requests, end)
@@ -162,12 +179,12 @@ class EventLog:
             self._odd.append((place, latest, rows))
 
     def lost(self, index: int) -> None:
-        """A request has left the queue at its deadline, with all or a part of it never run."""
+        """Record that a request has left the queue at its deadline, before all of it was run."""
         self._pieces.pop(index, None)
         self.expired.append(index)
 
     def hand_over(self) -> None:
-        """Hand over what has been seen since the last time."""
+        """Pass on what was recorded since the last time."""
         columns = [self._batches[field :: len(BatchLog._fields)] for field in range(len(BatchLog._fields))]
         at, start, end_of_batch = map(_floats, columns[:3])
         batches = BatchLog(at, start, end_of_batch, *map(_ints, columns[3:]))
@@ -194,17 +211,18 @@ def _ints(values: Sequence[float]) -> Ints:
 # How long each simulated batch takes.
 
 
-BLOCK = 16_384  # requests whose luck is drawn at once
-KEPT = 16  # blocks of luck that are remembered; others are drawn again, and come out the same
-STREAM = 2  # arrivals draw from 0, and searches from 1; what they shared would not be independent
-EXACT = 1e-4  # a smaller coefficient of variation than this is none
+BLOCK = 16_384  # requests whose random numbers are drawn at once
+KEPT = 16  # blocks that are kept; others are drawn again, with the same result
+STREAM = 2  # of the random generator; arrivals use 0 and searches 1, so that all are independent
+EXACT = 1e-4  # a smaller coefficient of variation counts as 0
 
 
 class ServiceTimes:
-    """Service times in seconds, with the mean and the coefficient of variation that `profile` says (a Gamma law).
+    """Service times in seconds with the mean and the coefficient of variation of `profile` (a Gamma law).
 
-    Luck belongs to requests: a batch has that of its first request. So two policies that start a batch with the same
-    request meet the same luck (common random numbers), whatever they did before, and larger batches take longer.
+    The random number belongs to the request: a batch uses that of its first request. So two policies that start a
+    batch with the same request meet the same luck (common random numbers), whatever they did before, and larger
+    batches take longer.
     """
 
     def __init__(self, profile: Profile, seed: int) -> None:
@@ -218,14 +236,14 @@ class ServiceTimes:
             self._gamma = cast(Callable[[float, float], float], gammaincinv)
 
     def time(self, rows: int, index: int) -> float:
-        """Return how long a batch of `rows` takes whose first request has that index."""
+        """Return the seconds that a batch of `rows` rows takes whose first request has the number `index`."""
         shape = self._shape[rows]
         if not shape:
             return self._mean[rows]
         return self._mean[rows] * float(self._gamma(shape, self._share(index))) / shape
 
     def _share(self, index: int) -> float:
-        """Return the luck of a request, uniform between 0 and 1."""
+        """Return the random number of a request, uniform between 0 and 1."""
         number, place = divmod(index, BLOCK)
         block = self._luck.get(number)
         if block is None:
@@ -239,9 +257,16 @@ ARRIVAL, WORKER, TIMER = Wakeup.ARRIVAL, Wakeup.WORKER, Wakeup.TIMER
 
 
 class Engine:
-    """One run: a batcher, its workers, and the virtual time. Memory is bounded by what waits.
+    """One run: a Batcher, its workers and the virtual time. Memory is bounded by what waits.
 
-    `places` batches may be with a worker at once; it computes them one after another.
+    Args:
+        settings: of the batcher.
+        policy: decides.
+        services: returns the time of each batch.
+        book: records the batches.
+        workers: the number of workers.
+        places: batches that may be at a worker at once; it computes them one after another.
+        timeout: seconds from the arrival of each request to its deadline.
     """
 
     def __init__(
@@ -253,16 +278,16 @@ class Engine:
         self._services = services
         self._book = book
         self._timeout = timeout
-        self._ends: list[tuple[float, int]] = []  # a heap: when a batch ends, and its id
+        self._ends: list[tuple[float, int]] = []  # a heap: when each running batch ends, and its id
         self._busy_until = [0.0] * workers
         self._free = workers * places
-        self._wake = inf  # when the batcher wants its timer
-        self._undecided = False  # something arrived at `now` and the batcher was not yet asked
+        self._wake = inf  # the instant for which the batcher wants a timer
+        self._undecided = False  # a request arrived at `now` and the batcher was not polled yet
         for worker in range(workers):
             self.batcher.worker_ready(worker, places, 0.0)
 
     def arrive(self, first_index: int, times: Iterable[float], rows: Iterable[int] | None = None) -> None:
-        """Let requests arrive, in the order of `times`; of one row each where `rows` is not given."""
+        """Let requests arrive at `times` (seconds, ascending). Each has one row if `rows` is None."""
         submit, timeout, book = self.batcher.submit, self._timeout, self._book
         sizes = iter(rows) if rows is not None else None
         for index, now in enumerate(times, first_index):
@@ -276,11 +301,11 @@ class Engine:
                 submit(SimulatedRequest(index, now, timeout, 1 if sizes is None else next(sizes)), now)
             except (Overloaded, DeadlineExceeded):
                 book.refused.append(index)
-            # With all places taken and no deadlines there is nothing to decide, as the driver would find by polling.
+            # With all places taken and no deadlines, a poll would decide nothing.
             self._undecided = self._free > 0 or timeout < inf
 
     def finish(self) -> None:
-        """No more arrives. Go on until nothing would happen by time alone, then drain what still waits."""
+        """Let time pass after the last arrival: run all batches that the policy starts, then drain what still waits."""
         if self._undecided:
             self._poll(ARRIVAL)
         self._advance(inf)
@@ -291,7 +316,7 @@ class Engine:
         self._book.hand_over()
 
     def _advance(self, until: float) -> None:
-        """Let everything happen that happens before `until`."""
+        """Let everything happen that happens before `until` (seconds)."""
         ends, batcher = self._ends, self.batcher
         while True:
             end = ends[0][0] if ends else inf
@@ -312,7 +337,7 @@ class Engine:
 
     def _expire(self) -> None:
         for request in self.batcher.expire(self.now):
-            if request.taken < request.rows:  # the others are running; that they end too late is seen from their end
+            if request.taken < request.rows:  # all rows of the others are running; their end shows that they are late
                 self._book.lost(cast(SimulatedRequest, request).index)
 
     def _poll(self, wakeup: Wakeup) -> None:
@@ -320,7 +345,7 @@ class Engine:
         for cut in self.batcher.poll(self.now, wakeup):
             self._start(cut)
         self._wake = inf
-        # The timer matters for decisions, which need a free place, and for deadlines.
+        # The timer is only needed for decisions, which need a free place, and for deadlines.
         if (self._free or self._timeout < inf) and (wake := self.batcher.next_wakeup) is not None:
             self._wake = wake
 
@@ -340,10 +365,16 @@ class Engine:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """What happened to each request (arrays by order of arrival) and what each batch was. Instants are in seconds.
+    """What happened to each request, in the order of arrival, and to each batch. Instants are in seconds.
 
-    `start` is when the last piece of the request was begun and `end` when its caller had the answer (the profile's latency
-    offset included); both are NaN for those that were `refused` on arrival or had `expired` in the queue.
+    Attributes:
+        profile, workers: what was simulated.
+        arrival: shape (requests,), as all arrays but those of `batches`.
+        start: when the last piece of the request was started; NaN for requests that were never run.
+        end: when its caller had the answer (with the profile's latency offset); NaN likewise.
+        refused: whether the request was refused at its arrival.
+        expired: whether its deadline passed in the queue.
+        batches: the batches.
     """
 
     profile: Profile
@@ -357,28 +388,28 @@ class Run:
 
     @property
     def response_time_ms(self) -> Floats:
-        """From arrival to answer, of those that had one."""
+        """Response times in ms of the requests that were answered; shape (answered,)."""
         return 1000.0 * (self.end - self.arrival)[np.isfinite(self.end)]
 
     @property
     def seconds(self) -> float:
-        """From the start of the clock to the last end of a batch, or the last arrival."""
+        """Seconds until the last batch ended, or the last request arrived."""
         ends = [float(self.arrival[-1])] if len(self.arrival) else [0.0]
         return max([*ends, float(self.batches.end.max()) if len(self.batches.end) else 0.0])
 
     @property
     def power_w(self) -> float:
-        """Mean power over the run."""
+        """Mean power in watts."""
         return float(self.profile.energy_mj[self.batches.rows - 1].sum()) / 1000.0 / self.seconds
 
     @property
     def busy_share(self) -> float:
-        """Share of the workers' time spent in batches."""
+        """The share of the workers' time that was spent on batches."""
         return float((self.batches.end - self.batches.start).sum()) / (self.workers * self.seconds)
 
 
 class Whole:
-    """Keeps every part of a run."""
+    """A sink that keeps every part of a run."""
 
     def __init__(self) -> None:
         self._parts: list[LogPart] = []
@@ -388,7 +419,7 @@ class Whole:
         self._parts.append(part)
 
     def run(self, profile: Profile, workers: int, arrival: Floats) -> Run:
-        """Return the run of the requests that arrived at `arrival`."""
+        """Return the run of the requests that arrived at `arrival` (seconds; shape (requests,))."""
         parts, count = self._parts, len(arrival)
         columns = zip(*(part.batches for part in parts), strict=True)
         batches = BatchLog(*(np.concatenate(column) for column in columns))

@@ -1,4 +1,4 @@
-"""Shows a comparison of policies as a table for the terminal and as a figure; and a bank of tables as a figure."""
+"""A comparison of policies as a table in the terminal and as a picture; and a bank of tables as a picture."""
 
 from collections.abc import Mapping, Sequence
 from math import isfinite
@@ -40,8 +40,10 @@ def heading(compared: Comparison) -> str:
 
 
 def table(compared: Comparison) -> Table:
-    """Return the outcomes as a table, best first; ± is half the 95 % interval, of the last column that of the difference
-    from the best on the same arrivals."""
+    """Return the outcomes as a table, the best first.
+
+    ± is half the 95 % interval; in the last column, that of the difference from the best policy on the same arrivals.
+    """
     shown = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     shown.add_column("policy", overflow="fold", min_width=11)
     objective = compared.objective
@@ -115,7 +117,7 @@ def _short(value: float) -> str:
 
 
 def draw(compared: Comparison, path: Path) -> None:
-    """Write a picture as PNG and SVG: how many wait longer than a time, what it costs, and how large batches are.
+    """Write a picture as PNG and SVG: shares of long waits, response time and power, and batch sizes, by policy.
 
     Raises SettingsError without matplotlib.
     """
@@ -170,15 +172,17 @@ def _sizes(axes: Any, outcomes: Sequence[PolicyOutcome]) -> None:
 
 
 class Compared(NamedTuple):
-    """What another policy is predicted to do at each rate of a bank; not finite where it is unstable."""
+    """What another policy is predicted to do at each rate of a bank, shape (R,); not finite where it is unstable."""
 
     response_time_ms: ArrayLike
     power_w: ArrayLike
 
 
 def draw_bank(path: Path, bank: Bank, others: Mapping[str, Compared] | None = None) -> None:
-    """Draw the limits, the predicted response time and the power of `bank` over the rate, the last two beside `others`.
-    Writes `path` as PNG and SVG."""
+    """Draw the limits, the predicted response time and the power of `bank` by rate; the last two beside `others`.
+
+    Writes `path` as PNG and SVG.
+    """
     with figure(path, 1, 3) as (_, axes):
         limits, response, power = axes[0]
         limits.step(bank.rates, bank.limits(), where="mid", color=COLOURS[0], linewidth=1.4)
@@ -208,7 +212,7 @@ def draw_bank(path: Path, bank: Bank, others: Mapping[str, Compared] | None = No
 
 
 class Bars:
-    """A bar per policy, on stderr if that is a terminal. To be given to `simulate` as `progress`."""
+    """A progress bar per policy, on stderr if that is a terminal; an argument `progress` of `simulate`."""
 
     def __init__(self) -> None:
         console = Console(stderr=True)
@@ -228,7 +232,7 @@ class Bars:
         return self._progress.tasks
 
     def __call__(self, policy: str, done: int, total: int) -> None:
-        """So many requests of that policy are done."""
+        """Show that `done` of `total` requests are done for `policy`."""
         task = self._ids.get(policy)
         if task is None:
             task = self._ids[policy] = self._progress.add_task(policy, total=total)

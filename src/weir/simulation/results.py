@@ -1,4 +1,4 @@
-"""What a simulation says of each policy, and of the differences between them."""
+"""What a simulation shows of each policy, and of the differences between policies."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,10 +15,10 @@ from weir.simulation.arrivals import Floats, Ints
 from weir.simulation.engine import LogPart
 from weir.simulation.statistics import Estimate, LogHistogram, estimate, stretch_length
 
-# What a run is summed up from, part by part: sums per stretch of requests, in memory that does not grow with the run.
+# The sums of a run, by stretch of requests. Memory does not grow with the run.
 #
-# All that a batch costs is shared out among its requests by their rows, so every measure is a sum over requests, and two
-# policies can be compared stretch by stretch over the very same arrivals.
+# The cost of a batch is divided among its requests by their rows. So every figure is a sum over requests, and two
+# policies can be compared stretch by stretch over the same arrivals.
 
 
 SUMS = (
@@ -27,9 +27,11 @@ SUMS = (
 
 
 class BatchMeans:
-    """The sums of the stretches of a run. Requests before `first` are the warm-up, and not counted.
+    """The sums over each stretch of a run. Requests before number `first` are the warm-up and do not count.
 
-    Times are in milliseconds, energies in millijoules. `starts` are the arrivals at which stretches begin, in seconds.
+    Times are in milliseconds, energies in millijoules. `starts`, shape (stretches + 1,), has the arrivals in seconds
+    at which stretches begin, and the end of the last one. `late_after` is the response time in seconds beyond which an
+    answer is late.
     """
 
     def __init__(self, profile: Profile, first: int, requests: int, late_after: float = inf) -> None:
@@ -38,18 +40,18 @@ class BatchMeans:
         self._late_after_ms = 1000.0 * late_after
         self.length = stretch_length(requests - first)
         self.count = (requests - first) // self.length
-        self._first = requests - self.count * self.length  # what does not fill a stretch is warm-up too
+        self._first = requests - self.count * self.length  # requests that do not fill a stretch belong to the warm-up
         self.sums = {name: np.zeros(self.count) for name in SUMS}
         self.starts = np.full(self.count + 1, nan)
         self.responses = LogHistogram(self.count)
         self.sizes: Ints = np.zeros(profile.max_batch_size + 1, dtype=np.int64)
         self.reasons: Ints = np.zeros(16, dtype=np.int64)
-        self.least_waiting = np.full(self.count, inf)  # rows in the queue at a decision
+        self.least_waiting = np.full(self.count, inf)  # rows in the queue at a dispatch
         self.most_waiting = np.full(self.count, -inf)
         self._last_arrival = inf
 
     def arrived(self, index: int, times: Floats) -> None:
-        """Requests from that index on arrived at `times`: remember when stretches begin, and when the last one ends."""
+        """Take note that the requests from number `index` on arrived at `times` (seconds)."""
         begins = self._first + self.length * np.arange(self.count)
         inside = (begins >= index) & (begins < index + len(times))
         self.starts[:-1][inside] = times[begins[inside] - index]
@@ -59,7 +61,7 @@ class BatchMeans:
             self.starts[-1] = last + (last - self.starts[-2]) / gaps if gaps else last
 
     def __call__(self, part: LogPart) -> None:
-        """Count a part of the run."""
+        """Add a part of the run."""
         profile, batches = self._profile, part.batches
         stretch = self._stretch(part.request)
         share = part.rows / part.of_batch(batches.rows)
@@ -79,7 +81,7 @@ class BatchMeans:
         self._count_batches(part)
 
     def _stretch(self, index: Ints) -> Ints:
-        """Return the stretch of each request; those of the warm-up have one below 0."""
+        """Return the stretch of each request, shape (requests,); negative for the warm-up."""
         return (index - self._first) // self.length
 
     def _add(self, name: str, stretch: Ints, values: Floats) -> None:
@@ -107,15 +109,16 @@ class BatchMeans:
         counted = stretch >= 0
         self.sizes += np.bincount(batches.rows[counted], minlength=len(self.sizes))
         self.reasons += np.bincount(batches.reason[counted], minlength=len(self.reasons))
-        counted &= batches.at <= self._last_arrival  # afterwards the queue gets shorter in any case
+        counted &= batches.at <= self._last_arrival  # after the last arrival every queue becomes shorter
         np.minimum.at(self.least_waiting, stretch[counted], batches.waiting[counted])
         np.maximum.at(self.most_waiting, stretch[counted], batches.waiting[counted])
 
     @property
     def is_growing(self) -> bool:
-        """Whether the queue never became as short again, in the last quarter of the run, as it was at its longest in the first.
+        """Whether the queue grows without end, as far as the run shows.
 
-        Or whether most were not even begun when the last one arrived.
+        That is so if in its last quarter the queue was always longer than at any time in the first; or if most
+        requests had not even been started when the last one arrived.
         """
         seen = np.flatnonzero(np.isfinite(self.least_waiting))
         if len(seen) and seen[-1] < self.count // 4:
@@ -130,20 +133,40 @@ class BatchMeans:
 COMPARED = ("response_time_ms", "p50_ms", "p95_ms", "p99_ms", "power_w", "cost", "late_share", "in_time_share")
 QUANTILES = {"p50_ms": 0.5, "p95_ms": 0.95, "p99_ms": 0.99}
 _NOT_PLAIN = ("outcomes", "prices", "objective")
-TOLERATED = 0.01  # share of requests by which policies may differ in what they lose and yet be compared by cost
-UNBOUNDED = ("response_time_ms", "p50_ms", "p95_ms", "p99_ms", "cost")  # what has no mean where the queue only grows
+TOLERATED = 0.01  # share of requests: policies whose losses differ by less are compared by cost
+UNBOUNDED = (
+    "response_time_ms",
+    "p50_ms",
+    "p95_ms",
+    "p99_ms",
+    "cost",
+)  # figures that have no mean if the queue only grows
 
 
 @dataclass(frozen=True, eq=False)
 class PolicyOutcome:
-    """What became of the requests under one policy. Estimates have 95 % intervals (batch means).
+    """What became of the requests under one policy. Estimates have 95 % intervals by batch means.
 
-    Response times are of those answered, in the caller's view; `queue_time_ms` is the mean until the batch began. `cost`
-    is latency_weight·W + energy_weight·P. `reasons` and `batch_sizes` are shares of batches. `late_share` are
-    answered after, or given up at, their deadline; `refused_share` were not let in; `in_time_share` is the rest. All three
-    are of all requests. `fairness` is Jain's index of the response times
-    (1: all equal). Where `stable` is false the queue grows without end: times and cost are infinite, power is that of
-    workers which are always busy.
+    Attributes:
+        policy: its name.
+        stable: False if the queue grows without end. Then times and cost are infinite, and the power is that of
+            workers that are always busy.
+        requests: requests counted, without the warm-up.
+        response_time_ms, p50_ms, p95_ms, p99_ms: response times of the answered requests in ms, as the caller measures
+            them.
+        power_w: mean power in watts.
+        cost: latency_weight·(mean response time in ms) + energy_weight·(power in W).
+        late_share: share of all requests that were answered after their deadline, or given up at it.
+        in_time_share: share of all requests that were answered in time.
+        refused_share: share of all requests that were refused at their arrival.
+        batch_size: mean rows of a batch.
+        busy_share: share of the workers' time spent on batches.
+        queue_time_ms: mean time in ms until the batch was started.
+        longest_ms: the longest response time in ms.
+        fairness: Jain's index of the response times (1: all equal).
+        reasons, batch_sizes: shares of the batches, by reason and by rows.
+        responses_ms: the distribution of the response times in ms.
+        observations: by estimate, one value per stretch, for paired differences; shape (stretches,).
     """
 
     policy: str
@@ -170,39 +193,44 @@ class PolicyOutcome:
 
     @property
     def lost_share(self) -> float:
-        """The share of requests that were refused, or late."""
+        """The share of the requests that were refused or late."""
         return self.refused_share + self.late_share.value
 
     def priced_loss(self, objective: LatencySLO) -> float:
-        """Return what share of the requests was lost: late, and refused at the objective's price."""
+        """Return the share of the requests that were lost: late, or refused at the objective's price."""
         return self.late_share.value + objective.refusal_price * self.refused_share
 
     def keeps(self, objective: LatencySLO) -> bool:
-        """Tell whether the run shows nothing against the promise: of the answers, the share that was late is within it, or
-        its interval reaches there. The most answers in time are no promise, which cannot be broken."""
+        """Return whether the run does not contradict the promise of `objective`.
+
+        The share of late answers is within it, or at least the interval of that share reaches there. With the
+        objective to answer most requests in time there is no promise, so the result is True.
+        """
         if objective.counts_refusals:
             return True
         answered = 1.0 - self.refused_share
         return self.stable and answered > 0.0 and not self.late_share.low > objective.late_share * answered
 
     def quantile_ms(self, share: float) -> float:
-        """Return the response time below which that share of the answers lies."""
+        """Return the response time in ms below which the given share of the answers lies."""
         return self.responses_ms.quantile(share) if self.stable else inf
 
     def beyond(self, seconds: float) -> float:
-        """Return the share of the answers that took longer than that."""
+        """Return the share of the answers that took longer than `seconds`."""
         return self.responses_ms.beyond(1000.0 * seconds)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all but the distribution as a JSON-able dict; what is infinite or unknown is None."""
+        """Return everything but the distribution as a JSON-able dict. What is infinite or unknown is None."""
         hidden = ("responses_ms", "observations")
         return {name: _plain(value) for name, value in vars(self).items() if name not in hidden}
 
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Policies that met the same arrivals and the same luck. `rate` is in rows per second, over all `workers`. They are
-    compared by cost; with an `objective`, by power."""
+    """Policies that met the same arrivals and the same luck. They are compared by cost; with an `objective`, by power.
+
+    `rate` is in rows per second over all `workers`, and `load` the share of what they can serve.
+    """
 
     arrivals: str
     rate: float
@@ -215,30 +243,33 @@ class Comparison:
 
     @property
     def best(self) -> str | None:
-        """The policy of least cost (with an objective, power) among those that are eligible; None if there is none."""
+        """The eligible policy with the least cost (with an objective, power); None if there is none."""
         names = [name for name in self.outcomes if self.is_eligible(name)]
         return min(names, key=self.value, default=None)
 
     @property
     def measure(self) -> str:
-        """What policies are compared by: cost; power_w where an objective is to be kept with the least; in_time_share where
-        that is to be the most (refusals at their price: see `value`)."""
+        """The figure by which policies are compared: `cost`; with an objective `power_w`, or `in_time_share`, see
+        `value`.
+        """
         if self.objective is None:
             return "cost"
         return "in_time_share" if self.objective.counts_refusals else "power_w"
 
     def value(self, name: str) -> float:
-        """Return what is the less the better: the `measure` of a policy, or what it loses of the most answers in time."""
+        """Return the number that is least for the best policy: its `measure`, or what it loses of the most answers in
+        time.
+        """
         if self.objective is not None and self.objective.counts_refusals:
             return self.outcomes[name].priced_loss(self.objective)
         estimated: Estimate = getattr(self.outcomes[name], self.measure)
         return estimated.value
 
     def is_eligible(self, name: str) -> bool:
-        """Tell whether a policy may be the best: it is stable, and it loses hardly more requests than another does.
+        """Return whether a policy may be the best: it is stable, and loses hardly more requests than another does.
 
-        Costs are of what was answered; a policy that answers less is not cheaper for it. With an objective, it also keeps
-        that, and lost are those that were refused.
+        Costs only cover answered requests, so a policy that answers fewer does not count as cheaper. With an objective
+        it must also keep that, and only refused requests count as lost.
         """
         outcome, objective = self.outcomes[name], self.objective
         if objective is not None and objective.counts_refusals:
@@ -250,10 +281,10 @@ class Comparison:
         return outcome.keeps(objective) and outcome.refused_share <= min(kept) + TOLERATED
 
     def difference(self, one: str, other: str, what: str = "cost") -> Estimate:
-        """Return by how much `what` of policy `one` exceeds that of `other`, stretch by stretch over the same arrivals.
+        """Return by how much the figure `what` of policy `one` exceeds that of `other`, paired by stretch.
 
-        The interval is narrower than those of the two, for what luck did to both drops out. Raises SettingsError for an
-        unknown name.
+        Its interval is narrower than those of the two, because both met the same arrivals, whose luck cancels. Raises
+        SettingsError for an unknown name.
         """
         if what not in COMPARED:
             raise SettingsError(f"what={what!r}: must be one of {', '.join(COMPARED)}")
@@ -277,9 +308,9 @@ class Comparison:
 def outcome_of(
     name: str, seen: BatchMeans, prices: Prices, rate: float, workers: int, *, stable: bool
 ) -> PolicyOutcome:
-    """Return what `seen` says of the policy called `name`, at that rate (rows per second)."""
+    """Return the outcome of the policy called `name`, from the sums `seen`, at `rate` rows per second."""
     sums = seen.sums
-    # Where the queue only grows, workers are busy for longer than it takes the requests to arrive: all the time.
+    # If the queue only grows, the workers are busy all the time, and for longer than the requests take to arrive.
     seconds = np.diff(seen.starts) if stable else sums["busy"] / (1000.0 * workers)
     observed = {
         "response_time_ms": ratio(sums["response"], sums["answered"]),
@@ -310,9 +341,9 @@ def outcome_of(
 
 
 def ratio(above: Floats, below: Floats) -> Floats:
-    """Return one observation per stretch of sum(above) / sum(below), whose mean is just that.
+    """Return one observation per stretch of sum(above) / sum(below), whose mean is that ratio; shape (stretches,).
 
-    Each is the ratio plus what its stretch adds to it, to first order; NaN where there is nothing below.
+    Each is the ratio plus what its stretch adds to it, to first order; NaN if the sum below is 0.
     """
     total = float(below.sum())
     if not total:

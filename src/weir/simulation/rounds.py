@@ -1,8 +1,9 @@
-"""Runs one rule over the arrivals of one queue without the Batcher: a search does so hundreds of times, for speed.
+"""Runs one rule over the arrivals of one queue without the Batcher, which is faster: a search does so hundreds of
+times.
 
-It knows single rows in the order of their arrival, tables, the ends of waits and a bound on the queue, and nothing else. There
-it cuts the very batches that the Batcher cuts: tests/simulation/test_rounds.py holds the two equal. The batcher itself then
-measures what a search has found. Times are in seconds, unless the name says otherwise.
+It knows single rows in the order of their arrival, tables, the ends of waits and bounds on the queue, and nothing
+else. Within that it cuts the same batches as the Batcher: tests/simulation/test_rounds.py holds the two equal. The
+Batcher itself then measures what a search has found. Times are in seconds, unless the name says otherwise.
 """
 
 from bisect import bisect_right
@@ -20,16 +21,22 @@ from weir.policy.online.adaptive import Mixing
 from weir.policy.online.rate import AdmissionGate
 from weir.simulation.engine import ServiceTimes
 
-PARTS = 40  # batch means behind an interval
+PARTS = 40  # batch means from which a standard error is estimated
 
 
 class Rule(NamedTuple):
-    """When a batch is cut. Times in seconds.
+    """When a batch is dispatched.
 
-    `table[n]` rows with n waiting, 0 to wait (tables.py). A wait ends at oldest arrival + `allowance[n]` and at last
-    arrival + `silence`; all rows that fit go then. With `fits`, a batch is trimmed (cost/objective.py) so that its oldest row
-    starts by oldest arrival + `fits[rows]`. `share` of the batches is decided by `second`, evenly spread. Arrivals are
-    refused while `max_waiting` rows wait (0: never), or while the `gate` is closed (online/rate.py).
+    Attributes:
+        table: rows to dispatch by rows waiting, 0 to wait (see policy/solve/tables.py).
+        allowance: by rows waiting, seconds after the oldest arrival at which a wait ends; all rows that fit are then
+            dispatched.
+        fits: by rows, seconds after the oldest arrival by which a batch must start for that row to be in time. If
+            given, batches are trimmed to that (see `trimmed` in policy/cost/objective.py).
+        silence: seconds after the last arrival at which a wait ends.
+        second: a second table; `share`: the share of the batches that it decides, evenly spread.
+        max_waiting: arrivals are refused while so many rows wait; 0: never.
+        gate: arrivals are also refused as it says (see policy/online/rate.py).
     """
 
     table: Sequence[int]
@@ -43,7 +50,13 @@ class Rule(NamedTuple):
 
 
 class PlayedRounds(NamedTuple):
-    """What happened. Times in seconds, batches in order of their start."""
+    """What happened. Instants are in seconds, batches in the order of their start.
+
+    Attributes:
+        starts, ends, sizes: of the batches, sizes in rows; shape (batches,).
+        arrivals: of the rows that were served, in their order; shape (rows,).
+        refused: number of rows refused.
+    """
 
     starts: Floats
     ends: Floats
@@ -53,13 +66,23 @@ class PlayedRounds(NamedTuple):
 
     @property
     def responses(self) -> Floats:
-        """Response time of each row served, in seconds."""
+        """Response time in seconds of each row that was served; shape (rows,)."""
         return np.asarray(np.repeat(self.ends, self.sizes) - self.arrivals, dtype=np.float64)
 
 
 class Figures(NamedTuple):
-    """What a rule does on one queue. Power beyond what no policy can avoid is `excess_w`: per row of this very queue, so
-    that the luck of its arrivals cancels. `late_error` is the standard error of `late_share`, by batch means."""
+    """What a rule does on one queue.
+
+    Attributes:
+        response_time_ms, p99_ms: mean and 99th percentile of the response time in ms.
+        power_w: mean power in watts.
+        excess_w: power in watts beyond the unavoidable, which is counted per row of this very queue, so that the
+            chance in its arrivals cancels.
+        batch_size: mean rows of a batch.
+        late_share: share of the answers that are late.
+        late_error: its standard error, by batch means.
+        refused_share: share of all rows that are refused.
+    """
 
     response_time_ms: float
     p99_ms: float
@@ -71,14 +94,14 @@ class Figures(NamedTuple):
     refused_share: float
 
     def excess_cost(self, latency_weight: float, energy_weight: float) -> float:
-        """Return the cost beyond the unavoidable, for weights per ms and per watt."""
+        """Return the cost beyond the unavoidable, with these weights per ms and per watt."""
         return latency_weight * self.response_time_ms + energy_weight * self.excess_w
 
 
 def play(coming: Sequence[float], rule: Rule, services: ServiceTimes, largest: int, workers: int = 1) -> PlayedRounds:
-    """Serve rows that arrive at `coming` (seconds, ascending) by `rule`, in batches of at most `largest`.
+    """Serve rows that arrive at `coming` (seconds, ascending) by `rule`, in batches of at most `largest` rows.
 
-    The rows that still wait when the last has arrived, and the rule waits, are left out.
+    Rows for which the rule still waits after the last arrival are left out.
     """
     free, last, mixing = [0.0] * workers, 0.0, Mixing()
     line: list[float] = []
@@ -130,7 +153,10 @@ def play(coming: Sequence[float], rule: Rule, services: ServiceTimes, largest: i
 def _more(
     coming: Sequence[float], start: int, stop: int, gate: AdmissionGate, rows: int, since: float
 ) -> Sequence[float]:
-    """Return those who, of the arrivals from `start` to `stop`, are let in though the queue is full."""
+    """Return those of the arrivals `start` ... `stop` - 1 that are admitted although the queue is full.
+
+    `rows` rows were dispatched last, at the instant `since` (seconds).
+    """
     for index in range(start, stop):
         if more := gate.more(rows, coming[index] - since):
             return coming[index : min(index + more, stop)]
@@ -141,7 +167,9 @@ def _wait(
     line: list[float], head: int, now: float, coming: Sequence[float], seen: int, table: Sequence[int], rule: Rule,
     largest: int,
 ) -> tuple[float, int, int] | None:  # fmt: skip
-    """Let rows join until the rule cuts: (instant, rows, how many have come). None when no more come."""
+    """Let rows join until the rule dispatches. Return the instant, the rows, and how many have arrived; None at the
+    end.
+    """
     waiting, total, end = len(line) - head, len(coming), len(table) - 1
     if not waiting:
         if seen == total:
@@ -167,7 +195,11 @@ def _wait(
 
 
 def figures(rounds: PlayedRounds, profile: Profile, deadline: float = inf, warm_up: float = 0.02) -> Figures:
-    """Return the means of `rounds`, two or more, without the batches of the first `warm_up` of the time."""
+    """Return the means over `rounds`, at least two batches, without the batches of the first share `warm_up` of the
+    time.
+
+    `deadline` is the response time in seconds beyond which an answer is late.
+    """
     first = int(np.searchsorted(rounds.starts, rounds.starts[-1] * warm_up))
     sizes = rounds.sizes[first:]
     responses = rounds.responses[int(rounds.sizes[:first].sum()) :] + profile.latency_offset_ms / 1000.0

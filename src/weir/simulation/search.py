@@ -1,14 +1,17 @@
-"""Keeping a latency objective with the least energy, or answering most in time: limit, mix of two limits, and what is
-refused, for each rate.
+"""Searches by simulation: the best control limit, and what keeps a latency SLO at each rate.
 
-A batch is cut when `limit` rows wait, or when its oldest row could not be answered in time otherwise (the guard), and
-trimmed where it would make its oldest row late. Arrivals are refused where the queue is so long that they might be late
-(policy/online/rate.py). The guard makes the number of waiting rows a poor state: their ages count too. So the share of late
-responses is simulated, on common random numbers; docs/explanation/beyond-the-paper.md.
+To keep a latency SLO with the least energy, or to answer most requests in time, a batch is dispatched when `limit`
+rows wait, or when its oldest row could not be answered in time otherwise (the bound on waits). A share of the batches
+may wait for one row more. A batch is trimmed if its oldest row would be late otherwise, and arrivals are refused while
+the queue is so long that they might be late (policy/online/rate.py).
+
+With a bound on waits the number of waiting rows is not all that matters: their ages count too. So the share of late
+answers is simulated, with common random numbers. docs/explanation/beyond-the-paper.md has the reasons.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import inf
 
 import numpy as np
@@ -22,13 +25,21 @@ from weir.simulation.arrivals import Arrivals, MarkovModulated
 from weir.simulation.engine import ServiceTimes
 from weir.simulation.rounds import Figures, Rule, figures, play
 
-# Trials of rules on queues of Poisson arrivals: the same queue for every rule, and for every rate in its own time.
+# Trials of rules on the same arrivals for every rule; for another rate they are stretched in time.
 
 
 class Trials:
-    """One queue of `requests` Poisson arrivals, stretched to any rate; its mean rate is then that rate exactly.
+    """One queue of `requests` arrivals of one row, stretched in time to any rate, on which rules are tried.
 
-    `deadline` (seconds) is what responses are late against. `process` makes other arrivals of a mean rate than Poisson.
+    Args:
+        profile: the costs of a batch.
+        workers: the number of workers.
+        requests: the number of arrivals.
+        seed: of the random numbers.
+        deadline: seconds beyond which an answer is late.
+        process: makes arrivals for a rate in rows per second; by default they are Poisson, and their mean rate is
+            exact.
+
     `played` counts the trials.
     """
 
@@ -59,15 +70,11 @@ class Trials:
 
 
 def lowest(cost: Callable[[int], float], start: int, most: int) -> int:
-    """Return the whole number from 1 to `most` with the lowest cost that a search from `start` finds: first by factors
-    of 1.5, so that a start far off does no harm, then by steps that halve."""
-    known: dict[int, float] = {}
+    """Return the whole number from 1 to `most` with the lowest `cost` that a search from `start` finds.
 
-    def of(limit: int) -> float:
-        if limit not in known:
-            known[limit] = cost(limit)
-        return known[limit]
-
+    The search goes first by factors of 1.5, so that a bad start does no harm, then by steps that are halved.
+    """
+    of = cache(cost)
     at = min(max(start, 1), most)
     while (there := min((_clip(at, 1.5, most), _clip(at, 1 / 1.5, most), at), key=of)) != at:
         at = there
@@ -85,39 +92,36 @@ def _clip(limit: int, factor: float, most: int) -> int:
     return int(np.clip(round(limit * factor), 1, most))
 
 
-SURE = 2.0  # standard errors by which the share of late responses must stay below ε
-REFUSED = 4.0  # how much a response counts that was refused and need not have been, where one that is late counts 1
+SURE = 2.0  # standard errors by which the share of late answers must stay below the allowed one
+REFUSED = 4.0  # what a needless refusal counts, where a late answer counts 1
 MARGINS = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0)  # standard deviations of the service time, tried in this order
-MARGIN_LOADS = (0.1, 0.3, 0.5)  # at which the guard alone must keep the objective
-SLACK_STEP = 0.5  # of the same, or of LEAST_SPREAD if that is more
-LEAST_SPREAD = 0.02  # of the deadline
-LINES = (
-    0.5,
-    0.75,
-    1.0,
-    1.125,
-    1.25,
-    1.375,
-    1.5,
-    1.75,
-    2.0,
-    2.5,
-    3.0,
-    4.0,
-    6.0,
-)  # bounds tried, in batches under overload
-CAREFUL = 6.0  # standard deviations of the longest service time by which a wait ends early where a late row is lost
-CLEARLY = 0.9  # of what greedy loses: a bound on the queue must lose less
-BURST, BURST_BATCHES = 5.0, 20.0  # times the rate between bursts, and every so many of the longest batches
-HIGHER = 1.25  # times its estimate, that a rate may be
-LOADS = (0.8, 0.97)  # at which those who are let in must be in time, if none waits on purpose
+MARGIN_LOADS = (0.1, 0.3, 0.5)  # loads at which the bound on waits alone must keep the objective
+SLACK_STEP = 0.5  # standard deviations of the service time, or times LEAST_SPREAD if that is more
+LEAST_SPREAD = 0.02  # share of the deadline
+# Bounds on the queue that are tried, in batches under overload.
+BOUNDS = (0.5, 0.75, 1.0, 1.125, 1.25, 1.375, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0)
+CAREFUL = 6.0  # standard deviations of the longest service time by which a wait ends early if a late row is lost
+CLEARLY = 0.9  # a bound on the queue must lose less than this share of what the greedy rule loses
+BURST, BURST_BATCHES = (
+    5.0,
+    20.0,
+)  # rate in a burst over the rate between bursts; mean batches, of the longest, per burst cycle
+HIGHER = 1.25  # a rate may be this many times its estimate
+# Loads, and loads under overload, at which admitted rows must be in time if no row waits on purpose.
+LOADS = (0.8, 0.97)
 OVERLOADS = (2.0, 1.2, 10.0, 1.5, 1.0)
 
 
 @dataclass(frozen=True)
 class SloPoint:
-    """How an objective is kept at one rate: `share` of the batches are decided with `limit` + 1. `figures` at that rate.
-    `max_waiting` rows may wait; None where it is what the objective's admission says, 0 for no bound."""
+    """How an objective is kept at one rate.
+
+    Attributes:
+        limit: the control limit in rows.
+        share: the share of the batches that is decided with `limit` + 1.
+        figures: what this does at the rate.
+        max_waiting: rows that may wait; None: as the objective's admission says; 0: any number.
+    """
 
     limit: int
     share: float
@@ -126,11 +130,15 @@ class SloPoint:
 
 
 class SloSearch:
-    """Finds, for one profile and number of workers, what keeps `objective`.
+    """Finds, for one profile and number of workers, what keeps a latency SLO.
 
-    Attributes: profile; objective, with the margin and slack that random service times need; `admission`, what it refuses.
+    Attributes:
+        profile: the costs of a batch.
+        objective: the latency SLO, with the margin and the slack that random service times need.
+        admission: what it refuses.
 
-    Raises SettingsError, naming the objective, if not even a row alone meets it, or not under overload.
+    Raises SettingsError, naming the objective, if even a row alone would be late, or if it cannot be kept under
+    overload.
     """
 
     def __init__(self, profile: Profile, objective: LatencySLO, *, workers: int = 1, seed: int = 1) -> None:
@@ -140,15 +148,18 @@ class SloSearch:
         self._spread = float(np.max(profile.cv * profile.service_time_ms)) / 1000.0
         self._take(objective.checked_for(profile))
         self._find_slack()
-        self._patient = True  # whether anybody may wait on purpose
+        self._patient = True  # whether rows may wait on purpose
         if self.objective.counts_refusals:
             self._take_margin()
         elif profile.cv.any():
             self._find_margin()
 
     def trials(self, requests: int, other: int = 0, *, bursts: bool = False) -> Trials:
-        """Return trials that count what is later than the deadline; on `other` arrivals, if it is not 0; in bursts that last
-        some of the longest batches."""
+        """Return trials with the objective's deadline.
+
+        `other`, if not 0, changes the arrivals. With `bursts` they come in bursts that last some of the longest
+        batches.
+        """
         period = BURST_BATCHES * float(self.profile.service_time_ms.max()) / 1000.0
         return Trials(
             self.profile, workers=self._workers, requests=requests, seed=self._seed + other, deadline=self.objective.deadline,
@@ -156,8 +167,11 @@ class SloSearch:
         )  # fmt: skip
 
     def rule(self, limit: int, share: float = 0.0, max_waiting: int | None = None) -> Rule:
-        """Return the guarded rule; `limit` is at most that of the largest batch. With `max_waiting`, arrivals are refused while
-        so many rows wait, and not by what the admission says; 0: none is refused, and with a `limit` of 1 it is greedy."""
+        """Return the rule that waits for `limit` rows, at most the largest batch, within the bound on waits.
+
+        `share` of the batches wait for one row more. With `max_waiting`, arrivals are refused while so many rows wait,
+        and not by the admission; 0: none is refused, and with a `limit` of 1 the rule is greedy.
+        """
         allowed, profile, objective = self.admission, self.profile, self.objective
         if max_waiting == 0 and limit == 1:
             return Rule(greedy_table(profile.max_batch_size).tolist())
@@ -170,8 +184,12 @@ class SloSearch:
         )  # fmt: skip
 
     def table(self, limit: int, max_waiting: int | None = None) -> Table:
-        """Return the table of a rule. Batches are no larger than the objective's admission says, so that whoever is let in is in
-        time; but where service times vary that is not certain anyway, and smaller batches serve fewer rows."""
+        """Return the table of a rule; shape (states,), rows.
+
+        Batches are at most as large as the admission says, so that admitted rows are in time. If service times vary
+        and `max_waiting` is given, that is not certain anyway, and smaller batches serve fewer rows; then all sizes
+        are used.
+        """
         if max_waiting is None or not self.profile.cv.any():
             return self.admission.table(self.profile, limit)
         table = full_batch_table(self.profile)
@@ -184,14 +202,15 @@ class SloSearch:
         return Rule(table.tolist(), None, self.objective.latest_starts(self.profile).tolist(), gate=gate)
 
     def keeps(self, figures: Figures) -> bool:
-        """Tell whether the share of late responses is surely within the objective."""
+        """Return whether the share of late answers is surely within the objective."""
         return _at_most(figures) <= self.objective.late_share
 
     def at(self, rate: float, trials: Trials) -> SloPoint:
-        """Return what keeps the objective at `rate` with the least energy. Whoever is refused, and would not be if none waited
-        on purpose, counts as REFUSED late ones.
+        """Return what keeps the objective at `rate` (rows per second) with the least energy.
 
-        Raises SettingsError, naming objective and rate, if not even a policy that never waits keeps it.
+        A row that is refused, and would not be if no row waited on purpose, counts as REFUSED late ones.
+
+        Raises SettingsError, naming objective and rate, if not even a rule that never waits keeps it.
         """
         least = trials(rate, self.rule(1))
 
@@ -201,16 +220,16 @@ class SloSearch:
         allowed, largest = self.objective.late_share, self.admission.largest
         most = _largest(lambda limit: spent(trials(rate, self.rule(limit))) <= allowed, largest)
         if not most and least.late_share <= allowed:
-            return SloPoint(1, 0.0, least)  # as it seems, if not surely
+            return SloPoint(1, 0.0, least)  # kept in this trial, if not surely
         if not most:
             raise SettingsError(
-                f"latency_objective={self.objective}: cannot be kept at {rate:.4g} rows/s: even if none waits on purpose, "
+                f"latency_objective={self.objective}: cannot be kept at {rate:.4g} rows/s: even if no row waits on purpose, "
                 f"{100.0 * least.late_share:.3g} % of the responses are late; the deadline must be later"
             )
         kept = SloPoint(most, 0.0, trials(rate, self.rule(most)))
         if most == largest:
             return kept
-        # What is left unused goes to batches with the next limit. Their share is by the chord, and checked.
+        # What the promise still allows goes to batches with the next limit. Their share is interpolated, then checked.
         low, high = spent(kept.figures), spent(trials(rate, self.rule(most + 1)))
         share = (allowed - low) / (high - low)
         for tried in (share, share / 2.0):
@@ -220,12 +239,14 @@ class SloSearch:
         return kept
 
     def most_in_time(self, lowest: float, highest: float, trials: Trials, bursts: Trials) -> SloPoint:
-        """Return what loses least from the `lowest` rate to the `highest`: late answers, and refusals at their price.
+        """Return what loses least from the `lowest` to the `highest` rate (rows per second): late answers, and
+        refusals at their price.
 
-        Nobody is refused but where a bound on the queue loses clearly less than greedy. Then the largest limit is taken with which
-        no more is lost at any of the rates, in `bursts` either: it takes the least energy. While rows come slowly more of them
-        wait until the guard, so the lowest rate counts as well. The rate may be other than it seems by HIGHER; where that
-        may be more than can be served, nobody waits on purpose."""
+        No row is refused unless a bound on the queue loses clearly less than the greedy rule. Then the largest limit
+        is taken with which no more is lost at any of the rates, nor in `bursts`: it takes the least energy. At low
+        rates more rows wait until the bound on waits, so the lowest rate counts as well. The true rate may differ from
+        the estimate by the factor HIGHER; if it may then exceed what can be served, no row waits on purpose.
+        """
         bound, limit = self._bound((lowest, highest), trials), 1
         if self._patient and HIGHER * highest < self._capacity:
             rates = lowest / HIGHER, lowest, highest, HIGHER * highest
@@ -240,7 +261,7 @@ class SloSearch:
         return SloPoint(limit, 0.0, trials(highest, self.rule(limit, max_waiting=bound)), bound)
 
     def _bound(self, rates: Sequence[float], trials: Trials) -> int | None:
-        """Return what bounds the queue at these rates, as in `SloPoint`."""
+        """Return the bound on the queue, in rows, at these rates (rows per second), as in SloPoint."""
 
         def lost(max_waiting: int | None) -> float:
             rule = self.rule(1, max_waiting=max_waiting)
@@ -250,30 +271,30 @@ class SloSearch:
         if not greedy:
             return 0
         unit = self._workers * self.admission.steady
-        bound = min([None, *sorted({max(1, round(part * unit)) for part in LINES})], key=lost)
+        bound = min([None, *sorted({max(1, round(part * unit)) for part in BOUNDS})], key=lost)
         return bound if lost(bound) <= CLEARLY * greedy else 0
 
     def lost(self, figures: Figures) -> float:
-        """Return what share of all arrivals is lost: late answers, and refusals at their price."""
+        """Return the share of all arrivals that is lost: late answers, and refusals at their price."""
         refused = figures.refused_share
         return figures.late_share * (1.0 - refused) + self.objective.refusal_price * refused
 
     def _take(self, objective: LatencySLO) -> None:
-        """Keep this objective from now on. Raises SettingsError if it cannot be kept under overload."""
+        """Use this objective from now on. Raises SettingsError if it cannot be kept under overload."""
         profile = self.profile
         made = admission(profile, objective, self._workers)
         if made is None:
             behind = (profile.pipeline_depth + 1) * profile.service_time_ms[0] + profile.latency_offset_ms
             spared = 1000.0 * max(objective.margin, objective.slack)
-            more = f", and {spared:.3g} ms are to spare because service times vary" if spared else ""
+            more = f", and {spared:.3g} ms of slack are needed because service times vary" if spared else ""
             raise SettingsError(
-                f"latency_objective={objective}: cannot be kept when more rows arrive than can be served: one that comes "
+                f"latency_objective={objective}: cannot be kept when more rows arrive than can be served: a row that comes "
                 f"right behind another, which is served alone, is answered after {behind:.4g} ms{more}; the deadline must be later"
             )
         self.objective, self.admission = objective, made
 
     def _find_slack(self) -> None:
-        """Take the smallest slack, nearly, with which those who are let in are in time though none waits on purpose."""
+        """Find nearly the smallest slack with which admitted rows are in time although no row waits on purpose."""
         given, trials = self.objective, self.trials(10_000)
         unit, low = max(self._spread, LEAST_SPREAD * given.deadline), 0.0
 
@@ -291,7 +312,9 @@ class SloSearch:
         self._take(given._replace(slack=max(given.margin, high * unit)))
 
     def _take_margin(self) -> None:
-        """Let waits end so early that a service time, however it varies, hardly makes a row late that would not be without."""
+        """Choose a margin so large that the variation of service times hardly makes a wait on purpose cause a late
+        answer.
+        """
         margin = max(self.objective.margin, CAREFUL * self._spread)
         latest = self.objective.deadline - self.profile.latency_offset_ms / 1000.0
         self._patient = margin < latest - float(self.profile.service_time_ms[0]) / 1000.0
@@ -299,7 +322,7 @@ class SloSearch:
             self.objective = self.objective._replace(margin=margin)
 
     def _find_margin(self) -> None:
-        """Take the smallest margin with which the guard keeps the objective while load is moderate."""
+        """Find the smallest margin with which the bound on waits keeps the objective at moderate load."""
         given, trials = self.objective, self.trials(20_000)
         for deviations in MARGINS:
             tried = given._replace(margin=max(given.margin, deviations * self._spread))
@@ -312,7 +335,7 @@ class SloSearch:
 
 
 def _largest(good: Callable[[int], bool], most: int) -> int:
-    """Return the largest number from 1 to `most` that is good, by halving; 0 if not even 1 is."""
+    """Return the largest number from 1 to `most` that is good, by bisection; 0 if not even 1 is."""
     if good(most):
         return most
     least = 1
@@ -328,5 +351,5 @@ def _largest(good: Callable[[int], bool], most: int) -> int:
 
 
 def _at_most(figures: Figures) -> float:
-    """Return what the share of late responses surely is at most."""
+    """Return an upper bound on the share of late answers."""
     return figures.late_share + SURE * figures.late_error

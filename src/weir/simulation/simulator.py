@@ -1,4 +1,4 @@
-"""The simulator: policies against arrivals, in virtual time, with the Batcher that the server runs."""
+"""Simulates policies against arrivals in virtual time, with the Batcher that the server runs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
@@ -20,13 +20,13 @@ from weir.simulation.arrivals import Arrivals, Floats, Ints, parse_arrivals
 from weir.simulation.engine import Engine, EventLog, Run, ServiceTimes, Whole
 from weir.simulation.results import BatchMeans, Comparison, PolicyOutcome, outcome_of
 
-SOLVED = "smdp"  # the policy solved for the very profile, prices or objective, and workers that are simulated
+SOLVED = "smdp"  # the policy that is solved for the profile, prices or objective, and workers of the simulation
 
 
 def split_policies(text: str) -> list[str]:
     """Return the policies that `text` names, separated by commas.
 
-    Commas separate the settings of a policy too: a part `key=value` belongs to the policy before it. So
+    Commas also separate the arguments of a policy: a part `key=value` belongs to the policy before it. So
     `greedy,size-or-delay:size=32,delay=5ms,full:16` are three. Raises SettingsError for a part that can be neither.
     """
     policies: list[str] = []
@@ -46,9 +46,10 @@ def split_policies(text: str) -> list[str]:
 
 
 def settings_for(profile: Profile, settings: BatchingSettings | None = None) -> BatchingSettings:
-    """Return `settings`, or by default none that bounds the policy: batches as large as the profile knows, any queue, any wait.
+    """Return `settings`; by default those that do not limit a policy: the profile's largest batch, any queue, any
+    wait.
 
-    Raises SettingsError if batches may be larger than the profile knows.
+    Raises SettingsError if batches may be larger than the profile has.
     """
     if settings is None:
         return BatchingSettings(max_batch_size=profile.max_batch_size, max_queue_delay=inf, max_queue_size=maxsize)
@@ -64,9 +65,10 @@ def policy_for(
     settings: BatchingSettings | None = None, objective: LatencySLO | None = None,
     solving: Callable[[int, int], None] | None = None,
 ) -> Policy:  # fmt: skip
-    """Return a policy with no memory of any other run: `smdp` solved for this profile, a text, or a copy of an instance.
+    """Return a policy without a memory of other runs: `smdp` solved for this profile, a text, or a copy of an
+    instance.
 
-    `solving` is told (rates done, of how many). Raises SettingsError as `load_policy` does.
+    `solving` is called with (rates done, their number). Raises SettingsError as `load_policy` does.
     """
     if policy == SOLVED:
         from weir.policy.online.adaptive import SolvedPolicy
@@ -80,13 +82,13 @@ def policy_for(
 
 
 def fresh(policy: Policy) -> Policy:
-    """Return a policy like this one that remembers nothing of any run: what its `fresh` returns, else a copy."""
+    """Return a policy like this one that has observed nothing: from its own `fresh`, or a copy."""
     completed = complete(policy)
     return completed.fresh() if completed.remembers else deepcopy(policy)
 
 
 def read_profile(path: str | Path) -> Profile:
-    """Return the profile in the file `path`. Raises SettingsError naming the file if there is none."""
+    """Return the profile in the file `path`. Raises SettingsError naming the file if it cannot be read."""
     try:
         return Profile.from_toml(Path(path).read_text(encoding="utf-8"), str(path))
     except OSError as error:
@@ -95,11 +97,11 @@ def read_profile(path: str | Path) -> Profile:
         raise SettingsError(f"{path}: must be a profile made by `weir profile`: {error}") from error
 
 
-# What is asked of a simulation, held against its rules before anything is done.
+# Checks of arguments, before anything is simulated.
 
 
 def check_count(name: str, value: Any, least: int) -> None:
-    """Raise SettingsError unless `value` is a whole number of at least `least`."""
+    """Raise SettingsError unless `value` is a whole number of at least `least`. `name` is what the error calls it."""
     whole = isinstance(value, int) and not isinstance(value, bool)
     if not whole or value < least:
         raise SettingsError(f"{name}={value!r}: must be {least} or more" + ("" if whole else ", a whole number"))
@@ -120,10 +122,20 @@ def run(
     settings: BatchingSettings | None = None, deadline: float | None = None, prices: Prices | None = None,
     services_seed: int = 1,
 ) -> Run:  # fmt: skip
-    """Return what happens to requests that arrive at `arrival_times` (seconds, ascending), one by one.
+    """Return what happens to requests that arrive at `arrival_times`, one by one.
 
-    `rows` are those of each request, 1 if left out. `deadline` is each request's timeout in seconds. A batch takes the
-    profile's time; where that is random, `services_seed` decides it (engine.py). Raises SettingsError.
+    Args:
+        profile: the costs of a batch. A batch takes the profile's time.
+        policy: a policy or its text.
+        arrival_times: seconds, ascending; shape (requests,).
+        rows: of each request; shape (requests,). None: 1 each.
+        workers: the number of workers.
+        settings: of the batcher; by default as `settings_for` returns.
+        deadline: each request's timeout in seconds.
+        prices: the weights for `smdp`.
+        services_seed: decides random service times (see ServiceTimes in engine.py).
+
+    Raises SettingsError.
     """
     settings = settings_for(profile, settings)
     used = policy_for(policy, profile, prices=prices, workers=workers, settings=settings)
@@ -144,16 +156,27 @@ def simulate(
     settings: BatchingSettings | None = None, deadline: float | None = None, late_after: float | None = None,
     latency_objective: LatencySLO | str | None = None, progress: Progress | None = None,
 ) -> Comparison:  # fmt: skip
-    """Return how each policy does with the same arrivals and the same luck.
+    """Return how each policy does with the same arrivals and the same luck. Memory does not grow with `requests`.
 
-    `profile` may be a file, and `policies` a text with commas between them, as for `weir simulate`. `arrivals` is a process or
-    its text (arrivals.py). `requests` of them are simulated, 100 000 if left out, of a trace
-    all; of these the share `warm_up` is not counted. `deadline` is each request's timeout in seconds; `late_after` only counts
-    those that take longer. With a `latency_objective`, such as "p99=20ms", `smdp` is solved for it, the best policy is the one
-    of least power that keeps it, and `late_after` is its deadline if left out. Memory does not grow with `requests`. `progress`
-    hears of the policy's name, the requests done and their number; of tables that are solved, the rates.
+    Args:
+        profile: the costs of a batch, or the file of a profile.
+        policies: texts or policies, also by name; or one text with commas between them, as for `weir simulate`.
+        arrivals: a process, or its text (see arrivals.py).
+        workers: the number of workers that serve the queue.
+        requests: how many arrive; 100 000 by default, of a trace all.
+        seed: of the random numbers; the same seed gives the same result.
+        warm_up: the share of the requests, from the first on, that does not count.
+        prices: the weights of latency and energy.
+        settings: of the batcher; by default they do not limit the policy.
+        deadline: each request's timeout in seconds.
+        late_after: seconds; answers that take longer count as late, and nothing else. By default `deadline`, or that
+            of the objective.
+        latency_objective: a promise such as "p99=20ms". `smdp` is then solved for it, and the best policy is the one
+            with the least power that keeps it.
+        progress: called with the policy's name, the requests done and their number; while tables are solved, with
+            rates.
 
-    Raises SettingsError naming the key, the value and the rule.
+    Raises SettingsError naming the argument, its value and the rule.
     """
     check_count("workers", workers, 1)
     check_count("seed", seed, 0)
@@ -225,7 +248,7 @@ class _Trial(NamedTuple):
         engine.finish()
 
     def _keeps_up(self, engine: Engine, seen: BatchMeans) -> bool:
-        """Tell whether the line stays finite. A trace ends, so only what was seen counts there."""
+        """Return whether the queue stays finite. A trace ends, so for one only the run itself counts."""
         batcher = engine.batcher
         if self.deadline is not None or is_bounded(batcher.policy, self.settings):
             return True
@@ -241,30 +264,31 @@ class _Trial(NamedTuple):
 # Whether a policy keeps up with its arrivals.
 
 
-MANY = 1_000_000  # rows that wait when a policy is asked what it does with more than enough
+MANY = 1_000_000  # rows waiting: more than any policy waits for
 
 
 def capacity_of(
     policy: Policy, profile: Profile, settings: BatchingSettings, workers: int = 1, *, now: float = 0.0,
     arrivals: int = 0,
 ) -> float | None:  # fmt: skip
-    """Return the rows per second that all workers serve once the queue is long; None where the policy does not say.
+    """Return the rows per second that all workers serve once the queue is long; None if the policy does not decide.
 
-    A long queue is served in the batches that `policy` cuts from it: at this rate or above, it only grows. One that learns
-    is asked when it has: at the end of a run, which was at `now` and after `arrivals` rows.
+    A long queue is served in the batches that `policy` then dispatches. If rows arrive at this rate or faster, the
+    queue only grows. A policy with a memory is asked at the end of a run, at the instant `now` (seconds) and after
+    `arrivals` rows.
     """
     seen = Observation(
         now, MANY, now, inf, arrivals, now, 1, workers, settings.max_batch_size, settings.max_queue_delay, False
     )
     try:
         rows = min(policy.decide(seen).rows, settings.max_batch_size)
-    except Exception:  # what it raises comes up again when it is really asked
+    except Exception:  # the same error is reported when a run asks the policy
         return None
     return workers * rows / float(profile.service_time_ms[rows - 1]) * 1000.0 if rows > 0 else None
 
 
 def is_bounded(policy: Policy, settings: BatchingSettings) -> bool:
-    """Tell whether the queue cannot grow without end, because more are refused."""
+    """Return whether the queue cannot grow without end because arrivals are refused."""
     return settings.max_queue_size < maxsize or complete(policy).max_waiting is not None
 
 

@@ -1,7 +1,8 @@
-"""Intervals for what one long run has shown: batch means.
+"""Intervals for the figures of one long run, by batch means; and the distribution of many numbers.
 
-Responses that follow each other are alike, so a run is divided into stretches, and the mean of each counts as one
-observation. While neighbouring stretches are still alike, they are joined in pairs.
+Responses that follow each other are alike. So a run is divided into stretches, and the mean of each stretch counts as
+one observation. While neighbouring stretches are still alike, they are joined in pairs. (Law and Kelton, "Simulation
+Modeling and Analysis", chapter on output analysis, describe the method of batch means.)
 """
 
 from math import ceil, inf, nan, sqrt
@@ -12,15 +13,18 @@ import numpy as np
 from weir.simulation.arrivals import Floats, Ints
 
 LEVEL = 0.95
-STRETCHES = 64  # of a run
-FEWEST = 8  # stretches that are not joined any further
-ALIKE = 0.5  # a correlation of neighbours above this many of its standard deviations is taken for one: rather too often
-STRONGEST = 0.8  # the largest correlation that is believed of so few observations
+STRETCHES = 64  # in a run
+FEWEST = 8  # fewer stretches are not joined any further
+ALIKE = 0.5  # neighbours count as alike if their correlation exceeds this many of its standard deviations
+STRONGEST = 0.8  # the largest correlation that is taken from so few observations
 
 
 class Estimate(NamedTuple):
-    """A value, and the interval in which the true one lies in 95 of 100 runs; in fewer where the run is short for its load
-    (10,000 requests at load 0.8: about 90 for means, 85 for p99). NaN: nothing was seen."""
+    """A value and its 95 % interval: the true value lies in it in 95 of 100 runs. NaN: there were no observations.
+
+    In runs that are short for their load it is in the interval less often (10,000 requests at load 0.8: about 90 times
+    of 100 for means, 85 for p99).
+    """
 
     value: float
     low: float
@@ -36,14 +40,14 @@ class Estimate(NamedTuple):
 
 
 def stretch_length(requests: int) -> int:
-    """Return how many requests make a stretch, when so many are looked at."""
+    """Return how many requests make a stretch if `requests` are observed."""
     return max(1, ceil(requests / STRETCHES))
 
 
 def estimate(observations: Floats, value: float | None = None) -> Estimate:
-    """Return the interval of the mean of `observations`, one per stretch, around `value` (their mean if left out).
+    """Return the interval of the mean of `observations`, one per stretch, around `value` (their mean if it is None).
 
-    Stretches of which nothing is known (NaN) are left out.
+    Stretches without an observation (NaN) are left out. Shape (stretches,).
     """
     known = observations[np.isfinite(observations)]
     centre = float(np.mean(known)) if value is None and len(known) else value
@@ -54,19 +58,21 @@ def estimate(observations: Floats, value: float | None = None) -> Estimate:
 
 
 def half_width(observations: Floats) -> float:
-    """Return half the width of the 95 % interval of their mean; infinity for fewer than two."""
+    """Return half the width of the 95 % interval of the mean of `observations`, shape (stretches,); infinity for fewer
+    than two.
+    """
     if len(observations) < 2:
         return inf
     joined, alike = _joined(observations)
     count = len(joined)
-    from scipy.special import stdtrit  # only those who ask for intervals need it
+    from scipy.special import stdtrit  # only intervals need scipy
 
     spread = float(np.std(joined, ddof=1)) * sqrt((1.0 + alike) / (1.0 - alike) / count)
     return float(stdtrit(count - 1, 0.5 + LEVEL / 2.0)) * spread
 
 
 def _joined(observations: Floats) -> tuple[Floats, float]:
-    """Join neighbours until they are no longer alike; return also the correlation that is left if they stay so."""
+    """Join neighbours until they are no longer alike. Return also the correlation that is left."""
     while True:
         alike = correlation(observations)
         if alike <= ALIKE / sqrt(len(observations)):
@@ -78,24 +84,28 @@ def _joined(observations: Floats) -> tuple[Floats, float]:
 
 
 def correlation(observations: Floats) -> float:
-    """Return the correlation of neighbours; 0 if all are equal."""
+    """Return the correlation of neighbours in `observations`, shape (stretches,); 0 if all are equal."""
     left = observations - observations.mean()
     total = float(left @ left)
     return float(left[1:] @ left[:-1]) / total if total > 0.0 and len(left) > 2 else 0.0
 
 
-# The distribution of many positive numbers, in memory that does not grow with them.
+# The distribution of many positive numbers.
 
 
-FIRST_OCTAVE, OCTAVES = -14, 36  # the least and the number of the powers of two that are told apart
+FIRST_OCTAVE, OCTAVES = (
+    -14,
+    36,
+)  # the exponent of the smallest power of two that is distinguished, and the number of them
 FINE, COARSE = 10, 7  # a power of two is divided in 2**10 equal intervals: 0.1 % wide at most; or in 2**7, 0.8 %
 EXPONENT = 1023 << 52  # the bits of 1.0
 
 
 class LogHistogram:
-    """Counts of the intervals into which numbers fall: all of them finely, and those of each stretch coarsely.
+    """Counts positive numbers by interval: all of them in fine intervals, and those of each stretch in coarse ones.
 
-    What is told apart reaches from 2**-14 to 2**22; for milliseconds that is from 60 ns to more than an hour.
+    Its memory does not grow with their number. It distinguishes numbers from 2**-14 to 2**22; for milliseconds that is
+    from 60 ns to more than an hour.
     """
 
     def __init__(self, stretches: int) -> None:
@@ -104,7 +114,7 @@ class LogHistogram:
         self.highest = 0.0
 
     def add(self, values: Floats, stretch: Ints) -> None:
-        """Count `values`, each in its stretch."""
+        """Count `values`, each in the stretch of the same index in `stretch`; both of the same shape."""
         if not len(values):
             return
         stretches, width = self.by_stretch.shape
@@ -117,7 +127,7 @@ class LogHistogram:
         self.highest = max(self.highest, float(values.max()))
 
     def quantile(self, share: float) -> float:
-        """Return the number below which that share lies; NaN of nothing."""
+        """Return the number below which the given share of the numbers lies; NaN without numbers."""
         sums = np.cumsum(self.counts)
         if not sums[-1]:
             return nan
@@ -128,15 +138,17 @@ class LogHistogram:
         return low + (high - low) * (wanted - float(sums[place]) + inside) / inside if inside else low
 
     def beyond(self, value: float) -> float:
-        """Return the share above `value`; NaN of nothing."""
+        """Return the share of the numbers above `value`; NaN without numbers."""
         total = float(self.counts.sum())
         return 1.0 - _below(self.counts[None], value, FINE)[0] / total if total else nan
 
     def estimate(self, share: float) -> tuple[Estimate, Floats]:
-        """Return the quantile with its interval, and an observation of it per stretch whose mean it is, to first order.
+        """Return a quantile with its interval, and an observation of it for each stretch (to first order, with the
+        same mean).
 
-        The interval is that of the share below the quantile, which is a mean, read through the distribution. (Quantiles of
-        single stretches would be biased, for what is rare comes in clusters.)
+        The interval is that of the share below the quantile, which is a mean, translated by the distribution.
+        Quantiles of single stretches would be biased, because rare values come in clusters. Shape of the observations:
+        (stretches,).
         """
         value, totals = self.quantile(share), self.by_stretch.sum(axis=1)
         seen = totals > 0
@@ -150,23 +162,26 @@ class LogHistogram:
         low, high = self.quantile(max(share - half, 0.0)), self.quantile(min(share + half, 1.0))
         slope = (high - low) / (min(share + half, 1.0) - max(share - half, 0.0)) if half > 0.0 else 0.0
         observed: Floats = value - (below - share) * slope
-        # What lies in one interval is not told apart.
+        # Numbers in one interval are not distinguished, so the ends of the interval go to its edges.
         return Estimate(value, edges(_place(low, FINE), FINE), edges(_place(high, FINE) + 1, FINE)), observed
 
 
 def edges(place: int, bits: int) -> float:
-    """Return where the interval of that number begins, with 2**bits intervals in a power of two."""
+    """Return where interval number `place` begins, with 2**bits intervals in a power of two."""
     octave, part = divmod(place, 1 << bits)
     return float(np.ldexp(1.0 + part / (1 << bits), octave + FIRST_OCTAVE))
 
 
 def _place(value: float, bits: int) -> int:
-    """Return the number of the interval in which `value` lies; below 0 if it lies before all of them."""
+    """Return the number of the interval in which `value` lies; negative if it lies below all of them."""
     return int((np.array([value]).view(np.int64)[0] - EXPONENT >> 52 - bits) - (FIRST_OCTAVE << bits))
 
 
 def _below(counts: Ints, value: float, bits: int) -> Floats:
-    """Return how many of each row lie below `value`, those of its own interval in proportion."""
+    """Return how many numbers of each row of `counts`, shape (rows, intervals), lie below `value`.
+
+    Those in the interval of `value` count in proportion. Shape (rows,).
+    """
     place = _place(value, bits)
     if place < 0:
         return np.zeros(len(counts))

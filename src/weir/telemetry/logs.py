@@ -395,8 +395,8 @@ class AccessLog(SilentObserver):
 
 logger = logging.getLogger("weir")
 
-# An observer hears of requests at their end, which is not the order of their arrival. So many are kept to be sorted: more are
-# seldom in progress at once.
+# An observer hears of requests at their end, which is not the order of their arrival. So many are kept to be sorted:
+# more are seldom in progress at once.
 KEPT = 8192
 # Lines written at once, in about a millisecond of the event loop's time.
 WRITTEN_AT_ONCE = 2048

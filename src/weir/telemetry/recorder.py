@@ -404,8 +404,8 @@ def _first_pieces(dispatch: Dispatch) -> list[Request]:
     return [request for request, piece in pieces if piece is None or piece[0] == 0]
 
 
-# The batches of the last 30 to 60 seconds. The window is called once per batch. It consists of two halves, the one that is
-# being filled and the complete one before it, so that old batches are forgotten without a list of them.
+# The batches of the last 30 to 60 seconds. The window is called once per batch. It consists of two halves, the one
+# that is being filled and the complete one before it, so that old batches are forgotten without a list of them.
 
 
 HALF = 30.0  # seconds

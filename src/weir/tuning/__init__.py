@@ -1,1 +1,1 @@
-"""How a running model is measured, and how its policy is solved anew while it serves."""
+"""How a running model is measured, and how its policy gets new tables while it serves."""

@@ -1,7 +1,8 @@
-"""Profiles from a service's own workers: measured at its start (the policy `auto`), or learned from the batches that it runs anyway.
+"""Profiles from a service's own workers: measured at its start (policy `auto`), or learned from the batches that it
+runs.
 
-Solving is not waited for at a start: it takes as long as it takes, and until then the policy is greedy. Whatever goes wrong is a
-warning; a start fails only where it would have failed anyway.
+A start does not wait for the solver; until there are tables the policy is greedy. Errors of the measurement are logged
+as warnings; a start only fails where it would have failed without a measurement.
 """
 
 import asyncio
@@ -26,16 +27,21 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("weir")
 
-EACH = 10  # batches of a size before it counts
-LAST = 64  # of each size that are remembered
-LEFT_OUT = 0.05  # of them, the longest: on a shared machine they are the machine's doing, and one outweighs hundreds
-ENOUGH = 200  # batches in all, and again that many before it is looked at anew
-GROWN = 2  # times the largest size known before: then it is worth another look
-LARGEST_CV = 1.0
+EACH = 10  # batches of a size before the size counts
+LAST = 64  # batches of each size that are remembered
+LEFT_OUT = (
+    0.05  # share of them, the longest, that is left out: on a shared machine one pause outweighs hundreds of batches
+)
+ENOUGH = 200  # batches before a profile is tried, and again before each further one
+GROWN = 2  # a further profile is made when the largest size has grown by this factor
+LARGEST_CV = 1.0  # a larger coefficient of variation counts as this one
 
 
 class OnlineProfile:
-    """Service times by size, the last ones. `power` is in watts; without it energy counts as time does."""
+    """A profile from the last service times of each batch size.
+
+    `power` is the power of a busy worker in watts; without it, energy is a unit of time (1 mJ for 1 ms).
+    """
 
     def __init__(self, max_batch_size: int, power: float | None) -> None:
         self._power = power
@@ -44,7 +50,9 @@ class OnlineProfile:
         self._known = 0  # the largest size in the last profile
 
     def observe(self, rows: int, seconds: float) -> Profile | None:
-        """A batch of `rows` took `seconds`. Return a profile when that has become possible, or much better than the last."""
+        """Take note that a batch of `rows` rows took `seconds`. Return a profile if one is possible that is new or
+        much better.
+        """
         self._seconds[min(rows, len(self._seconds) - 1)].append(seconds)
         self._batches += 1
         return self._profile() if self._batches % ENOUGH == 0 else None
@@ -52,7 +60,7 @@ class OnlineProfile:
     def _profile(self) -> Profile | None:
         sizes = [size for size, seconds in enumerate(self._seconds) if len(seconds) >= EACH]
         if not sizes or sizes[-1] < GROWN * max(self._known, sizes[0]):
-            return None  # one size says nothing of how time grows with it
+            return None  # one size does not show how time grows with it
         self._known = sizes[-1]
         means, deviations, counts = np.array([_usual(self._seconds[size]) for size in sizes]).T
         every = np.arange(1.0, len(self._seconds))
@@ -64,7 +72,7 @@ class OnlineProfile:
 
 
 def _usual(seconds: Iterable[float]) -> tuple[float, float, int]:
-    """Return mean, standard deviation and number of all but the longest."""
+    """Return mean, standard deviation (both in seconds) and number of all durations but the longest."""
     kept = sorted(seconds)
     del kept[len(kept) - max(1, int(LEFT_OUT * len(kept))) :]
     mean = sum(kept) / len(kept)
@@ -72,7 +80,11 @@ def _usual(seconds: Iterable[float]) -> tuple[float, float, int]:
 
 
 def rising(means: Floats, weights: Floats) -> Floats:
-    """Return the non-decreasing values nearest to `means` by weighted least squares (pool adjacent violators)."""
+    """Return the non-decreasing values nearest to `means` by weighted least squares; all of shape (sizes,).
+
+    The method is to pool adjacent violators (Barlow, Bartholomew, Bremner and Brunk, "Statistical Inference under
+    Order Restrictions", 1972).
+    """
     pools: list[tuple[float, float, int]] = []  # mean, weight, how many
     for mean, weight in zip(means.tolist(), weights.tolist(), strict=True):
         pool = (mean, weight, 1)
@@ -85,8 +97,11 @@ def rising(means: Floats, weights: Floats) -> Floats:
 
 
 def _extended(sizes: Floats, times: Floats, every: Floats) -> Floats:
-    """Return the times of every size: on straight lines between those known, and beyond them on the line through the first
-    and the last, which never falls and never reaches 0."""
+    """Return the times for the sizes `every`, from `times` at `sizes`; in ms, shape of `every`.
+
+    Between known sizes they are interpolated. Beyond them they are on the straight line through the first and the
+    last, which never falls and never reaches 0.
+    """
     slope = (times[-1] - times[0]) / (sizes[-1] - sizes[0])
     table: Floats = np.interp(every, sizes, times)
     below, beyond = every < sizes[0], every > sizes[-1]
@@ -95,16 +110,18 @@ def _extended(sizes: Floats, times: Floats, every: Floats) -> Floats:
     return table
 
 
-# Two to each doubling: between them the profile interpolates, and a start has no time to look for every edge.
+# Batch sizes that a start measures: two to each doubling, since it has no time to look for every step.
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-# Times the seconds that were asked for: each size is measured a few times even then, but a model so slow that this takes
-# longer is served, and learned from.
+# Times the seconds that were asked for. If a few batches of each size take longer than that, the model is served
+# without a profile, and one is learned from its batches.
 LONGEST_MEASURING = 3.0
 NO_METERS = "a start has no time for them; `weir profile` reads them, and auto:profile=FILE uses what it wrote"
 
 
 class ProfiledExecutor:
-    """An executor that is measured while it starts, before its listener hears of the workers. Afterwards it is `inner`."""
+    """An executor that is measured while it starts, before its listener hears of the workers. Then it works as
+    `inner`.
+    """
 
     def __init__(
         self, inner: Executor, tuner: "PolicyTuner", policy: AutoPolicy, model: type[Model], settings: WorkerSettings,
@@ -117,7 +134,7 @@ class ProfiledExecutor:
         self._settings = settings
         self._max_batch_size = max_batch_size
         self._preparing: asyncio.Task[None] | None = None
-        # Nothing stands between a service and its workers.
+        # These go to the inner executor directly, without a further call.
         self.run = inner.run
         self.cancel = inner.cancel
         self.reserve = inner.reserve
@@ -127,7 +144,7 @@ class ProfiledExecutor:
         self.remove_worker = inner.remove_worker
 
     async def start(self, listener: Listener) -> None:
-        """Start the workers and measure the first of them; return when that is done."""
+        """Start the workers and measure the first of them. Return when that is done."""
         if self._tuner.profile is not None:  # from an earlier start
             await self._inner.start(listener)
             return
@@ -139,7 +156,7 @@ class ProfiledExecutor:
         measuring.step_aside(listener)
 
     async def stop(self) -> None:
-        """End the measurement, if it is not over, and the workers."""
+        """End the measurement, if it is still running, and the workers."""
         if self._preparing is not None and not self._preparing.done():
             self._preparing.cancel()
         await self._inner.stop()

@@ -1,7 +1,7 @@
-"""Keeps the tables of a solved policy up to date with the workers that there are, the prices, and the service times.
+"""Keeps the tables of a solved policy up to date with the present workers, the prices and the service times.
 
-A change of workers, prices or service times changes what the tables should be for. One task at a time has the newest request solved, in another
-process, and swaps the tables when they are there. Until then, and whenever solving fails, the old ones stay in force.
+When one of them changes, new tables are needed. One task at a time has the newest request solved, in another process,
+and swaps the tables when they are ready. Until then, and whenever solving fails, the old tables stay in force.
 """
 
 import asyncio
@@ -33,10 +33,11 @@ FIELDS = (*WEIGHTS, "reference_rate", "latency_objective")
 
 
 def changed_prices(prices: Prices, objective: LatencySLO | None, changes: Any) -> tuple[Prices, LatencySLO | None]:
-    """Return `prices` and `objective` with `changes` put over them; what they do not name stays.
+    """Return `prices` and `objective` with `changes` applied; what they do not name stays.
 
-    `changes` is a mapping of FIELDS: numbers, or None for a `reference_rate` or `latency_objective` ("p99=20ms") that is to
-    be no more. Raises InvalidRequest for anything else, SettingsError for a value that cannot be.
+    `changes` is a mapping of FIELDS to numbers, to a text for `latency_objective` ("p99=20ms"), or to None, which
+    removes `reference_rate` or `latency_objective`. Raises InvalidRequest for anything else, SettingsError for a value
+    that breaks its rule.
     """
     if not isinstance(changes, Mapping):
         raise InvalidRequest(f"must be an object with some of {', '.join(FIELDS)}; is {brief(changes, 100)}")
@@ -64,25 +65,38 @@ def _check_price(name: Any, value: Any) -> None:
         raise SettingsError(f"{name}: must be less than 1e300")
 
 
-# Seconds. A bank for one worker takes half of one; a promise about latency is found by simulation, which takes many.
-LONGEST_CHANGE = 120.0  # that somebody waits who changes the prices
-LONGEST_SOLVE = 600.0
+# Seconds. Solving for one worker takes half a second; a promise about latency needs simulations, which take many
+# seconds.
+LONGEST_CHANGE = 120.0  # for a caller who changes the prices
+LONGEST_SOLVE = 600.0  # otherwise
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds between a failure and the next try
-REST = 10.0  # times as long as solving took: where service times never settle, no more than so much is spent on them
-REMEMBERED = 8  # banks: a worker that comes back finds the tables that were there before it died
+REST = 10.0  # after drift the solver rests so many times as long as it took, since service times may never settle
+REMEMBERED = 8  # banks; when a worker comes back, the tables for as many workers are still there
 
 Solve = Callable[[SolveRequest, float], Coroutine[Any, Any, Bank]]
-Pause = Callable[[float], Awaitable[None]]  # for so many seconds of the clock
+Pause = Callable[[float], Awaitable[None]]  # sleeps for so many seconds of the clock
 
 
 class PolicyTuner(SilentObserver):
-    """Belongs to one service, as an Observer of its workers and batches; works between `open` and `close`.
+    """Belongs to one service, whose workers and batches it observes. It works between `open` and `close`.
 
-    Facts to read: `policy`; the `profile`, `prices` and `objective` that the tables are to be for; `drift`, the factor by
-    which service times have changed since they were measured; `counts` of swaps by reason, `reason` and `seconds` (of
-    solving) of the last one; `failures`, and the `error` of the last try, "" if it succeeded. `learned` learns a profile
-    from batches where there is none. `solve` makes a bank or raises within so many seconds (in another process, if left
-    out). `clock` returns seconds, and `pause` sleeps for so many of them.
+    Args:
+        model: the label of the model, for log lines.
+        policy: whose tables it keeps.
+        prices, objective: what they are solved for.
+        clock: returns seconds.
+        pause: sleeps for so many seconds of the clock.
+        learned: learns a profile from batches, if there is none.
+        solve: returns a bank, or raises, within so many seconds; by default in another process.
+
+    Attributes:
+        policy: the policy.
+        profile, prices, objective: what the tables shall be for.
+        drift: the factor by which service times have changed since they were measured.
+        counts: swaps of tables by reason.
+        reason, seconds: the reason of the last swap, and how long solving took.
+        failures: the number of failed tries to solve.
+        error: why the last try failed; "" if it succeeded.
     """
 
     def __init__(
@@ -111,12 +125,12 @@ class PolicyTuner(SilentObserver):
         self._banks: OrderedDict[SolveRequest, Bank] = OrderedDict()
         self._ready: set[int] = set()
         self._solved_for: SolveRequest | None = None
-        self._refused: SolveRequest | None = None  # by the solver: it would refuse it again
+        self._refused: SolveRequest | None = None  # the solver has refused it, and would do so again
         self._cause = "workers"
         self._updating: asyncio.Task[None] | None = None
         self._solving: asyncio.Task[Bank] | None = None
         self._opened = False
-        self._rested = 0.0  # the instant until which drift alone is no reason
+        self._rested = 0.0  # the instant until which drift alone causes no solving
         if policy.bank is not None:
             bank = policy.bank
             self._take_profile(bank.profile)
@@ -126,13 +140,16 @@ class PolicyTuner(SilentObserver):
     # The life of a service.
 
     def attach(self, swapped: Callable[[], None], *, watch: bool) -> None:
-        """`swapped` is called after each swap of the tables. `watch`: the time that a batch occupies its worker is the
-        worker's alone, so that it can be held against the profile."""
+        """Call `swapped` after each swap of the tables.
+
+        `watch`: the time for which a batch occupies its worker is the worker's alone, so it can be compared with the
+        profile.
+        """
         self._swapped = swapped
         self._watch = watch
 
     def measured(self, profile: Profile) -> None:
-        """Service times are those of `profile`: the tables are to be for it, and none needs to be learned."""
+        """Use `profile` for the tables; none needs to be learned."""
         self._learned = None
         self._take_profile(profile)
 
@@ -147,16 +164,16 @@ class PolicyTuner(SilentObserver):
         self._update("start")
 
     async def close(self) -> None:
-        """Stop keeping them up to date; no process is left when it returns. Idempotent."""
+        """Stop keeping them up to date. No process is left when it returns. Idempotent."""
         self._opened = False
         await _ended(self._updating, self._solving)
         await self._process.close()
         self._ready.clear()
 
-    # What happens.
+    # Events.
 
     def worker_changed(self, model: str, worker: int, state: str, reason: str) -> None:
-        """Count the workers that are ready: the tables are to be for as many."""
+        """Count the ready workers: the tables shall be for as many."""
         if state == "ready":
             self._ready.add(worker)
         else:
@@ -164,7 +181,7 @@ class PolicyTuner(SilentObserver):
         self._update("workers")
 
     def computed(self, model: str, dispatch: Dispatch, timing: Timing, now: float) -> None:
-        """Hold the time of a batch against the profile."""
+        """Compare the time of a batch with the profile."""
         if not self._watch:
             return
         if self._detector is not None:
@@ -179,26 +196,31 @@ class PolicyTuner(SilentObserver):
 
     def _drifted(self, factor: float) -> None:
         assert self.profile is not None  # it is what the detector compares with
-        derived = self.profile.energy_source in ("time", "stated")  # from times: then it has changed with them
+        derived = self.profile.energy_source in (
+            "time",
+            "stated",
+        )  # derived from service times, so it changes with them
         self.profile = self.profile.scaled(time=factor, energy=factor if derived else 1.0)
         self.drift *= factor
         self._detector = DriftDetector(self.profile)
-        # Not louder: on a machine with other work this comes every second. That tables were solved anew is said below.
+        # Only for debugging: beside other work this happens every second. `_swap` logs new tables.
         logger.debug("model %r: batches take %.2f times as long as before", self._model, factor)
         self._update("drift")
 
     async def change(self, changes: Any) -> None:
-        """Solve for other prices and swap the tables; return once they are in force. One after the other, if several ask.
+        """Solve for other prices and swap the tables. Return once they are in force. Several changes run one after
+        another.
 
-        `changes` are put over what is in force: see changed_prices. Nothing has changed when it raises: InvalidRequest or
-        SettingsError with the reason, DeadlineExceeded, ModelNotReady or Draining if the service does not run (any more).
+        `changes` are applied to what is in force: see changed_prices. When it raises, nothing has changed:
+        InvalidRequest or SettingsError with the reason, DeadlineExceeded, ModelNotReady or Draining if the service
+        does not run.
         """
         if not self._opened:
             raise ModelNotReady(f"model {self._model!r} is not ready: its policy cannot be changed")
         try:
             async with self._changing:
                 if not self._opened:
-                    raise Draining(f"model {self._model!r} was stopped before it was this change's turn")
+                    raise Draining(f"model {self._model!r} was stopped before this change began")
                 prices, objective = changed_prices(self.prices, self.objective, changes)
                 if (prices, objective) != (self.prices, self.objective):
                     await _ended(self._updating)
@@ -217,15 +239,17 @@ class PolicyTuner(SilentObserver):
                     raise
                 raise Draining(f"model {self._model!r} was stopped before the new tables were there") from None
             except TimeoutError:
-                raise DeadlineExceeded(f"no new tables within {LONGEST_CHANGE:g} s; the old ones go on") from None
+                raise DeadlineExceeded(
+                    f"no new tables within {LONGEST_CHANGE:g} s; the old ones stay in force"
+                ) from None
             self._swap(request, bank, "prices", seconds)
         self.prices, self.objective = prices, objective
 
-    # How it is done.
+    # Solving.
 
     @property
     def solving(self) -> bool:
-        """Whether tables are being solved at this moment."""
+        """Whether tables are being solved now."""
         return self._solving is not None and not self._solving.done()
 
     def _wanted(self) -> SolveRequest | None:
@@ -235,7 +259,9 @@ class PolicyTuner(SilentObserver):
         return SolveRequest(self.profile, self.prices, len(self._ready), self.objective)
 
     def _update(self, cause: str) -> None:
-        """Start to solve if the tables should be for something else than they are. `cause` is the reason that is counted."""
+        """Start solving if the tables should be for something else than they are. `cause` is the reason that is
+        counted.
+        """
         self._cause = cause
         if not self._opened or self._changing.locked() or (self._updating is not None and not self._updating.done()):
             return
@@ -262,7 +288,7 @@ class PolicyTuner(SilentObserver):
                 continue
             pause = FIRST_PAUSE
             self._rested = self._clock() + min(REST * seconds, LONGEST_PAUSE)
-            if self._wanted() != self._solved_for:  # it has not changed back meanwhile
+            if self._wanted() != self._solved_for:  # else it has changed back meanwhile
                 self._swap(request, bank, cause, seconds)
 
     async def _bank_for(self, request: SolveRequest, limit: float) -> tuple[Bank, float]:
@@ -295,11 +321,11 @@ class PolicyTuner(SilentObserver):
         self.error = str(error) or "not solved in time"
         if isinstance(error, SettingsError):
             self._refused = request
-        logger.warning("model %r: no new tables, the policy goes on as it is: %s", self._model, self.error)
+        logger.warning("model %r: no new tables, the policy stays as it is: %s", self._model, self.error)
 
 
 async def _ended(*tasks: "asyncio.Task[Any] | None") -> None:
-    """Cancel those that are not done and wait until they are."""
+    """Cancel the tasks that are not done, and wait until they are."""
     running = [task for task in tasks if task is not None and not task.done()]
     for task in running:
         task.cancel()
@@ -310,9 +336,9 @@ async def _ended(*tasks: "asyncio.Task[Any] | None") -> None:
 def make_tuner(
     model: str, policy: Policy, max_batch_size: int, clock: Callable[[], float], pause: Pause
 ) -> PolicyTuner | None:
-    """Return what looks after the tables of `policy`, None if it is no solved policy of Weir's.
+    """Return the tuner of `policy`; None if it is not a solved policy of Weir's.
 
-    Raises SettingsError for a profile's file that cannot be used, and for a policy that would never have tables.
+    Raises SettingsError for a profile file that cannot be used, and for a policy that would never have tables.
     """
     if not isinstance(policy, SolvedPolicy):
         return None
@@ -324,7 +350,7 @@ def make_tuner(
         return tuner
     bank = policy.bank
     if bank is None:
-        raise SettingsError("policy=SolvedPolicy(): must have a bank; without one, let it be auto")
+        raise SettingsError("policy=SolvedPolicy(): must have a bank; without one, use auto")
     tuner = PolicyTuner(model, policy, bank.prices, bank.objective, clock=clock, pause=pause)
     if max_batch_size < bank.profile.max_batch_size:
         tuner.measured(bank.profile.up_to(max_batch_size))
@@ -334,7 +360,7 @@ def make_tuner(
 def with_profile(
     executor: Executor, tuner: PolicyTuner, model: type[Model], settings: WorkerSettings, max_batch_size: int
 ) -> Executor:
-    """Return an executor that is measured while it starts, if its policy is to measure the model itself."""
+    """Return an executor that is measured while it starts, if the policy measures the model itself; else `executor`."""
     if not isinstance(tuner.policy, AutoPolicy) or tuner.policy.profile is not None:
         return executor
     return ProfiledExecutor(executor, tuner, tuner.policy, model, settings, max_batch_size)

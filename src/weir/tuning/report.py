@@ -1,4 +1,4 @@
-"""A policy's report: what it does beside what was predicted."""
+"""The report of a policy: its predictions beside what was measured."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -14,10 +14,17 @@ if TYPE_CHECKING:
 def explain_policy(
     model: str, policy: Any, batcher: Batcher, measured: RollingWindow, tuner: "PolicyTuner | None" = None
 ) -> dict[str, Any]:
-    """Return the document about a policy, as a JSON-able dict: what it knows nothing of is None.
+    """Return the report of a policy as a JSON-able dict. What is unknown is None.
 
-    `policy` is the setting; `tuner` is there if it is a solved one. Rates are rows per second; `measured` covers its
-    `seconds`, and its power is that of batches which take the energy that the profile states.
+    Rates are in rows per second and times in the unit of their names. `measured` covers its last `seconds`; its power
+    assumes that batches take the energy of the profile.
+
+    Args:
+        model: the label of the model.
+        policy: the value of the setting.
+        batcher: which the policy decides for.
+        measured: the recent batches.
+        tuner: keeps the tables, if the policy is a solved one.
     """
     reading = measured.read()
     recent = batcher.recent
@@ -57,9 +64,9 @@ def _measured(reading: WindowSummary) -> dict[str, Any]:
 
 
 def _solved(tuner: "PolicyTuner", reading: WindowSummary, workers: int) -> dict[str, Any]:
-    """Return what there is to say of a solved policy, while it is still greedy too."""
+    """Return the part of the report that only a solved policy has, also while it is still greedy."""
     prices, objective, profile, bank = tuner.prices, tuner.objective, tuner.profile, tuner.policy.bank
-    said = tuner.policy.explain() | {
+    explained = tuner.policy.explain() | {
         "workers": workers,
         "prices": asdict(prices),
         "objective": None if objective is None else objective.to_dict(),
@@ -78,10 +85,10 @@ def _solved(tuner: "PolicyTuner", reading: WindowSummary, workers: int) -> dict[
         },
     }
     if profile is not None:
-        said["measured"] |= {"power_w": reading.power_w(profile), "cost": reading.cost(profile, prices)}
-        said["profile"] = _profile(profile)
-        said["drift"] = {"factor": tuner.drift}
-    return said
+        explained["measured"] |= {"power_w": reading.power_w(profile), "cost": reading.cost(profile, prices)}
+        explained["profile"] = _profile(profile)
+        explained["drift"] = {"factor": tuner.drift}
+    return explained
 
 
 def _profile(profile: "Profile") -> dict[str, Any]:

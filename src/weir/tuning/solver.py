@@ -1,7 +1,8 @@
-"""Solves banks of tables beside a server: a model on one worker process of its own.
+"""Solves banks of tables beside a server, as a model on a worker process of its own.
 
-The process is started by the first request and stays, because a start is what disturbs a server most: a new process loads its libraries and
-gives its memory back at the end, and for that the kernel takes CPUs for milliseconds, whatever the process's priority.
+The first request starts the process, which then stays. Starting one is what disturbs a server most: a new process
+loads its libraries, and frees its memory at the end, and for both the kernel uses CPUs for milliseconds, whatever its
+priority.
 """
 
 import asyncio
@@ -21,12 +22,12 @@ if TYPE_CHECKING:
     from weir.policy.solve.bank import Bank
 
 NAME = "the solving process"
-NICENESS = 10
-DROPPED_LIMIT = 2.0  # seconds: a bank for one worker takes less, and is quicker solved to its end than in a new process
+NICENESS = 10  # of the solving process, beside the server's
+DROPPED_LIMIT = 2.0  # seconds; a bank for one worker takes less, so it is solved sooner than a new process starts
 
 
 class SolveRequest(NamedTuple):
-    """What a bank is to be solved for."""
+    """What a bank is solved for."""
 
     profile: "Profile"
     prices: "Prices"
@@ -35,13 +36,15 @@ class SolveRequest(NamedTuple):
 
 
 class Solver(Model):
-    """Runs in the solving process. Its answer to a SolveRequest is the bytes of a bank's file, or the text why there can be none."""
+    """Runs in the solving process. It answers a SolveRequest with the content of a bank file, or with the reason why
+    there is no bank as a text.
+    """
 
     def __init__(self, niceness: int = NICENESS) -> None:
         self._niceness = niceness
 
     def load(self) -> None:
-        """Give way to the server and its workers, and load what solves."""
+        """Lower the priority below that of the server and its workers, and import the solver."""
         os.nice(self._niceness)
         import weir.simulation.banks  # noqa: F401 - takes long
 
@@ -60,21 +63,24 @@ class Solver(Model):
 
 
 class SolvingProcess:
-    """Solves one request after the other, on one event loop until `close`. With `niceness` its process leaves the CPUs to others."""
+    """Solves one request after another, on one event loop, until `close`.
+
+    `niceness` is added to that of its process, so that it yields CPUs to the server.
+    """
 
     def __init__(self, niceness: int = NICENESS) -> None:
         self._niceness = niceness
         self._pool: ProcessPool | None = None
         self._turn = asyncio.Lock()
         self._ids = count(1)
-        self._answer: asyncio.Future[Any] | None = None  # of the last request, also when its caller has left
+        self._answer: asyncio.Future[Any] | None = None  # to the last request, even if its caller has left
 
     async def solve(self, request: SolveRequest, limit: float) -> "Bank":
         """Return the bank that `request` asks for.
 
-        Raises SettingsError with the reason when there can be none, ModelError when the process ends or cannot be started, and
-        TimeoutError after `limit` seconds. A request whose caller was cancelled is solved to its end; after DROPPED_LIMIT seconds the
-        process is ended for the next one, which gets another.
+        Raises SettingsError with the reason if there is none, ModelError when the process ends or cannot be started,
+        and TimeoutError after `limit` seconds. A request whose caller was cancelled is solved to its end; if the next
+        request has waited for that for DROPPED_LIMIT seconds, the process is ended and a new one is started.
         """
         from weir.policy.solve.bank import Bank
 
@@ -96,7 +102,7 @@ class SolvingProcess:
             raise ModelError(error.message) from error
 
     async def close(self) -> None:
-        """End the process, if there is one; it is gone when this returns. Idempotent."""
+        """End the process, if there is one, and wait until it has ended. Idempotent."""
         pool, self._pool = self._pool, None
         if pool is not None:
             self._end(ModelError(f"{NAME} was ended"))
@@ -119,17 +125,17 @@ class SolvingProcess:
         answer: bytes | str = self._answer.result()
         return answer
 
-    # What the pool says (Listener).
+    # Events of the pool (Listener).
 
     def worker_ready(self, worker: int, places: int) -> None:
-        """Do nothing: what is solved next starts when it is asked for."""
+        """Do nothing: the next request starts when it is made."""
 
     def worker_lost(self, worker: int, reason: str) -> None:
-        """Fail the request that was being solved."""
+        """Fail the present request."""
         self._end(ModelError(f"{NAME} ended: {reason}"))
 
     def unavailable(self, reason: str) -> None:
-        """Fail the request that was being solved."""
+        """Fail the present request."""
         self._end(ModelError(f"{NAME} cannot be started: {reason}"))
 
     def received(self, worker: int, events: Events) -> None:
@@ -140,6 +146,6 @@ class SolvingProcess:
         if self._answer is not None and not self._answer.done():
             if isinstance(end, WeirError):
                 self._answer.set_exception(end)
-                self._answer.exception()  # nobody may wait for it any more
+                self._answer.exception()  # marks it as read: there may be no caller any more
             else:
                 self._answer.set_result(end)

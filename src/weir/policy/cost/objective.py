@@ -157,9 +157,9 @@ def unavoidable_power_w(profile: Profile, rate: float) -> float:
     do not keep up with the rate. What a policy draws or costs beyond it is its *excess*, by which policies are
     compared.
     """
-    # A linear programme: f(b) batches of b rows start per ms, with sum b·f = λ and sum τ·f <= 1; sum ζ·f shall be least.
-    # Its dual: the largest λ·u(v) - v over v >= 0, where u(v) = min (ζ + v·τ)/b is the energy of a row if busy time has
-    # the price v. Every v gives a lower bound, and bisection finds the best one.
+    # A linear programme: f(b) batches of b rows start per ms, with sum b·f = λ and sum τ·f <= 1; sum ζ·f shall be
+    # least. Its dual: the largest λ·u(v) - v over v >= 0, where u(v) = min (ζ + v·τ)/b is the energy of a row if busy
+    # time has the price v. Every v gives a lower bound, and bisection finds the best one.
     per_ms, times = rate / 1000.0, profile.service_time_ms
     slopes = per_ms * times / profile.sizes - 1.0
 

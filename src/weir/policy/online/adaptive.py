@@ -32,18 +32,19 @@ from weir.policy.solve.bank import Bank
 
 # What a solved policy costs beside the greedy one, and when it must be greedy itself.
 #
-# A table is the best one for Poisson arrivals at one rate. With other traffic its waits may be a loss: a burst ends while the
-# policy waits for its next rows, or the rate swings, which changes what a millisecond is worth. No estimate of the rate can
-# rule that out, but an account of costs can. Two virtual queues meet the arrivals that the policy observes, with the
-# profile's service times and energies: one is served greedily, the other by the tables, or greedily while the policy is greedy.
-# Their difference is what the policy has paid for its waits. While that is more than ALLOWED of greedy's cost, the policy is
-# greedy. Then the difference stays and the cost it is compared with grows, so the tables soon decide again. In the long run
-# the policy costs at most ALLOWED more than greedy, on any traffic, and uses its tables wherever they pay.
+# A table is the best one for Poisson arrivals at one rate. With other traffic its waits may be a loss: a burst ends
+# while the policy waits for its next rows, or the rate swings, which changes what a millisecond is worth. No estimate
+# of the rate can rule that out, but an account of costs can. Two virtual queues meet the arrivals that the policy
+# observes, with the profile's service times and energies: one is served greedily, the other by the tables, or greedily
+# while the policy is greedy. Their difference is what the policy has paid for its waits. While that is more than
+# ALLOWED of greedy's cost, the policy is greedy. Then the difference stays and the cost it is compared with grows, so
+# the tables soon decide again. In the long run the policy costs at most ALLOWED more than greedy, on any traffic, and
+# uses its tables wherever they pay.
 #
-# Both queues meet the same arrivals, so chance cancels. The instants of arrivals are known while a worker is idle, which is
-# when the two differ; those that come while all are busy are spread evenly between the first and the last. Savings count only
-# up to RESERVE, and the past is repeatedly halved, so old savings do not pay for new losses for long. Time is what the policy
-# observes: nothing here reads a clock.
+# Both queues meet the same arrivals, so chance cancels. The instants of arrivals are known while a worker is idle,
+# which is when the two differ; those that come while all are busy are spread evenly between the first and the last.
+# Savings count only up to RESERVE, and the past is repeatedly halved, so old savings do not pay for new losses for
+# long. Time is what the policy observes: nothing here reads a clock.
 
 
 ALLOWED = 0.0025  # share of greedy's cost that the policy may cost more
@@ -400,10 +401,10 @@ def _guards(stage: RateBand, rate: float) -> dict[str, float | None]:
 
 # Which of two tables decides the next batch, if a share of the batches belongs to the second one.
 #
-# A promise is sometimes kept at least cost not by one table but by a mix of two. The mix is made without chance: with each
-# batch the second table is owed its share, and when that adds up to a whole batch, it decides one (error diffusion). Of any
-# number of batches in a row it decides the wanted share to within one batch, where chance would be off by the square root of
-# their number; and the same run always makes the same decisions.
+# A promise is sometimes kept at least cost not by one table but by a mix of two. The mix is made without chance: with
+# each batch the second table is owed its share, and when that adds up to a whole batch, it decides one (error
+# diffusion). Of any number of batches in a row it decides the wanted share to within one batch, where chance would be
+# off by the square root of their number; and the same run always makes the same decisions.
 
 
 class Mixing:
@@ -498,7 +499,8 @@ class SolvedPolicy(PolicyBase):
         """Set `max_waiting` for the time after `rows` rows are dispatched (0: the policy waits), as `gate` says."""
         waiting, now, oldest = seen.waiting, seen.now, seen.oldest_arrival
         if rows and rows < waiting:
-            # When the first row that stays arrived: as if at even gaps, but not before the extra batch if it is in that.
+            # When the first row that stays arrived: as if at even gaps, but not before the extra batch if it is in
+            # that.
             first = oldest + (seen.last_arrival - oldest) * rows / (waiting - 1)
             if rows >= self._ahead > 0:
                 first = max(first, self._late)

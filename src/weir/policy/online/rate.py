@@ -85,17 +85,19 @@ class Rate:
             self.value = rows / seconds
 
 
-# Drift: a two-sided cumulative sum (Page, "Continuous inspection schemes", Biometrika 41, 1954) of log(τ observed/τ(b)).
+# Drift: a two-sided cumulative sum (Page, "Continuous inspection schemes", Biometrika 41, 1954) of log(τ
+# observed/τ(b)).
 #
-# Each batch says by which factor it took longer than the profile's mean, on a logarithmic scale, on which twice as long and
-# half as long are equally far from 0. What exceeds an allowance is added to a sum, and what falls short of it is subtracted,
-# down to 0. One sum watches for longer times and one for shorter. A sum above the threshold is an alarm. Since the batches
-# before it are a mixture of old and new times, the median of the batches after it measures the change.
+# Each batch says by which factor it took longer than the profile's mean, on a logarithmic scale, on which twice as
+# long and half as long are equally far from 0. What exceeds an allowance is added to a sum, and what falls short of it
+# is subtracted, down to 0. One sum watches for longer times and one for shorter. A sum above the threshold is an
+# alarm. Since the batches before it are a mixture of old and new times, the median of the batches after it measures
+# the change.
 #
 # The allowance is half of the smallest change worth noticing (10 %), or half a standard deviation if that is more. The
-# threshold h is such that chance exceeds it, from any one batch on, with the probability of a value five standard deviations
-# off (Wald's bound exp(-2·allowance·h/σ²) = 2.9e-7), but at least five standard deviations. A single batch counts as at most
-# four standard deviations, so that one pause of the machine is not taken for a change of the model.
+# threshold h is such that chance exceeds it, from any one batch on, with the probability of a value five standard
+# deviations off (Wald's bound exp(-2·allowance·h/σ²) = 2.9e-7), but at least five standard deviations. A single batch
+# counts as at most four standard deviations, so that one pause of the machine is not taken for a change of the model.
 
 
 NOTICEABLE = 0.1  # relative change of the service time for which new tables are worth solving
@@ -164,13 +166,14 @@ class DriftDetector:
 
 # How long the queue may be if a latency is promised: every admitted row is answered in time at any arrival rate.
 #
-# Let c workers serve batches of b rows while more than b rows wait. The row at place p of the queue starts, at the latest,
-# with batch ⌈p/(c·b)⌉ of its worker after the running one. With at most c·m·b rows in the queue it is answered after at most
-# m + 1 service times. So m·c·b rows may wait if (m + 1)·τ(b) ≤ D, whatever the traffic is. docs/explanation/beyond-the-paper.md
-# has the details.
+# Let c workers serve batches of b rows while more than b rows wait. The row at place p of the queue starts, at the
+# latest, with batch ⌈p/(c·b)⌉ of its worker after the running one. With at most c·m·b rows in the queue it is answered
+# after at most m + 1 service times. So m·c·b rows may wait if (m + 1)·τ(b) ≤ D, whatever the traffic is.
+# docs/explanation/beyond-the-paper.md has the details.
 
 
-# The share of the rows per second that the objective allows; the rest is given up for a longer queue, which refuses less.
+# The share of the rows per second that the objective allows; the rest is given up for a longer queue, which refuses
+# less.
 NEARLY = 0.98
 # With a smaller share of late rows no extra batch is admitted, because whether it is in time is not certain.
 RARELY = 1e-3

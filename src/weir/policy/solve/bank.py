@@ -225,8 +225,9 @@ def default_rates(capacity: float) -> Floats:
 # The rates of a bank are solved one after another, each from the best actions of the one before.
 
 
-# The largest ratio of neighbouring rates with different limits. A server knows its rate to 10 % at best. With rates 60 % apart,
-# the nearest table costs up to 5 % more than the best one between them; with this ratio 0.3 % (the paper's profile).
+# The largest ratio of neighbouring rates with different limits. A server knows its rate to 10 % at best. With rates 60
+# % apart, the nearest table costs up to 5 % more than the best one between them; with this ratio 0.3 % (the paper's
+# profile).
 RATIO = 1.2
 
 

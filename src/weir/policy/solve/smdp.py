@@ -109,12 +109,13 @@ def weights_of(profile: Profile, rate_per_ms: float, prices: Prices) -> tuple[fl
 
 # The model of a queue of any length, solved exactly. Above `longest` all batches have one size.
 #
-# If batches of b rows are served from every long queue, the values there solve h(s) = c(s) - g·τ + E h(s - b + K), where K rows
-# arrive during a batch and the cost c(s) is linear in s. One solution is a quadratic p(s), known up to a constant. The
-# difference h - p is a martingale along the length of the queue, which falls by at most b rows at a time. So above `longest` it
-# equals its mean over the b longest states below, by the law of which of them the queue reaches first on its way down
-# (`descent` in stationary.py). Therefore the states 0 ... `longest` determine the cost of a policy, however long its queues
-# grow and however much the service time varies: nothing is cut off. docs/explanation/beyond-the-paper.md has the details.
+# If batches of b rows are served from every long queue, the values there solve h(s) = c(s) - g·τ + E h(s - b + K),
+# where K rows arrive during a batch and the cost c(s) is linear in s. One solution is a quadratic p(s), known up to a
+# constant. The difference h - p is a martingale along the length of the queue, which falls by at most b rows at a
+# time. So above `longest` it equals its mean over the b longest states below, by the law of which of them the queue
+# reaches first on its way down (`descent` in stationary.py). Therefore the states 0 ... `longest` determine the cost
+# of a policy, however long its queues grow and however much the service time varies: nothing is cut off.
+# docs/explanation/beyond-the-paper.md has the details.
 
 
 class Costs(NamedTuple):
@@ -207,7 +208,8 @@ class Continued:
         rest, part = [], self.early
         for moment in moments:
             met = np.cumsum(part, axis=1)[:, self.ahead :][:, ::-1]
-            # The difference is exact to 1e-15, which is more than the values need. Column r: more than last - r arrivals.
+            # The difference is exact to 1e-15, which is more than the values need. Column r: more than last - r
+            # arrivals.
             rest.append(np.maximum(moment[:, None] - met, 0.0))
             part = part * counts
         room = self.longest - np.arange(self.longest + 1.0)

@@ -110,8 +110,8 @@ def _add(law: Floats, block: _Taken) -> None:
 
 # How long queues become shorter again if batches of one size are served from them.
 #
-# From n rows such a queue goes to n - size + N, where N rows arrive during the batch: a random walk that falls by at most `size`
-# in a step and falls on average. Its long run follows from the roots of z^size = E z^N.
+# From n rows such a queue goes to n - size + N, where N rows arrive during the batch: a random walk that falls by at
+# most `size` in a step and falls on average. Its long run follows from the roots of z^size = E z^N.
 
 
 _STEPS = 16  # of Newton's method, which needs at most 8

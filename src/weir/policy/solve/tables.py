@@ -114,9 +114,9 @@ def _size(name: str, size: int) -> int:
 
 # Several workers on one queue have one common control limit.
 #
-# No exact solution is known for several bulk servers whose service time depends on the batch size (Inoue, Queueing Systems
-# 100, 2022, states the problem as open). docs/explanation/beyond-the-paper.md derives the limit at which the search of
-# simulation/banks.py starts.
+# No exact solution is known for several bulk servers whose service time depends on the batch size (Inoue, Queueing
+# Systems 100, 2022, states the problem as open). docs/explanation/beyond-the-paper.md derives the limit at which the
+# search of simulation/banks.py starts.
 
 
 def start_limit(profile: Profile, rate: float, prices: Prices) -> int:
