@@ -1,24 +1,40 @@
+import itertools
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from google.protobuf import descriptor_pb2
 
 from weir.errors import InvalidRequest
+from weir.wire import kserve_grpc as protobuf
 from weir.wire.inference import AskedOutput, InferenceRequest, InferenceResponse, Parameters, TensorValue
 from weir.wire.kserve_grpc import (
+    COMPILED,
+    FIELDS,
+    POOL,
+    PROTOS,
     ModelInferRequest,
     ModelInferResponse,
     error_in_stream,
     in_stream,
     is_typed,
     message,
+    methods,
     parse_request,
     read_request,
     read_response,
     read_stream_response,
+    read_typed,
+    read_varint,
     write_request,
     write_response,
+    write_typed,
+    write_varint,
 )
+from weir.wire.tensors import DTYPES
 
 PARAMETERS: Parameters = {"a": True, "b": -5, "c": "text", "d": 0.5, "e": (1 << 64) - 1}
 FLOATS = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -196,3 +212,173 @@ def test_empty_contents_beside_raw_bytes_say_nothing() -> None:
     with pytest.raises(InvalidRequest, match="has 0 elements in int_contents, its shape \\[2\\] takes 2"):
         asked(inputs=[tensor(contents={})])
     assert asked(inputs=[tensor(contents={}, shape=[0])]).inputs[0].array.tolist() == []
+
+
+Contents = message("inference.InferTensorContents")
+
+VALUES: dict[str, list[Any]] = {
+    "BOOL": [True, False], "UINT8": [0, 255], "UINT16": [0, 65535], "UINT32": [0, (1 << 32) - 1],
+    "UINT64": [0, (1 << 64) - 1], "INT8": [-128, 127], "INT16": [-32768, 32767], "INT32": [-(1 << 31), (1 << 31) - 1],
+    "INT64": [-(1 << 63), (1 << 63) - 1], "FP32": [0.5, -1e30], "FP64": [0.1, 1e300], "BYTES": [b"", b"\xff\x00"],
+}  # fmt: skip
+
+
+def test_what_has_a_typed_form() -> None:
+    assert VALUES.keys() == FIELDS.keys() and FIELDS.keys() <= DTYPES.keys()
+    assert set(DTYPES) - VALUES.keys() == {"FP16", "BF16"}
+
+
+@pytest.mark.parametrize("datatype", VALUES)
+def test_written_and_read_again(datatype: str) -> None:
+    array = np.array(VALUES[datatype], DTYPES[datatype]).reshape(2, 1)
+    contents = Contents()
+    write_typed(datatype, array, contents)
+    read = read_typed("x", datatype, [2, 1], 2, contents)
+    assert read.dtype == DTYPES[datatype] and read.shape == (2, 1)
+    assert read.tolist() == array.tolist()
+
+
+@pytest.mark.parametrize(
+    ("datatype", "contents", "said"),
+    [
+        ("FP16", {}, r"tensor 'x': FP16 has no typed form, it must be sent in raw_input_contents"),
+        ("INT32", {"fp32_contents": [1, 2]}, r"tensor 'x': has fp32_contents, INT32 takes int_contents only"),
+        ("INT32", {"int_contents": [1, 2], "fp32_contents": [1]}, r"has int_contents, fp32_contents, INT32 takes"),
+        ("INT32", {"int_contents": [1]}, r"has 1 elements in int_contents, its shape \[2\] takes 2"),
+        ("INT8", {"int_contents": [1, 128]}, r"tensor 'x': has the element 128, out of the range of INT8"),
+        ("INT8", {"int_contents": [-129, 1]}, r"tensor 'x': has the element -129, out of the range of INT8"),
+        ("UINT16", {"uint_contents": [65536, 0]}, r"has the element 65536, out of the range of UINT16"),
+    ],
+)
+def test_typed_elements_that_are_refused(datatype: str, contents: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        read_typed("x", datatype, [2], 2, Contents(**contents))
+
+
+def test_no_elements() -> None:
+    assert read_typed("x", "INT8", (0, 3), 0, Contents()).shape == (0, 3)
+
+
+SERVICE = "inference.GRPCInferenceService"
+IMPORTS = {
+    "weir": "from weir.wire import kserve_grpc",
+    "tritonclient": "import tritonclient.grpc",
+    "kserve": "from kserve.protocol.grpc import grpc_predict_v2_pb2",
+}
+# Has the messages of kserve loaded without all the rest of it, which takes seconds and has no messages.
+BARE = """
+import importlib.util, sys, types
+for name in ("kserve", "kserve.protocol", "kserve.protocol.grpc"):
+    package = types.ModuleType(name)
+    package.__path__ = importlib.util.find_spec(name).submodule_search_locations
+    sys.modules[name] = package
+"""
+
+
+def compiled() -> Any:
+    return descriptor_pb2.FileDescriptorSet.FromString((PROTOS / COMPILED).read_bytes())
+
+
+def test_what_is_packaged_is_the_sources_compiled(tmp_path: Path) -> None:
+    sources = sorted(path.name for path in Path(str(PROTOS)).glob("*.proto"))
+    output = tmp_path / COMPILED
+    command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{PROTOS}", f"--descriptor_set_out={output}", *sources]
+    subprocess.run(command, check=True, timeout=30)
+    made = descriptor_pb2.FileDescriptorSet.FromString(output.read_bytes())
+    by_name = {file.name: file for file in made.file}
+    assert {file.name for file in compiled().file} == by_name.keys()
+    assert all(file == by_name[file.name] for file in compiled().file)
+
+
+def fields(descriptor: Any, prefix: str = "") -> set[tuple[Any, ...]]:
+    """Return name, number, type and label of all fields of a message and of those inside of it."""
+    name = f"{prefix}{descriptor.name}"
+    found = {(name, field.name, field.number, field.type, field.label) for field in descriptor.field}
+    return found.union(*[fields(inner, f"{name}.") for inner in descriptor.nested_type])
+
+
+def described(module: str) -> list[Any]:
+    """Return the files of a client's own messages, read in a process of their own."""
+    code = f"{BARE}\nfrom {module} import DESCRIPTOR as d; sys.stdout.buffer.write(d.serialized_pb)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=50)
+    return [descriptor_pb2.FileDescriptorProto.FromString(run.stdout)]
+
+
+@pytest.mark.parametrize(
+    ("module", "ours"),
+    [
+        ("tritonclient.grpc.service_pb2", "inference.proto"),
+        ("tritonclient.grpc.model_config_pb2", "model_config.proto"),
+        ("kserve.protocol.grpc.grpc_predict_v2_pb2", "inference.proto"),
+    ],
+)
+def test_names_and_numbers_are_those_of_stock_clients(module: str, ours: str) -> None:
+    own = next(file for file in compiled().file if file.name == ours)
+    known = set().union(*[fields(each) for each in own.message_type])
+    (theirs,) = described(module)
+    expected = set().union(*[fields(each) for each in theirs.message_type])
+    if "tritonclient" not in module:  # where the two contradict each other: the same number, and text in both
+        expected = {field for field in expected if not field[0].startswith("RepositoryModel")}
+        assert expected <= known
+    elif ours == "inference.proto":
+        assert expected <= known
+        assert {method.name for service in theirs.service for method in service.method} <= {
+            method.name for method in methods(SERVICE)
+        }
+    else:  # of the configuration we say what means something here
+        assert known <= expected
+
+
+def test_a_method_knows_its_path_and_messages() -> None:
+    stream = next(method for method in methods(SERVICE) if method.name == "ModelStreamInfer")
+    assert stream.path == "/inference.GRPCInferenceService/ModelStreamInfer"
+    assert (stream.request, stream.response) == (
+        message("inference.ModelInferRequest"),
+        message("inference.ModelStreamInferResponse"),
+    )
+    assert stream.requests_stream and stream.responses_stream
+
+
+def test_our_pool_is_ours_alone() -> None:
+    from google.protobuf import descriptor_pool
+
+    assert descriptor_pool.Default() is not POOL
+    with pytest.raises(KeyError):
+        descriptor_pool.Default().FindFileByName("health.proto")
+    assert protobuf.POOL.FindMessageTypeByName("grpc.health.v1.HealthCheckRequest") is not None
+
+
+@pytest.mark.parametrize(
+    ("order", "before"),
+    [
+        *[pytest.param(order, BARE, id="-".join(order)) for order in itertools.permutations(IMPORTS)],
+        pytest.param(("kserve", "weir", "tritonclient"), "", id="the whole of kserve"),
+    ],
+)
+def test_a_process_may_load_ours_and_those_of_clients_in_any_order(order: tuple[str, ...], before: str) -> None:
+    """The two clients collide with each other, whoever comes first; ours with neither, before and after."""
+    lines = [before, "collided = []"]
+    for name in order:
+        lines += ["try:", f"    {IMPORTS[name]}", "except TypeError:", f"    collided.append({name!r})"]
+    second = [name for name in order if name != "weir"][1]
+    lines.append(f"assert collided == [{second!r}], collided")
+    lines.append(
+        "assert kserve_grpc.ModelInferRequest.FromString(kserve_grpc.ModelInferRequest(id='7').SerializeToString()).id == '7'"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", "\n".join(lines)], check=True, timeout=50)
+
+
+@pytest.mark.parametrize("value", [0, 1, 127, 128, 300, 16383, 16384, (1 << 32) - 1, (1 << 64) - 1])
+def test_varints_are_written_and_read_again(value: int) -> None:
+    written = b"_" + write_varint(value) + b"_"
+    assert read_varint(memoryview(written), 1) == (value, len(written) - 1)
+
+
+def test_one_that_is_cut_off() -> None:
+    with pytest.raises(IndexError):
+        read_varint(memoryview(b"\x80\x80"), 0)
+
+
+def test_one_that_is_too_long() -> None:
+    with pytest.raises(ValueError, match="more than 64 bits"):
+        read_varint(memoryview(b"\x80" * 11 + b"\x01"), 0)

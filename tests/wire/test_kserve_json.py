@@ -4,9 +4,21 @@ from typing import Any
 import numpy
 import pytest
 
-from weir.errors import InvalidRequest
+from weir.errors import InvalidRequest, TooLarge
+from weir.model import Tensor
+from weir.wire import kserve_json as kserve_outline
 from weir.wire.inference import AskedOutput, InferenceRequest, InferenceResponse, TensorValue
-from weir.wire.kserve_json import read_request, read_response, refuse_duplicates, write_request, write_response
+from weir.wire.kserve_json import (
+    BodyPeek,
+    read_generate,
+    read_request,
+    read_response,
+    refuse_duplicates,
+    write_generated,
+    write_request,
+    write_response,
+)
+from weir.wire.tensors import shape_key
 
 X: dict[str, Any] = {"name": "x", "shape": [2, 2], "datatype": "INT32", "data": [1, 2, 3, 4]}
 
@@ -160,3 +172,131 @@ def test_parameters_that_take_long_to_read_are_bounded() -> None:
         body = {"inputs": [], **(many if where == "parameters" else {where: [{"name": "x", **many}]})}
         with pytest.raises(InvalidRequest, match=r"^parameters: \d+ bytes of them, there may be 65536$"):
             read_request(json.dumps(body).encode(), "m")
+
+
+DECLARED = (Tensor("text", "BYTES", [-1, 1]), Tensor("weights", "FP32", [-1, -1]))
+
+
+def test_a_value_is_one_row_unless_it_has_all_dimensions() -> None:
+    body = {"text": "hello", "weights": [1, 2], "id": "7", "parameters": {"stream": True, "limit": 3}}
+    request = read_generate(json.dumps(body).encode(), DECLARED, "m", "2")
+    assert (request.model, request.version, request.id, request.parameters) == (
+        "m",
+        "2",
+        "7",
+        {"stream": True, "limit": 3},
+    )
+    assert [value.array.tolist() for value in request.inputs] == [[[b"hello"]], [[1.0, 2.0]]]
+    request = read_generate(b'{"text": [["a"], ["b"]], "weights": [[1], [2]]}', DECLARED, "m")
+    assert [value.array.tolist() for value in request.inputs] == [[[b"a"], [b"b"]], [[1.0], [2.0]]]
+
+
+def test_a_tensor_may_be_called_id() -> None:
+    request = read_generate(b'{"id": 3}', (Tensor("id", "INT32", [-1]),), "m")
+    assert (request.id, request.inputs[0].array.tolist()) == ("", [3])
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (b"[]", "must be an object"), (b"{", "must be an object"),
+        (b'{"text": "a"}', "tensor 'weights': is missing"),
+        (b'{"text": "a", "weights": [1], "more": 1}', "tensor 'more': not one of"),
+        (b'{"text": "a", "weights": [[[1]]]}', "tensor 'weights'"),
+        (b'{"text": 1, "weights": [1]}', "tensor 'text'"),
+        (b'{"id": 1}', "id=1: must be a text"), (b'{"parameters": {"a": []}}', "parameters: "),
+        (b'{"parameters": 3}', "parameters: "),
+    ],
+)  # fmt: skip
+def test_what_is_no_request(body: bytes, text: str) -> None:
+    with pytest.raises(InvalidRequest, match=text):
+        read_generate(body, DECLARED, "m")
+
+
+def test_lists_objects_and_names_are_counted_before_they_are_made() -> None:
+    for many in (
+        b"{}," * 400_000,
+        b'{"a":' * 10 + b"{" + b",".join([b'"%x":0' % name for name in range(1 << 17)]) + b"}" + b"}" * 10 + b",",
+    ):
+        with pytest.raises(TooLarge, match="body: has more than"):
+            read_generate(b'{"text":[' + many[:-1] + b"]}", DECLARED, "m")
+
+
+def test_one_value_stands_by_itself() -> None:
+    outputs = [
+        TensorValue("text", "BYTES", numpy.array([[b"hello"]], object)),
+        TensorValue("scores", "FP32", numpy.array([[1.5, 2.5]], "float32")),
+    ]
+    assert json.loads(write_generated(InferenceResponse("m", outputs, version="2", id="7"))) == {
+        "model_name": "m", "model_version": "2", "id": "7", "text": "hello", "scores": [1.5, 2.5],
+    }  # fmt: skip
+
+
+PEEKED = [Tensor("a", "INT32", [-1, 2]), Tensor("b", "FP32", [-1, -1])]
+
+
+def tensor(name: str, datatype: str, *shape: int) -> dict[str, Any]:
+    return {"name": name, "shape": shape, "datatype": datatype, "data": ["whatever", {"it": ["is"]}]}
+
+
+def outlined_body(*inputs: dict[str, Any], **more: Any) -> bytes:
+    return json.dumps({"inputs": inputs, **more}).encode()
+
+
+def test_the_key_is_that_of_the_arrays() -> None:
+    arrays = {"a": numpy.zeros((3, 2), numpy.int32), "b": numpy.zeros((3, 5), numpy.float32)}
+    outliner = BodyPeek(PEEKED)
+    a, b = tensor("a", "INT32", 3, 2), tensor("b", "FP32", 3, 5)
+    for inputs in ((a, b), (b, a), (a, b)):
+        outline = outliner(outlined_body(*inputs, parameters={"priority": 2}))
+        assert outline == (3, shape_key(arrays, PEEKED), {"priority": 2}, False)
+
+
+def test_binary_outputs_are_noticed() -> None:
+    outliner, a, b = BodyPeek(PEEKED), tensor("a", "INT32", 3, 2), tensor("b", "FP32", 3, 5)
+    assert outliner(outlined_body(a, b, parameters={"binary_data_output": True})).for_server
+    assert outliner(
+        outlined_body(a, b, outputs=[{"name": "y"}, {"name": "z", "parameters": {"binary_data": True}}])
+    ).for_server
+    assert not outliner(outlined_body(a, b, outputs=[{"name": "y", "parameters": {"binary_data": False}}])).for_server
+
+
+def test_what_only_the_server_can_read_or_write_is_noticed() -> None:
+    outliner, a, b = BodyPeek(PEEKED), tensor("a", "INT32", 3, 2), tensor("b", "FP32", 3, 5)
+    place = {"shared_memory_region": "r", "shared_memory_byte_size": 24}
+    assert not outliner(outlined_body(a, b)).for_server
+    assert outliner(outlined_body({**a, "parameters": place}, b)).for_server
+    assert outliner(outlined_body({**a, "parameters": place}, b).replace(b"_region", b"_regi\\u006fn")).for_server
+    for parameters in (place, {"classification": 2}):
+        assert outliner(outlined_body(a, b, outputs=[{"name": "y", "parameters": parameters}])).for_server
+    assert not outliner(
+        outlined_body({**a, "parameters": {"shared_memory": "x"}}, b, id="shared_memory_region")
+    ).for_server
+
+
+def test_few_shapes_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kserve_outline, "MAX_REMEMBERED", 2)
+    outliner = BodyPeek(PEEKED)
+    for rows in (1, 2, 3, 1, 2, 3):
+        assert outliner(outlined_body(tensor("a", "INT32", rows, 2), tensor("b", "FP32", rows, 5))).rows == rows
+
+
+@pytest.mark.parametrize(
+    ("inputs", "words"),
+    [
+        ([tensor("a", "INT32", 1, 2)], "tensor 'b': is missing"),
+        ([tensor("a", "INT32", 1, 2), tensor("c", "INT32", 1)], "tensor 'c': not one of 'a', 'b'"),
+        ([tensor("a", "INT32", 1, 2), tensor("a", "INT32", 1, 2)], "tensor 'a': is there twice"),
+        ([tensor("a", "INT8", 1, 2), tensor("b", "FP32", 1, 1)], "tensor 'a': has datatype 'INT8', must be INT32"),
+        ([tensor("a", "INT9", 1, 2), tensor("b", "FP32", 1, 1)], "tensor 'a': has datatype 'INT9', not one of"),
+        ([tensor("a", "INT32", 1, 3), tensor("b", "FP32", 1, 1)], "tensor 'a': has shape [1, 3], must be [-1, 2]"),
+        ([tensor("a", "INT32", 1), tensor("b", "FP32", 1, 1)], "tensor 'a': has shape [1], must be [-1, 2]"),
+        ([tensor("a", "INT32", 1, 2), tensor("b", "FP32", 1, -1)], "tensor 'b': has shape [1, -1]"),
+        ([tensor("a", "INT32", 1, 2), tensor("b", "FP32", 2, 1)], "tensor 'b': has 2 rows, tensor 'a' has 1"),
+        ([tensor("a", "INT32", 0, 2), tensor("b", "FP32", 0, 1)], "tensor 'a': has 0 rows, must have at least 1"),
+    ],
+)
+def test_what_an_outline_has_wrong_is_named(inputs: list[dict[str, Any]], words: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        BodyPeek(PEEKED)(outlined_body(*inputs))
+    assert words in caught.value.message

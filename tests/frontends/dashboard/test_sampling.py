@@ -1,8 +1,14 @@
 import os
+from typing import Any
 
+import pytest
+from prometheus_client import CollectorRegistry, Counter
 from tests.frontends.dashboard.kit import Scene
 
-from weir.frontends.dashboard.sampling import DashboardSampler, use_of
+from weir.errors import Cancelled, ModelNotFound, Overloaded
+from weir.frontends.dashboard.sampling import DashboardSampler, change, count, use_of
+from weir.frontends.http.pages import code_of, make_exposition
+from weir.telemetry.recorder import Metrics
 
 
 def test_a_sample_has_what_changed_since_the_one_before() -> None:
@@ -75,3 +81,63 @@ def test_clients_are_those_that_products_tell_of_and_bounded() -> None:
     _, present = DashboardSampler(scene.registry, scene.metrics, clients=lambda: told).sample()
     assert present["clients"] == told[:20]
     assert scene.sampler.sample()[1]["clients"] == []
+
+
+def test_the_counts_are_those_of_the_metrics_page() -> None:
+    scene = Scene("square", "other", max_batch_size=4)
+
+    async def script() -> None:
+        await scene.ask("square", *range(11))
+        await scene.ask("other", 1)
+
+    scene.play(script)
+    registry = make_exposition(scene.metrics, scene.registry).registry
+    counts = count(scene.metrics, code_of)
+    labels = {"model": "square"}
+    shown = counts["square"]
+    assert sum(shown["ends"]["python"].values()) == 11
+    assert shown["rows"][-1] == registry.get_sample_value("weir_batch_size_sum", labels) == 11
+    assert sum(shown["rows"][:-1]) == registry.get_sample_value("weir_batch_size_count", labels)
+    for reason, batches in shown["batches"].items():
+        assert batches == registry.get_sample_value("weir_batches_total", labels | {"reason": reason})
+    assert shown["total"][-1] == registry.get_sample_value("weir_total_time_seconds_sum", labels)
+    assert counts["other"]["rows"][-1] == 1
+
+
+def test_ends_say_code_and_error_and_strangers_names_are_no_labels() -> None:
+    metrics = Metrics()
+    metrics.refused("square", "http", Overloaded("full"))
+    metrics.refused("square", "python", Overloaded("full"))
+    metrics.refused("square", "http", Cancelled("left"))
+    metrics.refused("whatever", "http", ModelNotFound("none"))
+    metrics.transferred("square", "http", 10, 20)
+    counts = count(metrics, code_of)
+    assert counts["square"]["ends"] == {"http": {"429 Overloaded": 1, "499 Cancelled": 1}, "python": {"Overloaded": 1}}
+    assert counts["square"]["bytes"] == {"http": [10, 20]}
+    assert counts[""]["ends"] == {"http": {"404 ModelNotFound": 1}}
+    assert set(counts) == {"square", ""}
+
+
+def test_what_products_count_joins_their_models() -> None:
+    registry = CollectorRegistry()
+    tokens = Counter("weir_tokens", "", ["model", "version"], registry=registry)
+    padding = Counter("weir_padding_tokens", "", ["model"], registry=registry)
+    tokens.labels("text", "2").inc(100)
+    padding.labels("text").inc(7)
+    counts = count(Metrics(), code_of, [tokens, padding])
+    assert counts == {"text/2": {"tokens": 100}, "text": {"padding": 7}}
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "changed"),
+    [
+        ({}, {"a": {"b": 2, "c": 0}}, {"a": {"b": 2}}),
+        ({"a": {"b": 2}}, {"a": {"b": 2}}, None),
+        ({"a": {"b": 2, "h": [1, 2, 3]}}, {"a": {"b": 5, "h": [1, 4, 3]}}, {"a": {"b": 3, "h": [0, 2, 0]}}),
+        ({"a": {"h": [1, 2]}}, {"a": {"h": [1, 2]}, "b": {"h": [4, 0]}}, {"b": {"h": [4, 0]}}),
+        ({"a": {}, "b": {"n": 1}}, {"a": {"n": 1}}, {"a": {"n": 1}}),
+        ({}, {}, None),
+    ],
+)
+def test_changes_leave_out_what_stood_still(before: Any, now: Any, changed: Any) -> None:
+    assert change(now, before) == changed

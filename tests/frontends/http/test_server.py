@@ -1,4 +1,4 @@
-"""The listener and the fast path on real sockets, on uvloop and on asyncio's own loop."""
+"""The listener and the fast path on real sockets, on uvloop and on asyncio's own loop: limits, the arena, the drain."""
 
 import asyncio
 import errno
@@ -7,6 +7,8 @@ import resource
 import socket
 import ssl
 import stat
+import zlib
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,9 @@ from tests.frontends.http.sockets import FILES, GET, TLS, Client, Run, serving, 
 from weir.catalog.registry import Registry
 from weir.errors import SettingsError
 from weir.frontends.http.server import HttpServer
+from weir.model import Model
 from weir.protocols.settings import HttpSettings
+from weir.serving.service import Service
 from weir.testing import FakeExecutor, RecordingObserver
 
 
@@ -439,3 +443,211 @@ def test_a_unix_socket_is_its_owners_unless_told(mode: str, permissions: int, ru
 def test_permissions_are_three_octal_digits() -> None:
     with pytest.raises(SettingsError, match="uds_mode='9'"):
         HttpSettings(uds_mode="9")
+
+
+class Checksum(Model):
+    """Sums up bytes, so that a test sees whether they arrived as they were."""
+
+    Output = int
+
+    def predict(self, batch: list[bytes]) -> list[int]:
+        return [zlib.crc32(item) for item in batch]
+
+
+class Repeat(Model):
+    """Answers a number with as many bytes."""
+
+    Output = bytes
+
+    def predict(self, batch: list[int]) -> list[bytes]:
+        return [bytes([item % 251]) * item for item in batch]
+
+
+def arena(service: Service) -> tuple[int, int]:
+    """Return how many bytes the arena of `service` has, and how many are free."""
+    gauges = service.state()["gauges"]
+    return gauges["arena_bytes"], gauges["arena_free_bytes"]
+
+
+@pytest.mark.usefixtures("nothing_is_left")
+class TestWorkerProcesses:
+    """The real arena, and a process that reads it."""
+
+    def test_large_bodies_arrive_as_they_were_sent(self, run: Run) -> None:
+        async def test() -> None:
+            service = Service(Checksum, name="square", arena_bytes=16 << 20)
+            async with serving(service=service) as server:
+                bodies = [os.urandom(600_000 + 1000 * number) for number in range(16)]
+                headers = ("Content-Type: application/octet-stream",)
+
+                async def one(body: bytes) -> None:
+                    client = await Client.connect(server)
+                    for _ in range(10):
+                        assert await client.ask(post(body, *headers)) == (200, str(zlib.crc32(body)).encode())
+                    client.close()
+
+                await asyncio.gather(*map(one, bodies))
+                assert arena(service) == (16 << 20, 16 << 20)
+
+        run(test)
+
+    def test_large_answers_to_slow_readers(self, run: Run) -> None:
+        async def test() -> None:
+            service = Service(Repeat, name="square", arena_bytes=64 << 20)
+            async with serving(service=service) as server:
+                sizes = [1_000_000 + number for number in range(8)]
+                clients = [await Client.connect(server, limit=1000) for _ in sizes]
+                for client, size in zip(clients, sizes, strict=True):
+                    client.writer.write(post(b"%d" % size, "Accept: application/octet-stream") * 2)
+                for client, size in zip(clients, sizes, strict=True):
+                    for _ in range(2):
+                        assert await client.answer() == (200, bytes([size % 251]) * size)
+                    client.close()
+                await until(lambda: arena(service) == (64 << 20, 64 << 20))
+
+        run(test)
+
+
+def test_drain_finishes_what_was_accepted(run: Run) -> None:
+    async def test() -> None:
+        executor = FakeExecutor()
+        async with serving(executor) as server:
+            busy, idle, late = [await Client.connect(server) for _ in range(3)]
+            busy.writer.write(post(b"3"))
+            await until(lambda: bool(executor.pending) and server.connections == 3)
+            draining = asyncio.ensure_future(server.drain())
+            await asyncio.sleep(0)  # it begins
+            assert (await late.ask(post(b"4")))[0] == 503
+            assert not draining.done()
+            with pytest.raises(OSError):
+                await Client.connect(server)
+            executor.answer_next(lambda _: [b"nine"])
+            assert await draining
+            assert await busy.answer() == (200, b"nine")
+            assert await busy.rest() == b""
+            await server.stop()
+            assert await idle.rest() == b""
+            for client in (busy, idle, late):
+                client.close()
+
+    run(test)
+
+
+def test_refusing_goes_on_listening_and_closes_each_connection_after_its_answer(run: Run) -> None:
+    async def test() -> None:
+        async with serving() as server:
+            old, handed_over = await Client.connect(server), await Client.connect(server)
+            assert await old.ask(post(b"3")) == (200, b"9")
+            assert await handed_over.ask(GET) == (200, b"/hello ")
+            server.refuse()
+            new = await Client.connect(server)
+            for client, request, code in (
+                (old, post(b"3"), b"503"),
+                (new, post(b"3"), b"503"),
+                (handed_over, GET, b"200"),
+            ):
+                client.writer.write(request)
+                answer = await client.rest()
+                assert answer[9:12] == code
+                assert b"\r\nconnection: close\r\n" in answer
+                client.close()
+
+    run(test)
+
+
+def test_drain_waits_for_handed_over_requests_too(run: Run) -> None:
+    async def test() -> None:
+        go_on = asyncio.Event()
+
+        async def slow(scope: Any, receive: Any, send: Any) -> None:
+            await go_on.wait()
+            await hello(scope, receive, send)
+
+        async with serving(app=slow) as server:
+            client = await Client.connect(server)
+            client.writer.write(GET)
+            await until(lambda: server.busy == 1)
+            draining = asyncio.ensure_future(server.drain())
+            await asyncio.sleep(0)
+            assert not draining.done()
+            go_on.set()
+            assert await draining
+            assert b"connection: close" in await client.rest()
+            client.close()
+
+    run(test)
+
+
+def test_drain_gives_up(run: Run) -> None:
+    async def test() -> None:
+        executor = FakeExecutor()
+        async with serving(executor) as server:
+            client = await Client.connect(server)
+            client.writer.write(post(b"3"))
+            await until(lambda: bool(executor.pending))
+            assert not await server.drain(0.0)
+            await server.stop()
+            assert await client.rest() == b""
+            assert executor.cancelled
+            client.close()
+
+    run(test)
+
+
+def test_stop_tells_those_whose_request_has_not_arrived(run: Run) -> None:
+    async def test() -> None:
+        async with serving() as server:
+            client = await Client.connect(server)
+            client.writer.write(post(b"345")[:-1])
+            await until(lambda: server.connections == 1)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            stopping = asyncio.ensure_future(server.stop())
+            assert b"503 Service Unavailable" in await client.rest()
+            client.close()
+            await stopping
+
+    run(test)
+
+
+@pytest.mark.parametrize("where", ["tcp", "unix", "tls"])
+def test_connections_that_nobody_has_accepted_yet_are_told_that_it_drains(run: Run, where: str, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"uds": str(tmp_path / "socket")} if where == "unix" else {}
+    settings |= FILES if where == "tls" else {}
+
+    def connect(server: HttpServer) -> socket.socket:
+        if where != "unix":
+            return socket.create_connection(("127.0.0.1", server.port))
+        client = socket.socket(socket.AF_UNIX)
+        client.connect(settings["uds"])
+        return client
+
+    def ask(client: socket.socket) -> bytes:
+        with client:
+            if where == "tls":
+                client.sendall(post(b"3"))
+            return b"".join(iter(lambda: client.recv(4096), b""))
+
+    async def test() -> None:
+        async with serving(**settings) as server:
+            server.refuse()
+            clients = [connect(server) for _ in range(50)]  # at once: the loop has no turn
+            if where == "tls":
+                context = ssl.create_default_context(cafile=FILES["tls_certfile"])
+                clients = [
+                    context.wrap_socket(client, server_hostname="localhost", do_handshake_on_connect=False)
+                    for client in clients
+                ]
+            else:
+                for client in clients:
+                    client.sendall(post(b"3"))
+            draining = asyncio.ensure_future(server.drain(10))
+            with ThreadPoolExecutor(50) as threads:
+                loop = asyncio.get_running_loop()
+                asking = [loop.run_in_executor(threads, ask, client) for client in clients]
+                assert await draining
+                await server.stop()
+                answers = await asyncio.gather(*asking)
+            assert {answer[9:12] for answer in answers} == {b"503"}
+
+    run(test)

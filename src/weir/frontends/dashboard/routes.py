@@ -49,7 +49,7 @@ def _described(name: str, summary: str, content_type: str, *parameters: dict[str
 # The routes, as OpenAPI describes them.
 PATHS = {
     "/dashboard": _described("dashboard", "Show the server while it works, to people", "text/html"),
-    "/frontends/dashboard/data": _described(
+    "/dashboard/data": _described(
         "dashboard_data", "Return what the dashboard shows", "application/json",
         {"name": "life", "in": "query", "description": "the process asked before", "schema": {"type": "string"}},
         {"name": "since", "in": "query", "description": "its last number", "schema": {"type": "integer", "minimum": 0}},
@@ -74,8 +74,8 @@ def pages_of(watch: Watch) -> Added:
     """Return the page that shows what `watch` sees."""
     routes = [
         Route("/dashboard", _asset(_PAGE)),
-        Route("/frontends/dashboard/data", _data(watch)),
-        *[Route(f"/frontends/dashboard/{name}", _asset(name)) for name in assets() if name != _PAGE],
+        Route("/dashboard/data", _data(watch)),
+        *[Route(f"/dashboard/{name}", _asset(name)) for name in assets() if name != _PAGE],
     ]
     return Added(routes, PATHS, begin=watch.beat.begin)
 

@@ -167,14 +167,12 @@ def test_pause_really_pauses_and_catches_up(page: Page, served: tuple[Served, ht
     assert page.text("#verdict") == "Paused"
     frozen = page.run("return document.querySelector('main').textContent")
     page.requested()
-    life = client.get("/frontends/dashboard/data").json()["life"]
-    last = client.get("/frontends/dashboard/data").json()["last"]
+    life = client.get("/dashboard/data").json()["life"]
+    last = client.get("/dashboard/data").json()["last"]
     ask(server.url, "steady", 50, at_once=5)
-    page.until(
-        lambda: client.get(f"/frontends/dashboard/data?life={life}").json()["last"] >= last + 3, "three more samples"
-    )
+    page.until(lambda: client.get(f"/dashboard/data?life={life}").json()["last"] >= last + 3, "three more samples")
     assert page.run("return document.querySelector('main').textContent") == frozen
-    assert not [url for url in page.requested() if "/frontends/dashboard/data" in url]
+    assert not [url for url in page.requested() if "/dashboard/data" in url]
     page.click("#pause")
     page.until(lambda: shown_totals(page).items() >= counted_totals(Metrics(client)).items(), "what was missed")
     good = Metrics(client).sum("weir_requests_total", code="200")
@@ -199,7 +197,7 @@ def test_nothing_is_asked_of_anybody_else(page: Page, served: tuple[Served, http
     page.until(page.told)
     page.rested()
     asked = page.requested()
-    assert any("/frontends/dashboard/data" in url for url in asked)
+    assert any("/dashboard/data" in url for url in asked)
     assert all(url.startswith(served[0].url + "/") for url in asked), asked
     assert page.complaints() == []
 

@@ -1,10 +1,16 @@
-"""Connections that go on under uvicorn's protocol."""
+"""Connections that go on under uvicorn's protocol, as HTTP and as WebSockets."""
 
 import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from tests.frontends.http.fast.kit import GET, Got, answers, hello, post, settled, site
+from tests.frontends.http.fast.kit import GET, FakeTransport, Got, Site, answers, hello, post, settled, site
+from uvicorn.protocols.utils import ClientDisconnected
+
+from weir.frontends.http.fast.handover import Upgraded
 
 UPGRADE = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAAP__")
 CHUNKED = b"POST /elsewhere HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -210,3 +216,327 @@ def test_a_connection_that_waits_to_be_closed_does_not_wait_for_ever() -> None:
                 assert not here.shared.connections
 
     asyncio.run(main())
+
+
+OPENING = (
+    b"GET /ws HTTP/1.1\r\nHost: test\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
+)
+TEXT, CONTINUATION, CLOSE, PING = 0x1, 0x0, 0x8, 0x9
+FIN = 0x80
+
+
+def frame(opcode: int, payload: bytes = b"") -> bytes:
+    """Return a frame as a client sends it, masked with zeros; `opcode` with FIN or without."""
+    size = len(payload)
+    length = bytes([0x80 | size]) if size < 126 else b"\xfe" + size.to_bytes(2, "big")
+    if size > 0xFFFF:
+        length = b"\xff" + size.to_bytes(8, "big")
+    return bytes([opcode]) + length + bytes(4) + payload
+
+
+class App:
+    """Keeps what comes, and reads on when it is let."""
+
+    def __init__(self) -> None:
+        self.messages: list[Any] = []
+        self.go = asyncio.Event()
+        self.go.set()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        while True:
+            await self.go.wait()
+            message = await receive()
+            self.messages.append(message)
+            if message["type"] != "websocket.receive":
+                return
+
+
+@asynccontextmanager
+async def opened(app: Any = None, **settings: Any) -> AsyncIterator[tuple[Site, FakeTransport]]:
+    async with site(app=app or App(), **settings) as here:
+        transport = here.connect()
+        transport.receive(OPENING + b"\r\n")
+        await settled()
+        assert transport.sent.startswith(b"HTTP/1.1 101 ")
+        del transport.sent[:]
+        yield here, transport
+        transport.abort()
+        await settled()
+        assert (here.shared.account.held_bytes, len(here.shared.connections)) == (0, 0)
+
+
+def test_it_is_counted_until_it_is_gone() -> None:
+    async def main() -> None:
+        async with opened() as (here, transport):
+            assert (here.shared.account.connections, type(transport.protocol)) == (1, Upgraded)
+
+    asyncio.run(main())
+
+
+def test_who_does_not_read_pongs_is_not_read_either() -> None:
+    async def main() -> None:
+        async with opened() as (here, transport):
+            transport.stuck = True
+            flood = frame(FIN | PING, b"x" * 100) * 10_000
+            rest = flood
+            for _ in range(100):
+                rest = transport.receive(rest)
+                await settled()
+            assert transport.get_write_buffer_size() < 128 << 10
+            assert not transport.is_reading()
+            assert here.shared.account.held_bytes > 0
+            here.sweep(61.0)
+            await settled()
+            assert not here.shared.connections
+
+    asyncio.run(main())
+
+
+def test_a_turn_of_the_loop_parses_a_bounded_part_of_a_flood() -> None:
+    async def main() -> None:
+        async with opened() as (_, transport):
+            transport.receive(frame(FIN | PING) * 20_000)
+            assert len(transport.sent) < 6000  # two bytes a pong
+            while len(transport.sent) < 40_000:
+                await settled()
+            await settled()
+            assert (len(transport.sent), transport.is_reading()) == (40_000, True)
+
+    asyncio.run(main())
+
+
+def test_pieces_of_a_message_are_not_kept_apart() -> None:
+    async def main() -> None:
+        app = App()
+        async with opened(app) as (here, transport):
+            rest = frame(TEXT, b"a") + frame(CONTINUATION, b"b" * 50) * 2_000 + frame(CONTINUATION) * 500
+            transport.receive(rest)
+            await settled(50)
+            assert len(transport.protocol.frames) == 1
+            assert 100_000 < here.shared.account.held_bytes < 1 << 20
+            transport.receive(frame(FIN | CONTINUATION, b"c"))
+            await settled()
+            assert app.messages == [{"type": "websocket.receive", "text": "a" + "b" * 100_000 + "c"}]
+            assert here.shared.account.held_bytes == 0
+
+    asyncio.run(main())
+
+
+def test_a_message_of_pieces_of_nothing_ends_the_connection_which_is_told_once() -> None:
+    async def main() -> None:
+        app = App()
+        async with opened(app) as (_, transport):
+            app.go.clear()
+            transport.receive(frame(TEXT, b"a") + frame(CONTINUATION) * 1020)
+            await settled(10)
+            transport.receive(frame(CONTINUATION) * 1000)
+            await settled(10)
+            assert transport.sent[2:4] == (1008).to_bytes(2, "big")
+            assert transport.is_closing()
+            assert transport.protocol.queue.qsize() <= 1
+
+    asyncio.run(main())
+
+
+def test_messages_are_read_one_at_a_time() -> None:
+    async def main() -> None:
+        app = App()
+        async with opened(app) as (here, transport):
+            app.go.clear()
+            transport.receive(frame(FIN | TEXT, b"x" * 10_000) * 10)
+            await settled()
+            assert transport.protocol.queue.qsize() <= 2
+            assert not transport.is_reading()
+            assert here.shared.account.held_bytes >= 80_000
+            app.go.set()
+            await settled(5)
+            assert [len(message["text"]) for message in app.messages] == [10_000] * 10
+            assert transport.is_reading()
+
+    asyncio.run(main())
+
+
+def test_a_message_for_which_there_is_no_memory_waits_for_others_to_make_room() -> None:
+    async def main() -> None:
+        app = App()
+        async with opened(app, max_waiting_bytes=100_000) as (here, transport):
+            here.shared.account.take(50_000)
+            transport.receive(frame(TEXT, b"x" * 20_000))
+            await settled()
+            transport.receive(frame(FIN | CONTINUATION, b"x" * 20_000))
+            await settled(10)
+            here.sweep(1.0)
+            assert (app.messages, transport.is_reading(), transport.is_closing()) == ([], False, False)
+            here.shared.account.give(50_000)
+            here.sweep(1.0)
+            await settled(10)
+            assert [len(message["text"]) for message in app.messages] == [40_000]
+            assert transport.is_reading()
+
+    asyncio.run(main())
+
+
+def test_a_message_for_which_there_is_never_room_ends_the_connection() -> None:
+    async def main() -> None:
+        app = App()
+        async with opened(app, max_waiting_bytes=100_000) as (here, transport):
+            transport.receive(frame(TEXT, b"x" * 60_000) + frame(CONTINUATION, b"x" * 60_000))
+            for _ in range(6):
+                assert not transport.is_closing()
+                await settled()
+                here.sweep(1.0)
+            await settled()
+            assert transport.sent[2:4] == (1013).to_bytes(2, "big")
+            assert (transport.is_closing(), here.shared.account.held_bytes) == (True, 0)
+
+    asyncio.run(main())
+
+
+def test_text_that_is_none_ends_the_connection_without_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with opened() as (_, transport):
+            transport.receive(frame(FIN | TEXT, b"\xff\xfe"))
+            await settled()
+            assert transport.sent[2:4] == (1007).to_bytes(2, "big")
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(main())
+    assert not caplog.records
+
+
+def test_a_request_that_opens_none_is_answered_without_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with site(app=App()) as here:
+            for headers in (b"X: y\r\n" * 200, b"X: " + b"y" * 20_000 + b"\r\n"):
+                transport = here.connect()
+                transport.receive(OPENING + headers + b"\r\n")
+                await settled()
+                assert transport.sent.startswith(b"HTTP/1.1 400 ")
+                assert transport.is_closing()
+            await settled()
+            assert not here.shared.connections
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(main())
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_who_answers_no_ping_is_left() -> None:
+    async def main() -> None:
+        async with opened(websocket_ping=20.0) as (here, transport):
+            for _ in range(4):
+                here.sweep(15.0)
+                transport.receive(frame(FIN | 0xA))
+            assert here.shared.connections
+            for _ in range(5):
+                here.sweep(15.0)
+            await settled()
+            assert not here.shared.connections
+
+    asyncio.run(main())
+
+
+def test_answers_are_written_one_after_the_other_to_who_reads_slowly() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        await receive()
+        await asyncio.gather(*[send({"type": "websocket.send", "bytes": b"x" * 100_000}) for _ in range(20)])
+        await receive()
+
+    async def main() -> None:
+        async with opened(app) as (_, transport):
+            transport.stuck = True
+            transport.receive(frame(FIN | TEXT, b"go"))
+            await settled()
+            assert transport.get_write_buffer_size() < 128 << 10
+            for _ in range(20):
+                transport.flush()
+                await settled()
+                assert transport.get_write_buffer_size() < 128 << 10
+            assert len(transport.sent) > 2_000_000
+
+    asyncio.run(main())
+
+
+def test_the_end_of_the_server_is_told() -> None:
+    async def main() -> None:
+        async with opened() as (here, transport):
+            (connection,) = here.shared.connections
+            connection.drain()
+            assert not connection.busy
+            connection.stop()
+            connection.stop()
+            assert transport.sent[2:4] == (1012).to_bytes(2, "big")
+            await settled()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize(
+    ("behind", "sent", "message"),
+    [
+        (frame(FIN | TEXT, b"a"), b"", {"type": "websocket.receive", "text": "a"}),
+        (frame(FIN | PING, b"x"), b"\x8a\x01x", None),
+        (frame(FIN | CLOSE), b"\x88\x00", {"type": "websocket.disconnect", "code": 1005, "reason": ""}),
+        (
+            frame(FIN | CONTINUATION),
+            b"\x88\x1f\x03\xeaunexpected continuation frame",
+            {"type": "websocket.disconnect", "code": 1002, "reason": "unexpected continuation frame"},
+        ),
+        (
+            frame(FIN | TEXT, b"\xff"),
+            b"\x88 \x03\xefa message of text is not UTF-8",
+            {"type": "websocket.disconnect", "code": 1007, "reason": "a message of text is not UTF-8"},
+        ),
+    ],
+)
+def test_what_comes_before_the_opening_is_answered_is_read_after_it(
+    apart: bool, behind: bytes, sent: bytes, message: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        app = App()
+        async with site(app=app) as here:
+            transport = here.connect()
+            for piece in [OPENING + b"\r\n", behind] if apart else [OPENING + b"\r\n" + behind]:
+                transport.receive(piece)
+            assert not transport.sent
+            assert here.shared.account.held_bytes == len(behind)
+            await settled()
+            head, _, frames = bytes(transport.sent).partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 101 ")
+            assert (frames, app.messages) == (sent, [message] if message else [])
+            transport.abort()
+            await settled()
+            assert (here.shared.account.held_bytes, len(here.shared.connections)) == (0, 0)
+
+    asyncio.run(main())
+    assert not [record for record in caplog.records if record.levelno > logging.INFO]
+
+
+def test_an_application_that_accepts_too_late_is_told_so(caplog: pytest.LogCaptureFixture) -> None:
+    refused: list[type[Exception]] = []
+
+    async def late(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        try:
+            await send({"type": "websocket.accept"})
+        except OSError as error:
+            refused.append(type(error))
+            raise
+
+    async def main() -> None:
+        async with site(app=late) as here:
+            transport = here.connect()
+            transport.receive(OPENING + b"\r\n")
+            transport.close()
+            await settled()
+            assert refused == [ClientDisconnected]
+            assert not here.shared.connections
+
+    asyncio.run(main())
+    assert not [record for record in caplog.records if record.levelno > logging.INFO]
