@@ -223,7 +223,6 @@ def test_reflection_in_both_versions(version: str) -> None:
     run(test)
 
 
-Code = grpc.StatusCode
 MODEL = ModelToServe("tests.frontends.grpc.kit:Double", "double", {}, [], {"executor": "inline"})
 LOAD = {
     "batch_size": {"int64_param": 3},
