@@ -15,7 +15,7 @@
     ├── DeadlineExceeded           also when the deadline could no longer be met (refused early)
     ├── Cancelled                  the caller left
     ├── CapacityError              the server is at fault, for now; safe to send again after `retry_after`
-    │   ├── Overloaded             the line is full
+    │   ├── Overloaded             the queue is full
     │   ├── ModelNotReady          loading, or failed; the message says which
     │   ├── Draining               the server is about to stop
     │   └── WorkerLost             the worker died, through no fault of this request
@@ -161,7 +161,7 @@ class CapacityError(WeirError):
 
 
 class Overloaded(CapacityError):
-    """The line is full."""
+    """The queue is full."""
 
 
 class ModelNotReady(CapacityError):

@@ -15,7 +15,7 @@ from weir.errors import InvalidRequest, ModelNotFound, Overloaded, TooLarge, Uns
 from weir.model import Measure, Model
 from weir.protocols.exchange import Exchange
 from weir.protocols.kserve.metadata import find
-from weir.serving.inference import NO_WISH, StreamPart, schedule_of
+from weir.serving.inference import DEFAULT_SCHEDULE, StreamPart, schedule_of
 from weir.serving.service import Service
 from weir.testing import FakeClock, RecordingObserver
 from weir.wire.inference import AskedOutput, InferenceRequest, InferenceResponse, TensorValue
@@ -197,9 +197,9 @@ def test_cancelling_withdraws_the_request() -> None:
 
 
 def test_priority_and_timeout() -> None:
-    assert schedule_of({}) == schedule_of({"timeout": 0, "priority": 0, "other": "x"}) == NO_WISH
+    assert schedule_of({}) == schedule_of({"timeout": 0, "priority": 0, "other": "x"}) == DEFAULT_SCHEDULE
     highest, lower = schedule_of({"priority": 1}), schedule_of({"priority": "2"})
-    assert highest.priority > lower.priority > NO_WISH.priority
+    assert highest.priority > lower.priority > DEFAULT_SCHEDULE.priority
     assert schedule_of({"timeout": 250_000}).timeout == pytest.approx(0.25)
 
 

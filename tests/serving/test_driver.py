@@ -217,7 +217,7 @@ def test_a_door_that_fails_at_delivering_harms_no_neighbour(caplog: pytest.LogCa
 
     with caplog.at_level(logging.ERROR, "weir"):
         asyncio.run(main())
-    assert "door 'odd' could not deliver an answer" in caplog.text
+    assert "frontend 'odd' could not deliver an answer" in caplog.text
 
 
 def test_a_batch_that_cannot_be_handed_over_fails_its_requests(caplog: pytest.LogCaptureFixture) -> None:

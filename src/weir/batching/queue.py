@@ -192,7 +192,7 @@ class RequestQueue:
         self.scheduler = GroupScheduler()
         self.arrivals = 0
         self.departed = 0
-        self.ceiling: float = 0  # `arrivals` from which on the line is full
+        self.ceiling: float = 0  # `arrivals` from which on the queue is full
         self.last_arrival = -inf
         self._raise_ceiling()
 

@@ -225,7 +225,7 @@ class Session:
         while self._has_enough(size) and not self._refused:
             await self._change()
         if self._refused:
-            raise Draining("the server is being stopped and takes no more requests", retry_after=1.0)
+            raise Draining("the server is being stopped and accepts no more requests", retry_after=1.0)
 
     def _has_enough(self, size: int, times: int = 1) -> bool:
         """Tell whether as much is under way, beside one of `size` bytes, as one connection may have; where nothing is, one may come."""

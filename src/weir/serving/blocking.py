@@ -138,7 +138,7 @@ class Background:
             await last()
 
     def _take_posted(self) -> None:
-        self._waking = False  # first: whoever posts from here on wakes the loop again
+        self._waking = False  # first: a thread that posts after this wakes the loop again
         self._empty(self._take, MOST_PER_TURN)
         if self._posted and not self._waking:
             self._waking = True
@@ -309,7 +309,7 @@ class BlockingService:
         self._start()
 
     def stop(self, drain_timeout: float | None = None) -> None:
-        """Take no more, finish what was accepted, end the workers. Idempotent. Ends a start that is under way in another
+        """Accept no more calls, finish those that were accepted, and end the workers. Idempotent. Ends a start that is under way in another
         thread. See Service.stop."""
         self._lifecycle.stop(drain_timeout)
 
@@ -328,14 +328,14 @@ class BlockingService:
         return self.service
 
     def __enter__(self) -> Self:
-        if not self._start():  # whoever leaves first would stop it for the others
+        if not self._start():  # else the first `with` block to end would stop it for the others
             raise Conflict(f"service {self.service.name!r} is already running")
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Whoever leaves by an exception awaits no more answers.
+        # A block that ends with an exception awaits no more answers.
         self.stop(None if error is None else 0.0)
 
     def submit(
@@ -423,7 +423,7 @@ class BlockingService:
             return self.service.not_ready_reason
         return (
             self.service.not_ready_reason or "loading"
-        )  # the workers are ready, and whoever starts it is about to hear of it
+        )  # the workers are ready, and the thread that called `start` is about to return
 
     def state(self) -> dict[str, Any]:
         """Return what there is to see, as a JSON-able dict. See Service.state."""
@@ -473,7 +473,7 @@ class BlockingService:
 
 
 class PostedCall(NamedTuple):
-    """What is to be done with a call on the loop."""
+    """What the loop does with a call."""
 
     call: Any  # a ThreadCall or a Streamed
     action: Callable[[Any], None]
@@ -482,7 +482,7 @@ class PostedCall(NamedTuple):
 def _take(posted: PostedCall) -> None:
     try:
         posted.action(posted.call)
-    except Exception as error:  # a timeout or a key that cannot be compared: whoever waits is in another thread
+    except Exception as error:  # a timeout or a key that cannot be compared: the caller waits in another thread
         settle(posted.call)
         posted.call.fail(error)
 

@@ -96,16 +96,16 @@ class Call(InProcessRequest, asyncio.Future[Any]):
         self.set_result(output)
 
     def fail(self, error: WeirError) -> None:
-        """Raise `error` in whoever awaits."""
+        """Raise `error` from every `await` of this call."""
         if self.done():
             return
         self.set_exception(for_caller(error))
         if not isinstance(error, ModelError):
-            # Whoever left a call alone need not hear that it was too late or refused; of a model's bug they should.
+            # asyncio logs an error that nobody awaited: right for a bug of the model, not for a call that was refused or too late.
             self._log_traceback = False
 
     def cancel(self, msg: Any = None) -> bool:
-        """Withdraw the request wherever it is; False if it already has its end."""
+        """Withdraw the request wherever it is; False if it has already ended."""
         if not super().cancel(msg):
             return False
         self._withdraw(self)
@@ -118,7 +118,7 @@ class Call(InProcessRequest, asyncio.Future[Any]):
         return self._steps().send(value)
 
     def throw(self, *error: Any) -> Any:
-        """Raise in whoever awaits: the coroutine protocol."""
+        """Raise in the coroutine that awaits this call: the coroutine protocol."""
         return self._steps().throw(*error)
 
     def close(self) -> None:
@@ -164,17 +164,17 @@ class ThreadCall(InProcessRequest, concurrent.futures.Future[Any]):
             self.set_result(output)
 
     def fail(self, error: WeirError) -> None:
-        """Raise `error` in whoever waits."""
+        """Raise `error` in the threads that wait for this call."""
         with suppress(concurrent.futures.InvalidStateError):  # the caller has cancelled meanwhile
             self.set_exception(for_caller(error))
 
     def cancel(self) -> bool:
-        """Withdraw the request wherever it is; False if it already has its end."""
+        """Withdraw the request wherever it is; False if it has already ended."""
         before = self.cancelled()
         if not super().cancel():
             return False
         if not before:
-            self.set_running_or_notify_cancel()  # or concurrent.futures.wait would not hear of it
+            self.set_running_or_notify_cancel()  # or concurrent.futures.wait would not notice it
             self._withdraw(self)
         return True
 
@@ -182,7 +182,7 @@ class ThreadCall(InProcessRequest, concurrent.futures.Future[Any]):
 def fail_all(error: WeirError) -> None:
     """Fail every ThreadCall that has no end yet, in a process that was forked from the one in which they are under way.
 
-    They are looked for among all objects: nobody keeps a list of them, for that would cost each call, and a fork is rare.
+    They are looked for among all objects: a list of them would cost each call, and a fork is rare.
     Objects that a program has frozen before it forks, as one should, are not among those that the collector tells of.
     """
     frozen = gc.get_freeze_count()
@@ -212,8 +212,8 @@ class StreamedCall(RequestBase):
     one.
 
     `limit` answers are kept for a reader that is busy; BURST times as many for PATIENCE seconds, as a model may give them
-    faster than the event loop goes round, if they are no larger than BURST_BYTES together. A reader that falls behind further is at its end: it still gets what was kept, and
-    then Overloaded. Nobody else waits for it. `withdraw` takes the request out of the queue or off its
+    faster than the event loop goes round, if they are no larger than BURST_BYTES together. A reader that falls behind further gets what was kept, and then
+    Overloaded. No other request waits for it. `withdraw` takes the request out of the queue or off its
     worker. All is done on the service's event loop, but for the constructor.
     """
 
@@ -343,7 +343,7 @@ def takes_one(request: Request) -> bool:
 
 
 def several(name: str) -> Unsupported:
-    """Return the error for those who ask a streaming model for one answer."""
+    """Return the error for a request that asks a streaming model for one answer."""
     return Unsupported(f"model {name!r} is streaming, it gives several answers: ask it for a stream")
 
 
@@ -456,7 +456,7 @@ class StreamWindow(Generic[C]):
         """Cancel all that is under way."""
         for _, call in self._under_way:
             if not call.cancel() and not call.cancelled():
-                call.exception()  # nobody will look at it any more: asyncio need not complain of that
+                call.exception()  # the caller has left: asyncio must not log that nobody awaited it
 
 
 def preprocessing(
@@ -582,7 +582,7 @@ class _Feed:
         try:
             await asyncio.wait(
                 [self._task]
-            )  # the iterable may take its time to end, and whoever leaves may leave this too
+            )  # the iterable may take long to end, and a caller that leaves may leave here too
         finally:
             self._window.withdraw()
 

@@ -1,4 +1,4 @@
-"""Gives requests their ends, tells the observers in bulk, and begins traces for whoever traces."""
+"""Gives requests their answers and errors, notifies the observers once for each batch, and begins traces where a tracer observes."""
 
 import logging
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -18,13 +18,13 @@ EVENTS = ("refused", "dispatched", "answered", "streamed", "failed", "computed",
 
 
 class Delivery:
-    """Gives requests their ends. An exception of a request's `finish` or `fail` is logged and harms no other request."""
+    """Gives requests their answers and errors. An exception of a request's `finish` or `fail` is logged and harms no other request."""
 
     def __init__(self, model: str, observers: Sequence[Observer]) -> None:
         self.model = model
-        # By event, and without those who let it pass: three events a batch are many.
-        self._hearers = {event: _hearers(observers, event) for event in EVENTS}
-        # Set once the executor has given out a Block: until then no payload can be one.
+        # By event, without the observers that do not define it: there are three events for each batch.
+        self._methods = {event: _methods(observers, event) for event in EVENTS}
+        # Set when the executor has given out its first Block: before that, no payload can be one.
         self.blocks_in_use = False
 
     def give(self, dispatch: Dispatch, events: Events, now: float) -> None:
@@ -56,7 +56,7 @@ class Delivery:
     def give_parts(self, dispatch: Dispatch, events: Events, now: float) -> list[tuple[Request, WeirError]]:
         """Give the requests of a streaming model the parts in `events`; the rest is for `give` afterwards.
 
-        Returns those whose readers cannot take theirs, each with what is to be its end.
+        Returns the requests whose readers cannot take their parts, each with the error that ends it.
         """
         answers = answers_in(dispatch, events)
         refused: list[tuple[Request, WeirError]] = []
@@ -137,22 +137,22 @@ class Delivery:
 
     def tell(self, event: str, *facts: Any) -> None:
         """Call the method `event` of every observer. One that raises is logged, and decides nothing."""
-        for hear in self._hearers[event]:
+        for notify in self._methods[event]:
             try:
-                hear(self.model, *facts)
+                notify(self.model, *facts)
             except Exception:
-                logger.exception("observer %r raised at %r", type(hear.__self__).__name__, event)
+                logger.exception("observer %r raised at %r", type(notify.__self__).__name__, event)
 
 
-def _hearers(observers: Sequence[Observer], event: str) -> list[Any]:
-    silence = getattr(SilentObserver, event)
+def _methods(observers: Sequence[Observer], event: str) -> list[Any]:
+    silent = getattr(SilentObserver, event)
     return [
-        getattr(each, event) for each in observers if getattr(type(each), event, silence) is not silence
+        getattr(each, event) for each in observers if getattr(type(each), event, silent) is not silent
     ]  # one that was made before there was such an event does not have it
 
 
 def drop_payload(request: Request) -> None:
-    """Let go of a payload that nobody reads any more: the batch that the request is in may run for long, and its worker has its own copy."""
+    """Release a payload that is not read any more: the batch of the request may run for long, and its worker has a copy of its own."""
     if request.kind is Kind.ITEM:
         request.payload = None
     elif request.kind is Kind.TENSORS:
@@ -166,10 +166,10 @@ def _discard_gathered(request: Request) -> None:
 
 
 def log_undelivered(request: Request) -> None:
-    """Log the exception that `request` raised when it was given its end."""
+    """Log the exception that `request` raised in `finish`, `fail` or `part`."""
     trace = request.trace
     extra = {"trace_id": trace.name} if type(trace) is Trace else {}
-    logger.exception("door %r could not deliver an answer", request.door, extra=extra)
+    logger.exception("frontend %r could not deliver an answer", request.door, extra=extra)
 
 
 def discard(value: Any) -> None:
@@ -194,26 +194,26 @@ class Tracer(Protocol):
     """An Observer that begins traces too: telemetry/tracing.py, which only loads where tracing is on."""
 
     def begin(self, request: Any) -> None:
-        """Let `request` have a Trace. Its attribute `trace` is one already, or the caller's `traceparent`, or None."""
+        """Give `request` a Trace. Its attribute `trace` is a Trace already, or the caller's `traceparent`, or None."""
 
     def new(self, traceparent: str | None) -> Trace:
-        """Return the trace of a request that is about to be made."""
+        """Return the Trace of a request that is about to be made."""
 
     def not_taken(self, model: str, request: Request, error: WeirError, now: float) -> None:
-        """The queue refused a request that has a Trace."""
+        """Record that the queue refused a request that has a Trace."""
 
     def ended(
         self, name: str, trace: Trace, start: float, now: float, *, attributes: dict[str, Any], error: WeirError | None = None,
         inside: bool = False,
     ) -> None:  # fmt: skip
-        """What `trace` stands for, and no request in the queue is, has just ended. `inside`: nobody asked for it from outside."""
+        """Record a span that has just ended and is no request of a queue. `inside`: the server began it, not a caller."""
 
     def step(self, name: str, trace: Trace, start: float, now: float, *, attributes: dict[str, Any]) -> None:
-        """A part of what `trace` stands for has just ended."""
+        """Record a step within the span of `trace` that has just ended."""
 
 
 def tracer_among(observers: Iterable[Observer]) -> Tracer | None:
-    """Return the one of `observers` that traces, if there is one."""
+    """Return the first of `observers` that is a Tracer, or None."""
     return next((each for each in observers if isinstance(each, Tracer)), None)
 
 

@@ -1,8 +1,8 @@
 """The asyncio driver of one model's Batcher.
 
-The batcher decides, the executor runs, requests deliver themselves; this file only moves things between them. Per request
-it does one `submit`; all the rest is done per turn of the loop or per batch: one poll scheduled with `call_soon` however
-many requests arrive in a turn, one timer, one frame per batch, one call of each observer per batch.
+The batcher decides, the executor runs batches, and requests deliver their own answers; the driver moves them between these. For each request
+it calls `submit` once. Everything else is done once for a turn of the loop or once for a batch: one poll, scheduled with `call_soon` however
+many requests arrive in a turn; one timer; one frame for a batch; one call of each observer for a batch.
 
 Calls in process wait in a BackpressureQueue while the queue of the batcher is full. A Timer wakes the driver on the clock of the service.
 """
@@ -58,7 +58,7 @@ class TimekeepingClock(Protocol):
 
 
 class Timer:
-    """Calls `due` at the instant asked for, or a little earlier: `due` looks at the clock and arms the timer again.
+    """Calls `due` at the given instant or a little earlier; `due` looks at the clock and arms the timer again.
 
     Arming it for a later instant than it is armed for does nothing: it fires early once, which costs less than to cancel
     and arm a timer for every batch.
@@ -98,7 +98,7 @@ class Timer:
         return self._loop.call_later(early, self._come_near) if early > 0.0 else self._loop.call_soon(self._come_near)
 
     def _come_near(self) -> None:
-        assert self._armed is not None  # whoever disarms it cancels this
+        assert self._armed is not None  # disarming cancels this call
         left = self._armed - self._clock()
         if left > 0.0:
             self._handle = self._approach(left)
@@ -140,10 +140,10 @@ class WaitingCall(Request, Protocol):
 
 
 class BackpressureQueue:
-    """The requests that wait for room in the queue, first come first in. `waiting` is false when nobody does."""
+    """The requests that wait for room in the queue, in order of arrival. `waiting` is falsy when there are none."""
 
     def __init__(self) -> None:
-        # Truth and length are asked for with each call in process: the deque answers faster than a method could.
+        # Each call in process asks for its truth and length: a deque answers faster than a method.
         self.waiting: deque[WaitingCall] = deque()
         self._deadlines = Deadlines()
         self._settled = 0  # of those in `waiting`; never the head
@@ -182,7 +182,7 @@ class BackpressureQueue:
         return self._deadlines.earliest() if self.waiting else None
 
     def expire(self, now: float) -> list[WaitingCall]:
-        """Settle and return those whose deadline has passed."""
+        """Settle and return the requests whose deadline has passed."""
         passed = cast(list[WaitingCall], self._deadlines.passed(now))  # only `append` adds to it
         late = [request for request in passed if request.outside]
         for request in late:
@@ -268,7 +268,7 @@ class Driver:
             self.not_ready_reason = ""
 
     async def stop(self, drain_timeout: float) -> None:
-        """Take no more, give what was accepted `drain_timeout` seconds to finish, fail the rest, end the workers."""
+        """Accept no more requests, give the accepted ones `drain_timeout` seconds to finish, fail the rest, and end the workers."""
         if self.phase is not DriverPhase.RUNNING:
             return
         try:
@@ -286,7 +286,7 @@ class Driver:
             await self.executor.stop()
 
     async def drain(self, seconds: float) -> None:
-        """Take no more; return when all that was accepted has its end, or after that many seconds."""
+        """Accept no more requests; return when all accepted ones have ended, or after that many seconds."""
         self.draining = True
         if self.phase is not DriverPhase.RUNNING:
             return
@@ -329,7 +329,7 @@ class Driver:
     def submit(self, request: Request, now: float, waits: bool = False) -> None:
         """Put `request` into the queue. With `waits` it is a WaitingCall, which waits for room while the queue is full.
 
-        Raises ModelNotReady, Draining, Overloaded or DeadlineExceeded; it was not taken then, the observers have heard of it, and the
+        Raises ModelNotReady, Draining, Overloaded or DeadlineExceeded. Then it was not accepted, the observers have been notified, and the
         payload is still the caller's.
         """
         if self.not_ready_reason or self.draining or self.outside.waiting:
@@ -368,9 +368,9 @@ class Driver:
         if self.not_ready_reason:
             return ModelNotReady(f"model {name!r} is not ready: {self.not_ready_reason}")
         if self.draining:
-            return Draining(f"model {name!r} is being stopped and takes no more requests")
+            return Draining(f"model {name!r} is being stopped and accepts no more requests")
         # Who came first goes first: calls that wait outside are before any that come now.
-        return Overloaded(f"the line of model {name!r} is full", retry_after=self.batcher.drain_time())
+        return Overloaded(f"the queue of model {name!r} is full", retry_after=self.batcher.drain_time())
 
     def note_accepted(self) -> None:
         """Remember which requests are here: none is submitted any more, and `accepted` tells them from those of another driver."""
@@ -382,7 +382,7 @@ class Driver:
         return id(request) in self._accepted
 
     def cancel(self, request: Request) -> None:
-        """Forget `request`, wherever it is; nothing happens if it already has its end."""
+        """Forget `request`, wherever it is; nothing happens if it has already ended."""
         if request.settled:
             return
         now = self._clock()
@@ -395,7 +395,7 @@ class Driver:
         self._note_if_emptied()
 
     def _end(self, request: Request, error: WeirError, now: float) -> None:
-        """Fail a request that is running, and tell its worker that nobody waits for it."""
+        """Fail a request that is running, and tell its worker that its answer is not wanted any more."""
         if not request.settled:
             for place in self.batcher.cancel(request, now):
                 self.executor.cancel(*place)

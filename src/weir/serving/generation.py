@@ -66,7 +66,7 @@ class Generation:
         )
         self.tuner: PolicyTuner | None = None
         if complete(self.policy).adopts_banks:
-            from weir.tuning.policy_tuner import make_tuner  # numpy is for those who need it
+            from weir.tuning.policy_tuner import make_tuner  # loads numpy, which only a solved policy needs
 
             self.tuner = make_tuner(label, self.policy, largest, clock, partial(sleep, clock))
         views = [each for each in observers if isinstance(each, Metrics)]
@@ -135,7 +135,7 @@ class Generation:
             self.tuner.open()
 
     async def stop(self, drain_timeout: float | None = None) -> None:
-        """Take no more, finish what was accepted within `drain_timeout` seconds (None: the setting), fail the rest with Draining,
+        """Accept no more requests, finish the accepted ones within `drain_timeout` seconds (None: the setting), fail the rest with Draining,
         and end the workers. Idempotent."""
         if self.tuner is not None:
             await self.tuner.close()
@@ -229,7 +229,7 @@ def summary(explained: dict[str, Any]) -> dict[str, Any]:
 def make_executor(
     model: type[Model], params: dict[str, Any], settings: WorkerSettings, *, name: str, max_batch_size: int
 ) -> Executor:
-    """Return an executor that has not been started. Each kind is imported only when it is asked for."""
+    """Return an executor that has not been started. Each kind is imported only when it is used."""
     if settings.executor == "inline":
         from weir.workers.local import InlineExecutor
 

@@ -37,7 +37,7 @@ class HookedBatch:
         self._encodes = encodes
         self._payloads = list(batch.payloads)
         self._outputs: list[Any] = [MISSING] * count
-        self._kinds: dict[int, int] = {}  # as the worker said of outputs
+        self._kinds: dict[int, int] = {}  # of outputs, from the worker
         self._cancelled: set[int] = set()
         self._inner: list[int] = []  # entries that the worker has, by its indices
         self._timing: Timing | None = None
@@ -52,7 +52,7 @@ class HookedBatch:
         self._blocks = []
 
     def cancel(self, indices: Sequence[int]) -> list[int]:
-        """Nobody waits for these entries any more; return the worker's indices of those that it has."""
+        """Drop these entries, whose callers have left; return the worker's indices of those that it has."""
         self._cancelled.update(indices)
         return [place for place, index in enumerate(self._inner) if index in indices]
 
@@ -184,7 +184,7 @@ class WorkerSlots:
 
 class HookedExecutor:
     """An executor that runs hooks around another one. `handed` is called with the batch id when a batch really goes to
-    its worker, or to nobody because the hook had an answer for every entry."""
+    its worker, or to none because the hook had an answer for every entry."""
 
     def __init__(self, inner: Executor, before: Hook | None, after: Hook | None, handed: Callable[[int], None]) -> None:
         self._inner = inner
@@ -347,7 +347,7 @@ async def hooked(hook: Hook, values: list[Any]) -> list[Any]:
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        # Nobody cancelled the batch: something that the hook awaited was, and these callers still wait.
+        # The batch was not cancelled, but something that the hook awaited was; these callers still wait.
         return list(copies(model_error(hook.__name__, error), len(values)))
     except Exception as error:
         return list(copies(model_error(hook.__name__, error), len(values)))

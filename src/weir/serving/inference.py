@@ -66,7 +66,7 @@ class ItemHead(Protocol):
 
 class ItemsResponse(NamedTuple):
     """The answers to items. `write` returns the bytes of each, or its error, in order; `size_bytes` is about as much text as that writes. `dispatch` is the
-    batch of the first one, which arrived at `arrival`; `beside` is what else is said of an item, by its place."""
+    batch of the first one, which arrived at `arrival`; `beside` has what else is known of an item, by its index."""
 
     size_bytes: int
     write: Callable[[], list[bytes | WeirError]]
@@ -77,7 +77,7 @@ class ItemsResponse(NamedTuple):
 
 
 class StreamPart(NamedTuple):
-    """One of several answers. `last`: the model said that it is; the end may also come without that."""
+    """One of several answers. `last`: the model marked it as its last one; a stream may also end without such a mark."""
 
     response: InferenceResponse
     last: bool
@@ -94,10 +94,10 @@ class InferenceCall(Protocol):
     trace: Any
 
     async def read(self, size_bytes: int, work: Callable[[], T]) -> T:
-        """Return what `work` reads of about so many bytes; a long body is read in a thread. The observers hear of a refusal."""
+        """Return what `work` reads of about so many bytes; a long body is read in a thread. The observers are notified of a refusal."""
 
     def charge(self, size_bytes: int) -> None:
-        """Charge memory that the request takes beside its body. Raises what refuses it, of which the observers have been told."""
+        """Charge memory that the request takes beside its body. Raises the error that refuses it; the observers have been notified."""
 
 
 class Inference(Protocol):
@@ -119,7 +119,7 @@ class Inference(Protocol):
     async def infer(self, service: "Service", request: InferenceRequest, call: InferenceCall) -> InferenceResponse:
         """Answer a request of tensors. Cancelling the task that awaits this withdraws it.
 
-        A parameter `timeout` of the request can only shorten that of the call. Raises every WeirError that can be its end, and Unsupported if the model streams.
+        A parameter `timeout` of the request can only shorten that of the call. Raises the WeirError that ends the request, and Unsupported if the model streams.
         """
 
     async def infer_items(self, head: ItemHead, body: bytes, call: InferenceCall) -> ItemsResponse:
@@ -147,7 +147,7 @@ def read_work(ask: ItemHead, body: bytes) -> list[QueueEntry | WeirError]:
     """Make work of the `body` of a request, decompressed: one element, unless it is a list whose items differ in size or
     are tensors; of these, one that cannot be work is an error in its place.
 
-    Raises InvalidRequest for an empty or malformed body, and TooLarge for a list that can never fit into the line, before its items
+    Raises InvalidRequest for an empty or malformed body, and TooLarge for a list that can never fit into the queue, before its items
     are looked into. What only the worker decodes, only the worker refuses.
     """
     if not body and not may_be_empty(ask):
@@ -212,7 +212,7 @@ def _item_or_error(ask: ItemHead, body: bytes) -> QueueEntry | WeirError:
 
 
 def tensor_work(service: "Service", arrays: Arrays, key: Any = None) -> QueueEntry:
-    """Make work of `arrays`, which are as the model declares them. Raises TooLarge for more rows than the line can ever take,
+    """Make work of `arrays`, which are as the model declares them. Raises TooLarge for more rows than the queue can ever take,
     and what the model's `measure` raises."""
     alone = not is_batched(service.model)
     shapes = None if service.streaming else shape_key(arrays, service.model.inputs)  # streams are not joined
@@ -237,7 +237,7 @@ def as_work(
     service: "Service", payload: Any, kind: Kind, rows: int, cost: float, key: Any, *, content_type: str = OBJECT,
     accept: str = OBJECT,
 ) -> QueueEntry:  # fmt: skip
-    """Return work of so many rows. Raises TooLarge for more than the line can ever take."""
+    """Return work of so many rows. Raises TooLarge for more than the queue can ever take."""
     batching = service.batching
     if rows > batching.max_queue_size:
         raise TooLarge(f"body of {rows} rows: must have at most {batching.max_queue_size} (max_queue_size)")
@@ -246,7 +246,7 @@ def as_work(
 
 
 class Schedule(NamedTuple):
-    """When a request wants to be served: `priority` as in the line (higher goes first), `timeout` in seconds or None."""
+    """The priority of a request, as in the queue (higher goes first), and its timeout in seconds or None."""
 
     priority: int
     timeout: float | None
@@ -255,12 +255,12 @@ class Schedule(NamedTuple):
 def schedule_of(parameters: Parameters) -> Schedule:
     """Read `priority` and `timeout` from the parameters of a request.
 
-    In the protocol 1 is the highest priority and 0 says nothing; those who state one go before those who do not. A
+    In the protocol 1 is the highest priority and 0 means none; requests with a priority go before those without. A
     timeout is in microseconds; 0 says nothing. Raises InvalidRequest naming the parameter, its value and the rule, and
     Unsupported for a parameter that asks for an extension that there is not.
     """
     if not parameters:
-        return NO_WISH
+        return DEFAULT_SCHEDULE
     _refuse_others(parameters)
     stated = integer_of("priority", parameters.get("priority", 0), 0, _LOWEST)
     limit = integer_of("timeout", parameters.get("timeout", 0), 0, int(LONGEST_TIMEOUT / _MICROSECOND))
@@ -284,7 +284,7 @@ def integer_of(name: str, value: Any, least: int, most: int) -> int:
     return value
 
 
-NO_WISH = Schedule(0, None)
+DEFAULT_SCHEDULE = Schedule(0, None)
 
 
 def works_of(service: "Service", request: InferenceRequest) -> list[QueueEntry]:
@@ -340,7 +340,7 @@ def check_outputs(service: "Service", request: InferenceRequest) -> None:
             names = ", ".join(map(repr, declared))
             raise InvalidRequest(f"output {output.name!r}: not one of {names}, which model {service.name!r} has")
         if output.name in seen:
-            raise InvalidRequest(f"output {output.name!r}: is asked for twice")
+            raise InvalidRequest(f"output {output.name!r}: is requested twice")
         seen.add(output.name)
         _refuse_others(output.parameters)
 
@@ -350,11 +350,11 @@ def response_of(
 ) -> InferenceResponse:
     """Return the answer to `request`, whose works were of `kinds` and ended with `outputs`.
 
-    The outputs come in the declared order, only those asked for. Raises the error of an item that failed, which names
+    The outputs come in the declared order, only those requested. Raises the error of an item that failed, which names
     the item.
     """
     if is_tensor_model(service.model):
-        values = _asked_arrays(service, request, outputs[0])
+        values = _requested_arrays(service, request, outputs[0])
     else:
         values = [_items(_flat(kinds, outputs))]
     response = InferenceResponse(service.name, values, version=service.version, id=request.id)
@@ -363,7 +363,7 @@ def response_of(
     return response
 
 
-def _asked_arrays(service: "Service", request: InferenceRequest, arrays: Any) -> list[TensorValue]:
+def _requested_arrays(service: "Service", request: InferenceRequest, arrays: Any) -> list[TensorValue]:
     if isinstance(arrays, WeirError):
         raise arrays
     missing = [tensor.name for tensor in service.model.outputs if tensor.name not in arrays]
@@ -420,7 +420,7 @@ def _placed(error: WeirError, index: int) -> WeirError:
 def output_body(head: ItemHead, output: Any) -> bytes:
     """Return the bytes of one output: it is bytes, a Block (which is released), or the tensors of a tensor model.
 
-    Raises ModelError for tensors that cannot be written as the answer shall be; the observers have been told.
+    Raises ModelError for tensors that cannot be written as the answer shall be; the observers have been notified.
     """
     body = body_or_error(head, output)
     if isinstance(body, ModelError):
@@ -429,7 +429,7 @@ def output_body(head: ItemHead, output: Any) -> bytes:
 
 
 def body_or_error(head: ItemHead, output: Any) -> bytes | ModelError:
-    """Return the bytes of one output, or why its tensors cannot be written; nobody has been told of that. See `output_body`."""
+    """Return the bytes of one output, or why its tensors cannot be written; no observer has been notified. See `output_body`."""
     if isinstance(output, bytes):
         return output
     if isinstance(output, dict):
@@ -441,7 +441,7 @@ def body_or_error(head: ItemHead, output: Any) -> bytes | ModelError:
 
 
 def tensors_body(head: ItemHead, tensors: dict[str, Any]) -> bytes | ModelError:
-    """Return the bytes of tensors, or why they cannot be written as the answer shall be; nobody has been told of that."""
+    """Return the bytes of tensors, or why they cannot be written as the answer shall be; no observer has been notified."""
     try:
         as_values = to_text if head.accept == JSON else to_plain
         return encode(as_values(tensors, head.service.model.outputs), head.accept)
@@ -455,7 +455,7 @@ def tensors_body(head: ItemHead, tensors: dict[str, Any]) -> bytes | ModelError:
 
 
 class AwaitedRequest(RequestBase):
-    """`end` is the output, or the WeirError, that is its end; `dispatch` the (last) batch it was in, if any. `gathering` hears of it."""
+    """A request whose `end`, its output or its WeirError, is reported to `gathering`; `dispatch` is the last batch that it was in, if any."""
 
     __slots__ = ("_gathering", "dispatch", "end")
 
@@ -471,7 +471,7 @@ class AwaitedRequest(RequestBase):
         self.dispatch: Dispatch | None = None
 
     def finish(self, output: Any, dispatch: Dispatch) -> None:
-        """Keep the output; nobody reads the payload any more, while other requests of the same call may take long."""
+        """Keep the output, and release the payload: other requests of the same call may take long."""
         drop_payload(self)
         self.end = output
         self.dispatch = dispatch
@@ -526,7 +526,7 @@ class Gathering:
             self._over.set_result(None)
 
     def _submit(self, entry: QueueEntry | WeirError) -> None:
-        # The first has the span that the caller hears of; the others are beside it.
+        # The first has the span that the caller is told of; the others are its siblings.
         trace = self._call.trace
         own = trace if not self.requests else getattr(trace, "traceparent", trace)
         queued = NOTHING if isinstance(entry, WeirError) else entry
@@ -551,7 +551,7 @@ class Gathering:
                 raise request.end
 
     def _withdraw(self) -> None:
-        """Cancel what is under way, and give back the shared memory of answers that nobody will read."""
+        """Cancel the requests under way, and release the shared memory of answers that will not be read."""
         for request in self.requests:
             if not request.settled:
                 self._service.cancel(request)
@@ -574,7 +574,7 @@ def stream_of(
 
 
 async def read_parts(service: "Service", request: StreamedCall) -> AsyncGenerator[tuple[Any, bool], None]:
-    """Submit `request`, and yield each answer and whether the model said that it is the last. Leaving withdraws it. Raises what Service.submit raises."""
+    """Submit `request`, and yield each answer and whether the model marked it as its last one. Closing the generator withdraws the request. Raises what Service.submit raises."""
     service.submit(request, request.arrival)
     try:
         while True:
@@ -617,7 +617,7 @@ def entries_for_one_answer(
     service: "Service", request: InferenceRequest, door: str, timeout: float | None
 ) -> tuple[list[QueueEntry], float, int]:  # fmt: skip
     """Return the queue entries of a request for one answer, its timeout in seconds and its priority. Raises as Inference.infer does; the observers
-    have been told."""
+    have been notified."""
     if service.streaming:
         error = Unsupported(f"model {service.label!r} streams its answers: ask it where streams are offered")
         raise service.tell_refused(door, error)
@@ -627,7 +627,7 @@ def entries_for_one_answer(
 def read_entries(
     service: "Service", request: InferenceRequest, door: str, timeout: float | None
 ) -> tuple[list[QueueEntry], float, int]:  # fmt: skip
-    """Return the queue entries of a request, its timeout in seconds and its priority. Raises RequestErrors, of which the observers have been told."""
+    """Return the queue entries of a request, its timeout in seconds and its priority. Raises RequestErrors, of which the observers have been notified."""
     try:
         schedule = schedule_of(request.parameters)
         entries = works_of(service, request)
@@ -670,7 +670,7 @@ class ModelInference:
 
 
 class EndedRequest(Request, Protocol):
-    """A request with its end: the output or a WeirError, and the batch it was in, if any."""
+    """A request that has ended: its output or a WeirError, and the batch it was in, if any."""
 
     end: Any
     dispatch: Dispatch | None

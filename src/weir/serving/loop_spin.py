@@ -2,7 +2,7 @@
 
 A loop that sleeps is woken late: by up to a millisecond when it is a timer that wakes it, for loops count in whole ones, and by
 what it takes to get a CPU. Around the instant at which a batch is expected back, or a wait ends, it goes round without
-sleeping instead. Each turn yields the CPU, so that whoever has work to do gets it. Meanwhile a small service is run for nothing,
+sleeping instead. Each turn yields the CPU to other processes that have work to do. Meanwhile a small service is run without a caller,
 so that the code of the real one is in the CPU's caches.
 """
 
@@ -78,7 +78,7 @@ PATIENCE = 60.0
 
 
 class Rehearsal:
-    """Sends a call of its own through a driver, a batcher and the frames that a worker gets and sends. Nobody observes it."""
+    """Sends a call of its own through a driver, a batcher and the frames that a worker gets and sends. It has no observers."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -56,7 +56,7 @@ class Service:
     constructor, `name` what it is called (the class name in lower case), `version` which of several of that name it is
     ("": it has none). Observers and logs know it by its `label`: the name, and after a slash the version. Settings are those
     of BatchingSettings, WorkerSettings and ServiceSettings; the model's class attributes are their defaults. `executor`, if it
-    is not the name that the setting takes, replaces the workers that the settings ask for. `observers` hear what happens.
+    is not the name that the setting takes, replaces the workers that the settings ask for. `observers` are notified of what happens.
     `clock` returns seconds; one with a method `call_at` keeps the timers too (testing.FakeClock). `platform` is what the
     metadata calls the kind of model.
 
@@ -152,7 +152,7 @@ class Service:
         await self.generation.start()
 
     async def stop(self, drain_timeout: float | None = None) -> None:
-        """Take no more, finish what was accepted, end the workers, also those of generations that were replaced.
+        """Accept no more requests, finish the accepted ones, and end the workers, also those of generations that were replaced.
 
         What is unfinished after `drain_timeout` seconds (None: the setting) fails with Draining. Idempotent.
         """
@@ -162,11 +162,11 @@ class Service:
             await self.generation.stop(drain_timeout)
 
     async def drain(self, drain_timeout: float | None = None) -> None:
-        """Take no more; return when all that was accepted has its end, or after the timeout. The workers stay."""
+        """Accept no more requests; return when all accepted ones have ended, or after the timeout. The workers stay."""
         await self._driver.drain(self.settings.drain_timeout if drain_timeout is None else drain_timeout)
 
     async def add_worker(self) -> None:
-        """Start one more worker; return when it is ready. The policy and the metrics hear of it.
+        """Start one more worker; return when it is ready. The policy and the metrics count it from then on.
 
         Raises what `start` raises, and Conflict where there can be no more; the others go on as before. ModelNotReady
         unless the service runs.
@@ -181,9 +181,9 @@ class Service:
             await self.generation.remove_worker()
 
     def replace_with(self, other: "Service") -> Generation:
-        """Serve with the generation of `other`, which runs in the same event loop, from now on: whoever holds this service reaches the
-        new one, with its model, settings and hooks. Return the generation before, for the caller to stop: it takes nothing more, and
-        its `stop` waits for what it had accepted."""
+        """Serve with the generation of `other`, which runs in the same event loop, from now on: callers of this service reach the
+        new generation, with its model, settings and hooks. Return the former generation, for the caller to stop: it accepts no more requests, and
+        its `stop` waits for those that it had accepted."""
         former = self.generation
         former.driver.note_accepted()
         self._former.append(former)
@@ -214,10 +214,10 @@ class Service:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Whoever leaves by an exception awaits no more answers.
+        # A block that ends with an exception awaits no more answers.
         await self.stop(None if error is None else 0.0)
 
-    # Callers in this process.
+    # Calls in this process.
 
     def infer(
         self, item: Any, *, timeout: float | None = None, priority: int = 0, key: Hashable = None,
@@ -318,7 +318,7 @@ class Service:
         return self._read(self.new_stream(item, timeout, priority, key), backpressure)
 
     async def _read(self, request: StreamedCall, backpressure: bool | None) -> AsyncGenerator[Any, None]:
-        """Enter `request` and yield its answers; whoever leaves, leaves the queue or the worker too."""
+        """Enter `request` and yield its answers; closing the generator withdraws the request from the queue or the worker."""
         try:
             self.enter(request, backpressure)
             async for answer in request:
@@ -361,12 +361,12 @@ class Service:
     @cached_property
     def inference(self) -> "Inference":
         """How requests from outside are answered. A product that makes other requests of them sets its own."""
-        from weir.serving.inference import MODEL_INFERENCE  # numpy is for those who are called from outside
+        from weir.serving.inference import MODEL_INFERENCE  # loads numpy, which only requests from outside need
 
         return MODEL_INFERENCE
 
     def tell_refused(self, door: str, error: WeirError) -> WeirError:
-        """Tell the observers that a request for this service, which came by `door`, was refused before it got here; return the error."""
+        """Notify the observers that a request for this service, which came by the frontend `door`, was refused before it got here; return the error."""
         for observer in self.observers:
             observer.refused(self.label, door, error)
         return error
@@ -374,9 +374,9 @@ class Service:
     def submit(self, request: Request, now: float | None = None) -> None:
         """Put `request` into the queue. `now` is what `now()` has just returned, if the caller has it.
 
-        Raises ModelNotReady, Draining, Overloaded, or DeadlineExceeded when it could not be met; the request was not taken
-        then, and a Block that is its payload is still the caller's. A request that was taken gives its share of the Block
-        back when it has its end.
+        Raises ModelNotReady, Draining, Overloaded, or DeadlineExceeded when it could not be met; the request was not accepted
+        then, and a Block that is its payload is still the caller's. An accepted request gives its share of the Block
+        back when it has ended.
         """
         if self.streaming and takes_one(request):
             raise several(self.name)
@@ -400,7 +400,7 @@ class Service:
         return self._driver.batcher.workers
 
     def cancel(self, request: Request) -> None:
-        """Forget a request whose peer has left; nothing happens if it already has its end."""
+        """Forget a request whose peer has left; nothing happens if it has already ended."""
         driver = self._driver
         for former in self._former:
             if former.driver.accepted(request):
@@ -450,17 +450,17 @@ class Service:
         return self._driver.draining
 
     def state(self, *, brief: bool = False) -> dict[str, Any]:
-        """Return what there is to see, as a JSON-able dict; `brief`: what changes from moment to moment, which costs little."""
+        """Return the state of the service as a JSON-able dict; with `brief` only what changes from moment to moment, which costs little."""
         own = {"model": self.name, "ready": self.ready, "reason": self.not_ready_reason} | self.generation.present()
         return own if brief else own | self.generation.history() | {"policy": summary(self.explain_policy())}
 
     def explain_policy(self) -> dict[str, Any]:
-        """Return what the policy does and what came of it, as a JSON-able dict: what `GET /models/{model}/policy` shows."""
+        """Return what the policy decides and what was measured under it, as a JSON-able dict: what `GET /models/{model}/policy` shows."""
         return self.generation.explain_policy(self.name)
 
     async def set_prices(self, /, **changes: Any) -> dict[str, Any]:
         """Solve the policy for other prices and return its explanation once it goes by them: what `PUT
-        /models/{model}/policy` does. Those who ask at the same time are served one after the other.
+        /models/{model}/policy` does. Calls at the same time are served one after the other.
 
         `changes` are some of `latency_weight`, `energy_weight`, `reference_rate` and `latency_objective` ("p99=20ms"); None for
         one of the last two takes it away, and what is not named stays. Raises Conflict for a policy that is not solved,
@@ -541,7 +541,7 @@ class Service:
             raise several(self.name)
         if not call.timeout <= LONGEST_TIMEOUT:
             raise InvalidRequest(f"timeout={call.timeout!r}: must be a number of at most {LONGEST_TIMEOUT:g} seconds")
-        # The queue sorts by the one and looks up the other: a value that cannot be sorted or hashed must not get there.
+        # The queue sorts by priority and looks up the key: a value that cannot be sorted or hashed must not get there.
         priority: Any = call.priority
         if not isinstance(priority, Integral):
             raise InvalidRequest(f"priority={priority!r:.100}: must be an integer")

@@ -25,7 +25,7 @@ class ServiceSettings:
         "answers of a stream that are kept for a reader who is behind; one who stays further behind is ended",
         rule=AT_LEAST_ONE,
     )
-    backpressure: bool = setting(True, "calls in process wait while the line is full; otherwise they get Overloaded")
+    backpressure: bool = setting(True, "calls in process wait while the queue is full; otherwise they get Overloaded")
 
     loop_spin: float = setting(
         0.0,

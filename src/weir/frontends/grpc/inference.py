@@ -375,7 +375,7 @@ class UnaryInference:
 
 def refusal() -> Draining:
     """Return the error for a request that comes when no more are taken."""
-    return Draining("the server is being stopped and takes no more requests", retry_after=1.0)
+    return Draining("the server is being stopped and accepts no more requests", retry_after=1.0)
 
 
 # A request with this parameter gets a last answer without outputs, if the last one with outputs was not marked as the last.

@@ -308,4 +308,4 @@ class ResponseWriter(asyncio.BufferedProtocol):
 
 def draining() -> Draining:
     """Return the error for a request that came too late."""
-    return Draining("the server is being stopped and takes no more requests")
+    return Draining("the server is being stopped and accepts no more requests")
