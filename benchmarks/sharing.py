@@ -155,12 +155,14 @@ class Read(NamedTuple):
 class Lengths:
     """A tokenizer of texts that say whose they are and how long: "client number length"."""
 
-    def encode(self, texts: Sequence[Text], *, max_length: int, truncate: bool, manner: TokenizeOptions) -> list[Any]:
+    def encode(
+        self, texts: Sequence[Text], *, max_length: int, truncate: bool, tokenize_options: TokenizeOptions
+    ) -> list[Any]:
         """Read texts."""
         said = [str(text).split() for text in texts]
         return [Read(int(client).to_bytes(4, "little") * int(length)) for client, _, length in said]
 
-    def split(self, text: Text, *, max_length: int, manner: TokenizeOptions) -> list[Any]:
+    def split(self, text: Text, *, max_length: int, tokenize_options: TokenizeOptions) -> list[Any]:
         """Nobody asks."""
         return []
 

@@ -18,7 +18,7 @@ from benchmarks.harness.rounds import Measurements, Rounds, spreads
 from benchmarks.harness.texts import COLUMNS, compare, paragraphs
 from weir.embedding.graph.assembly import FUSED as FUSED_DOMAIN
 from weir.embedding.graph.assembly import Numbers
-from weir.embedding.graph.encoding import PARTS, EncoderLayers
+from weir.embedding.graph.building import PARTS, EncoderLayers
 from weir.embedding.recipe import Pooling, Precision, Recipe
 from weir.errors import SettingsError
 

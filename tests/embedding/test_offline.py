@@ -1,9 +1,27 @@
 """How well vectors keep classes apart, against what can be worked out by hand."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+from tests.embedding import tiny
 
-from weir.embedding.offline import check_labels, cosine_distances, principal_plane, separation
+from weir.embedding.offline import (
+    POOLINGS,
+    Labelled,
+    Layers,
+    check_labels,
+    cosine_distances,
+    draw,
+    encode,
+    principal_plane,
+    read_labelled,
+    search,
+    separation,
+    study_layers,
+    table,
+    to_dict,
+)
 from weir.errors import SettingsError
 
 EAST, NORTH, WEST = [1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]
@@ -67,3 +85,110 @@ def test_the_plane_is_that_of_most_variance() -> None:
 def test_equal_vectors_have_no_plane() -> None:
     plane, share = principal_plane(np.ones((3, 4)))
     assert plane.tolist() == [[0.0, 0.0]] * 3 and share == 0.0
+
+
+FOUND = Labelled(["one, two", "three"], ["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("x.jsonl", '{"text": "one, two", "label": "a"}\n\n{"label": "b", "text": "three"}\n'),
+        ("x.csv", 'label,text\na,"one, two"\nb,three\n'),
+        ("x.tsv", "text\tlabel\none, two\ta\nthree\tb\n"),
+        ("x.txt", "a\tone, two\nb\tthree\n"),
+    ],
+)
+def test_every_form_says_the_same(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content)
+    assert read_labelled(tmp_path / name) == FOUND
+    assert read_labelled(tmp_path / name, labels=False) == FOUND
+
+
+@pytest.mark.parametrize(("name", "content"), [("x.txt", "one\ntwo\n"), ("x.jsonl", '"one"\n{"text": "two"}')])
+def test_labels_may_be_missing_where_none_are_wanted(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content)
+    assert read_labelled(tmp_path / name, labels=False) == Labelled(["one", "two"], ["", ""])
+    with pytest.raises(SettingsError, match="line 1: has no label"):
+        read_labelled(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("x.jsonl", b"{", "line 1: must be JSON"),
+        ("x.jsonl", b"[1]", "line 1: must be an object"),
+        ("x.csv", b"a,b\n1,2\n", "its first line must name the columns"),
+        ("x.txt", b"a\t \n", "line 1: has no text"),
+        ("x.txt", b"", "has no texts"),
+        ("x.txt", b"\xff", "cannot be read"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(SettingsError, match=message):
+        read_labelled(tmp_path / name)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="cannot be read"):
+        read_labelled(tmp_path / "nothing")
+
+
+TEXTS = ["first do it", "then do it right", "then do it better", "the weather is lovely", "it is sunny"]
+LABELS = ["work", "work", "work", "weather", "weather"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.model(tmp_path_factory.mktemp("model"), "bert", layers=3)
+
+
+@pytest.fixture(scope="module")
+def layers(model: Path, cache: str) -> Layers:
+    return study_layers(model, TEXTS, LABELS, neighbours=1, cache=cache)
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize("layer", [-3, -2, -1])
+def test_a_layer_is_what_a_model_of_that_layer_says(
+    layers: Layers, model: Path, cache: str, pooling: str, layer: int
+) -> None:
+    served = encode(model, TEXTS, pooling=pooling, layers=(layer,), normalize=False, cache=cache)
+    np.testing.assert_allclose(layers.vectors[pooling][layer], served, rtol=1e-4, atol=1e-5)
+
+
+def test_the_table_has_a_line_for_each_layer(layers: Layers) -> None:
+    columns, *lines = table(layers)
+    assert [line[0] for line in lines] == ["-3", "-2", "-1"] and len(columns) == 7
+    assert to_dict(layers)["mean"]["-1"]["knn_accuracy"] == pytest.approx(float(lines[-1][1]), abs=0.001)
+
+
+def test_the_picture_has_a_panel_for_each_layer(layers: Layers, tmp_path: Path) -> None:
+    draw(layers, tmp_path / "layers.png")
+    drawn = (tmp_path / "layers.svg").read_text()
+    assert all(f"layer {layer}: kNN" in drawn for layer in (-3, -2, -1)) and "weather" in drawn
+    with pytest.raises(SettingsError, match="pooling='median': must be one of mean, max, cls"):
+        draw(layers, tmp_path / "layers.png", "median")
+
+
+def test_progress_is_told(model: Path, cache: str) -> None:
+    told: list[tuple[int, int]] = []
+    encode(model, TEXTS * 7, lambda done, of: told.append((done, of)), cache=cache)
+    assert told == [(32, 35), (35, 35)]
+
+
+def test_a_text_that_cannot_be_read_is_named(model: Path, cache: str) -> None:
+    with pytest.raises(SettingsError, match="text 2: "):
+        encode(model, ["one", "\ud800"], cache=cache)
+
+
+def test_the_nearest_to_a_text_is_that_text(model: Path, cache: str) -> None:
+    first, second = search(model, TEXTS, TEXTS[2], 2, cache=cache)
+    assert (first.place, first.text) == (3, TEXTS[2]) and first.similarity == pytest.approx(1.0, abs=1e-5)
+    assert second.similarity < first.similarity

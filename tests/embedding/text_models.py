@@ -24,7 +24,7 @@ class Words:
         self.fault: BaseException | None = None
 
     def encode(
-        self, texts: Sequence[Text], *, max_length: int, truncate: bool, manner: TokenizeOptions
+        self, texts: Sequence[Text], *, max_length: int, truncate: bool, tokenize_options: TokenizeOptions
     ) -> list[Tokenized | InvalidRequest]:
         """Read texts."""
         self.began.set()
@@ -47,7 +47,9 @@ class Words:
         second = len(numbers[0]) if len(numbers) > 1 else 0
         return Tokenized(numpy.array(ids[:max_length], "<i4").tobytes(), second, len(ids) > max_length)
 
-    def split(self, text: Text, *, max_length: int, manner: TokenizeOptions) -> list[Tokenized] | InvalidRequest:
+    def split(
+        self, text: Text, *, max_length: int, tokenize_options: TokenizeOptions
+    ) -> list[Tokenized] | InvalidRequest:
         """Read a long text in pieces, of a pair the first."""
         if isinstance(text, str) and text.startswith("whole"):
             return InvalidRequest("whole: must not be divided")

@@ -31,7 +31,7 @@ from weir.errors import (
     WeirError,
 )
 
-# By default what a full line refuses is sent again for as long as there is time.
+# By default what a full queue refuses is sent again for as long as there is time.
 PATIENT = Retry(times=1_000_000, first_wait=0.05, longest_wait=1.0)
 _SCHEMES = ("http://", "https://", "unix:")
 AHEAD = 64  # batches that encode_async has under way
@@ -50,7 +50,7 @@ Text = str | tuple[str, str] | list[str] | list[int]
 class EncodeCall(NamedTuple):
     """Texts to be encoded, and how; None and "" leave it to the server.
 
-    `priority` is that of Weir's line: higher goes first.
+    `priority` is that of Weir's queue: higher goes first.
     """
 
     texts: Sequence[Text]
@@ -71,14 +71,6 @@ class Vectors(NamedTuple):
     truncated: Sequence[int] = ()
     tokens: list[list[str]] | None = None
     foreign: int = 0
-
-
-class Heard(NamedTuple):
-    """An answer to a request of another client with the same identity, under the id that it has on the wire."""
-
-    id: int
-    embedding: Any
-    tokens: list[list[str]] | None
 
 
 class EmbeddingTransport(Protocol):
@@ -103,10 +95,6 @@ class EmbeddingTransport(Protocol):
 
     def terminate(self, timeout: float) -> None:
         """Have the server finish what it has accepted, and end."""
-
-    def listen(self, timeout: float | None) -> Iterator[Heard]:
-        """Yield the answers to other clients of this identity; ends after `timeout` seconds without one, or when closed.
-        Raises Unsupported where answers go to one client only."""
 
     def close(self) -> None:
         """End it: what is under way fails with Cancelled. Idempotent."""
@@ -274,10 +262,11 @@ class EmbeddingClient:
             )
         return answer.vectors.tolist() if self._as_lists else answer.vectors
 
-    def listen(self, timeout: float | None = None) -> Iterator[Heard]:
-        """Refused over HTTP, where answers go to who asked: raises Unsupported. It was for ZeroMQ."""
-        heard = self._transport.listen(timeout)  # from now on, not from the first answer that is read
-        return (each._replace(embedding=each.embedding.tolist()) for each in heard) if self._as_lists else heard
+    def listen(self, timeout: float | None = None) -> Iterator[Any]:
+        """Refused: raises Unsupported, for an answer goes to who asked. It was for ZeroMQ."""
+        raise Unsupported(
+            "listen: over HTTP answers go to who asked; clients of bert-as-service hear each other, over ZeroMQ"
+        )
 
     # The server.
 
@@ -328,23 +317,23 @@ class ConcurrentEmbeddingClient(EmbeddingClient):
     Only what blocks is offered: answers that are fetched later would mix between the threads.
     """
 
-    def __init__(self, url: str = "http://localhost:8000", max_concurrency: int = 10, **said: Any) -> None:
+    def __init__(self, url: str = "http://localhost:8000", max_concurrency: int = 10, **fields: Any) -> None:
         self._places = BoundedSemaphore(max_concurrency)
         self._most = max_concurrency
-        super().__init__(url, **said)
+        super().__init__(url, **fields)
 
-    def encode(self, texts: Sequence[Text], blocking: bool = True, *rest: Any, **said: Any) -> Any:
+    def encode(self, texts: Sequence[Text], blocking: bool = True, *rest: Any, **fields: Any) -> Any:
         """Return the vectors of `texts`; see EmbeddingClient.encode."""
         if not blocking:
             raise Unsupported("blocking=False: a client of many threads only offers what blocks")
         if not self._places.acquire(blocking=False):
             raise Overloaded(f"max_concurrency={self._most}: that many threads are asking already")
         try:
-            return super().encode(texts, True, *rest, **said)
+            return super().encode(texts, True, *rest, **fields)
         finally:
             self._places.release()
 
-    def encode_async(self, *arguments: Any, **said: Any) -> Generator[Fetched, None, None]:
+    def encode_async(self, *arguments: Any, **fields: Any) -> Generator[Fetched, None, None]:
         """Refused: raises Unsupported."""
         raise Unsupported("encode_async: a client of many threads only offers what blocks")
 
@@ -443,12 +432,6 @@ class HttpEmbedding:
         """Have the server end."""
         self._sent(OutgoingRequest("POST", "/terminate"), timeout)
 
-    def listen(self, timeout: float | None) -> Iterator[Heard]:
-        """Refused: over HTTP an answer goes to who asked."""
-        raise Unsupported(
-            "listen: over HTTP answers go to who asked; clients of bert-as-service hear each other, over ZeroMQ"
-        )
-
     def close(self) -> None:
         """End it: what is under way fails with Cancelled. Idempotent."""
         with self._lock:
@@ -472,7 +455,7 @@ def _request(asked: EncodeCall, identity: str, timeout: float) -> OutgoingReques
     pairs = any(isinstance(text, tuple) for text in asked.texts)
     if pairs and not all(isinstance(text, tuple) for text in asked.texts):
         raise InvalidRequest("texts: over HTTP either all of a request are pairs or none is")
-    said = {
+    fields = {
         "texts": list(asked.texts), "pairs": pairs or None, "model": asked.model or None, "dimensions": asked.dimensions,
         "truncate": asked.truncate, "show_tokens": asked.want_tokens or None, "prompt": asked.prompt,
     }  # fmt: skip
@@ -482,24 +465,24 @@ def _request(asked: EncodeCall, identity: str, timeout: float) -> OutgoingReques
     if asked.priority is not None:
         headers["x-request-priority"] = str(asked.priority)
     try:
-        body = msgspec.msgpack.encode({name: value for name, value in said.items() if value is not None})
+        body = msgspec.msgpack.encode({name: value for name, value in fields.items() if value is not None})
     except UnicodeEncodeError as error:
         raise not_unicode(asked.texts) from error
     return OutgoingRequest("POST", "/encode", headers, body)
 
 
 def _read(reply: HttpReply) -> Vectors:
-    said = msgspec.msgpack.decode(reply.body)
-    vectors = numpy.frombuffer(said["result"], "<f4").astype(numpy.float32).reshape(said["shape"])
+    fields = msgspec.msgpack.decode(reply.body)
+    vectors = numpy.frombuffer(fields["result"], "<f4").astype(numpy.float32).reshape(fields["shape"])
     foreign = reply.headers.get(_FOREIGN, "")
-    return Vectors(vectors, said.get("truncated", ()), said.get("tokens"), int(foreign) if foreign.isdigit() else 0)
+    return Vectors(vectors, fields.get("truncated", ()), fields.get("tokens"), int(foreign) if foreign.isdigit() else 0)
 
 
 def error_of(reply: HttpReply) -> WeirError:
     """Return the error that `reply` stands for."""
     try:
-        said = msgspec.json.decode(reply.body)
-        text, name = str(said["description"]), str(said["type"])
+        fields = msgspec.json.decode(reply.body)
+        text, name = str(fields["description"]), str(fields["type"])
     except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
         text, name = reply.body[:1000].decode(errors="replace"), ""
     after = reply.headers.get("retry-after", "")

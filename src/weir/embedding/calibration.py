@@ -60,9 +60,9 @@ class Budget:
 
     def settings(self) -> dict[str, Any]:
         """Return the settings of a service that has it."""
-        said = asdict(self)
-        del said["tokens_per_second"]
-        return {"padded": True, **said}
+        values = asdict(self)
+        del values["tokens_per_second"]
+        return {"padded": True, **values}
 
 
 def choose(measured: Sequence[Timed]) -> Budget:

@@ -167,27 +167,31 @@ class Encoder:
             timeout, limit = self._default_timeout(len(texts))
         if not 0 < timeout <= LONGEST_TIMEOUT:
             raise InvalidRequest(f"timeout={timeout!r}: must be more than 0 and at most {LONGEST_TIMEOUT:g} seconds")
-        manner = TokenizeOptions(None if prompt is None else prompt_text(prompt, self._prompts), whole_words)
+        tokenize_options = TokenizeOptions(None if prompt is None else prompt_text(prompt, self._prompts), whole_words)
         loop = asyncio.get_running_loop()
         deadline = self._service.now() + timeout
         many = len(texts) > self._many
         unlike, places = await asyncio.to_thread(distinct, texts) if many else distinct(texts)
-        asking = EncodeRequest(
+        encoding = EncodeRequest(
             unlike, places, door=door, caller=client or None, priority=priority,
             deadline=deadline, limit=limit, truncate=self._truncate if truncate is None else truncate,
-            future=loop.create_future(), split=self._split and truncate is None, manner=manner,
+            future=loop.create_future(), split=self._split and truncate is None, tokenize_options=tokenize_options,
         )  # fmt: skip
-        asking.claim = CLAIM.get() if self._of_tokens else None
+        encoding.claim = CLAIM.get() if self._of_tokens else None
         if want_tokens:
-            asking.ids = [b""] * len(unlike)
+            encoding.ids = [b""] * len(unlike)
         if each:
-            asking.errors = {}
+            encoding.errors = {}
         tracer, service = self._service.tracing, self._service
         with (
             _UNTRACED if tracer is None else CallTrace(tracer, service, self._name, trace, door=door, count=len(texts))
-        ) as asking.trace:
-            await self._ended(asking, timeout, loop)
-        return await asyncio.to_thread(self._encoded, asking, dimensions) if many else self._encoded(asking, dimensions)
+        ) as encoding.trace:
+            await self._ended(encoding, timeout, loop)
+        return (
+            await asyncio.to_thread(self._encoded, encoding, dimensions)
+            if many
+            else self._encoded(encoding, dimensions)
+        )
 
     def _default_timeout(self, count: int) -> tuple[float, str]:
         """Return how many seconds a request of so many texts has whose caller says nothing, and how to say that."""
@@ -200,22 +204,22 @@ class Encoder:
             f"timeout={longer:g} s, of {count} texts: the server's setting of {timeout:g} s holds for {SMALL}",
         )
 
-    async def _ended(self, asking: EncodeRequest, timeout: float, loop: asyncio.AbstractEventLoop) -> None:
+    async def _ended(self, encoding: EncodeRequest, timeout: float, loop: asyncio.AbstractEventLoop) -> None:
         """Run the request to its end. Raises the error that it ends with."""
         self._accepted.begin()
         timer = None
         try:
-            timer = self._begin(asking, timeout, loop)
-            await asking.future
+            timer = self._begin(encoding, timeout, loop)
+            await encoding.future
         except asyncio.CancelledError:
-            self._end(asking)
-            self._withdraw(asking)
+            self._end(encoding)
+            self._withdraw(encoding)
             raise
         finally:
             self._accepted.end()
             if timer is not None:
                 timer.cancel()
-            if len(asking.texts) > self._many:
+            if len(encoding.texts) > self._many:
                 self._give_back_later(loop)
 
     def _give_back_later(self, loop: asyncio.AbstractEventLoop | None) -> None:
@@ -227,73 +231,73 @@ class Encoder:
             give_back = partial(loop.run_in_executor, None, release_free_memory)
             self._giving_back = [loop.call_later(seconds, give_back) for seconds in GIVE_BACK]
 
-    def _begin(self, asking: EncodeRequest, timeout: float, loop: asyncio.AbstractEventLoop) -> asyncio.TimerHandle:
+    def _begin(self, encoding: EncodeRequest, timeout: float, loop: asyncio.AbstractEventLoop) -> asyncio.TimerHandle:
         """Have the texts tokenized; return the timer that ends the request if it still waits here at its deadline."""
         self._readers.start()
-        count = len(asking.texts)
-        if asking.caller is None:
-            asking.caller = object()  # not itself: it would be garbage that only the collector finds
-            asking.key = (asking.key[0], asking.caller)
+        count = len(encoding.texts)
+        if encoding.caller is None:
+            encoding.caller = object()  # not itself: it would be garbage that only the collector finds
+            encoding.key = (encoding.key[0], encoding.caller)
         if self._held and self._held + count > self._max_held:
             raise Overloaded(f"{count} texts: {self._held} wait, at most {self._max_held}", retry_after=RETRY_AFTER)
         self._held += count
-        self._shares.add(asking.key, asking)
-        self._read_more(asking)
-        return loop.call_later(timeout, self._expire, asking)
+        self._shares.add(encoding.key, encoding)
+        self._read_more(encoding)
+        return loop.call_later(timeout, self._expire, encoding)
 
     # Texts are read.
 
-    def _read_more(self, asking: EncodeRequest) -> None:
+    def _read_more(self, encoding: EncodeRequest) -> None:
         """Have the next texts tokenized, unless enough of them wait for their turn."""
-        start = asking.read
-        if asking.reading or start >= len(asking.texts) or len(asking.ready_texts) >= CHUNK:
+        start = encoding.read
+        if encoding.reading or start >= len(encoding.texts) or len(encoding.ready_texts) >= CHUNK:
             return
-        chunk = asking.texts[start : start + CHUNK]
-        asking.read = start + len(chunk)
-        asking.reading = True
-        if asking.trace is not None:
-            asking.trace.reads()
+        chunk = encoding.texts[start : start + CHUNK]
+        encoding.read = start + len(chunk)
+        encoding.reading = True
+        if encoding.trace is not None:
+            encoding.trace.reads()
         self._readers.add(
             TokenizeRequest(
-                chunk, self._max_length, asking.truncate, partial(self._read_chunk, asking, start), asking.split,
-                asking.manner,
+                chunk, self._max_length, encoding.truncate, partial(self._read_chunk, encoding, start), encoding.split,
+                encoding.tokenize_options,
             ),
-            sum(map(_size, chunk)) if len(asking.texts) <= CHUNK else inf,
+            sum(map(_size, chunk)) if len(encoding.texts) <= CHUNK else inf,
         )  # fmt: skip
 
-    def _read_chunk(self, asking: EncodeRequest, start: int, results: Sequence[TokenizeResult]) -> None:
-        found, service = self._noted(asking, start, results), self._service
-        if asking.ended:
+    def _read_chunk(self, encoding: EncodeRequest, start: int, results: Sequence[TokenizeResult]) -> None:
+        found, service = self._noted(encoding, start, results), self._service
+        if encoding.ended:
             return
-        asking.ready_texts.extend(found)
-        if not (self._has_memory(asking, start, len(results)) and self._is_in_time(asking, found)):
+        encoding.ready_texts.extend(found)
+        if not (self._has_memory(encoding, start, len(results)) and self._is_in_time(encoding, found)):
             return
-        if not start and asking.read == len(asking.texts):
-            asking.brief = self._is_brief(found)
-        is_full = not start and asking.ready_texts and not service.has_room(1)
+        if not start and encoding.read == len(encoding.texts):
+            encoding.brief = self._is_brief(found)
+        is_full = not start and encoding.ready_texts and not service.has_room(1)
         # Refused then, and counted so, unless the policy lets the queue grow.
-        if is_full and not self._put(asking, self._shares.at_once(), service.now()):
+        if is_full and not self._put(encoding, self._shares.at_once(), service.now()):
             return
-        self._shares.wake(asking.key, asking)
-        self._read_more(asking)
+        self._shares.wake(encoding.key, encoding)
+        self._read_more(encoding)
         self._pump()
 
-    def _has_memory(self, asking: EncodeRequest, start: int, count: int) -> bool:
+    def _has_memory(self, encoding: EncodeRequest, start: int, count: int) -> bool:
         """Charge the memory of token vectors, now that their number is known: each text has as many as the longest. Return whether there is room;
         otherwise refuse the request."""
-        longest = max(asking.counts[start : start + count], default=0)
-        if asking.claim is None or longest <= asking.charged_tokens:
+        longest = max(encoding.counts[start : start + count], default=0)
+        if encoding.claim is None or longest <= encoding.charged_tokens:
             return True
-        texts = len(asking.texts if asking.places is None else asking.places)
+        texts = len(encoding.texts if encoding.places is None else encoding.places)
         try:
-            asking.claim.take(_NUMBER_BYTES * self._dimensions * texts * (longest - asking.charged_tokens))
+            encoding.claim.take(_NUMBER_BYTES * self._dimensions * texts * (longest - encoding.charged_tokens))
         except WeirError as error:
-            self._fail(asking, error)
+            self._fail(encoding, error)
             return False
-        asking.charged_tokens = longest
+        encoding.charged_tokens = longest
         return True
 
-    def _is_in_time(self, asking: EncodeRequest, found: Sequence[Ready]) -> bool:
+    def _is_in_time(self, encoding: EncodeRequest, found: Sequence[Ready]) -> bool:
         """Return whether the request can still meet its deadline, as far as is known; otherwise refuse it. Texts that are not tokenized yet are taken to
         be as long as those `found`."""
         now = self._service.now()
@@ -301,11 +305,11 @@ class Encoder:
         if not found or not 0.0 < rate < inf:
             return True
         length = sum(self._cost(tokens) for _, _, tokens in found) / len(found)
-        needed, left = asking.left * length / rate, asking.deadline - now
+        needed, left = encoding.left * length / rate, encoding.deadline - now
         if needed <= DOUBT * left:
             return True
-        wait = f"{asking.left} texts like these take {needed:.3g} s at least, {max(left, 0.0):.3g} s are left"
-        self._fail(asking, DeadlineExceeded(f"{asking.limit}: cannot be met: {wait}"))
+        wait = f"{encoding.left} texts like these take {needed:.3g} s at least, {max(left, 0.0):.3g} s are left"
+        self._fail(encoding, DeadlineExceeded(f"{encoding.limit}: cannot be met: {wait}"))
         return False
 
     def _token_rate(self, now: float) -> float:
@@ -317,22 +321,22 @@ class Encoder:
             return rate * self._lengths / self._weight
         return self._tokens_per_second * service.ready_workers
 
-    def _noted(self, asking: EncodeRequest, start: int, results: Sequence[TokenizeResult]) -> list[Ready]:
+    def _noted(self, encoding: EncodeRequest, start: int, results: Sequence[TokenizeResult]) -> list[Ready]:
         """Return what is to wait in the queue for the texts; none if one of them is wrong and that is the end of the request."""
-        asking.reading = False
-        if asking.trace is not None:
-            asking.trace.has_read(len(results))
+        encoding.reading = False
+        if encoding.trace is not None:
+            encoding.trace.has_read(len(results))
         found: list[Ready] = []
-        if asking.ended:
+        if encoding.ended:
             return found
         for place, result in enumerate(results, start):
             if not isinstance(result, WeirError):
-                found += asking.note(place, result, self._normalize, self._highest)
-            elif not asking.spare(place, result):
-                self._fail(asking, named(result, asking.first_place(place)))
+                found += encoding.note(place, result, self._normalize, self._highest)
+            elif not encoding.spare(place, result):
+                self._fail(encoding, named(result, encoding.first_place(place)))
                 return []
-        if not asking.left:
-            self._end(asking)
+        if not encoding.left:
+            self._end(encoding)
         return found
 
     # Tokens go into the queue.
@@ -342,14 +346,14 @@ class Encoder:
         self._pumping = False
         window, shares, service = self.window, self._shares, self._service
         now = service.now()
-        while (asking := shares.next()) is not None:
+        while (encoding := shares.next()) is not None:
             if self._in_queue >= window and not (shares.due and service.has_room(1)):
                 break
-            self._put(asking, shares.charge(self._cost(asking.ready_texts[0][2])), now)
-            if asking.is_sent:
-                shares.leave(asking.key, asking)
-            elif not asking.ended:
-                self._read_more(asking)
+            self._put(encoding, shares.charge(self._cost(encoding.ready_texts[0][2])), now)
+            if encoding.is_sent:
+                shares.leave(encoding.key, encoding)
+            elif not encoding.ended:
+                self._read_more(encoding)
 
     def _is_brief(self, found: Sequence[Ready]) -> bool:
         """Return whether one batch can hold all of these texts."""
@@ -360,20 +364,20 @@ class Encoder:
     def _cost(self, tokens: Tokens) -> float:
         return float(max(len(tokens.ids) // 4, self._shortest))
 
-    def _put(self, asking: EncodeRequest, tag: float, now: float) -> bool:
+    def _put(self, encoding: EncodeRequest, tag: float, now: float) -> bool:
         """Put the next text into the queue; return whether it was taken. A refusal ends the request."""
-        service, ready = self._service, asking.ready_texts.popleft()
-        request = TextRequest(self, service, asking, ready, self._cost(ready[2]), tag, now)
+        service, ready = self._service, encoding.ready_texts.popleft()
+        request = TextRequest(self, service, encoding, ready, self._cost(ready[2]), tag, now)
         try:
-            if asking.deadline <= now:
-                raise _too_late(asking)
+            if encoding.deadline <= now:
+                raise _too_late(encoding)
             service.submit(request, now)
         except WeirError as caught:
-            error = _too_late(asking) if isinstance(caught, DeadlineExceeded) else caught
+            error = _too_late(encoding) if isinstance(caught, DeadlineExceeded) else caught
             self._shares.ended(tag)
-            self._fail(asking, named(error, asking.first_place(request.place)))
+            self._fail(encoding, named(error, encoding.first_place(request.place)))
             return False
-        asking.under_way.add(request)
+        encoding.under_way.add(request)
         self._lengths, self._weight = FADE * self._lengths + request.cost, FADE * self._weight + 1.0
         self._in_queue += 1
         return True
@@ -382,38 +386,38 @@ class Encoder:
 
     def answered(self, request: TextRequest, output: Any) -> None:
         """Take the vector of a text."""
-        asking = request.asking
+        encoding = request.encoding
         self._leave_queue(request)
-        if asking.ended:
+        if encoding.ended:
             return
         try:
-            whole = asking.put(request.place, request.piece, output)
+            whole = encoding.put(request.place, request.piece, output)
         except Exception as error:  # no vector, or no memory for all: whoever waits is to hear of it
             failure = ModelError(f"the vectors could not be put together: {brief(error, 200)}")
-            self._fail(asking, named(failure, asking.first_place(request.place)))
+            self._fail(encoding, named(failure, encoding.first_place(request.place)))
             return
         if whole:
-            self._end(asking)
+            self._end(encoding)
 
     def failed(self, request: TextRequest, error: WeirError) -> None:
         """Take the error of a text."""
-        asking = request.asking
+        encoding = request.encoding
         self._leave_queue(request)
-        if not asking.ended and asking.spare(request.place, error):
-            if not asking.left:
-                self._end(asking)
+        if not encoding.ended and encoding.spare(request.place, error):
+            if not encoding.left:
+                self._end(encoding)
             return
-        if asking.ended:  # its texts fail one after the other: where each stands is of no use any more
+        if encoding.ended:  # its texts fail one after the other: where each stands is of no use any more
             return
         if isinstance(error, DeadlineExceeded):  # the queue knows what was left of the time, the caller what he said
-            error = _too_late(asking)
-        self._fail(asking, named(error, asking.first_place(request.place)))
+            error = _too_late(encoding)
+        self._fail(encoding, named(error, encoding.first_place(request.place)))
 
     def _leave_queue(self, request: TextRequest) -> None:
         # Once only: what the queue has left out as too late may be withdrawn before the queue says so.
-        if request not in request.asking.under_way:
+        if request not in request.encoding.under_way:
             return
-        request.asking.under_way.remove(request)
+        request.encoding.under_way.remove(request)
         self._shares.ended(request.tag)
         self._in_queue -= 1
         self._pump_soon()
@@ -423,40 +427,42 @@ class Encoder:
             self._pumping = True
             asyncio.get_running_loop().call_soon(self._pump)
 
-    def _expire(self, asking: EncodeRequest) -> None:
-        if not asking.is_sent:  # the queue knows the deadlines of what is in it
-            self._fail(asking, _too_late(asking))
+    def _expire(self, encoding: EncodeRequest) -> None:
+        if not encoding.is_sent:  # the queue knows the deadlines of what is in it
+            self._fail(encoding, _too_late(encoding))
 
-    def _fail(self, asking: EncodeRequest, error: WeirError) -> None:
-        if not asking.ended:
-            self._end(asking, error)
+    def _fail(self, encoding: EncodeRequest, error: WeirError) -> None:
+        if not encoding.ended:
+            self._end(encoding, error)
             # Not at once: the service may be in the middle of giving a batch its answers.
-            asyncio.get_running_loop().call_soon(self._withdraw, asking)
+            asyncio.get_running_loop().call_soon(self._withdraw, encoding)
 
-    def _end(self, asking: EncodeRequest, error: WeirError | None = None) -> None:
+    def _end(self, encoding: EncodeRequest, error: WeirError | None = None) -> None:
         """End the request with its vectors or with `error`, and free its places."""
-        if asking.ended:
+        if encoding.ended:
             return
-        asking.end(error)
-        self._held -= len(asking.texts)
-        asking.ready_texts.clear()
-        self._shares.leave(asking.key, asking)
+        encoding.end(error)
+        self._held -= len(encoding.texts)
+        encoding.ready_texts.clear()
+        self._shares.leave(encoding.key, encoding)
         self._pump_soon()  # the next of this caller may have been ready long since
 
-    def _withdraw(self, asking: EncodeRequest) -> None:
+    def _withdraw(self, encoding: EncodeRequest) -> None:
         """Take the texts of a request that are left out of the queue."""
-        for request in list(asking.under_way):
+        for request in list(encoding.under_way):
             request.service.cancel(request)
             self._leave_queue(request)
 
-    def _encoded(self, asking: EncodeRequest, dimensions: int | None) -> Encoded:
-        vectors = asking.array()
+    def _encoded(self, encoding: EncodeRequest, dimensions: int | None) -> Encoded:
+        vectors = encoding.array()
         if dimensions is not None and dimensions < vectors.shape[-1]:
             vectors = _shortened(vectors, dimensions, self._normalize)
-        tokens = None if asking.ids is None else asking.of_all([self._tokenizer.tokens(ids) for ids in asking.ids])
+        tokens = (
+            None if encoding.ids is None else encoding.of_all([self._tokenizer.tokens(ids) for ids in encoding.ids])
+        )
         return Encoded(
-            vectors, asking.of_all(asking.counts), asking.of_all(asking.truncated), tokens, asking.lengths(),
-            asking.all_errors(), asking.taken_dispatch(), asking.foreign,
+            vectors, encoding.of_all(encoding.counts), encoding.of_all(encoding.truncated), tokens, encoding.lengths(),
+            encoding.all_errors(), encoding.taken_dispatch(), encoding.foreign,
         )  # fmt: skip
 
 
@@ -474,10 +480,10 @@ def _size(text: Any) -> int:
     return len(text) if isinstance(text, (str, list)) else 1
 
 
-def _too_late(asking: EncodeRequest) -> WeirError:
-    count = len(asking.texts)
-    done = f": {count - asking.left} of {count} were" if count > 1 else ""
-    return DeadlineExceeded(f"{asking.limit}: the deadline passed before all texts were computed{done}")
+def _too_late(encoding: EncodeRequest) -> WeirError:
+    count = len(encoding.texts)
+    done = f": {count - encoding.left} of {count} were" if count > 1 else ""
+    return DeadlineExceeded(f"{encoding.limit}: the deadline passed before all texts were computed{done}")
 
 
 def _shortened(vectors: Any, dimensions: int, normalize: bool) -> Any:

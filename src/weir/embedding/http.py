@@ -217,12 +217,12 @@ class FastTexts:
         if path != self.texts.protocol.path or not 0 < head.length <= self._longest or plan.expects_continue:
             return False
         try:
-            said = TextHead(head.headers)
+            asked = TextHead(head.headers)
         except WeirError:
             return False
-        if said.coding:
+        if asked.coding:
             return False
-        plan.ask = (said, head.headers)
+        plan.ask = (asked, head.headers)
         return True
 
     def named(self, path: str) -> "Service | None":

@@ -209,10 +209,10 @@ def _json_lines(path: Path, content: str) -> Any:
     for number, line in enumerate(content.split("\n"), 1):
         if line.strip():
             try:
-                said = json.loads(line)
+                value = json.loads(line)
             except ValueError as error:
                 raise SettingsError(f"{path}, line {number}: must be JSON: {error}") from error
-            table = {"text": said} if isinstance(said, str) else said
+            table = {"text": value} if isinstance(value, str) else value
             if not (isinstance(table, dict) and isinstance(table.get("text"), str)):
                 raise SettingsError(f'{path}, line {number}: must be an object with "text", or a text')
             yield number, table["text"], str(table.get("label", ""))

@@ -73,13 +73,13 @@ class EncodeRequest:
     """
 
     __slots__ = (
-        "brief", "caller", "charged_tokens", "claim", "counts", "deadline", "dispatch", "door", "ended", "errors", "foreign", "future", "ids", "key", "left", "limit", "manner", "pieces", "places", "read",
+        "brief", "caller", "charged_tokens", "claim", "counts", "deadline", "dispatch", "door", "ended", "errors", "foreign", "future", "ids", "key", "left", "limit", "tokenize_options", "pieces", "places", "read",
         "ready_texts", "reading", "split", "texts", "trace", "truncate", "truncated", "under_way", "vectors",
     )  # fmt: skip
 
     def __init__(
         self, texts: list[Text], places: list[int] | None, *, door: str, caller: Any, priority: int, deadline: float, limit: str,
-        truncate: bool, future: "asyncio.Future[None]", split: bool = False, manner: TokenizeOptions = AS_THE_SERVER,
+        truncate: bool, future: "asyncio.Future[None]", split: bool = False, tokenize_options: TokenizeOptions = AS_THE_SERVER,
     ) -> None:  # fmt: skip
         count = len(texts)
         self.texts = texts
@@ -91,7 +91,7 @@ class EncodeRequest:
         self.limit = limit  # where the deadline came from, in words
         self.truncate = truncate
         self.split = split
-        self.manner = manner
+        self.tokenize_options = tokenize_options
         self.future = future
         self.brief = False  # one batch can hold all of it
         self.left = count
@@ -222,7 +222,7 @@ class TextRequest(InProcessRequest):
         self,
         encoder: "Encoder",
         service: "Service",
-        asking: EncodeRequest,
+        encoding: EncodeRequest,
         ready: Ready,
         cost: float,
         tag: float,
@@ -230,23 +230,23 @@ class TextRequest(InProcessRequest):
     ) -> None:
         self.encoder = encoder
         self.service = service
-        self.asking = asking
+        self.encoding = encoding
         self.place, self.piece, self.payload = ready
         self.cost = cost
         self.tag = tag
-        self.brief = asking.brief
+        self.brief = encoding.brief
         self.arrival = now
-        self.timeout = asking.deadline - now
-        self.deadline = asking.deadline
-        self.priority = asking.key[0]
-        self.door = asking.door
-        if asking.trace is not None:
-            self.trace = asking.trace.of_text()
+        self.timeout = encoding.deadline - now
+        self.deadline = encoding.deadline
+        self.priority = encoding.key[0]
+        self.door = encoding.door
+        if encoding.trace is not None:
+            self.trace = encoding.trace.of_text()
 
     def finish(self, output: Any, dispatch: Dispatch) -> None:
         """Deliver the vector."""
-        if self.asking.dispatch is None:
-            self.asking.dispatch = dispatch, self.arrival
+        if self.encoding.dispatch is None:
+            self.encoding.dispatch = dispatch, self.arrival
         self.encoder.answered(self, output)
 
     def fail(self, error: WeirError) -> None:
@@ -360,5 +360,5 @@ class CallTrace:
         """It is over: so many texts have become tokens."""
         if self._spans[0]:
             self._spans[0] -= 1
-            said: dict[str, Any] = {"weir.texts": count}
-            self._tracer.step("tokenize", self._trace, self._read_since, self._service.now(), attributes=said)
+            attributes: dict[str, Any] = {"weir.texts": count}
+            self._tracer.step("tokenize", self._trace, self._read_since, self._service.now(), attributes=attributes)

@@ -57,13 +57,13 @@ class EmbeddingProduct:
     """
 
     def __init__(self, models: Sequence[ModelToServe], callers: CallerSettings, zeromq: ZeroMqSettings) -> None:
-        self._said = [read_model(model) for model in models]
-        self._fronts = [ServedTextModel(said) for said in self._said]
+        self._specs = [read_model(model) for model in models]
+        self._models = [ServedTextModel(spec) for spec in self._specs]
         self._callers = callers
         self._zeromq = zeromq
         self._clients = TextClients()
         self._counts = TextCounts(self._clients, self._transferred)
-        self._waste = PaddingMetrics()
+        self._padding = PaddingMetrics()
         self._budgets: dict[str, Budget] = {}
         self._encoders: dict[str, Encoder] = {}
         self._inferences: dict[str, TextInference] = {}
@@ -78,43 +78,44 @@ class EmbeddingProduct:
 
         `progress` returns what hears of the measurement of the model called so. Raises what the start of a worker raises.
         """
-        for front in self._fronts:
-            budget = await front.budget(progress(front.name))
+        for model in self._models:
+            budget = await model.budget(progress(model.name))
             if budget is not None:
-                self._budgets[front.name] = budget
+                self._budgets[model.name] = budget
 
     @property
     def models(self) -> list[ModelToServe]:
         """What the server is to run."""
-        return [said.served(self._budgets.get(said.name)) for said in self._said]
+        return [spec.served(self._budgets.get(spec.name)) for spec in self._specs]
 
     def observers(self) -> Sequence[Observer]:
         """Return what counts padding."""
-        for front, model in zip(self._fronts, self.models, strict=True):
-            self._waste.models[front.name] = front.computing(model.params["run_tokens"], model.params["padding_cost"])
-        return [self._waste]
+        for model, served in zip(self._models, self.models, strict=True):
+            params = served.params
+            self._padding.models[model.name] = model.computing(params["run_tokens"], params["padding_cost"])
+        return [self._padding]
 
     def routes(self, context: FrontendContext) -> Sequence[BaseRoute]:
         """Return the routes of the HTTP endpoints."""
         self._context = context
         self._encoders = {
-            front.name: front.encoder(context.registry.get(front.name), self._budgets.get(front.name))
-            for front in self._fronts
+            model.name: model.encoder(context.registry.get(model.name), self._budgets.get(model.name))
+            for model in self._models
         }
         self._status = Status(self._encoders, self._clients, self._stock_fields)
         self._shared = shared = EmbeddingContext(
             self._encoders, context.settings.http, self._callers.max_texts, self._counts, self._clients
         )
-        self._inferences = {front.name: front.inference(shared, self._encoders[front.name]) for front in self._fronts}
-        self._speak_for()
-        context.registry.changed.append(self._speak_for)
+        self._inferences = {model.name: model.inference(shared, self._encoders[model.name]) for model in self._models}
+        self._renew()
+        context.registry.changed.append(self._renew)
         self._texts = [HttpTexts(protocol, shared) for protocol in (OPENAI, ENCODE)]
         encode = Encode(shared, self._status, control=context.control, end=context.end)
         return [*OpenAI(shared).routes(), *encode.routes()]
 
     def fast_routes(self, context: FrontendContext) -> Sequence[RouteHandler]:
         """Return how the fast path answers small requests of models that have one vector for each text."""
-        models = {front.name for front in self._fronts if front.recipe.pooling is not Pooling.NONE}
+        models = {model.name for model in self._models if model.recipe.pooling is not Pooling.NONE}
         return [FastTexts(texts, models) for texts in self._texts]
 
     def paths(self) -> Mapping[str, Any]:
@@ -153,7 +154,7 @@ class EmbeddingProduct:
 
     def collectors(self) -> Sequence[Collector]:
         """Return what counts calls, texts and padding."""
-        return [self._counts, self._waste]
+        return [self._counts, self._padding]
 
     def clients(self) -> Sequence[Mapping[str, Any]]:
         """Return those that are active, the one heard of last first."""
@@ -170,8 +171,8 @@ class EmbeddingProduct:
 
     async def start(self) -> None:
         """Remove what nobody uses of what was made for other models: these hold theirs now."""
-        for front in self._fronts:
-            await asyncio.to_thread(front.prune)
+        for model in self._models:
+            await asyncio.to_thread(model.prune)
 
     async def drain(self) -> bool:
         """Finish the requests for vectors."""
@@ -182,7 +183,7 @@ class EmbeddingProduct:
         for encoder in self._encoders.values():
             encoder.close()
 
-    def _speak_for(self) -> None:
+    def _renew(self) -> None:
         """Answer for the models as they run now: one may have been loaded anew."""
         for name, encoder in self._encoders.items():
             service = self._context.registry.services.get(name)
@@ -196,11 +197,11 @@ class EmbeddingProduct:
             observer.transferred(label, door, received_bytes, sent_bytes)
 
     def _stock_fields(self) -> Mapping[str, Any]:
-        said, front = self._said[0], self._fronts[0]
-        service = self._context.registry.get(front.name)
-        settings, door = self._context.settings.http, self._zeromq_frontend
-        ports = None if door is None else (door.port, door.port_out)
-        return stock_fields(service, said, front, settings, ports, show_tokens=self._zeromq.zmq_show_tokens)
+        spec, model = self._specs[0], self._models[0]
+        service = self._context.registry.get(model.name)
+        settings, zeromq = self._context.settings.http, self._zeromq_frontend
+        ports = None if zeromq is None else (zeromq.port, zeromq.port_out)
+        return stock_fields(service, spec, model, settings, ports, show_tokens=self._zeromq.zmq_show_tokens)
 
 
 class TextServer(NamedTuple):
@@ -233,9 +234,9 @@ class EmbeddingServer:
     """
 
     def __init__(self, *directories: str | os.PathLike[str], **settings: Any) -> None:
-        said = given_settings([os.fspath(directory) for directory in directories], settings)
+        chosen = given_settings([os.fspath(directory) for directory in directories], settings)
         with ThreadPoolExecutor(1) as aside:  # here a loop may be running
-            server = aside.submit(asyncio.run, compose(said, lambda name: nothing)).result()
+            server = aside.submit(asyncio.run, compose(chosen, lambda name: nothing)).result()
         self._app = App(server.settings, product=server.product)
         self._runner: asyncio.Runner
         self._loop: asyncio.AbstractEventLoop
@@ -251,14 +252,14 @@ class EmbeddingServer:
 
     @property
     def addresses(self) -> list[str]:
-        """Where each door is, HTTP first."""
-        return [door.address for door in self._app.frontends]
+        """Where each frontend is, HTTP first."""
+        return [frontend.address for frontend in self._app.frontends]
 
     @property
     def zmq_ports(self) -> tuple[int, int] | None:
-        """The ports of the ZeroMQ door, for requests and for answers; None if there is no such door."""
-        doors = [door for door in self._app.frontends if isinstance(door, ZeroMqFrontend)]
-        return (doors[0].port, doors[0].port_out) if doors else None
+        """The ports of the ZeroMQ frontend, for requests and for answers; None if there is none."""
+        opened = [each for each in self._app.frontends if isinstance(each, ZeroMqFrontend)]
+        return (opened[0].port, opened[0].port_out) if opened else None
 
     def start(self) -> None:
         """Begin to serve, in a thread; does not wait for the models."""

@@ -30,7 +30,7 @@ TARGET = "weir.embedding.model:TextEncoder"
 
 
 class TextModelSpec(NamedTuple):
-    """A model of texts: where it is, what is computed on what. `settings` are those of its line and workers."""
+    """A model of texts: where it is, what is computed on what. `settings` are those of its queue and workers."""
 
     name: str
     directory: Path
@@ -55,14 +55,14 @@ class TextModelSpec(NamedTuple):
     @property
     def threads(self) -> int:
         """How many threads a worker computes with: as was said, else its share of the CPUs that this process may use."""
-        said: int | None = self.settings.get("threads")
-        return said or max(1, _cpus() // self.workers)
+        stated: int | None = self.settings.get("threads")
+        return stated or max(1, _cpus() // self.workers)
 
     @property
     def wants_calibration(self) -> bool:
         """Whether somebody has to find out how large batches should be."""
-        told = "max_batch_cost" in self.settings or self.settings.get("executor") == "external"
-        return self.computing.calibrate and not told
+        is_stated = "max_batch_cost" in self.settings or self.settings.get("executor") == "external"
+        return self.computing.calibrate and not is_stated
 
     def params(self, run_tokens: int | None = None, padding_cost: float = 1.0) -> dict[str, Any]:
         """Return the model's parameters; `run_tokens` is what a batch may have, if that is known, where padding counts `padding_cost` times."""
@@ -88,7 +88,7 @@ class TextModelSpec(NamedTuple):
         return settings
 
     def served(self, budget: Budget | None = None) -> ModelToServe:
-        """Return what the server runs, in batches of `budget` as far as nothing else was said."""
+        """Return what the server runs, in batches of `budget` as far as nothing else was spec."""
         settings = {**(budget.settings() if budget is not None else {}), **self.of_workers()}
         run_tokens = None if budget is None else int(settings["max_batch_cost"])
         params = self.params(run_tokens, settings.get("padding_cost", 1.0))
@@ -121,27 +121,27 @@ _OF_WORKERS = ("executor", "env", "cpu_affinity", "threads", "start_timeout", "p
 class ServedTextModel:
     """Read from the model's directory. Raises SettingsError naming the file, or the setting, and the rule."""
 
-    def __init__(self, said: TextModelSpec) -> None:
-        text = said.text
-        checkpoint = read_for(said.computing.runtime, said.directory)
+    def __init__(self, spec: TextModelSpec) -> None:
+        text = spec.text
+        checkpoint = read_for(spec.computing.runtime, spec.directory)
         if text.max_length is not None and text.max_length > checkpoint.architecture.max_length:
             raise SettingsError(
-                f"{said.name}: max_length={text.max_length}: the model reads at most {checkpoint.architecture.max_length} tokens"
+                f"{spec.name}: max_length={text.max_length}: the model reads at most {checkpoint.architecture.max_length} tokens"
             )
-        self.name = said.name
+        self.name = spec.name
         self.recipe = chosen_recipe(
             checkpoint, pooling=text.pooling, layers=text.layers or None, mask_special=text.mask_special,
             positions=text.positions, normalize=text.normalize, dimensions=text.dimensions,
-            precision=said.computing.precision, window=text.window,
+            precision=spec.computing.precision, window=text.window,
         )  # fmt: skip
         chosen = text.layers or checkpoint.layout.pooled or self.recipe.pooling in OF_LAST_LAYER
         if checkpoint.architecture.layers == 1 and not chosen:
             logger.info(
-                "%s: has 1 layer, which is pooled; of models with more it is the second-to-last (--layers)", said.name
+                "%s: has 1 layer, which is pooled; of models with more it is the second-to-last (--layers)", spec.name
             )
         self.dimensions = dimensions_in(checkpoint, self.recipe)
         self.max_length = text.max_length or checkpoint.max_length
-        self._said = said
+        self._spec = spec
         self._checkpoint = checkpoint
         self._tokenizer = checkpoint.tokenizer(
             TokenizerOptions(
@@ -166,34 +166,34 @@ class ServedTextModel:
         """Where its graph, and what is measured of it, are kept."""
         from weir.embedding.graph.cache import cache_directory
 
-        chosen = self._said.computing.cache
+        chosen = self._spec.computing.cache
         return Path(chosen) if chosen else cache_directory()
 
     def prune(self) -> None:
         """Remove graphs that are more than its cache may have, and that nobody uses."""
         from weir.embedding.graph.cache import graphs_in, prune
 
-        for folder in prune(graphs_in(self.cache), self._said.computing.max_cache_size):
+        for folder in prune(graphs_in(self.cache), self._spec.computing.max_cache_size):
             logger.info("%s: removed, as there is more than max_cache_size", folder)
 
     async def budget(self, progress: Progress) -> Budget | None:
         """Return how large batches should be on this machine, measured if nobody has before; None where nobody wants to know."""
         from weir.embedding.model import TextEncoder
 
-        said = self._said
-        if not said.wants_calibration:
+        spec = self._spec
+        if not spec.wants_calibration:
             return None
-        params = said.params(MOST_TOKENS)
-        settings = {key: said.settings[key] for key in _OF_WORKERS if key in said.settings}
+        params = spec.params(MOST_TOKENS)
+        settings = {key: spec.settings[key] for key in _OF_WORKERS if key in spec.settings}
         return await budget_for(
             TextEncoder, params, identity=self._identity(), max_length=self.max_length,
-            safe_tokens=self._run_tokens, fixed=said.text.fixed_length, folder=self.cache / "budgets",
+            safe_tokens=self._run_tokens, fixed=spec.text.fixed_length, folder=self.cache / "budgets",
             vocabulary=self._checkpoint.architecture.vocab_size, progress=progress, **settings,
         )  # fmt: skip
 
     def _identity(self) -> dict[str, Any]:
         """Say what is measured: not where it lies, and not what leaves its speed as it is."""
-        params = self._said.params()
+        params = self._spec.params()
         for name in (
             "directory",
             "cache",
@@ -207,7 +207,7 @@ class ServedTextModel:
             "padding_cost",
         ):
             del params[name]
-        executor = self._said.settings.get("executor", "process")
+        executor = self._spec.settings.get("executor", "process")
         return {**params, "content": self._checkpoint.content_hash(), "executor": executor}
 
     @property
@@ -215,14 +215,14 @@ class ServedTextModel:
         """How many tokens workers compute at once where nothing is said and nothing was measured."""
         from weir.embedding.model import RUN_TOKENS_CPU, RUN_TOKENS_GPU
 
-        return RUN_TOKENS_GPU if may_use_gpu(self._said.computing.device_map) else RUN_TOKENS_CPU
+        return RUN_TOKENS_GPU if may_use_gpu(self._spec.computing.device_map) else RUN_TOKENS_CPU
 
     def computing(self, run_tokens: int | None, padding_cost: float) -> RunShapes:
         """Return how workers that compute so many tokens at once (None: their own number), where padding counts `padding_cost` times, cut batches
         into runs, for what counts padding."""
         run_tokens = self._run_tokens if run_tokens is None else run_tokens
         cut = partial(runs, run_tokens=run_tokens, padding_cost=padding_cost)
-        return RunShapes(cut, self.max_length if self._said.text.fixed_length else 0, padding_cost)
+        return RunShapes(cut, self.max_length if self._spec.text.fixed_length else 0, padding_cost)
 
     def inference(self, context: "EmbeddingContext", encoder: Encoder) -> TextInference:
         """Return what answers for the model, by `encoder`, by the protocols that are not those of texts."""
@@ -235,7 +235,7 @@ class ServedTextModel:
         highest = None if dense else highest_places(self.recipe.poolings, whole)[: self.dimensions]
         return Encoder(
             service, self._tokenizer, dimensions=self.dimensions, max_length=self.max_length, name=self.name,
-            truncate=self._said.text.truncate, split=self._said.text.split, normalize=self.recipe.normalize,
-            fixed_length=self.max_length if self._said.text.fixed_length else None, prompts=self._checkpoint.prompts, highest=highest,
+            truncate=self._spec.text.truncate, split=self._spec.text.split, normalize=self.recipe.normalize,
+            fixed_length=self.max_length if self._spec.text.fixed_length else None, prompts=self._checkpoint.prompts, highest=highest,
             tokens_per_second=0.0 if budget is None else budget.tokens_per_second, of_tokens=self.recipe.pooling is Pooling.NONE,
         )  # fmt: skip

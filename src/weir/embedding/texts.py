@@ -113,29 +113,29 @@ MOST_CHARACTERS = 4096  # of a prompt that is said in full: it is read once for 
 _ENDS = (" ", ":", "\n")  # what the text itself ends with, and no name
 
 
-def prompt_text(said: str, prompts: Mapping[str, str]) -> str:
-    """Return the text of the prompt called `said`, or `said` itself if it ends as a prompt does: with a space, a colon or a new line. "" is none.
+def prompt_text(name: str, prompts: Mapping[str, str]) -> str:
+    """Return the text of the prompt called `name`, or `name` itself if it ends as a prompt does: with a space, a colon or a new line. "" is none.
 
     Raises InvalidRequest naming the prompts that the model has, or saying how long one may be.
     """
-    if said in prompts:
-        return prompts[said]
-    if len(said) > MOST_CHARACTERS:
-        rule = f"prompt: has {len(said)} characters, must have at most {MOST_CHARACTERS}"
+    if name in prompts:
+        return prompts[name]
+    if len(name) > MOST_CHARACTERS:
+        rule = f"prompt: has {len(name)} characters, must have at most {MOST_CHARACTERS}"
         raise InvalidRequest(rule, details={"param": "prompt"})
-    if not said or said.endswith(_ENDS):
-        return said
+    if not name or name.endswith(_ENDS):
+        return name
     there_are = f"it has {', '.join(prompts)}" if prompts else "it has none"
     raise InvalidRequest(
-        f"prompt={said!r:.80}: the model has none of this name, {there_are}; a text to put before others ends with a space or a colon",
+        f"prompt={name!r:.80}: the model has none of this name, {there_are}; a text to put before others ends with a space or a colon",
         details={"param": "prompt"},
     )
 
 
-def prompt_of_server(said: str | None, prompts: Mapping[str, str]) -> str | None:
+def prompt_of_server(name: str | None, prompts: Mapping[str, str]) -> str | None:
     """Return the text of the prompt that a server was told to put before every text, None if it was told nothing. Raises SettingsError."""
     try:
-        return None if said is None else prompt_text(said, prompts)
+        return None if name is None else prompt_text(name, prompts)
     except InvalidRequest as error:
         raise SettingsError(error.message) from None
 

@@ -18,8 +18,7 @@ from tests.embedding.bert_as_service.opened import Opened
 
 from weir.client.embedding import EncodeCall
 from weir.embedding.bert_as_service.client import BertTransport
-from weir.embedding.bert_as_service.publisher import MAX_TOPICS
-from weir.embedding.bert_as_service.zeromq import AT_ONCE
+from weir.embedding.bert_as_service.zeromq import AT_ONCE, MAX_TOPICS
 from weir.embedding.bert_as_service.zmtp import GREETING, LONG, MORE, Received, ZmtpParser, frame, ready
 from weir.embedding.metrics import MOST
 from weir.errors import WeirError

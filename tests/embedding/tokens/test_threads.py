@@ -92,11 +92,11 @@ class Where(Words):
         self.threads: list[str] = []
 
     def encode(
-        self, texts: Sequence[Text], *, max_length: int, truncate: bool, manner: TokenizeOptions
+        self, texts: Sequence[Text], *, max_length: int, truncate: bool, tokenize_options: TokenizeOptions
     ) -> list[Tokenized | InvalidRequest]:
         """Read texts."""
         self.threads.append(threading.current_thread().name)
-        return super().encode(texts, max_length=max_length, truncate=truncate, manner=manner)
+        return super().encode(texts, max_length=max_length, truncate=truncate, tokenize_options=tokenize_options)
 
 
 def test_the_loop_reads_what_is_brief_for_a_small_share_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,13 +133,13 @@ class Held(Words):
         self.reads = {name: threading.Event() for name in names}
 
     def encode(
-        self, texts: Sequence[Text], *, max_length: int, truncate: bool, manner: TokenizeOptions
+        self, texts: Sequence[Text], *, max_length: int, truncate: bool, tokenize_options: TokenizeOptions
     ) -> list[Tokenized | InvalidRequest]:
         """Read texts."""
         if texts[0] in self.gates:
             self.reads[str(texts[0])].set()
             self.gates[str(texts[0])].wait()
-        return super().encode(texts, max_length=max_length, truncate=truncate, manner=manner)
+        return super().encode(texts, max_length=max_length, truncate=truncate, tokenize_options=tokenize_options)
 
 
 def test_what_is_not_urgent_is_read_by_the_thread_that_was_woken_for_it_and_did_the_urgent_first() -> None:
@@ -199,10 +199,10 @@ def test_only_who_asks_for_what_cannot_be_read_hears_of_it() -> None:
         """Raises at one text."""
 
         def encode(
-            self, texts: Sequence[Text], *, max_length: int, truncate: bool, manner: TokenizeOptions
+            self, texts: Sequence[Text], *, max_length: int, truncate: bool, tokenize_options: TokenizeOptions
         ) -> list[Tokenized | InvalidRequest]:
             """Read texts."""
-            found = super().encode(texts, max_length=max_length, truncate=truncate, manner=manner)
+            found = super().encode(texts, max_length=max_length, truncate=truncate, tokenize_options=tokenize_options)
             if "worst" in texts:
                 raise Panic("worst")
             return found

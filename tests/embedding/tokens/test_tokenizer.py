@@ -141,15 +141,17 @@ def test_without_special_tokens(directory: Path) -> None:
 def test_a_list_of_tokens_may_stay_alone(directory: Path) -> None:
     bare = Tokenizer(directory, TokenizerOptions(word_special_tokens=False))
     stock = TokenizeOptions(whole_words=True)
-    words, text, pair = bare.encode([["do", "it", "nowhere"], "do it", ["do", "|||", "it"]], max_length=3, manner=stock)
+    words, text, pair = bare.encode(
+        [["do", "it", "nowhere"], "do it", ["do", "|||", "it"]], max_length=3, tokenize_options=stock
+    )
     assert bare.tokens(ids(words)) == ["do", "it", "[UNK]"]
     assert bare.tokens(ids(text)) == ["[CLS]", "do", "[SEP]"]
     assert rule(pair).startswith("max_length=3")
-    (pair,) = bare.encode([["do", "|||", "it"]], max_length=8, manner=stock)
+    (pair,) = bare.encode([["do", "|||", "it"]], max_length=8, tokenize_options=stock)
     assert bare.tokens(ids(pair)) == ["[CLS]", "do", "[SEP]", "it", "[SEP]"]
     (cut,) = bare.encode([["do"]], max_length=8)  # words of other dialects are text
     assert bare.tokens(ids(cut)) == ["[CLS]", "do", "[SEP]"]
-    pieces = bare.split(["do", "it"] * 3, max_length=4, manner=stock)
+    pieces = bare.split(["do", "it"] * 3, max_length=4, tokenize_options=stock)
     assert isinstance(pieces, list) and [len(ids(piece)) for piece in pieces] == [4, 2]
 
 

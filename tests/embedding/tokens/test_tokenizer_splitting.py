@@ -46,12 +46,12 @@ WORDS = ["the", "weirs", "hold", "the", "Quick", "waters", "back", "until", "the
 @pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta"])
 @pytest.mark.parametrize("whole_words", [False, True])
 def test_words_are_split_as_they_are_read(family: str, whole_words: bool, tmp_path: Path) -> None:
-    tokenizer, manner = Tokenizer(tiny.model(tmp_path, family)), TokenizeOptions(whole_words=whole_words)
-    pieces = tokenizer.split(WORDS, max_length=16, manner=manner)
+    tokenizer, tokenize_options = Tokenizer(tiny.model(tmp_path, family)), TokenizeOptions(whole_words=whole_words)
+    pieces = tokenizer.split(WORDS, max_length=16, tokenize_options=tokenize_options)
     assert not isinstance(pieces, InvalidRequest)
     found = [ids(piece) for piece in pieces]
     assert all(len(piece) <= 16 for piece in found)
-    (read,) = tokenizer.encode([WORDS], max_length=10_000, manner=manner)
+    (read,) = tokenizer.encode([WORDS], max_length=10_000, tokenize_options=tokenize_options)
     assert [number for piece in found for number in piece[1:-1]] == ids(read)[1:-1]
 
 

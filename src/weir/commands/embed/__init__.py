@@ -26,13 +26,13 @@ class StockCommand(TyperCommand):
 
     def parse_args(self, context: Any, words: list[str]) -> list[str]:
         """Read `words`. Raises SettingsError naming an option that there is not."""
-        said = list(with_commas(words))
+        given = list(with_commas(words))
         try:
-            return super().parse_args(context, server_last(said) if self.name == "benchmark" else said.copy())
+            return super().parse_args(context, server_last(given) if self.name == "benchmark" else given.copy())
         except typer.TyperException as error:
             unknown = getattr(error, "option_name", "")
             # Of an unknown one with one dash the parser names the first letter.
-            whole = [word for word in said if len(unknown) == 2 and re.match(rf"{re.escape(unknown)}[^-\W\d]", word)]
+            whole = [word for word in given if len(unknown) == 2 and re.match(rf"{re.escape(unknown)}[^-\W\d]", word)]
             if not whole:
                 raise
             message = f"{whole[0].partition('=')[0]}: there is no such option; weir embed {self.name} --help lists those there are"

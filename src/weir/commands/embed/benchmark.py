@@ -24,7 +24,7 @@ def _option(help: str, panel: str, *names: str, metavar: str | None = None) -> A
 
 
 def benchmark(
-    said: Annotated[
+    words: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[DIRECTORY] [-- FLAGS...]", help="The model (default: the small one), and flags of weir embed serve."
@@ -79,7 +79,7 @@ def benchmark(
     from weir.bench.vectors import WORDS, Patience, TablesPlan
 
     check_results(json, markdown, figure=figure)
-    directory, flags = _split(said or [])
+    directory, flags = _split(words or [])
     plan = TablesPlan(
         _numbers("--length", lengths), _numbers("--client-batch", batches), _numbers("--clients", clients),
         _numbers("--batch-size", batch_sizes),
@@ -139,23 +139,23 @@ def _write(tables: "list[Table]", json: Path | None, markdown: Path | None, figu
         draw(tables, figure)
 
 
-def _split(said: list[str]) -> tuple[str | None, list[str]]:
+def _split(words: list[str]) -> tuple[str | None, list[str]]:
     """Return the directory, if one is named, and the flags of the server."""
-    first = next((place for place, each in enumerate(said) if each.startswith("-")), len(said))
-    named, flags = said[:first], said[first:]
+    first = next((place for place, each in enumerate(words) if each.startswith("-")), len(words))
+    named, flags = words[:first], words[first:]
     if len(named) > 1:
         raise SettingsError(f"{' '.join(named)}: must be one DIRECTORY; flags of the server stand behind --")
     return (named[0] if named else None), flags
 
 
-def _numbers(name: str, said: str, *, negative: bool = False) -> list[int]:
+def _numbers(name: str, text: str, *, negative: bool = False) -> list[int]:
     rule = "negative whole numbers" if negative else "whole numbers of 1 or more"
     try:
-        numbers = [int(each) for each in said.replace(",", " ").split()]
+        numbers = [int(each) for each in text.replace(",", " ").split()]
     except ValueError:
-        raise SettingsError(f"{name}={said!r}: must be {rule}, comma-separated") from None
+        raise SettingsError(f"{name}={text!r}: must be {rule}, comma-separated") from None
     if any((number >= 0) if negative else (number < 1) for number in numbers):
-        raise SettingsError(f"{name}={said!r}: must be {rule}, comma-separated")
+        raise SettingsError(f"{name}={text!r}: must be {rule}, comma-separated")
     return numbers
 
 

@@ -29,7 +29,7 @@ from weir.settings import Settings, declared_settings
 _STOCK_VERSION = "1.10.0"  # whose clients find what they look for
 
 
-def _serve(directories: list[str] | None, config: list[str] | None, **said: list[Any] | bool | None) -> int:
+def _serve(directories: list[str] | None, config: list[str] | None, **options: list[Any] | bool | None) -> int:
     """Serve the models of all DIRECTORYs until SIGTERM, SIGINT, SIGQUIT or SIGHUP; without one, the small model that can be installed.
 
     A DIRECTORY is one of Hugging Face's or of sentence-transformers, with weights as safetensors; NAME=DIRECTORY says what the model is
@@ -45,10 +45,10 @@ def _serve(directories: list[str] | None, config: list[str] | None, **said: list
     from weir.embedding.server import compose
     from weir.telemetry.logs import logging_to
 
-    if said.get(VERSION):
+    if options.get(VERSION):
         typer.echo(f"weir {__version__}, for clients of bert-as-service {_STOCK_VERSION}")
         return 0
-    stock = translated(directories, said)
+    stock = translated(directories, options)
     settings = settings_of(stock.directories, config, stock.today, TEXTS)
     if stock.stock:
         settings = _with_stock_ports(settings, stock)

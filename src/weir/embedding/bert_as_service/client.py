@@ -8,7 +8,6 @@ import itertools
 import threading
 import time
 import uuid
-from collections.abc import Iterator
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -17,7 +16,7 @@ import msgspec
 import numpy
 
 from weir.client.calls import Unreachable, error_of_status
-from weir.client.embedding import EncodeCall, Heard, Vectors
+from weir.client.embedding import EncodeCall, Vectors
 from weir.embedding.bert_as_service.frames import SHOW_CONFIG, SHOW_STATUS, TERMINATION, encode_json
 from weir.errors import Cancelled, DeadlineExceeded, SettingsError, Unsupported, WeirError
 
@@ -84,13 +83,9 @@ class BertTransport:
         return facts
 
     def terminate(self, timeout: float) -> None:
-        """Have the server finish what it has accepted, and end. It must be on this machine, and have no control token, which cannot be said here."""
+        """Have the server finish what it has accepted, and end. It must be on this machine, and have no control token, which cannot be head here."""
         self.config(timeout)  # an answer shows that the server hears this client, and this client the server
         self._ask(TERMINATION, 0, timeout).result()
-
-    def listen(self, timeout: float | None) -> Iterator[Heard]:
-        """Refused: raises Unsupported."""
-        raise Unsupported("listen: answers go to who asked")
 
     def close(self) -> None:
         """End it: what is under way fails with Cancelled. Idempotent."""
@@ -151,14 +146,14 @@ class BertTransport:
 def _read(frames: list[bytes]) -> Any:
     """Return vectors or facts. Raises the error that the server answers, and WeirError for what is no answer."""
     try:
-        said = msgspec.json.decode(frames[1])
-        if error := said.get("error"):
+        head = msgspec.json.decode(frames[1])
+        if error := head.get("error"):
             raise error_of_status(
                 error["status"], error["message"], name=error["type"], retry_after=error.get("retry_after")
             )
         if len(frames) == 3:
-            return said
-        vectors = numpy.frombuffer(frames[2], said["dtype"]).reshape(said["shape"])
-        return Vectors(vectors.copy(), (), said["tokens"] or None)
+            return head
+        vectors = numpy.frombuffer(frames[2], head["dtype"]).reshape(head["shape"])
+        return Vectors(vectors.copy(), (), head["tokens"] or None)
     except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise WeirError(f"the server has answered something other than vectors: {error}") from None

@@ -158,8 +158,8 @@ def _parted(text: str) -> Text:
 def write_vectors(ask: Ask, vectors: NDArray[Any], tokens: list[list[str]] | None) -> list[bytes | memoryview]:
     """Return the answer of vectors to `ask`; `tokens` are those of each text, if they are shown."""
     array = numpy.ascontiguousarray(vectors)
-    said = {"dtype": array.dtype.name, "shape": list(array.shape), "tokens": "" if tokens is None else tokens}
-    return [ask.identity, encode_json(said), array.data.cast("B") if array.size else b"", ask.id]
+    head = {"dtype": array.dtype.name, "shape": list(array.shape), "tokens": "" if tokens is None else tokens}
+    return [ask.identity, encode_json(head), array.data.cast("B") if array.size else b"", ask.id]
 
 
 def write_facts(ask: Ask, facts: dict[str, Any]) -> list[bytes | memoryview]:
@@ -175,8 +175,8 @@ def write_refusal(ask: Ask, error: RefusedRequest) -> list[bytes | memoryview]:
     """
     # With a comma it would be several types.
     name = bounded(f"{error.type}: {error.message}", _MOST_SHOWN).replace(",", ";")
-    said = {"dtype": f"refused by the server: {name}", "shape": [], "tokens": "", "error": error}
-    return [ask.identity, encode_json(said), b"", ask.id]
+    head = {"dtype": f"refused by the server: {name}", "shape": [], "tokens": "", "error": error}
+    return [ask.identity, encode_json(head), b"", ask.id]
 
 
 def failed(error: WeirError, status: int) -> RefusedRequest:

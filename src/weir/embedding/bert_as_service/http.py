@@ -64,16 +64,16 @@ def read_document(body: bytes, content_type: str, context: EmbeddingContext) -> 
     if media == _FORM and not body.lstrip().startswith(b"{"):  # curl -d says so of JSON too
         return _read_form(body, context)
     if media in _MSGPACK:
-        said = _unpacked(body)
+        document = _unpacked(body)
     elif media in _JSON or media == _FORM or media.endswith("+json"):
-        said = read_json(body, clean="texts")
+        document = read_json(body, clean="texts")
     else:
         raise UnsupportedMediaType(
             f"Content-Type {content_type!r}: must be application/json, application/msgpack or {_FORM}"
         )
-    if not isinstance(said, dict):
+    if not isinstance(document, dict):
         raise InvalidRequest("body: must be an object with id and texts")
-    return said
+    return document
 
 
 def read_fields(document: dict[str, Any], exchange: TextExchange) -> str:
@@ -107,13 +107,13 @@ def _unpacked(body: bytes) -> Any:
         raise InvalidRequest(f"body: is not msgpack ({error})") from error
 
 
-def _texts(said: dict[str, Any], context: EmbeddingContext) -> list[Text]:
-    texts = said.get("texts")
+def _texts(document: dict[str, Any], context: EmbeddingContext) -> list[Text]:
+    texts = document.get("texts")
     if not isinstance(texts, list):
         raise InvalidRequest("texts: is missing, must be a list" if texts is None else "texts: must be a list of texts")
     context.check_count(len(texts), "texts")
-    tokenized = read_field(said, "is_tokenized", bool, None)
-    if read_field(said, "pairs", bool, False):
+    tokenized = read_field(document, "is_tokenized", bool, None)
+    if read_field(document, "pairs", bool, False):
         return [_pair(text, f"texts[{place}]") for place, text in enumerate(texts)]
     return [read_text(_cleaned(text), f"texts[{place}]", tokenized) for place, text in enumerate(texts)]
 
@@ -139,15 +139,17 @@ def _read_form(body: bytes, context: EmbeddingContext) -> dict[str, Any]:
         fields = _fields_of(body.decode())
     except (UnicodeDecodeError, ValueError) as error:
         raise InvalidRequest(f"body: is not a form ({error})") from error
-    said: dict[str, Any] = {name: values[-1] for name, values in fields.items()}
+    document: dict[str, Any] = {name: values[-1] for name, values in fields.items()}
     for name in ("is_tokenized", "pairs", "truncate", "show_tokens"):
-        if name in said:
-            said[name] = _truth(said[name], name)
-    if "dimensions" in said and said["dimensions"].isdecimal() and len(said["dimensions"]) < 10:
-        said["dimensions"] = int(said["dimensions"])
+        if name in document:
+            document[name] = _truth(document[name], name)
+    if "dimensions" in document and document["dimensions"].isdecimal() and len(document["dimensions"]) < 10:
+        document["dimensions"] = int(document["dimensions"])
     if "texts" in fields:
-        said["texts"] = [text.split() for text in fields["texts"]] if said.get("is_tokenized") else fields["texts"]
-    return said
+        document["texts"] = (
+            [text.split() for text in fields["texts"]] if document.get("is_tokenized") else fields["texts"]
+        )
+    return document
 
 
 def _fields_of(form: str) -> dict[str, list[str]]:
@@ -189,11 +191,11 @@ class EncodeProtocol:
 
     def read(self, exchange: TextExchange, headers: Headers, body: bytes) -> None:
         """Read the body."""
-        said = dict(headers)
-        document = read_document(body, said.get(b"content-type", b"").decode("latin-1"), exchange.context)
+        fields = dict(headers)
+        document = read_document(body, fields.get(b"content-type", b"").decode("latin-1"), exchange.context)
         exchange.identity = document.get("id")
         model = read_fields(document, exchange)
-        exchange.form = accept_of(said.get(b"accept", b"").decode("latin-1"), [JSON, MSGPACK])
+        exchange.form = accept_of(fields.get(b"accept", b"").decode("latin-1"), [JSON, MSGPACK])
         exchange.encoder = encoder = exchange.context.encoder(model)
         check_dimensions(exchange.options.dimensions, encoder)
 

@@ -125,13 +125,13 @@ class Translated(NamedTuple):
     xla: bool = False
 
 
-def translated(directories: list[str] | None, said: Mapping[str, list[Any] | bool | None]) -> Translated:
+def translated(directories: list[str] | None, given: Mapping[str, list[Any] | bool | None]) -> Translated:
     """Return what was said by today's names. Raises SettingsError for a value that cannot be, and for what is said elsewhere."""
     known = {**OLD, **{ONE_DASH_PREFIX + name: old for name, old in ONE_DASH.items()}}
     found = list(directories or [])
     today: dict[str, list[Any]] = {}
     there: dict[str, list[Any]] = {
-        name: [value] if isinstance(value, bool) else value for name, value in said.items() if value
+        name: [value] if isinstance(value, bool) else value for name, value in given.items() if value
     }
     old = [name for name in there if name in {*known, MODEL_DIRECTORY, *PREFETCH, XLA}]
     for name, values in there.items():

@@ -68,8 +68,8 @@ ALL = 1.0  # of a GPU's memory: what a worker may take that has no bound
 
 def stock_fields(
     service: Service,
-    said: TextModelSpec,
-    front: ServedTextModel,
+    spec: TextModelSpec,
+    model: ServedTextModel,
     http: HttpSettings,
     ports: tuple[int, int] | None,
     *,
@@ -80,16 +80,16 @@ def stock_fields(
     What Weir has not is empty, of its type: no sockets lie between its parts, and neither TensorFlow nor libzmq is loaded. Null is left to what
     was not said there either (`tuned_model_dir`), to ports that are not open, and to poolings that have no number there.
     """
-    text, computing, recipe = said.text, said.computing, front.recipe
+    text, computing, recipe = spec.text, spec.computing, model.recipe
     port, port_out = ports or (None, None)
     return {
         "status": 200,
-        "model_dir": str(said.directory),
+        "model_dir": str(spec.directory),
         "tuned_model_dir": None,
-        "ckpt_name": front.weights_file.name,
+        "ckpt_name": model.weights_file.name,
         "config_name": "config.json",
-        "graph_tmp_dir": str(front.cache),
-        "cased_tokenization": front.cased,
+        "graph_tmp_dir": str(model.cache),
+        "cased_tokenization": model.cased,
         "pooling_layer": list(recipe.layers),
         "pooling_strategy": None if recipe.joined else STOCK_POOLING.get(recipe.pooling),
         "mask_cls_sep": recipe.mask_special,

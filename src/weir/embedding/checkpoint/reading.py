@@ -253,8 +253,8 @@ class Checkpoint:
         path = self.layout.network / "tokenizer_config.json"
         if longest is None and path.is_file():
             # Files say 1e30 where the tokenizer has no bound of its own.
-            said = read_document(path).values.get("model_max_length")
-            longest = said if isinstance(said, int) and said > 2 else None
+            limit = read_document(path).values.get("model_max_length")
+            longest = limit if isinstance(limit, int) and limit > 2 else None
         return min(longest or reach, reach)
 
     @property

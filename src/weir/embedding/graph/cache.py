@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 import weir
 from weir.embedding.graph.assembly import require, weight_bits
-from weir.embedding.graph.building import GRAPH, VERSION, WEIGHTS, told
+from weir.embedding.graph.building import GRAPH, VERSION, WEIGHTS, recipe_as_json
 from weir.embedding.recipe import Precision, Recipe, dimensions_of
 from weir.errors import SettingsError
 
@@ -196,7 +196,7 @@ def graph_file(checkpoint: "Checkpoint", recipe: Recipe, cache: Path | None = No
 
 
 def _key(checkpoint: "Checkpoint", recipe: Recipe, device: str) -> str:
-    decides = [checkpoint.content_hash(), told(recipe), device, VERSION]
+    decides = [checkpoint.content_hash(), recipe_as_json(recipe), device, VERSION]
     if recipe.precision is Precision.INT8:
         decides.append(weight_bits())
     return hashlib.blake2b(json.dumps(decides).encode(), digest_size=16).hexdigest()
@@ -208,7 +208,7 @@ def _make(checkpoint: "Checkpoint", recipe: Recipe, device: str, folder: Path) -
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()
     try:
-        _run_child(str(checkpoint.directory), told(recipe), device, str(aside))
+        _run_child(str(checkpoint.directory), recipe_as_json(recipe), device, str(aside))
         (aside / SEAL).write_text(json.dumps(_seal(aside)))
         shutil.rmtree(folder, ignore_errors=True)
         aside.rename(folder)

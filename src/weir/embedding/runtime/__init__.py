@@ -146,10 +146,10 @@ def _memory() -> list[Any]:
 def _visible(nvml: Any) -> list[Any]:
     """The GPUs that CUDA_VISIBLE_DEVICES leaves, by number or by name."""
     by_index, by_name = nvml.nvmlDeviceGetHandleByIndex, nvml.nvmlDeviceGetHandleByUUID
-    said = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if said is None:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
         return [by_index(number) for number in range(nvml.nvmlDeviceGetCount())]
-    names = [name.strip() for name in said.split(",") if name.strip() and name.strip() != "-1"]
+    names = [name.strip() for name in visible.split(",") if name.strip() and name.strip() != "-1"]
     return [by_index(int(name)) if name.isdigit() else by_name(name) for name in names]
 
 

@@ -84,8 +84,8 @@ def _session(graph: Path, device: str, threads: int, limit_bytes: int | None) ->
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     providers: list[Any] = ["CPUExecutionProvider"]
     if device != CPU:
-        told = {"device_id": device.partition(":")[2]} | (
+        device_options = {"device_id": device.partition(":")[2]} | (
             {} if limit_bytes is None else {"gpu_mem_limit": str(limit_bytes)}
         )
-        providers.insert(0, (CUDA, told))
+        providers.insert(0, (CUDA, device_options))
     return onnxruntime.InferenceSession(str(graph), options, providers=providers)

@@ -210,8 +210,8 @@ def _special(directory: Path, config: JsonDocument, names: dict[str, str]) -> di
     mapped = read_document(path).values if path.is_file() else {}
     named = {}
     for role, usual in names.items():
-        said = mapped.get(f"{role}_token") or config.values.get(f"{role}_token") or usual
-        named[role] = said.get("content", usual) if isinstance(said, dict) else str(said)
+        given = mapped.get(f"{role}_token") or config.values.get(f"{role}_token") or usual
+        named[role] = given.get("content", usual) if isinstance(given, dict) else str(given)
     return named
 
 

@@ -26,11 +26,13 @@ class Tokenizes(Protocol):
     """What the encoder needs of a tokenizer. Several threads call it at once."""
 
     def encode(
-        self, texts: Sequence[Text], *, max_length: int, truncate: bool, manner: TokenizeOptions
+        self, texts: Sequence[Text], *, max_length: int, truncate: bool, tokenize_options: TokenizeOptions
     ) -> Sequence[Tokenized | InvalidRequest]:
         """Return what each text is, in order; an error in the place of one that is wrong."""
 
-    def split(self, text: Text, *, max_length: int, manner: TokenizeOptions) -> Sequence[Tokenized] | InvalidRequest:
+    def split(
+        self, text: Text, *, max_length: int, tokenize_options: TokenizeOptions
+    ) -> Sequence[Tokenized] | InvalidRequest:
         """Return a long text, or pair of texts, in pieces that the model can read; never asked for token ids."""
 
     def tokens(self, ids: bytes) -> list[str]:
@@ -44,14 +46,14 @@ class TokenizeRequest:
     """Texts of one request that are tokenized together; `done` gets the results, on the event loop's thread. Texts that are too long are cut with
     `truncate`, read in pieces with `split`, and refused otherwise."""
 
-    __slots__ = ("done", "manner", "max_length", "split", "texts", "truncate")
+    __slots__ = ("done", "tokenize_options", "max_length", "split", "texts", "truncate")
 
     def __init__(
         self, texts: Sequence[Text], max_length: int, truncate: bool, done: Callable[[Sequence[TokenizeResult]], None],
-        split: bool = False, manner: TokenizeOptions = AS_THE_SERVER,
+        split: bool = False, tokenize_options: TokenizeOptions = AS_THE_SERVER,
     ) -> None:  # fmt: skip
         self.split = split
-        self.manner = manner
+        self.tokenize_options = tokenize_options
         self.texts = texts
         self.max_length = max_length
         self.truncate = truncate
@@ -154,12 +156,16 @@ class TokenizerThreads:
         """Tokenize the requests that have the same options together."""
         alike: dict[tuple[int, bool, TokenizeOptions], list[TokenizeRequest]] = {}
         for reading in readings:
-            key = (reading.max_length, reading.truncate or reading.split, reading.manner)
+            key = (reading.max_length, reading.truncate or reading.split, reading.tokenize_options)
             alike.setdefault(key, []).append(reading)
         found: dict[int, Sequence[TokenizeResult]] = {}
-        for (max_length, truncate, manner), members in alike.items():
+        for (max_length, truncate, tokenize_options), members in alike.items():
             texts = [text for reading in members for text in reading.texts]
-            results = iter(self._tokenizer.encode(texts, max_length=max_length, truncate=truncate, manner=manner))
+            results = iter(
+                self._tokenizer.encode(
+                    texts, max_length=max_length, truncate=truncate, tokenize_options=tokenize_options
+                )
+            )
             for reading in members:
                 mine = [next(results) for _ in reading.texts]
                 found[id(reading)] = self._in_pieces(reading, mine) if reading.split else mine
@@ -172,7 +178,7 @@ class TokenizerThreads:
         """Return all pieces of a text that was cut; token ids, with special ones of the caller's, stay cut."""
         if isinstance(found, InvalidRequest) or not found.truncated or isinstance(text[0], int):
             return found
-        pieces = self._tokenizer.split(text, max_length=reading.max_length, manner=reading.manner)
+        pieces = self._tokenizer.split(text, max_length=reading.max_length, tokenize_options=reading.tokenize_options)
         return pieces if isinstance(pieces, InvalidRequest) else list(pieces)
 
     def _give(

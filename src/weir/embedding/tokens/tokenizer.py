@@ -246,18 +246,23 @@ class Tokenizer:
         return _again, (self.directory, self.options, self.vocab_size)
 
     def encode(
-        self, texts: Sequence[Text], *, max_length: int, truncate: bool = True, manner: TokenizeOptions = AS_THE_SERVER
+        self,
+        texts: Sequence[Text],
+        *,
+        max_length: int,
+        truncate: bool = True,
+        tokenize_options: TokenizeOptions = AS_THE_SERVER,
     ) -> list[Tokenized | InvalidRequest]:
         """Return the tokens of each text, or the error in its place that says what rule it breaks.
 
         At most `max_length` tokens of a text are kept, special ones included; the tail is cut, of a pair that of the longer text first. With
-        `truncate` False, a text that is too long is an error. `manner` says what holds for these texts only.
+        `truncate` False, a text that is too long is an error. `tokenize_options` say what holds for these texts only.
         """
-        whole_words, separator = self._words_of(manner)
+        whole_words, separator = self._words_of(tokenize_options)
         found: list[CheckedText | InvalidRequest] = []
         for text in texts:
             try:
-                found.append(self._read(text, separator, manner.prompt))
+                found.append(self._read(text, separator, tokenize_options.prompt))
             except InvalidRequest as error:
                 found.append(error)
         cut = iter(self._cut([read for read in found if isinstance(read, CheckedText)], max_length, whole_words))
@@ -269,7 +274,7 @@ class Tokenizer:
         ]
 
     def split(
-        self, text: Text, *, max_length: int, overlap: int = 0, manner: TokenizeOptions = AS_THE_SERVER
+        self, text: Text, *, max_length: int, overlap: int = 0, tokenize_options: TokenizeOptions = AS_THE_SERVER
     ) -> list[Tokenized] | InvalidRequest:
         """Return a long text in pieces that the model can read, each with its special tokens; one piece if it is short.
 
@@ -278,9 +283,9 @@ class Tokenizer:
         not split, for their special tokens are the caller's. What one makes of the vectors of pieces is the caller's choice:
         the mean, weighted by their tokens, is close to the mean over the text.
         """
-        whole_words, separator = self._words_of(manner)
+        whole_words, separator = self._words_of(tokenize_options)
         try:
-            read = self._read(text, separator, manner.prompt)
+            read = self._read(text, separator, tokenize_options.prompt)
             if read.ids is not None:
                 raise InvalidRequest("token ids are not split: their special tokens are the caller's")
             template = SpecialTokens() if self._is_bare(read, whole_words) else self.template
@@ -315,10 +320,10 @@ class Tokenizer:
         numbers = struct.unpack(f"<{len(ids) // 4}i", ids) if isinstance(ids, bytes) else ids
         return [self._names.get(number, "") for number in numbers]
 
-    def _words_of(self, manner: TokenizeOptions) -> tuple[bool, str | None]:
+    def _words_of(self, tokenize_options: TokenizeOptions) -> tuple[bool, str | None]:
         """Return whether words are tokens, and what stands between two texts, for who wants them read in this manner."""
-        separator = STOCK_SEPARATOR if manner.whole_words and self.separator is None else self.separator
-        return manner.whole_words or self.options.whole_words, separator
+        separator = STOCK_SEPARATOR if tokenize_options.whole_words and self.separator is None else self.separator
+        return tokenize_options.whole_words or self.options.whole_words, separator
 
     def _read(self, text: Any, separator: str | None, prompt: str | None) -> CheckedText:
         read = read_text(text, separator, self.vocab_size)

@@ -3,7 +3,7 @@
 from typing import Any, cast
 
 from weir.embedding.bert_as_service.port import Drops, Peer
-from weir.embedding.bert_as_service.publisher import Publisher
+from weir.embedding.bert_as_service.zeromq import Publisher
 from weir.embedding.bert_as_service.zmtp import Subscribed
 from weir.protocols.account import Account
 from weir.protocols.settings import HttpSettings
