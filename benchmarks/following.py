@@ -15,7 +15,7 @@ from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import GOOGLENET_P4, Floats
 from weir.policy.decision import Decision, Observation, Policy
 from weir.policy.online.adaptive import SolvedPolicy
-from weir.policy.online.rate import SILENCE, RateBand, Stages
+from weir.policy.online.rate import SILENCE, RateBand, RateBands
 from weir.policy.solve.bank import Bank, solve_bank
 from weir.simulation.arrivals import RecordedArrivals
 from weir.simulation.results import Comparison
@@ -30,7 +30,7 @@ class Knowing:
     """An oracle: looks up as the solved policy does, but is told the rate of each instant."""
 
     def __init__(self, bank: Bank, law: Law, start: float) -> None:
-        self._stages = Stages(bank)
+        self._stages = RateBands(bank)
         self._edges, self._rates = (law[0] - start).tolist(), law[1].tolist()
 
     def decide(self, seen: Observation) -> Decision:

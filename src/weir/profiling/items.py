@@ -141,7 +141,7 @@ def items_of(model: type[Model], items: Iterable[Any] | None = None, *, seed: in
     if is_tensor_model(model):
         return Items(list(_rows_of(model, values)), OBJECT, seed)
     measured = [_measured(model, value) for value in values]
-    entries = [Entry(value, said.rows, said.key) for value, said in zip(values, measured, strict=True)]
+    entries = [Entry(value, each.rows, each.key) for value, each in zip(values, measured, strict=True)]
     if not all(map(_is_plain_json, values)):
         return Items(entries, OBJECT, seed)
     return Items([entry._replace(payload=encode(entry.payload, JSON)) for entry in entries], JSON, seed)
@@ -166,10 +166,10 @@ def _no_items(model: type[Model]) -> str:
 
 def _measured(model: type[Model], value: Any) -> Measure:
     try:
-        said = model.measure(value)
+        measure = model.measure(value)
     except Exception as error:  # whatever the model's own code raises
         raise SettingsError(f"{model.__name__}.measure cannot measure the item {value!r:.100}: {error!r}") from error
-    return Measure() if said is None else Measure(said) if isinstance(said, int) else said
+    return Measure() if measure is None else Measure(measure) if isinstance(measure, int) else measure
 
 
 def _is_plain_json(value: Any) -> bool:

@@ -31,23 +31,7 @@ from weir.simulation.arrivals import Floats, Ints
 ITEM, TENSORS = Kind.ITEM, Kind.TENSORS
 
 
-class _Alike:
-    """The attributes that are equal for all simulated requests."""
-
-    __slots__ = ()
-    payload: Any = None
-    content_type: str = OBJECT
-    accept: str = OBJECT
-    cost: float = 1.0
-    key: Hashable = None
-    priority: int = 0
-    tag: float = 0.0
-    brief: bool = False
-    door: str = "simulation"
-    trace: Any = None
-
-
-class SimulatedRequest(_Alike):
+class SimulatedRequest:
     """A request of the simulator, with only what the Batcher needs. `index` is its number in the order of arrival.
 
     A request with one row is an item; with more rows it is a tensor, which may be divided.
@@ -61,6 +45,17 @@ class SimulatedRequest(_Alike):
     taken: int
     overtaken: int
     partial: Any
+    # These are equal for all simulated requests.
+    payload: Any = None
+    content_type: str = OBJECT
+    accept: str = OBJECT
+    cost: float = 1.0
+    key: Hashable = None
+    priority: int = 0
+    tag: float = 0.0
+    brief: bool = False
+    door: str = "simulation"
+    trace: Any = None
 
     def __init__(self, index: int, arrival: float, timeout: float = inf, rows: int = 1) -> None:
         self.index = index

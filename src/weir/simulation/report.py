@@ -66,24 +66,15 @@ def table(compared: Comparison) -> Table:
 
 def _row(compared: Comparison, outcome: PolicyOutcome, best: str | None, *, lossy: bool) -> list[str | Text]:
     objective = compared.objective
+    batches = [_short(outcome.power_w.value), f"{outcome.batch_size:.1f}", f"{outcome.busy_share:.0%}"]
     if not outcome.stable:
-        unstable = Text("unstable", style="red")
-        measured = [_short(outcome.power_w.value), f"{outcome.batch_size:.1f}", f"{outcome.busy_share:.0%}"]
-        return [
-            outcome.policy,
-            unstable,
-            "",
-            *measured,
-            *([""] if lossy else []),
-            *([""] * (2 if objective is None else 3)),
-        ]
+        blank = [""] * (lossy + (2 if objective is None else 3))
+        return [outcome.policy, Text("unstable", style="red"), "", *batches, *blank]
     lost = outcome.lost_share if objective is None else outcome.refused_share
+    judged = [outcome.cost] if objective is None else map(_percent, (outcome.late_share, outcome.in_time_share))
     return [
-        outcome.policy, _text(outcome.response_time_ms), _short(outcome.p99_ms.value), _short(outcome.power_w.value),
-        f"{outcome.batch_size:.1f}", f"{outcome.busy_share:.0%}",
-        *([f"{lost:.2%}"] if lossy else []),
-        *([_text(outcome.cost)] if objective is None else [_text(_percent(each)) for each in (outcome.late_share, outcome.in_time_share)]),
-        _above(compared, outcome, best),
+        outcome.policy, _text(outcome.response_time_ms), _short(outcome.p99_ms.value), *batches,
+        *([f"{lost:.2%}"] if lossy else []), *map(_text, judged), _above(compared, outcome, best),
     ]  # fmt: skip
 
 

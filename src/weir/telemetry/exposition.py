@@ -55,8 +55,8 @@ _HISTOGRAMS = {
 }
 # By attribute of Levels: name and help.
 _LEVELS = {
-    "waiting_rows": ("weir_waiting_rows", "Rows in the line."),
-    "waiting_requests": ("weir_waiting_requests", "Requests in the line."),
+    "waiting_rows": ("weir_waiting_rows", "Rows in the queue."),
+    "waiting_requests": ("weir_waiting_requests", "Requests in the queue."),
     "running_batches": ("weir_running_batches", "Batches that workers hold."),
     "arena_bytes": ("weir_arena_bytes", "Shared memory for large payloads and results."),
     "arena_free_bytes": ("weir_arena_free_bytes", "Shared memory that is free."),
@@ -138,7 +138,7 @@ class Exposition(Collector):
             ((model, frontend, kind.__name__ if kind else ""), count)
             for (model, frontend, kind), count in list(self._metrics.refused_requests.items())
         ]
-        yield _counter("weir_requests_rejected", "Requests refused before the line.", "model door error", refused)
+        yield _counter("weir_requests_rejected", "Requests refused before the queue.", "model door error", refused)
         for name, text, wanted in (
             ("weir_requests_expired", "Requests whose deadline passed.", DeadlineExceeded),
             ("weir_requests_cancelled", "Requests whose caller left.", Cancelled),

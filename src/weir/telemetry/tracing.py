@@ -62,9 +62,10 @@ class Tracing(SilentObserver):
         """Give `request` a Trace, unless its attribute `trace` is one. Else that is the caller's `traceparent`, or
         None.
         """
-        said = request.trace
-        if type(said) is not Trace:
-            request.trace = self._inside() if said is None and request.door == "python" else self._traces.new(said)
+        given = request.trace
+        if type(given) is not Trace:
+            inside = given is None and request.door == "python"
+            request.trace = self._inside() if inside else self._traces.new(given)
 
     def new(self, traceparent: str | None) -> Trace:
         """Return the trace of a request that is about to be made, from the header `traceparent` of its caller."""

@@ -30,7 +30,7 @@ from weir.policy.online.adaptive import (
     WaitBounds,
     least_energy_mj,
 )
-from weir.policy.online.rate import SILENCE, RateBand, Stages, answers_of, filling_of
+from weir.policy.online.rate import SILENCE, RateBand, RateBands, answers_of, filling_of
 from weir.policy.solve.bank import Bank, solve_bank
 from weir.policy.solve.tables import limit_table
 from weir.simulation.engine import Run
@@ -510,7 +510,7 @@ class Traffic:
     def __init__(self, prices: Prices, start: float = 0.0, limit: int = 4) -> None:
         self.bank = bank(prices=prices, tables=np.stack([limit_table(limit, 8)] * 3))
         self.account = CostAccount(self.bank)
-        self.stage: RateBand = Stages(self.bank).at(200.0)
+        self.stage: RateBand = RateBands(self.bank).at(200.0)
         self.now = start
         self.arrivals = 0
 

@@ -24,7 +24,7 @@ from weir.policy.online.rate import (
     DriftDetector,
     Rate,
     RateBand,
-    Stages,
+    RateBands,
     admission,
     boundaries_of,
     filling_of,
@@ -144,7 +144,7 @@ def alone(rate: float) -> Bank:
 
 def every(made: Bank) -> list[RateBand]:
     """Return all stages of a bank."""
-    stages = Stages(made)
+    stages = RateBands(made)
     return [stages[number] for number in range(len(stages))]
 
 
@@ -176,7 +176,7 @@ def test_a_second_table_is_kept_where_there_is_one() -> None:
     made = bank()
     second = made.tables.copy()
     second[1] = second[2]
-    stage = Stages(bank(tables=made.tables, second_tables=second, shares=[0.0, 0.3, 0.0]))[2]
+    stage = RateBands(bank(tables=made.tables, second_tables=second, shares=[0.0, 0.3, 0.0]))[2]
     assert (stage.share, stage.limits) == (0.3, (4, 6))
     assert [0 if each is None else each.rows for each in stage.second] == second[1].tolist()
     assert stage.filling == filling_of(second[1])
@@ -184,19 +184,19 @@ def test_a_second_table_is_kept_where_there_is_one() -> None:
 
 def test_the_stage_for_a_rate_is_the_nearest() -> None:
     made = bank()
-    stages = Stages(made)
+    stages = RateBands(made)
     for rate in np.geomspace(75.0, 560.0, 100).tolist():
         assert stages.at(rate).entry == made.index_of(rate)
     assert [stages.at(rate).number for rate in (1e-9, 70.0, 71.0, 565.0, 566.0, 1e9)] == [0, 0, 1, 3, 4, 4]
 
 
 def test_a_stage_is_made_once() -> None:
-    stages = Stages(bank())
+    stages = RateBands(bank())
     assert stages.at(200.0) is stages.next_to(stages[4], 200.0) is stages[2]
 
 
 def test_a_stage_is_left_only_when_its_boundary_is_well_passed() -> None:
-    stages = Stages(bank())
+    stages = RateBands(bank())
     second = stages[2]
     low, high = stages.boundaries[1], stages.boundaries[2]
     for rate, number in (
@@ -208,7 +208,7 @@ def test_a_stage_is_left_only_when_its_boundary_is_well_passed() -> None:
 
 def test_a_stage_says_where_it_is_left() -> None:
     """What a decision compares the rate with; only beyond it is the next stage looked for."""
-    stages = Stages(bank())
+    stages = RateBands(bank())
     edges = (0.0, *stages.boundaries, inf)
     for number in range(len(stages)):
         assert stages[number].falls == pytest.approx(0.95 * edges[number])
@@ -240,7 +240,7 @@ def test_where_refusals_count_each_rate_has_its_own_bound_on_the_line() -> None:
     objective = LatencySLO(0.04, refusal_price=1.0)
     strict = admission(PROFILE, objective)
     assert strict is not None
-    stages = Stages(bank(objective=objective, max_waiting=[50, strict.max_waiting, 60]))
+    stages = RateBands(bank(objective=objective, max_waiting=[50, strict.max_waiting, 60]))
     gates = [stage.gate for stage in every(stages.bank)]
     assert gates[1].bounds == (50,) * 9  # the tables' largest batch is of 8
     assert gates[2] == strict.gate
@@ -253,14 +253,14 @@ def test_where_refusals_count_and_nobody_waits_or_is_refused_it_is_greedy() -> N
     """Below the lowest rate too, and while the rate is unknown; a limit still has its guards."""
     objective = LatencySLO(0.04, refusal_price=1.0)
     tables = stacked([greedy_table(8), limit_table(3, 8), limit_table(4, 8)])
-    stages = Stages(bank(objective=objective, tables=tables, second_tables=tables, max_waiting=[0, 0, 30]))
+    stages = RateBands(bank(objective=objective, tables=tables, second_tables=tables, max_waiting=[0, 0, 30]))
     for stage in (stages[0], stages[1]):
         assert (stage.allowance, stage.latest, stage.max_waiting, stage.largest) == (None, None, None, 8)
         assert stage.first == stages[0].first
     assert stages[2].latest is not None and stages[2].max_waiting is None
     assert stages[2].gate.bounds == (None,) * 9
     assert stages.unknown() is stages[0]
-    assert Stages(promised()).unknown() is not None and Stages(bank()).unknown() is None
+    assert RateBands(promised()).unknown() is not None and RateBands(bank()).unknown() is None
 
 
 def test_where_refusals_count_and_times_vary_overload_is_served_in_full_batches() -> None:
@@ -269,9 +269,9 @@ def test_where_refusals_count_and_times_vary_overload_is_served_in_full_batches(
     tables = stacked([greedy_table(8)] * 3)
     changes = {"profile": varied, "tables": tables, "second_tables": tables}
     objective = LatencySLO(0.04, slack=0.02, refusal_price=1.0)
-    last = Stages(bank(objective=objective, max_waiting=[0, 0, 20], **changes))[4]
+    last = RateBands(bank(objective=objective, max_waiting=[0, 0, 20], **changes))[4]
     assert (last.largest, last.max_waiting, last.gate.bounds) == (8, 20, (20,) * 9)
-    strict = Stages(bank(objective=objective, max_waiting=[0, 0, 0], **changes))[4]
+    strict = RateBands(bank(objective=objective, max_waiting=[0, 0, 0], **changes))[4]
     assert strict.largest < 8
 
 

@@ -26,7 +26,7 @@ from weir.messages import Reason
 from weir.policy.cost.objective import LatencySLO, Prices, trimmed
 from weir.policy.cost.profile import Floats, Profile
 from weir.policy.decision import Decision, Observation, PolicyBase
-from weir.policy.online.rate import OPEN, SILENCE, AdmissionGate, Answers, Rate, RateBand, Stages
+from weir.policy.online.rate import OPEN, SILENCE, AdmissionGate, Answers, Rate, RateBand, RateBands
 from weir.policy.rules import Greedy
 from weir.policy.solve.bank import Bank
 
@@ -267,18 +267,18 @@ class CostAccount:
         self._rows = self._seconds = 0.0  # observed, as far as they are remembered
         self.greedy, self.excess = False, 0.0
 
-    def observe(self, seen: Observation, stage: RateBand, answers: Answers, rate: float) -> bool:
+    def observe(self, seen: Observation, band: RateBand, answers: Answers, rate: float) -> bool:
         """Let both virtual queues see the observation `seen`. Return `greedy`.
 
-        The policy would decide by `answers` of the band `stage`; `rate` is the estimated rate in rows per second.
+        The policy would decide by `answers` of the band `band`; `rate` is the estimated rate in rows per second.
         """
         now, count = seen.now, seen.arrivals - self._arrivals
         if now < self._now or count < 0:  # the first observation, or another queue or clock
             self._restart(now, seen.arrivals, seen.waiting)
             return False
         arrived = self._spread(count, seen)
-        largest = seen.max_batch_size if seen.max_batch_size < stage.largest else stage.largest
-        filling = min(stage.filling / rate, seen.max_queue_delay)
+        largest = seen.max_batch_size if seen.max_batch_size < band.largest else band.largest
+        filling = min(band.filling / rate, seen.max_queue_delay)
         waits = WaitBounds(None, inf, inf, largest)
         self._by_greedy.advance(now, arrived, waits)
         self._own.advance(now, arrived, waits if self.greedy else WaitBounds(answers, SILENCE / rate, filling, largest))
@@ -287,7 +287,7 @@ class CostAccount:
         self._rate.observe(count, now - self._now)
         self._now, self._arrivals = now, seen.arrivals
         if count:
-            self._judge(stage.limits[0])
+            self._judge(band.limits[0])
         return self.greedy
 
     def _spread(self, count: int, seen: Observation) -> Arrived:
@@ -338,22 +338,22 @@ class CostAccount:
 
 
 def explain(
-    bank: Bank | None, stage: RateBand | None, rate: float, account: CostAccount | None = None
+    bank: Bank | None, band: RateBand | None, rate: float, account: CostAccount | None = None
 ) -> dict[str, Any]:
-    """Return what a policy does by the band `stage` of `bank` at `rate` rows per second, as a JSON-able dict.
+    """Return what a policy does by the band `band` of `bank` at `rate` rows per second, as a JSON-able dict.
 
     Without a band (the policy still learns) the rate is 0; what is unknown is None.
     """
     return {
-        "learning": stage is None,
+        "learning": band is None,
         "rate": rate or None,
         "capacity": None if bank is None else bank.capacity,
         "workers": None if bank is None else bank.workers,
         "prices": None if bank is None else asdict(bank.prices),
         "objective": None if bank is None or bank.objective is None else bank.objective.to_dict(),
-        "table": {"index": None, "rate": None, "limit": None} if bank is None or stage is None else _table(bank, stage),
-        "guards": {"silence": None, "filling": None, "deadline": None} if stage is None else _guards(stage, rate),
-        "max_waiting": None if stage is None else stage.max_waiting,
+        "table": {"index": None, "rate": None, "limit": None} if bank is None or band is None else _table(bank, band),
+        "guards": {"silence": None, "filling": None, "deadline": None} if band is None else _guards(band, rate),
+        "max_waiting": None if band is None else band.max_waiting,
         "predicted": predict(bank, rate),
         "beside_greedy": {"greedy": None, "excess": None} if account is None else {"greedy": account.greedy, "excess": account.excess},
     }  # fmt: skip
@@ -379,23 +379,23 @@ def _between(bank: Bank, values: Floats, rate: float) -> float:
     return float(np.interp(rate, bank.rates, values))
 
 
-def _table(bank: Bank, stage: RateBand) -> dict[str, Any]:
+def _table(bank: Bank, band: RateBand) -> dict[str, Any]:
     return {
-        "index": stage.entry,
-        "rate": float(bank.rates[stage.entry]),
-        "limit": stage.limits[0],
-        "share_of_second": stage.share,
+        "index": band.entry,
+        "rate": float(bank.rates[band.entry]),
+        "limit": band.limits[0],
+        "share_of_second": band.share,
     }
 
 
-def _guards(stage: RateBand, rate: float) -> dict[str, float | None]:
+def _guards(band: RateBand, rate: float) -> dict[str, float | None]:
     """Return the longest waits in seconds: since the last arrival, since the oldest, and for a single row by the
     objective.
     """
     return {
         "silence": SILENCE / rate,
-        "filling": stage.filling / rate,
-        "deadline": None if stage.allowance is None else stage.allowance[1],
+        "filling": band.filling / rate,
+        "deadline": None if band.allowance is None else band.allowance[1],
     }
 
 
@@ -452,9 +452,9 @@ class SolvedPolicy(PolicyBase):
         self._estimate = Rate()
         self._mixing = Mixing()
         self._account: CostAccount | None = None  # of the bank of `_of`, if that has no objective
-        self._stages: Stages | None = None if bank is None else Stages(bank)
-        self._stage: RateBand | None = None  # one of `_stages`, or still one of the bank before
-        self._of: Stages | None = None  # the bands that `_stage` belongs to
+        self._bands: RateBands | None = None if bank is None else RateBands(bank)
+        self._band: RateBand | None = None  # one of `_bands`, or still one of the bank before
+        self._of: RateBands | None = None  # the bands that `_band` belongs to
         self._gate = OPEN
         self._rows = 0  # rows that were dispatched last; 0 if none were, or an extra batch has been admitted since
         self._since = 0.0  # the instant of that, in seconds
@@ -467,35 +467,35 @@ class SolvedPolicy(PolicyBase):
         """Return how many rows to dispatch, or until when to wait. See Policy."""
         waiting = seen.waiting
         rate = self._estimate.observe(seen.now, seen.arrivals)
-        stage = self._stage
-        if stage is None or self._of is not self._stages or not stage.falls <= rate <= stage.rises:
-            stage = self._move(rate)
-            if stage is None:
+        band = self._band
+        if band is None or self._of is not self._bands or not band.falls <= rate <= band.rises:
+            band = self._move(rate)
+            if band is None:
                 return GREEDY.decide(seen)
-        largest = seen.max_batch_size if seen.max_batch_size < stage.largest else stage.largest
+        largest = seen.max_batch_size if seen.max_batch_size < band.largest else band.largest
         second = self._mixing.second
-        answers = stage.second if second else stage.first
-        if self._account is not None and self._account.observe(seen, stage, answers, rate):
+        answers = band.second if second else band.first
+        if self._account is not None and self._account.observe(seen, band, answers, rate):
             return GREEDY.decide(seen)
         answer = answers[waiting] if waiting < len(answers) else answers[-1]
         if answer is None:
-            limit, until = stage.limits[second], guard(stage, rate, seen)
+            limit, until = band.limits[second], wait_deadline(band, rate, seen)
             if seen.now < until and waiting < largest:
-                if stage.latest is not None:
-                    self._let_in(stage.gate, 0, seen)
+                if band.latest is not None:
+                    self._set_bound(band.gate, 0, seen)
                 return Decision(0, POLICY, until, limit)
             answer = Decision(min(waiting, largest), POLICY, None, min(limit, seen.max_batch_size))
         elif answer.rows > largest:
-            answer = Decision(largest, POLICY, None, min(stage.limits[second], largest))
-        if stage.latest is not None:
-            if (age := seen.now - seen.oldest_arrival) > stage.latest[answer.rows]:
-                answer = answer._replace(rows=trimmed(answer.rows, age, stage.latest))
-            self._let_in(stage.gate, answer.rows, seen)
-        if stage.share:
-            self._mixing.cut(stage.share)
+            answer = Decision(largest, POLICY, None, min(band.limits[second], largest))
+        if band.latest is not None:
+            if (age := seen.now - seen.oldest_arrival) > band.latest[answer.rows]:
+                answer = answer._replace(rows=trimmed(answer.rows, age, band.latest))
+            self._set_bound(band.gate, answer.rows, seen)
+        if band.share:
+            self._mixing.cut(band.share)
         return answer
 
-    def _let_in(self, gate: AdmissionGate, rows: int, seen: Observation) -> None:
+    def _set_bound(self, gate: AdmissionGate, rows: int, seen: Observation) -> None:
         """Set `max_waiting` for the time after `rows` rows are dispatched (0: the policy waits), as `gate` says."""
         waiting, now, oldest = seen.waiting, seen.now, seen.oldest_arrival
         if rows and rows < waiting:
@@ -523,30 +523,30 @@ class SolvedPolicy(PolicyBase):
 
         None if there is no bank. While the rate is unknown (0) there is a band only with an objective.
         """
-        stages, stage = self._stages, self._stage
-        if stages is None:
+        bands, band = self._bands, self._band
+        if bands is None:
             return None
         if not rate:
-            return stages.unknown()
-        if stage is None or self._of is not stages:
-            stage = stages.at(rate)
-        self._stage = stage = stages.next_to(stage, rate)
-        if self._of is not stages:
-            self._of = stages
-            self._account = CostAccount(stages.bank) if stages.bank.objective is None else None
-        self.max_waiting, self._rows = stage.max_waiting, 0
-        return stage
+            return bands.unknown()
+        if band is None or self._of is not bands:
+            band = bands.at(rate)
+        self._band = band = bands.next_to(band, rate)
+        if self._of is not bands:
+            self._of = bands
+            self._account = CostAccount(bands.bank) if bands.bank.objective is None else None
+        self.max_waiting, self._rows = band.max_waiting, 0
+        return band
 
     # The life of a policy.
 
     def adopt(self, bank: Bank) -> None:
         """Decide by `bank` from now on. The estimate of the rate stays."""
-        self._stages = Stages(bank)  # one assignment: a decision sees the old bank or the new one
+        self._bands = RateBands(bank)  # one assignment: a decision sees the old bank or the new one
 
     def fresh(self) -> "SolvedPolicy":
         """Return a policy with the same bank that has observed nothing. Each service and simulation has its own."""
         made = SolvedPolicy()
-        made._stages = self._stages
+        made._bands = self._bands
         return made
 
     # Facts.
@@ -554,12 +554,12 @@ class SolvedPolicy(PolicyBase):
     @property
     def bank(self) -> Bank | None:
         """The bank that it decides by."""
-        return None if self._stages is None else self._stages.bank
+        return None if self._bands is None else self._bands.bank
 
     @property
     def largest_batch(self) -> int | None:
         """The largest batch, in rows, whose cost it knows: `max_batch_size` must not exceed it."""
-        return None if self._stages is None else self._stages.bank.profile.max_batch_size
+        return None if self._bands is None else self._bands.bank.profile.max_batch_size
 
     @property
     def rate(self) -> float:
@@ -569,36 +569,36 @@ class SolvedPolicy(PolicyBase):
     @property
     def learning(self) -> bool:
         """Whether it is still greedy because there is no bank, or the rate is unknown."""
-        return self._stages is None or not self.rate
+        return self._bands is None or not self.rate
 
     @property
     def index(self) -> int:
         """The index in the bank of the table in use; outside the bank's rates, of the nearest. 0 while learning."""
-        stage = self._current()
-        return 0 if stage is None else stage.entry
+        band = self._current()
+        return 0 if band is None else band.entry
 
     def _current(self) -> RateBand | None:
-        stages, rate = self._stages, self.rate
-        if stages is None or not rate:
+        bands, rate = self._bands, self.rate
+        if bands is None or not rate:
             return None
-        return self._stage if self._of is stages else stages.at(rate)
+        return self._band if self._of is bands else bands.at(rate)
 
     def explain(self) -> dict[str, Any]:
         """Return what it does and why, as a JSON-able dict. What is unknown is None.
 
         Times are in seconds, except for those of the prediction, in ms, which is for the estimated rate.
         """
-        account = self._account if self._of is self._stages else None
+        account = self._account if self._of is self._bands else None
         return explain(self.bank, self._current(), self.rate, account)
 
 
-def guard(stage: RateBand, rate: float, seen: Observation) -> float:
+def wait_deadline(band: RateBand, rate: float, seen: Observation) -> float:
     """Return the instant, in seconds, at which a wait ends at `rate` rows per second."""
     oldest = seen.oldest_arrival
-    until = min(seen.last_arrival + SILENCE / rate, oldest + stage.filling / rate)
-    if stage.allowance is None:
+    until = min(seen.last_arrival + SILENCE / rate, oldest + band.filling / rate)
+    if band.allowance is None:
         return until
-    return min(until, oldest + stage.allowance[min(seen.waiting, stage.largest)])
+    return min(until, oldest + band.allowance[min(seen.waiting, band.largest)])
 
 
 # The policy `auto`: greedy until the server has measured the model and solved a bank.
@@ -654,5 +654,5 @@ class AutoPolicy(SolvedPolicy):
     def fresh(self) -> "AutoPolicy":
         """Return a policy with the same settings, and the same bank if there is one, that has observed nothing."""
         made = replace(self)
-        made._stages = self._stages
+        made._bands = self._bands
         return made

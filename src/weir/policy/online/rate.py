@@ -346,7 +346,7 @@ class RateBand:
     gate: AdmissionGate
 
 
-class Stages:
+class RateBands:
     """The bands of `bank` by rising rate; boundary i, in rows per second, lies between the bands i and i + 1.
 
     Below the lowest rate of the bank all waiting rows are dispatched at once. Above the highest, full batches are
@@ -370,10 +370,10 @@ class Stages:
 
     def __getitem__(self, number: int) -> RateBand:
         """Return the band of that number, from 0 to the number of the bank's rates plus 1."""
-        stage = self._made.get(number)
-        if stage is None:
-            stage = self._made[number] = self._make(number)
-        return stage
+        band = self._made.get(number)
+        if band is None:
+            band = self._made[number] = self._make(number)
+        return band
 
     def at(self, rate: float) -> RateBand:
         """Return the band for `rate` (rows per second)."""
@@ -390,11 +390,11 @@ class Stages:
             return None
         return self[0 if objective.counts_refusals else len(self) - 1]
 
-    def next_to(self, stage: RateBand, rate: float) -> RateBand:
-        """Return the band for `rate` (rows per second) if the present one is `stage`. It only changes once the rate is
+    def next_to(self, band: RateBand, rate: float) -> RateBand:
+        """Return the band for `rate` (rows per second) if the present one is `band`. It only changes once the rate is
         5 % beyond a boundary.
         """
-        edges, number = self._edges, stage.number
+        edges, number = self._edges, band.number
         while rate < edges[number] * (1.0 - HYSTERESIS):
             number -= 1
         while rate > edges[number + 1] * (1.0 + HYSTERESIS):
@@ -405,7 +405,7 @@ class Stages:
         entry = min(max(number - 1, 0), len(self.bank.rates) - 1)
         first, second, share = self._tables(number)
         limits = limit_of(first), limit_of(second)
-        largest, max_waiting, gate = self._line(number, entry)
+        largest, max_waiting, gate = self._queue_bounds(number, entry)
         guards = self._guards
         if self._greedy(number, limits[0], max_waiting):
             guards, largest = (None, None), self.bank.profile.max_batch_size
@@ -436,7 +436,7 @@ class Stages:
         counts = objective is not None and objective.counts_refusals
         return counts and number < len(self) - 1 and limit == 1 and max_waiting is None
 
-    def _line(self, number: int, entry: int) -> tuple[int, int | None, AdmissionGate]:
+    def _queue_bounds(self, number: int, entry: int) -> tuple[int, int | None, AdmissionGate]:
         """Return a band's largest batch (rows), its longest queue under overload (rows; None: any), and its gate."""
         largest, most = self.bank.profile.max_batch_size, int(self.bank.max_waiting[entry]) or None
         made = self._admission
