@@ -92,7 +92,7 @@ def not_loaded(error: BaseException, name: str, index: int) -> WeirError:
 def all_failed(batch: Batch, error: BaseException) -> Events:
     """Return the final events of a batch that did not run to its end because of `error`."""
     count = len(batch.payloads)
-    outputs: list[Any] = [*copies(model_error("the worker", error), count)] if count else []
+    outputs: list[Any] = [*copies(model_error("the worker", error), count)]
     return Events(batch.batch_id, outputs, kinds=[EventKind.ERROR] * count, timing=Timing(0.0, 0.0, 0.0))
 
 

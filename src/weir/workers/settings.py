@@ -1,4 +1,4 @@
-"""The settings of workers."""
+"""The settings of workers, each stated once with its rule and its help text, and the addresses where external workers attach."""
 
 import ipaddress
 from collections.abc import Mapping
@@ -8,11 +8,9 @@ from typing import Any, NamedTuple
 from weir.config import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, check, one_of, setting
 from weir.errors import SettingsError
 
-# Where workers attach: unix:PATH or tcp:HOST:PORT.
-
 
 class WorkerAddress(NamedTuple):
-    """A Unix socket's `path`, or if that is "" a TCP `host` and `port`."""
+    """Where external workers attach: the `path` of a Unix socket, or, if that is "", a TCP `host` and `port`."""
 
     path: str
     host: str
@@ -35,7 +33,7 @@ class WorkerAddress(NamedTuple):
 
 
 def is_address(text: str) -> bool:
-    """Tell whether `text` is one: the rule of a setting."""
+    """Tell whether `text` is an address; this is the rule of a setting."""
     try:
         parse_address(text, "")
     except SettingsError:
@@ -44,7 +42,7 @@ def is_address(text: str) -> bool:
 
 
 def parse_address(text: str, name: str) -> WorkerAddress:
-    """Return the address that `text` is. Raises SettingsError naming the setting `name`, the value and the rule."""
+    """Parse unix:PATH or tcp:HOST:PORT. Raises SettingsError that names the setting `name`, the value and the rule."""
     kind, _, rest = text.partition(":")
     if kind == "unix" and rest:
         return WorkerAddress(rest, "", 0)
@@ -126,7 +124,7 @@ class WorkerSettings:
 
 
 def _wrap(settings: WorkerSettings, name: str, is_for_all: bool) -> None:
-    """Make a list of the one value that `name` has for all workers."""
+    """Put the one value that `name` has for all workers into a list."""
     value = getattr(settings, name)
     if is_for_all:
         object.__setattr__(settings, name, [value] if value else [])

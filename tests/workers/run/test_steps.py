@@ -23,7 +23,7 @@ from weir.workers.run.steps import (
     has_failed,
     judge_of,
     model_error,
-    takes_second,
+    takes,
 )
 
 
@@ -371,7 +371,7 @@ def test_a_generator_that_raises_is_the_models_error() -> None:
     ],
 )
 def test_whether_postprocess_wants_the_preprocessed_item(postprocess: Callable[..., Any], wanted: bool) -> None:
-    assert takes_second(postprocess, "preprocessed") is wanted
+    assert takes(postprocess, "preprocessed", 1) is wanted
 
 
 class Sums(Model):

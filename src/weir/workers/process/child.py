@@ -1,4 +1,7 @@
-"""X"""
+"""One worker process, seen from the server: from its start until it has been reaped.
+
+Nothing here waits for the process: it may be stopped, or in uninterruptible sleep, and so may the template that it is forked from.
+"""
 
 import asyncio
 import contextlib
@@ -14,28 +17,30 @@ from weir.workers.arena import ResultFetch, Results, create_memory
 from weir.workers.process.channel import Channel
 from weir.workers.process.launch import KILL_GRACE, Launch, Process
 
-# A process whose channel has ended but that lives on is of no use; one that is just dying needs a moment to be gone.
+# Seconds after the end of its channel until a process that still runs is killed: it is of no use, but one that is just ending needs a moment.
 END_GRACE = 1.0
 
 logger = logging.getLogger("weir")
 
 
 class ChildListener(Protocol):
-    """Hears from a Child, on the loop's thread."""
+    """What a Child reports to, on the loop's thread."""
 
     def received(self, frame: Frame) -> None:
-        """A frame came."""
+        """A frame has come."""
 
     def refused(self, error: OSError) -> None:
-        """The system gave no process. Nothing is left behind."""
+        """The system has refused a process. Nothing is left behind."""
 
     def exited(self, reason: str) -> None:
-        """The process is gone and reaped, its last frames have been handed on, and what it had is freed. Or it does not end,
-        although it was killed: it will do no more, and is reaped and freed when it ends."""
+        """The process has ended and was reaped, its last frames have been passed on, and its resources are freed.
+
+        Or it does not end although it was killed: nothing more comes from it, and it is reaped and freed when it ends.
+        """
 
 
 class Child:
-    """A process with its channel and its results."""
+    """A worker process with its channel and its results. Its `owner` hears of its frames and its end."""
 
     def __init__(
         self, launch: Launch, owner: ChildListener, loop: asyncio.AbstractEventLoop, niceness: int = 0
@@ -46,33 +51,33 @@ class Child:
         self._loop = loop
         self._reason = ""
         self._killed = False
-        self._told = False  # the owner has heard of its end
-        self._starts = False  # it is being started in a thread: that comes to an end, with a process or without
-        self._timer: asyncio.TimerHandle | None = None  # towards its end
+        self._reported = False  # the owner knows of its end
+        self._starts = False  # a thread is starting it, which ends with a process or with an error
+        self._timer: asyncio.TimerHandle | None = None  # until the next step towards its end
         self._results: Results | None = None
         self._process: Process | None = None
         self._pidfd = -1
-        self._given: tuple[socket.socket, int]  # what it inherits
+        self._inherited: tuple[socket.socket, int]  # its socket and the descriptor of its arena, or -1
         self._channel: Channel[Frame] | None = None
 
     @property
     def pid(self) -> int | None:
-        """The process's number, also that of its process group; None while it is being started."""
+        """The process id, also that of its process group; None while it is being started."""
         return None if self._process is None else self._process.pid
 
     @property
     def held_bytes(self) -> int:
-        """How much of its arena is taken by results that nobody has released yet."""
+        """How many bytes of its arena hold results that have not been released."""
         return 0 if self._results is None else self._results.held_bytes
 
     def start(self) -> None:
-        """Start the process, at once or soon. The owner hears of a refusal."""
+        """Start the process, at once or soon. The owner hears of it if the system refuses."""
         try:
             ours, theirs = socket.socketpair()
         except OSError as error:
             self._owner.refused(error)
             return
-        self._given = theirs, -1
+        self._inherited = theirs, -1
         try:
             self._make_results()
         except OSError as error:
@@ -81,7 +86,7 @@ class Child:
             return
         fetch = None if self._results is None else ResultFetch(self._results, lends=self._launch.lends)
         self._channel = Channel(ours, FrameParser(fetch), self._owner.received, self._channel_ended)
-        end, result_fd = self._given
+        end, result_fd = self._inherited
         if not self._launch.fork(end.fileno(), result_fd, self._niceness, self._forked):
             self._spawn()
 
@@ -89,23 +94,23 @@ class Child:
         if self._launch.result_bytes:
             name = f"weir-results-{self._launch.name}-{self._launch.index}"
             fd = create_memory(name, self._launch.result_bytes)
-            self._given = self._given[0], fd
+            self._inherited = self._inherited[0], fd
             self._results = Results(fd, self._launch.result_bytes)
 
     def send(self, frame: bytearray) -> None:
-        """Send `frame`, and before it the names of the results that have been read."""
+        """Send `frame`, and before it the places of the results that were released."""
         freed = self._results.take_freed() if self._results is not None else None
         if self._channel is not None:
             self._channel.send(encode_control(Free(freed)) + frame if freed else frame)
 
     def receive(self) -> None:
-        """Hand on what has arrived, without waiting for the loop to notice."""
+        """Pass on the frames that have arrived, without waiting for the loop to notice."""
         if self._channel is not None:
             self._channel.receive_rest()
 
     def kill(self, reason: str = "") -> None:
-        """End the process and all that it started, now. `exited` is still called, with `reason` if that was the cause: when it
-        is gone, or when it has had KILL_GRACE seconds for that."""
+        """Kill the process and all that it started, now. `exited` is still called, with `reason` if that was the cause: when it has ended, or
+        KILL_GRACE seconds later."""
         self._reason = self._reason or reason
         if not self._killed:
             self._killed = True
@@ -113,7 +118,7 @@ class Child:
         self._signal()
 
     def _spawn(self) -> None:
-        theirs, result_fd = self._given
+        theirs, result_fd = self._inherited
         self._starts = True
         self._launch.spawn(theirs.fileno(), result_fd, self._niceness, self._forked)
 
@@ -137,7 +142,7 @@ class Child:
             process.reap(lambda _: None)
             self._refused(error)
             return
-        self._close_given()
+        self._close_inherited()
         self._loop.add_reader(self._pidfd, self._exited)
         if self._killed:  # while it was being started
             self._signal()
@@ -146,15 +151,15 @@ class Child:
             self._channel.send(encode_control(Start(self._launch.source, {}, self._launch.options())))
 
     def _refused(self, error: OSError) -> None:
-        self._close_given()
+        self._close_inherited()
         self._free()
-        if not self._told:
-            self._told = True
+        if not self._reported:
+            self._reported = True
             self._owner.refused(error)
 
     def _signal(self) -> None:
         if self._process is not None:
-            for end in (os.killpg, os.kill):  # both: the model may have moved to another group
+            for end in (os.killpg, os.kill):  # both: the model may have moved the process to another group
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     end(self._process.pid, signal.SIGKILL)
 
@@ -164,34 +169,34 @@ class Child:
     def _exited(self) -> None:
         assert self._process is not None
         self._loop.remove_reader(self._pidfd)
-        # Until it is reaped its number is its own, and that of its group: nobody else can be hit.
+        # Until it is reaped, its process id and group belong to it: no other process can be killed.
         self._signal()
-        self._set_timer(END_GRACE, self._reaped, None)  # the process that forked it may hang
+        self._set_timer(END_GRACE, self._reaped, None)  # the template that reaps it may hang
         self._process.reap(self._reaped)
 
     def _reaped(self, code: int | None) -> None:
         if self._pidfd < 0:
             return
-        if not self._told:
+        if not self._reported:
             self.receive()
         self._free()
-        self._tell("it has ended" if code is None else self._cause(code))
+        self._report("it has ended" if code is None else self._cause(code))
 
     def _stays(self) -> None:
         if self._process is None:
-            self._tell("it was ended before it had started")
+            self._report("it was ended before it had started")
             return
         logger.warning(
             "process %d, worker %d of %r, does not end although it was killed; it is left behind",
             self._process.pid, self._launch.index, self._launch.name,
         )  # fmt: skip
-        self._close_ours()  # it says nothing any more, whatever it sends
+        self._close_ours()  # nothing that it sends is read any more
         why = f" ({self._reason})" if self._reason else ""
-        self._tell(f"it was killed{why} and does not end: process {self._process.pid} is left behind")
+        self._report(f"it was killed{why} and does not end: process {self._process.pid} is left behind")
 
-    def _tell(self, reason: str) -> None:
-        if not self._told:
-            self._told = True
+    def _report(self, reason: str) -> None:
+        if not self._reported:
+            self._reported = True
             self._owner.exited(reason)
 
     def _set_timer(self, seconds: float, act: Callable[..., None], *arguments: Any) -> None:
@@ -213,8 +218,8 @@ class Child:
         if self._results is not None:
             self._results.close()
 
-    def _close_given(self) -> None:
-        theirs, result_fd = self._given
+    def _close_inherited(self) -> None:
+        theirs, result_fd = self._inherited
         theirs.close()
         if result_fd >= 0:
             os.close(result_fd)

@@ -1,4 +1,4 @@
-"""X"""
+"""Worker processes as an Executor: one SupervisedWorker for each, an arena for their requests, and the template that they are forked from."""
 
 import asyncio
 import contextlib
@@ -17,15 +17,15 @@ from weir.workers.process.supervision import SupervisedWorker
 from weir.workers.settings import WorkerSettings
 from weir.workers.source import pack_source
 
-STOP_GRACE = 5.0
-LOOK_EVERY = 2.0  # seconds between two looks at whether the workers' processes run at all
+STOP_GRACE = 5.0  # seconds
+LOOK_EVERY = 2.0  # seconds between two checks whether the workers' processes run at all
 
 
 class ProcessPool:
     """Runs each worker of a model in a process of its own. See the Executor protocol.
 
-    `model` is the class, or where to find it (module:Class, path/file.py:Class). The processes end with the thread
-    that called `start`, whatever happens to it. `stop_grace`: seconds that a worker may take to finish and unload.
+    `model` is the class, or where to find it (module:Class, path/file.py:Class). The kernel kills the processes when the thread that called `start`
+    ends. `stop_grace` is for how many seconds a worker may finish its batches and unload.
     """
 
     def __init__(
@@ -44,15 +44,13 @@ class ProcessPool:
         self._listener: Listener
         self._source = b""
         self._looking: asyncio.TimerHandle | None = None
-        self._awaited: dict[
-            SupervisedWorker, asyncio.Future[None]
-        ] = {}  # that have not become ready for the first time
+        self._awaited: dict[SupervisedWorker, asyncio.Future[None]] = {}  # workers that have never been ready
 
     async def start(self, listener: Listener) -> None:
         """Start all workers at once; return when every one has loaded and warmed up.
 
-        Raises ModelError with the child's traceback when one does not, SettingsError when the model is not found
-        there; nothing is left running then.
+        Raises ModelError with the worker's traceback when one does not, SettingsError when a worker cannot import the model; nothing is left
+        running then.
         """
         self._listener = listener
         try:
@@ -75,7 +73,7 @@ class ProcessPool:
         self._looking = asyncio.get_running_loop().call_later(LOOK_EVERY, self._look)
 
     async def add_worker(self) -> None:
-        """Start one more process; return when it has loaded and warmed up. Raises as `start` does; the others go on."""
+        """Start one more process; return when it has loaded and warmed up. Raises what `start` raises; the others go on."""
         if self._template is None:
             await self._load_template()
         worker = self._make_worker(len(self._workers))
@@ -90,7 +88,7 @@ class ProcessPool:
         worker.announce()
 
     async def remove_worker(self) -> None:
-        """Have the last process unload and end, or kill it after the grace."""
+        """Have the last process unload and end; kill it after the grace."""
         worker = self._workers.pop()
         worker.stop(self._stop_grace)
         try:
@@ -108,18 +106,17 @@ class ProcessPool:
         self._workers[worker].run(batch)
 
     def cancel(self, worker: int, batch_id: int, indices: Sequence[int]) -> None:
-        """Tell `worker` that nobody waits for these entries any more."""
+        """Tell `worker` that no caller waits for these entries any more."""
         self._workers[worker].cancel(batch_id, list(indices))
 
     def reserve(self, size_bytes: int) -> ArenaBlock | None:
-        """Return a place in the arena for a payload to be received into, or None while there is none that large."""
+        """Return a place in the arena for a payload to be received into; None if none that large is free."""
         return None if self._arena is None else self._arena.reserve(size_bytes)
 
     async def stop(self) -> None:
-        """Have every worker finish what it has and unload; kill those that take longer than the grace.
+        """Have every worker finish its batches and unload; kill those that take longer than the grace.
 
-        Also when it is cancelled, no process is left when it returns, but for one that does not end although it was killed: a
-        warning names it.
+        No process is left when this returns or is cancelled, except one that does not end although it was killed: a warning names it.
         """
         try:
             for worker in self._workers:
@@ -134,13 +131,13 @@ class ProcessPool:
                     ready.set_exception(ModelNotReady(f"{self._name}: stopped before it was ready"))
 
     def states(self) -> Sequence[SupervisedWorker]:
-        """Return the workers, which say how they are."""
+        """Return the workers, which are their own states."""
         return self._workers
 
     def pids(self) -> list[int]:
-        """Return the numbers of all processes that there are: the workers', and that of the one they are forked from."""
-        forked_from = [] if self._template is None else [self._template.pid]
-        return [pid for pid in (*(worker.pid for worker in self._workers), *forked_from) if pid is not None]
+        """Return the process ids of the workers, and that of the template."""
+        pids = [worker.pid for worker in self._workers]
+        return [pid for pid in (*pids, None if self._template is None else self._template.pid) if pid is not None]
 
     def gauges(self) -> dict[str, Any]:
         """Return numbers for metrics."""
@@ -158,7 +155,7 @@ class ProcessPool:
             ready.set_result(None)
 
     def worker_failed(self, worker: SupervisedWorker, error: WeirError) -> None:
-        """Note that `worker` did not become ready, or does not any more."""
+        """Note that `worker` did not become ready, at the start or again and again."""
         ready = self._awaited.pop(worker, None)
         if ready is None:
             if all(other.keeps_failing for other in self._workers):
@@ -171,14 +168,15 @@ class ProcessPool:
             return pack_source(self._model, self._params)
         except WeirError:
             raise
-        except Exception as error:  # whatever a stranger's __reduce__ raises
+        except Exception as error:  # whatever a user's __reduce__ raises
             raise SettingsError(
                 f"{self._name}: model and params={self._params!r} must be picklable to reach a worker process "
                 f"({type(error).__name__}: {error})"
             ) from error
 
     async def _load_template(self) -> None:
-        """Have a process load what the workers share, if the model has such. Where it cannot, each loads it for itself, and says why it cannot either."""
+        """Start the template, which loads what the workers share, if the model has `load_shared`. If that fails, each worker loads it by itself, and
+        reports the error."""
         environments = {tuple(sorted(each.items())) for each in self._settings.env}
         if not (isinstance(self._model, type) and overrides(self._model, "load_shared")) or len(environments) > 1:
             return
@@ -218,7 +216,7 @@ class ProcessPool:
             self._looking.cancel()
             self._looking = None
         try:
-            await _ended(self._workers)  # while there is what reaps them
+            await _ended(self._workers)  # before the template, which reaps them
         finally:
             if self._template is not None:
                 self._template.close()
@@ -234,7 +232,7 @@ async def _ended(workers: Sequence[SupervisedWorker]) -> None:
 
 
 async def all_done(futures: Sequence[asyncio.Future[None]]) -> None:
-    """Return when all are done, or raise CancelledError then."""
+    """Wait until all futures are done, also when this is cancelled; raise CancelledError then."""
     cancelled: asyncio.CancelledError | None = None
     while pending := [future for future in futures if not future.done()]:
         try:

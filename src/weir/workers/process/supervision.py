@@ -1,4 +1,13 @@
-"""X"""
+"""One worker of a pool through all its processes: started, ready, lost, started again, and finally stopped or failed.
+
+    starting ──ready──> ready ──death──> lost ──back-off──> starting
+       │                  └──────────────── stop ───────────────> stopped
+       └──does not load──> lost, after several times failed ──back-off──> starting
+
+A ready worker whose process does not run at all, because it was stopped or hangs in the kernel, is suspended until it runs again.
+
+Everything happens on the loop's thread.
+"""
 
 import asyncio
 import logging
@@ -16,11 +25,10 @@ from weir.workers.process.launch import Launch
 
 
 class Backoff:
-    """Counts the deaths of one worker since it last did any good.
+    """Says how many seconds to wait before a worker is started again, from how often it has died or failed since it last succeeded.
 
-    The first death costs no wait; the next ones `first`, then twice as long each, at most `longest` seconds. There is always
-    a further try: what a model needs to load may be there again. After `patience` failures to load in a row nobody should
-    wait for it.
+    After the first death the wait is 0, after the next one `first`, then twice as long each time, at most `longest` seconds. There is always another
+    try, because what a model needs to load may be there again. After `patience` failures to load in a row no request should wait for it.
     """
 
     def __init__(self, *, first: float = 0.1, longest: float = 30.0, patience: int = 5) -> None:
@@ -32,9 +40,9 @@ class Backoff:
         self._refusals = 0
 
     def died(self, *, suspect: bool) -> float:
-        """Return how long to wait after a ready worker died.
+        """Return how many seconds to wait after a ready worker died.
 
-        `suspect`: it was running what had ended a worker before. Such a death is the request's doing and is not counted.
+        `suspect`: it was running entries whose worker had died before. Then the death was probably caused by a request, and does not count.
         """
         if suspect:
             return 0.0
@@ -43,30 +51,30 @@ class Backoff:
 
     @property
     def failures(self) -> int:
-        """How often in a row it has not become ready."""
+        """How often in a row it has failed to load."""
         return self._failures
 
     @property
     def keeps_failing(self) -> bool:
-        """Whether it has failed to load so often that nobody should wait for it."""
+        """Whether it has failed to load so often that no request should wait for it."""
         return self._failures >= self._patience
 
     def failed_to_load(self) -> float:
-        """Return how long to wait after a worker did not become ready."""
+        """Return how many seconds to wait after a worker failed to load."""
         self._failures += 1
         return self._wait(self._failures)
 
     def refused(self) -> float:
-        """Return how long to wait after the system refused a process. That passes, and says nothing of the model."""
+        """Return how many seconds to wait after the system refused a process. That is no failure of the model."""
         self._refusals += 1
         return self._wait(self._refusals)
 
     def loaded(self) -> None:
-        """Forget the failures to load, and the refusals."""
+        """Note that the worker has loaded: the failures to load and the refusals are forgotten."""
         self._failures = self._refusals = 0
 
     def finished(self) -> None:
-        """Forget the deaths: a batch was finished."""
+        """Note that a batch was finished: the deaths are forgotten."""
         self._deaths = 0
 
     def _wait(self, earlier: int) -> float:
@@ -78,7 +86,7 @@ logger = logging.getLogger("weir")
 
 STANDSTILL = 5.0  # seconds without running after which a process counts as suspended
 
-# How a process can be that does not run whatever comes (proc(5), status: State).
+# The states in which a process does not run at all (proc(5), status: State).
 _STILL = {
     "T": "its process is stopped by a signal",
     "t": "its process is stopped by a debugger",
@@ -89,15 +97,15 @@ _SWITCHES = re.compile(r"ctxt_switches:\t(\d+)")
 
 
 class Standstill:
-    """Finds out whether a process runs at all, from looks at it now and then. One that has run between two of them, if only for a moment,
-    has been scheduled, which Linux counts."""
+    """Finds out whether a process runs at all, from checks now and then. Linux counts how often a process was scheduled: if the count has changed
+    between two checks, it has run."""
 
     def __init__(self) -> None:
-        self._switches: list[str] | None = None  # while it stands still
+        self._switches: list[str] | None = None  # the count since which it has not run
         self._since = 0.0
 
     def reason(self, pid: int, now: float) -> str:
-        """Return why the process does not run, if it has not for STANDSTILL seconds, else ""."""
+        """Return why the process has not run for STANDSTILL seconds before the instant `now`; "" if it has."""
         state, switches = _scheduling(pid)
         if state not in _STILL:
             self._switches = None
@@ -118,18 +126,17 @@ def _scheduling(pid: int) -> tuple[str, list[str]]:
 
 
 class WorkerListener(Protocol):
-    """Hears from a SupervisedWorker what concerns the whole pool."""
+    """What a SupervisedWorker reports to if it concerns the whole pool."""
 
     def worker_started(self, worker: "SupervisedWorker") -> None:
-        """It is ready for the first time."""
+        """`worker` is ready for the first time."""
 
     def worker_failed(self, worker: "SupervisedWorker", error: WeirError) -> None:
-        """It did not become ready at the start of the pool, or, later, has not become ready again and again. It is still
-        tried again then."""
+        """`worker` did not become ready at the start of the pool; or, later, again and again, while it is still tried."""
 
 
 class Flight(NamedTuple):
-    """What has to be known of a batch until it is answered."""
+    """What is kept of a batch until it is answered: its number of tries, the wanted types, and its places in the arena."""
 
     attempt: int
     accepts: str | list[str]
@@ -143,7 +150,7 @@ class SupervisedWorker:
         self,
         launch: Launch,
         arena: Arena | None,
-        chief: WorkerListener,
+        pool: WorkerListener,
         listener: Listener,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
@@ -154,7 +161,7 @@ class SupervisedWorker:
         self.stopped: asyncio.Future[None] = loop.create_future()
         self._launch = launch
         self._arena = arena
-        self._chief = chief
+        self._pool = pool
         self._listener = listener
         self._loop = loop
         self._backoff = Backoff()
@@ -164,17 +171,17 @@ class SupervisedWorker:
         self._error: WeirError | None = None  # what StartFailed said
         self._started = False
         self._timer: asyncio.TimerHandle | None = None
-        self._start_limit = TimeLimit(loop, launch.settings.start_timeout, self._start_too_long)
-        self._predict_limit = TimeLimit(loop, launch.settings.predict_timeout, self._predict_too_long)
+        self._start_limit = self._limit("start_timeout", "it had not loaded within")
+        self._predict_limit = self._limit("predict_timeout", "a batch ran longer than")
 
     @property
     def pid(self) -> int | None:
-        """The number of its process, while it has one."""
+        """The process id, while it has a process."""
         return None if self._child is None else self._child.pid
 
     @property
     def keeps_failing(self) -> bool:
-        """Whether it has not loaded several times in a row."""
+        """Whether it has failed to load several times in a row."""
         return self._backoff.keeps_failing
 
     @property
@@ -184,14 +191,14 @@ class SupervisedWorker:
 
     @property
     def held_bytes(self) -> int:
-        """How much of its results nobody has released yet."""
+        """How many bytes of its results have not been released."""
         return 0 if self._child is None else self._child.held_bytes
 
     def start(self) -> None:
-        """Start a process; its end, good or bad, is heard of later. A refusal of the system passes: it is tried again."""
+        """Start a process; `received`, `refused` or `exited` report what becomes of it."""
         self.state = "starting"
         self._error = None
-        # One that replaces another is missed: it gives way to nobody.
+        # A replacement is needed at once, so its priority is not lowered.
         niceness = 0 if self._started else self._launch.settings.load_niceness or 0
         self._child = Child(self._launch, self, self._loop, niceness)
         self._standstill = Standstill()
@@ -199,12 +206,12 @@ class SupervisedWorker:
         self._child.start()
 
     def announce(self) -> None:
-        """Tell the listener that it takes batches. From now on it is started again when it dies."""
+        """Tell the listener that the worker takes batches. From now on it is started again when it dies."""
         self._started = True
         self._listener.worker_ready(self.index, self._launch.settings.pipeline_depth)
 
     def run(self, batch: Batch) -> None:
-        """Send `batch` to the process. RuntimeError when there is none."""
+        """Send `batch` to the process. Raises RuntimeError if there is none."""
         if self._child is None:
             raise RuntimeError(f"{self._name} was given a batch while {self.state}. This is a bug in Weir")
         places = None if self._arena is None else BatchPlaces(self._arena)
@@ -220,14 +227,14 @@ class SupervisedWorker:
         self._child.send(frame)
 
     def cancel(self, batch_id: int, indices: list[int]) -> None:
-        """Tell the process that nobody waits for these entries; nothing to say once the batch is answered."""
+        """Tell the process that no caller waits for these entries, unless the batch is answered already."""
         if self._child is not None and batch_id in self._batches:
             self._child.send(encode_control(Cancel(batch_id, indices)))
 
     def stop(self, grace: float) -> None:
-        """Ask the process to finish, unload and exit; kill it after `grace` seconds, or at once while it is loading.
+        """Have the process finish its batches, unload and exit; kill it after `grace` seconds, or at once while it is loading.
 
-        `stopped` is done when it is gone. Nothing more is said to the listener, except for answers.
+        `stopped` is done when it has ended. The listener hears of answers only.
         """
         loading, self.state = self.state == "starting", "stopped"
         self._close_timers()
@@ -240,12 +247,12 @@ class SupervisedWorker:
             self._timer = self._loop.call_later(grace, self._child.kill)
 
     def kill(self, reason: str = "") -> None:
-        """End the process now; what that means is heard of later."""
+        """Kill the process now; `exited` is called later."""
         if self._child is not None:
             self._child.kill(reason)
 
     def end(self) -> None:
-        """Kill the process. `stopped` is done when it is gone, or does not end although it was killed."""
+        """Kill the process and do not start it again. `stopped` is done when it has ended, or does not end although it was killed."""
         self.state = "stopped"
         self._close_timers()
         if self._child is None:
@@ -254,7 +261,7 @@ class SupervisedWorker:
             self._child.kill()
 
     def look(self) -> None:
-        """Note whether its process runs at all, if it should."""
+        """Check whether a ready or suspended worker's process runs at all, and set the state."""
         if self.pid is None or self.state not in (READY, SUSPENDED):
             return
         reason = self._standstill.reason(self.pid, self._loop.time())
@@ -275,14 +282,14 @@ class SupervisedWorker:
             self._error = frame.error
 
     def refused(self, error: OSError) -> None:
-        """Try again later: the system gave no process."""
+        """Try again later, because the system has refused a process."""
         self._gone()
         if self.state != "stopped":
             refusal = ModelError(f"{self._name}: the process cannot be started: {error}")
             self._not_loaded(refusal, self._backoff.refused())
 
     def exited(self, reason: str) -> None:
-        """Draw the consequences of the process's end."""
+        """Report the end of the process, and start another one, unless the worker is stopped."""
         suspect = any(flight.attempt > 0 for flight in self._batches.values())
         state, self.reason = self.state, reason
         self._gone()
@@ -309,11 +316,11 @@ class SupervisedWorker:
         if self._started:
             self.announce()
         else:
-            self._chief.worker_started(self)
+            self._pool.worker_started(self)
 
     def _answered(self, events: Events) -> None:
         flight = self._batches.get(events.batch_id)
-        if flight is None:  # a process that the model forked, and that came back into our loop
+        if flight is None:  # a process that the model forked has returned into our loop
             self.kill(f"it was ended because it answered batch {events.batch_id}, which it did not have")
             return
         if self.held_bytes:
@@ -332,9 +339,9 @@ class SupervisedWorker:
         self._listener.received(self.index, events)
 
     def _not_loaded(self, error: WeirError, wait: float) -> None:
-        if not self._started:  # whoever starts it hears of it at once
+        if not self._started:  # the caller of `start` gets the error
             self.state, self.reason = "failed", error.message
-            self._chief.worker_failed(self, error)
+            self._pool.worker_failed(self, error)
             return
         failures = self._backoff.failures
         often = "" if failures < 2 else f"; {failures} times in a row"
@@ -343,10 +350,10 @@ class SupervisedWorker:
         self._listener.worker_lost(self.index, self.reason)
         self._start_again(wait)
         if self.keeps_failing:
-            self._chief.worker_failed(self, error)
+            self._pool.worker_failed(self, error)
 
     def _start_again(self, wait: float) -> None:
-        # The listener, told of the loss, may have begun to stop everything.
+        # The listener may have stopped everything when it heard of the loss.
         if self.state in ("lost", "failed"):
             self.restarts += 1
             self._timer = self._loop.call_later(wait, self.start)
@@ -371,18 +378,16 @@ class SupervisedWorker:
             self._timer.cancel()
             self._timer = None
 
-    def _start_too_long(self) -> None:
-        limit = self._launch.settings.start_timeout
-        self._too_long(self._start_limit, f"it had not loaded within start_timeout={limit}")
-
-    def _predict_too_long(self) -> None:
-        limit = self._launch.settings.predict_timeout
-        self._too_long(self._predict_limit, f"a batch ran longer than predict_timeout={limit}")
+    def _limit(self, setting: str, what: str) -> TimeLimit:
+        """Return a limit of as many seconds as `setting` says, after which the process is killed because of `what`."""
+        seconds = getattr(self._launch.settings, setting)
+        limit = TimeLimit(self._loop, seconds, lambda: self._too_long(limit, f"{what} {setting}={seconds}"))
+        return limit
 
     def _too_long(self, limit: TimeLimit, what: str) -> None:
         if self._child is None:
             return
-        # What has arrived was in time: it may be the server that was held up, and some loops run timers before they read.
+        # What has arrived by now was in time: perhaps the server was held up, and some loops run timers before they read.
         before = self.state, len(self._batches)
         self._child.receive()
         if (self.state, len(self._batches)) == before and not limit.counting:

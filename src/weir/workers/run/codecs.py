@@ -1,4 +1,4 @@
-"""Payloads to items and answers to outputs: by content type, validated, and encoded as each caller wants it."""
+"""Reads payloads into items and writes answers as outputs: by content type, validated, and encoded as each caller wants it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,27 +8,26 @@ from weir.messages import JSON, KSERVE, LENT, MSGPACK, OBJECT, OCTETS
 from weir.model import Model, is_tensor_model, overrides
 from weir.wire.schema import Schema, refusal, schema_of
 from weir.wire.values import DECODE, ENCODE, UNREADABLE, UNWRITABLE, unreadable
-from weir.workers.run.steps import Fatal, Fault, ValuesOrErrors, each, model_error, takes_second
+from weir.workers.run.steps import Fatal, Fault, ValuesOrErrors, each, model_error, takes
 
 Read = Callable[[Any], Any]
 
 
 class Reader:
-    """Reads what a model's doors take: JSON, msgpack, bytes, Python values, and content types of the model's own."""
+    """Reads payloads: JSON, msgpack, bytes, Python values, and content types that the model reads itself (`decode`)."""
 
     def __init__(self, model: Model, fatal: Fatal) -> None:
         self._model = model
         self._fatal = fatal
         self._own = tuple(model.content_types) if overrides(type(model), "decode") else ()
-        self._takes_type = takes_second(model.decode, "content_type")
+        self._takes_type = takes(model.decode, "content_type", 1)
         self._has_heads = is_tensor_model(type(model))
         declared = type(model).Input
         self._schema = None if declared is None else schema_of(declared, f"{type(model).__name__}.Input")
         self._steps = {content_type: (read, self._fault(content_type)) for content_type, read in self._reads().items()}
 
     def read(self, payloads: list[Any], content_types: str | list[str]) -> ValuesOrErrors:
-        """Return the items; a payload that is malformed, refused by the schema, or of an unknown content type is an error
-        in its place."""
+        """Return the items, with an error in the place of a payload that is malformed, refused by the schema, or of an unknown content type."""
         if not isinstance(content_types, str):
             pairs = zip(payloads, content_types, strict=True)
             return [self.read([payload], content_type)[0] for payload, content_type in pairs]
@@ -41,14 +40,14 @@ class Reader:
         return payloads if read is None else each(read, payloads, fault, fatal=self._fatal)
 
     def _own_step(self, content_type: str) -> tuple[Read | None, Fault] | None:
-        """Return how a type of the model's own that has parameters is read: the boundary of a multipart body."""
+        """Return how a content type with parameters is read that the model reads itself, such as multipart with its boundary; None if it does not."""
         if content_type.partition(";")[0] not in self._own:
             return None
         finish, _ = self._steps[OBJECT]
         return self._decoded_by_model(content_type, finish), self._fault(content_type)
 
     def heads(self, items: ValuesOrErrors, content_types: str | list[str]) -> ValuesOrErrors | None:
-        """Return what the Writer must know of each of these items besides its answer; None if it is nothing."""
+        """Return what the Writer must know of each item besides its answer; None if that is nothing."""
         if not self._has_heads or KSERVE not in ((content_types,) if isinstance(content_types, str) else content_types):
             return None
         from weir.workers.run import tensors
@@ -56,7 +55,7 @@ class Reader:
         return tensors.heads_of(items)
 
     def _reads(self) -> dict[str, Read | None]:
-        """How each content type is read; None where there is nothing to do."""
+        """Return how each content type is read; None where there is nothing to do."""
         reads: dict[str, Read | None]
         if is_tensor_model(type(self._model)):
             from weir.workers.run import tensors
@@ -85,7 +84,7 @@ class Reader:
         return read
 
     def _decoded(self, body: bytes, content_type: str) -> Any:
-        """What `decode` raises is the body's fault: it reads what strangers send."""
+        """Return what `decode` makes of `body`. What it raises is an InvalidRequest, because the body comes from a caller."""
         try:
             return self._model.decode(body, *((content_type,) if self._takes_type else ()))
         except WeirError:
@@ -112,14 +111,14 @@ Write = Callable[..., bytes]
 
 
 class Writer:
-    """Writes what a model's doors give: JSON, msgpack, bytes, Python values, and content types of the model's own."""
+    """Writes answers: JSON, msgpack, bytes, Python values, and content types that the model writes itself (`encode`)."""
 
     def __init__(self, model: Model, fatal: Fatal, label: str = "") -> None:
         self._model = model
-        self._label = label  # what the model is served as: its name, and after a slash its version
+        self._label = label  # the name of the service, and after a slash its version, if it has one
         self._fatal = fatal
         self._own = tuple(model.content_types) if overrides(type(model), "encode") else ()
-        self._takes_type = takes_second(model.encode, "content_type")
+        self._takes_type = takes(model.encode, "content_type", 1)
         declared = type(model).Output
         self._schema = None if declared is None else schema_of(declared, f"{type(model).__name__}.Output")
         self._steps = {accept: (write, self._fault(accept)) for accept, write in self._writes().items()}
@@ -127,8 +126,8 @@ class Writer:
     def write(
         self, answers: ValuesOrErrors, accepts: str | list[str], heads: ValuesOrErrors | None = None
     ) -> ValuesOrErrors:
-        """Return the outputs. An answer that `Output` refuses, or that cannot be written, is a ModelError in its place; a
-        form that the model does not write is an UnsupportedMediaType. `heads` is what Reader.heads said."""
+        """Return the outputs, with a ModelError in the place of an answer that `Output` refuses or that cannot be written, and an
+        UnsupportedMediaType for a type that the model does not write. `heads` is what Reader.heads returned."""
         if self._schema is not None:
             answers = each(self._schema.check, answers, _wrong_output, fatal=self._fatal)
         if isinstance(accepts, str):

@@ -1,7 +1,7 @@
-"""JSON bodies of the Open Inference Protocol that came undecoded: to a tensor model's arrays, and its answers to bodies.
+"""Reads undecoded JSON bodies of the Open Inference Protocol into a tensor model's arrays, and writes its answers as bodies.
 
-Most requests have the model's inputs in their declared order and flat data. For these msgspec checks names, datatypes and
-every element while it decodes; all others go the long way, which also finds the words for what is wrong.
+Most requests have the model's inputs in their declared order, and flat data. For these msgspec checks names, datatypes and every element while it
+decodes. All others are read by a slower function, which also says what is wrong.
 """
 
 from collections.abc import Sequence
@@ -19,19 +19,19 @@ from weir.wire.kserve_json import ReadOutput, WrittenResponse, WrittenTensor, en
 from weir.wire.tensors import ELEMENT_TYPES, Arrays, array_of, check_bound, element_count, write_elements
 from weir.wire.values import UNREADABLE, has_slow_floats
 
-MAX_REMEMBERED = 256  # shapes; there are few where it matters
+MAX_REMEMBERED = 256  # combinations of shapes whose facts are kept
 
 Shapes = tuple[tuple[int, ...], ...]
 
 
 class ResponseHead(NamedTuple):
-    """What the answer needs of a request besides its tensors. `asked`: names of outputs; None for all."""
+    """What the answer needs of a request besides its tensors. `outputs`: the names of the wanted outputs; None for all."""
 
     id: str
-    asked: list[str] | None
+    outputs: list[str] | None
 
 
-class Asked(Arrays):
+class ArraysWithHead(Arrays):
     """The arrays of a request, with its head."""
 
     __slots__ = ("head",)
@@ -42,8 +42,8 @@ class Asked(Arrays):
 
 
 class ShapeFacts(NamedTuple):
-    """What follows from the shapes of a request's tensors: how many elements each has, how many rows there are, and all
-    lengths but those (the same object where they are equal)."""
+    """What follows from the shapes of a request's tensors: the number of elements of each, the number of rows, and the other lengths of each
+    (the same object where they are equal)."""
 
     counts: list[int]
     rows: int
@@ -51,8 +51,7 @@ class ShapeFacts(NamedTuple):
 
 
 class Listed:
-    """The tensors of a request as flat lists, checked, in the order declared: the arrays of a batch are made of all its
-    lists at once."""
+    """The tensors of a request as flat lists, checked, in the declared order: the arrays of a batch are made from all its lists at once."""
 
     __slots__ = ("head", "lists", "shapes", "tails", "rows")
 
@@ -63,13 +62,13 @@ class Listed:
         self.rows = learned.rows
         self.tails = learned.tails
 
-    def arrays(self, declared: Sequence[Tensor]) -> Asked:
-        """Return the request with arrays of its own. InvalidRequest for an integer beyond 64 bits."""
+    def arrays(self, declared: Sequence[Tensor]) -> ArraysWithHead:
+        """Return the request with arrays of its own. Raises InvalidRequest for an integer beyond 64 bits."""
         arrays = {
             tensor.name: array_of(tensor.name, tensor.datatype, values).reshape(shape)
             for tensor, values, shape in zip(declared, self.lists, self.shapes, strict=True)
         }
-        return Asked(arrays, self.head)
+        return ArraysWithHead(arrays, self.head)
 
 
 def joined(entries: Sequence[Listed], declared: Sequence[Tensor]) -> Arrays | None:
@@ -86,8 +85,8 @@ def joined(entries: Sequence[Listed], declared: Sequence[Tensor]) -> Arrays | No
 
 
 def joins_lists(model: type[Model]) -> bool:
-    """Tell whether `joined` can do all that `model` wants done with its entries before `predict`. (Whether an integer is beyond
-    64 bits shows only in the array: one such would spoil the batch.)"""
+    """Tell whether `joined` can do everything that `model` needs done with its entries before `predict`. UINT64 is excluded: an integer beyond 64
+    bits shows only in the array, and would fail the whole batch."""
     if (
         model.streaming
         or model.allowed_batch_sizes
@@ -102,8 +101,8 @@ _SEE_ENTRIES = ("preprocess", "preprocess_batch", "postprocess", "input_buffers"
 
 
 def head_of(item: Any) -> ResponseHead | None:
-    """Return the head of a request that was read here; None for any other."""
-    return item.head if type(item) in (Listed, Asked) else None
+    """Return the head of a request that was read here; None for another item."""
+    return item.head if type(item) in (Listed, ArraysWithHead) else None
 
 
 class BodyReader:
@@ -117,7 +116,7 @@ class BodyReader:
         self._known: dict[Shapes, ShapeFacts] = {}
         self._tails: dict[Shapes, Shapes] = {}
 
-    def __call__(self, body: bytes | memoryview) -> Listed | Asked:
+    def __call__(self, body: bytes | memoryview) -> Listed | ArraysWithHead:
         """Return the tensors in `body`. Raises InvalidRequest naming tensor, value and rule."""
         if self._decode is None or has_slow_floats(body):
             return self._read_any(body)
@@ -131,15 +130,15 @@ class BodyReader:
         lists = [tensor.data for tensor in inputs]
         if list(map(len, lists)) != learned.counts:
             return self._read_any(body)
-        listed = Listed(ResponseHead(read.id or "", self._asked(read.outputs)), lists, shapes, learned)
+        listed = Listed(ResponseHead(read.id or "", self._wanted(read.outputs)), lists, shapes, learned)
         return listed if self._lists else listed.arrays(self._declared)
 
-    def _read_any(self, body: bytes | memoryview) -> Asked:
+    def _read_any(self, body: bytes | memoryview) -> ArraysWithHead:
         request = read_request(body, "")
         arrays = bind(request.inputs, self._declared)
-        return Asked(arrays, ResponseHead(request.id, self._asked(request.outputs)))
+        return ArraysWithHead(arrays, ResponseHead(request.id, self._wanted(request.outputs)))
 
-    def _asked(self, outputs: Sequence[ReadOutput | AskedOutput] | None) -> list[str] | None:
+    def _wanted(self, outputs: Sequence[ReadOutput | AskedOutput] | None) -> list[str] | None:
         if not outputs:
             return None
         names = [output.name for output in outputs]
@@ -171,11 +170,11 @@ class BodyWriter:
         self._version = version
 
     def __call__(self, arrays: Arrays, head: ResponseHead | None = None) -> bytes:
-        """Return the response with the outputs asked for, in the order declared.
+        """Return the response with the wanted outputs, in the declared order.
 
-        Raises InvalidRequest for one that has no JSON form: the caller must ask for binary data.
+        Raises InvalidRequest for an output that has no JSON form: the caller must ask for binary data.
         """
-        identity, asked = head or ("", None)
+        identity, wanted = head or ("", None)
         outputs = [
             WrittenTensor(
                 tensor.name,
@@ -184,13 +183,13 @@ class BodyWriter:
                 data=write_elements(tensor.name, tensor.datatype, arrays[tensor.name]),
             )
             for tensor in self._declared
-            if asked is None or tensor.name in asked
+            if wanted is None or tensor.name in wanted
         ]
         return encode(WrittenResponse(self._name, outputs, self._version, identity))
 
 
 def _decoder(declared: Sequence[Tensor]) -> Any:
-    """Return the function that decodes bodies with exactly these inputs; None if they have no JSON form."""
+    """Return the function that decodes bodies with exactly these inputs, in this order; None if one has no JSON form."""
     if any(tensor.datatype not in ELEMENT_TYPES for tensor in declared):
         return None
     tensors = [

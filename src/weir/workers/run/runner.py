@@ -16,7 +16,7 @@ from weir.errors import Cancelled, WeirError
 from weir.messages import OBJECT, Batch, EventKind, Events, Timing
 from weir.model import Example, Model, is_tensor_model
 from weir.workers.run.codecs import Reader, Writer
-from weir.workers.run.steps import ENDS_THE_PROCESS, Prediction, PreparedBatch, ValuesOrErrors, has_failed, takes_first
+from weir.workers.run.steps import ENDS_THE_PROCESS, Prediction, PreparedBatch, ValuesOrErrors, has_failed, takes
 from weir.workers.run.streaming import StreamingRun
 
 
@@ -169,14 +169,14 @@ class Runner:
 
     def stop(self) -> None:
         """Unload the model. Raises whatever it raises."""
-        if takes_first(self._model.unload, "error"):
+        if takes(self._model.unload, "error", 0):
             self._model.unload(None)  # type: ignore[call-arg]  # as it has declared
         else:
             self._model.unload()
 
     def end(self, error: BaseException) -> None:
         """Unload a model whose `unload` takes the `error` that ended its worker; do nothing to another model. What it raises is logged."""
-        if takes_first(self._model.unload, "error"):
+        if takes(self._model.unload, "error", 0):
             try:
                 self._model.unload(error)  # type: ignore[call-arg]  # as it has declared
             except Exception:

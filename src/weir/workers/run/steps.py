@@ -52,7 +52,7 @@ def copies(error: WeirError, count: int) -> list[WeirError]:
         another = copy.copy(error)
         another.__cause__ = error.__cause__
         made.append(another)
-    return made
+    return made[:count]
 
 
 def _text(error: BaseException) -> str:
@@ -195,18 +195,9 @@ class TogetherStep:
         return list(copies(model_error(self._name, error), count))
 
 
-def takes_first(method: Callable[..., Any], name: str) -> bool:
-    """Tell whether the bound `method` takes an optional argument of the contract, `name`: its first positional parameter is required or has
-    that name, or it takes any number of them."""
-    return _takes(method, name, 0)
-
-
-def takes_second(method: Callable[..., Any], name: str) -> bool:
-    """Tell the same of the second argument of the bound `method`."""
-    return _takes(method, name, 1)
-
-
-def _takes(method: Callable[..., Any], name: str, place: int) -> bool:
+def takes(method: Callable[..., Any], name: str, place: int) -> bool:
+    """Tell whether the bound `method` takes an optional argument of the contract: its positional parameter at `place` (from 0) is required or
+    is called `name`, or it takes any number of arguments."""
     try:
         parameters = list(inspect.signature(method).parameters.values())
     except (TypeError, ValueError):
@@ -257,7 +248,7 @@ class Prediction:
         self._fatal = fatal
         self._preprocess = model.preprocess if overrides(kind, "preprocess") else None
         self._postprocess = model.postprocess if overrides(kind, "postprocess") else None
-        self._takes_preprocessed = self._postprocess is not None and takes_second(self._postprocess, "preprocessed")
+        self._takes_preprocessed = self._postprocess is not None and takes(self._postprocess, "preprocessed", 1)
 
         def together(
             name: str, call: Callable[[list[Any]], Any], judge: Callable[[Any, list[Any]], ValuesOrErrors]

@@ -223,13 +223,9 @@ class _Failed(Exception):
 
 def _ends_of(batch_id: int, ends: Ends, *, final: bool, timing: Timing | None = None) -> Events:
     count = len(ends.entries)
-    if ends.error is None:
-        outputs: list[Any] = [b""] * count
-        return Events(
-            batch_id, outputs, indices=ends.entries, kinds=[EventKind.END] * count, final=final, timing=timing
-        )
-    outputs = [*copies(ends.error, count)] if count else []
-    return Events(batch_id, outputs, indices=ends.entries, kinds=[EventKind.ERROR] * count, final=final, timing=timing)
+    outputs: list[Any] = [b""] * count if ends.error is None else [*copies(ends.error, count)]
+    kinds = [EventKind.END if ends.error is None else EventKind.ERROR] * count
+    return Events(batch_id, outputs, indices=ends.entries, kinds=kinds, final=final, timing=timing)
 
 
 def _place(index: Any, count: int) -> int:

@@ -1,4 +1,7 @@
-"""Tensor models: the entries of a batch become the one dict of arrays that `predict` gets, and what it returns is checked and divided again."""
+"""Tensor models: joins the entries of a batch into the arrays that `predict` gets, and checks and divides the arrays that it returns.
+
+Arrays in shared memory are read and written without copying where that is possible (`adjoined`, `lease`, `allocator`).
+"""
 
 import math
 import mmap
@@ -24,9 +27,9 @@ Array = numpy.ndarray[Any, Any]
 
 
 def adjoined(parts: Sequence[Array]) -> Array | None:
-    """Return `parts`, each of one row and all of one shape, as one array that is a view of the memory they lie in.
+    """Return `parts`, each of one row and all of one shape, as one array that is a view of their memory.
 
-    None unless that is one mapping, which the array keeps, and each begins as far after the one before as all others do.
+    None unless all lie in one mapping, which the array keeps open, at equal distances.
     """
     first = parts[0]
     memory = _mapping(first)
@@ -81,8 +84,8 @@ class Stacker:
     """Joins the entries of batches for one model."""
 
     def __init__(self, model: type[Model], buffers: Arrays | None = None) -> None:
-        """`buffers`: arrays that these inputs are gathered into (see tensors.py). Raises SettingsError for a `pad_value` that
-        its datatype cannot hold."""
+        """`buffers` are arrays into which inputs are gathered (see input_buffers). Raises SettingsError for a `pad_value` that its datatype cannot
+        hold."""
         self._declared = tuple(model.inputs)
         self._varying = {tensor.name: tensor for tensor in model.inputs if tensor.varying != GROUP}
         self._pads = {tensor.name: _pad_value(model, tensor) for tensor in model.inputs if tensor.varying == PAD}
@@ -92,7 +95,7 @@ class Stacker:
         self._batched = is_batched(model)
 
     def __call__(self, entries: Sequence[Arrays | Listed]) -> Arrays:
-        """Return what `predict` gets. Where one entry is the whole batch its arrays are not copied."""
+        """Return the arrays for `predict`. If one entry is the whole batch, its arrays are not copied."""
         listed = [entry for entry in entries if isinstance(entry, Listed)]
         batch = joined(listed, self._declared) if len(listed) == len(entries) else None
         if batch is None:
@@ -123,7 +126,7 @@ class Stacker:
         return batch
 
     def _filled_up(self, entries: Sequence[Arrays]) -> Sequence[Arrays]:
-        """Return `entries`, and if that is not as many rows as an allowed size, an entry that fills them up."""
+        """Return `entries`, with one more that fills them up to an allowed batch size, if necessary."""
         if not self._sizes:
             return entries
         rows = sum(map(rows_of, entries))
@@ -176,7 +179,7 @@ def _flat(part: Array) -> Array:
 
 
 def _lengths(parts: list[Array], tensor: Tensor) -> Array:
-    """One row for each row of the batch: its lengths in the dimensions that vary."""
+    """Return the lengths of each row of the batch in the dimensions that vary."""
     lengths = numpy.array([[part.shape[place] for place in tensor.variable] for part in parts], numpy.int64)
     each = numpy.repeat(lengths, [len(part) for part in parts], axis=0)
     return each[:, 0] if len(tensor.variable) == 1 else each
@@ -240,7 +243,7 @@ class Splitter:
 
 
 def wrong_tensors(text: str) -> ModelError:
-    """Return the error of a model that returned something else than it declares."""
+    """Return the error of a model that returned other tensors than it declares."""
     return ModelError(f"predict returned wrong tensors: {text}")
 
 
@@ -253,7 +256,7 @@ def _rows(name: str, array: Array, counts: list[int], filled: int) -> list[Array
 
 
 def _cut(tensor: Tensor, part: Array, like: Array, source: Tensor) -> Array:
-    """Return the part of a padded answer in the true lengths of its question."""
+    """Return the part of a padded output that has the true lengths of its input `like`."""
     index = [slice(None)] * part.ndim
     for place, source_place in zip(tensor.variable, source.variable, strict=True):
         length = like.shape[source_place]
@@ -266,7 +269,7 @@ def _cut(tensor: Tensor, part: Array, like: Array, source: Tensor) -> Array:
 
 
 def _ragged(name: str, array: Array, given: list[Array], more: int) -> list[Array]:
-    """Divide values that come one after the other; those of `more` rows like the last were only to fill the batch up."""
+    """Divide values that come one after the other. Those of the last `more` rows only filled the batch up."""
     sizes = [like.shape[0] * like.shape[1] for like in given]
     due = sum(sizes) + more * given[-1].shape[1]
     if len(array) != due:
@@ -279,7 +282,7 @@ Open = Callable[[int], memoryview | None]
 
 
 def allocator(open_place: Open) -> Callable[[tuple[int, ...], numpy.dtype[Any]], Any]:
-    """Return what `Model.output` asks; `open_place` returns shared memory of so many bytes."""
+    """Return the function with which `Model.output` makes arrays. `open_place` returns shared memory of so many bytes, or None."""
 
     def allocate(shape: tuple[int, ...], dtype: numpy.dtype[Any]) -> Any:
         size_bytes = math.prod(shape) * dtype.itemsize
@@ -292,8 +295,10 @@ def allocator(open_place: Open) -> Callable[[tuple[int, ...], numpy.dtype[Any]],
 
 
 def input_buffers(model: Model, max_batch_size: int) -> Arrays:
-    """Return the arrays that the model wants its inputs in. Raises SettingsError for one that cannot be: an array for no
-    input, of another dtype, with too few rows, or with other lengths than those that are declared."""
+    """Return the arrays in which the model wants its inputs.
+
+    Raises SettingsError for an array that belongs to no input, has another dtype, too few rows, or other lengths than declared.
+    """
     kind = type(model)
     if not overrides(kind, "input_buffers"):
         return {}
@@ -334,8 +339,8 @@ def readers(model: Model) -> dict[str, Callable[[Any], Any]]:
 
 
 def writers(model: Model, label: str) -> dict[str, Callable[..., bytes]]:
-    """Return how an entry's answer is written for each content type; for KSERVE with the entry's head. `label`: name of
-    the service, and after a slash its version, if it has one."""
+    """Return how an entry's answer is written for each content type; for KSERVE with the entry's head. `label` is the name of the service, and
+    after a slash its version, if it has one."""
     json, msgpack = ENCODE[JSON], ENCODE[MSGPACK]
     name, _, version = label.partition("/")
     return {
@@ -346,16 +351,16 @@ def writers(model: Model, label: str) -> dict[str, Callable[..., bytes]]:
 
 
 def heads_of(items: list[Any]) -> list[Any]:
-    """Return what the writer for KSERVE must know of each entry besides the answer."""
+    """Return what the writer for KSERVE must know of each entry besides its answer."""
     return list(map(head_of, items))
 
 
 def part_of(model: Model) -> Callable[[Any], Any]:
-    """Return the function that holds one answer of a streaming model against the tensors declared. It raises ModelError."""
+    """Return the function that checks one answer of a streaming model against the declared tensors. It raises ModelError."""
     return lambda answer: to_arrays(answer, model.outputs, wrong_tensors)
 
 
 def repeated(model: type[Model], example: Any, rows: int) -> list[Any]:
-    """Return the example as often as it takes for about so many rows, at least once."""
+    """Return the example as many times as it takes for about so many rows, at least once."""
     arrays = to_arrays(example, model.inputs)
     return [arrays] * max(1, rows // rows_of(arrays)) if is_batched(model) else [arrays]
