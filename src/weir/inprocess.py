@@ -20,7 +20,7 @@ from weir.errors import Conflict, DeadlineExceeded, ModelNotFound, WeirError, fo
 from weir.messages import Observer
 from weir.model import Model, check_model
 from weir.protocols.exchange import Exchange
-from weir.protocols.kserve.metadata import EXTENSIONS, device_count, find, metadata, server_metadata
+from weir.protocols.kserve.metadata import EXTENSIONS, device_count, find, model_metadata, server_metadata
 from weir.serving.blocking import Background, Lifecycle
 from weir.serving.inference import StreamPart
 from weir.serving.service import Service
@@ -115,11 +115,7 @@ class LocalCalls:
     def model_metadata(self, name: str, version: str) -> Program[Metadata]:
         """See Calls."""
 
-        def look() -> Metadata:
-            service = find(self._registry, name, version)
-            return {**metadata(service, [each for each in self._registry.versions(service.name) if each])}
-
-        return (yield _value(look))  # type: ignore[no-any-return]  # a step's answer
+        return dict((yield _value(lambda: model_metadata(self._registry, name, version))))
 
     def models(self) -> Program[list[str]]:
         """See Calls."""

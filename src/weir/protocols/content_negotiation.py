@@ -122,10 +122,8 @@ _MAX_WINDOW = 8 << 20  # what RFC 9659 lets a server expect of zstd over HTTP
 # A body may have several members, or frames. Each costs microseconds, however little is in it: of 64 KiB each, as bgzip writes
 # them, so many are 640 MB.
 MAX_MEMBERS = 10_000
-_FIRST_PIECE, _LARGEST_PIECE = (
-    512,
-    256 << 10,
-)  # bytes given to zlib at once: what follows a member in its piece is copied
+# Bytes given to zlib at once: what follows a member in its piece is copied.
+_FIRST_PIECE, _LARGEST_PIECE = 512, 256 << 10
 
 
 def coding_of(value: str) -> str:

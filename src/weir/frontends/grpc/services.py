@@ -14,25 +14,14 @@ from weir.errors import InvalidRequest, ModelNotFound, Overloaded, Unauthorized,
 from weir.frontends.grpc.call import Answer, Handler, IncomingCall, headers_of, in_task, parse, refuse, unary
 from weir.frontends.grpc.inference import StreamInference, UnaryInference
 from weir.profiling.machine import find_hardware
+from weir.protocols.kserve import metadata as kserve
 from weir.protocols.kserve.context import KserveContext
-from weir.protocols.kserve.metadata import (
-    LoadArguments,
-    config,
-    device_count,
-    find,
-    is_of_repository,
-    load_arguments,
-    metadata,
-    server_metadata,
-    statistics,
-)
 from weir.protocols.offloading import off_loop
 from weir.wire.inference import Parameter
 from weir.wire.kserve_grpc import POOL, Method, message, methods, read_parameters
 
 if TYPE_CHECKING:
     from weir.catalog.registry import Registry
-    from weir.serving.service import Service
 
 
 _PREFIX = "inference."
@@ -69,23 +58,24 @@ class Showing:
     async def ServerMetadata(self, asked: Any, call: IncomingCall) -> Any:
         """Say what this server is and what it offers."""
         return filled(
-            "ServerMetadataResponse", server_metadata(self._context.settings.server_name, self._context.extensions)
+            "ServerMetadataResponse",
+            kserve.server_metadata(self._context.settings.server_name, self._context.extensions),
         )
 
     async def ModelMetadata(self, asked: Any, call: IncomingCall) -> Any:
         """Describe one model."""
-        service = self._service(asked)
-        versions = [each for each in self._registry.versions(service.name) if each]
-        return filled("ModelMetadataResponse", metadata(service, versions))
+        found = kserve.model_metadata(self._registry, asked.name, asked.version)
+        return filled("ModelMetadataResponse", found)
 
     async def ModelConfig(self, asked: Any, call: IncomingCall) -> Any:
         """Show the configuration of one model."""
-        return filled("ModelConfigResponse", {"config": config(self._service(asked))})
+        found = kserve.find(self._registry, asked.name, asked.version)
+        return filled("ModelConfigResponse", {"config": kserve.config(found)})
 
     async def ModelStatistics(self, asked: Any, call: IncomingCall) -> Any:
         """Count what one model, in one version or all, or every model, has done."""
-        found = [statistics(service) for service in self._asked_for(asked)]
-        return filled("ModelStatisticsResponse", {"model_stats": found})
+        found = kserve.all_statistics(self._registry, asked.name, asked.version)
+        return filled("ModelStatisticsResponse", found)
 
     async def ModelList(self, asked: Any, call: IncomingCall) -> Any:
         """Name the models."""
@@ -93,18 +83,8 @@ class Showing:
 
     async def HasHardware(self, asked: Any, call: IncomingCall) -> Any:
         """Say whether there are as many devices of a kind as asked for, or one."""
-        found = device_count(find_hardware(), asked.name)
+        found = kserve.device_count(find_hardware(), asked.name)
         return filled("HasHardwareResponse", {"found": found >= max(1, asked.num)})
-
-    def _service(self, asked: Any) -> "Service":
-        return find(self._registry, asked.name, asked.version)
-
-    def _asked_for(self, asked: Any) -> "list[Service]":
-        if not asked.name:
-            return self._registry.all
-        if asked.version:
-            return [self._service(asked)]
-        return list(self._registry.versions(self._service(asked).name).values())
 
 
 class Controlling:
@@ -144,8 +124,8 @@ class Controlling:
         """Load a model of the repository, or load it again."""
         self._check(call)
         parameters = read_parameters(asked.parameters)
-        own = {name: value for name, value in parameters.items() if not is_of_repository(name)}
-        repository = {name: value for name, value in parameters.items() if is_of_repository(name)}
+        own = {name: value for name, value in parameters.items() if not kserve.is_of_repository(name)}
+        repository = {name: value for name, value in parameters.items() if kserve.is_of_repository(name)}
         said = await self._load_arguments(asked, repository, own)
         await self._context.manager.load_model(asked.name, **said._asdict())
         return filled("ModelLoadResponse", {})
@@ -188,9 +168,11 @@ class Controlling:
         self._context.regions.unregister(asked.name)
         return filled("SystemSharedMemoryUnregisterResponse", {})
 
-    async def _load_arguments(self, asked: Any, parameters: Mapping[str, Any], own: Mapping[str, Any]) -> LoadArguments:
+    async def _load_arguments(
+        self, asked: Any, parameters: Mapping[str, Any], own: Mapping[str, Any]
+    ) -> kserve.LoadArguments:
         """Read them in a thread if the message is long: a configuration is a JSON document."""
-        return await off_loop(asked.ByteSize(), partial(load_arguments, parameters, self._context.control, own))
+        return await off_loop(asked.ByteSize(), partial(kserve.load_arguments, parameters, self._context.control, own))
 
     def _check(self, call: IncomingCall) -> None:
         self._context.control.require_http(call.peer, headers_of(call))

@@ -117,8 +117,7 @@ class KservePages:
 
     async def model(self, call: AsgiCall) -> kserve.ModelMetadata:
         """Describe one model."""
-        service = self._service(call)
-        return kserve.metadata(service, [each for each in self._registry.versions(service.name) if each])
+        return kserve.model_metadata(self._registry, call.path["model"], call.path.get("version", ""))
 
     async def model_ready(self, call: AsgiCall) -> kserve.ReadyState:
         """Tell whether one model takes requests."""
@@ -133,7 +132,7 @@ class KservePages:
 
     async def statistics(self, call: AsgiCall) -> kserve.AllStatistics:
         """Count what one model has done, or every model."""
-        return {"model_stats": [kserve.statistics(service) for service in self._asked_for(call)]}
+        return kserve.all_statistics(self._registry, call.path.get("model", ""), call.path.get("version", ""))
 
     async def no_regions(self, call: AsgiCall) -> list[RegionStatus]:
         """List the regions of a GPU's memory: there are never any."""
@@ -156,13 +155,6 @@ class KservePages:
             error = f"hardware {asked.name!r:.80}: there are {found}, not {least}"
             return HttpResponse(404, [JSON_TYPE], encode_safely({"error": error}))
         return kserve.HardwareRequest(asked.name, found)
-
-    def _asked_for(self, call: AsgiCall) -> "list[Service]":
-        if "model" not in call.path:
-            return self._registry.all
-        if "version" in call.path:
-            return [self._service(call)]
-        return list(self._registry.versions(self._service(call).name).values())
 
     def _service(self, call: AsgiCall) -> "Service":
         return kserve.find(self._registry, call.path["model"], call.path.get("version", ""))

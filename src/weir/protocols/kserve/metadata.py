@@ -257,8 +257,9 @@ class RegionRequest(Struct):
     """A region of the shared memory object `key`, in bytes."""
 
     key: str
-    byte_size: Annotated[int, Meta(ge=1)]
-    offset: Annotated[int, Meta(ge=0)] | None = None
+    # Regions.register checks both numbers, for gRPC too, and its error names the region.
+    byte_size: Annotated[int, Meta(extra_json_schema={"minimum": 1})]
+    offset: Annotated[int, Meta(extra_json_schema={"minimum": 0})] | None = None
 
 
 # What a server and its models are shown as.
@@ -278,6 +279,12 @@ def metadata(service: "Service", versions: Sequence[str] = ()) -> ModelMetadata:
         "inputs": [_tensor(tensor) for tensor in service.inference.inputs(service)],
         "outputs": [_tensor(tensor) for tensor in service.inference.outputs(service)],
     }
+
+
+def model_metadata(registry: "Registry", name: str, version: str = "") -> ModelMetadata:
+    """Return the metadata of the model `name`, with all versions of it that are served. Raises ModelNotFound."""
+    service = find(registry, name, version)
+    return metadata(service, [each for each in registry.versions(service.name) if each])
 
 
 def _tensor(tensor: Tensor) -> TensorMetadata:
@@ -339,6 +346,17 @@ def _declared(tensor: Tensor) -> TensorConfig:
 def statistics(service: "Service") -> ModelStatistics:
     """Return what a model has done since it was loaded."""
     return cast(ModelStatistics, {"name": service.name, "version": service.version, **service.statistics.to_dict()})
+
+
+def all_statistics(registry: "Registry", name: str = "", version: str = "") -> AllStatistics:
+    """Return what the model `name` has done, in one version or ("") in all, or ("") what every model has. Raises ModelNotFound."""
+    if not name:
+        services = registry.all
+    elif version:
+        services = [find(registry, name, version)]
+    else:
+        services = list(registry.versions(find(registry, name).name).values())
+    return {"model_stats": [statistics(service) for service in services]}
 
 
 def device_count(hardware: Sequence[Hardware], name: str) -> int:

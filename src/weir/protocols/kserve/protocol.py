@@ -14,7 +14,7 @@ from weir.protocols.content_negotiation import accepted_coding, coding_of, decom
 from weir.protocols.exchange import EventSource, Exchange
 from weir.protocols.kserve.context import KserveContext
 from weir.protocols.kserve.metadata import find
-from weir.protocols.native import check_length
+from weir.protocols.native import RequestOptions, check_length
 from weir.protocols.offloading import LONG_BODY, written
 from weir.protocols.response import Headers, HttpResponse, encode_safely, error_headers, error_value
 from weir.protocols.settings import HttpSettings
@@ -45,7 +45,7 @@ CALLS = ("infer", "generate", "infer_stream", "generate_stream")
 _PATH = re.compile(rf"/v2/models/([^/]+)(?:/versions/([^/]+))?/({'|'.join(CALLS)})")
 
 
-class InferAsk:
+class InferAsk(RequestOptions):
     """The head of a request.
 
     `header_length` is how many bytes of the body are JSON, before the binary tensors; None if all are, 0 if the body is one
@@ -53,28 +53,20 @@ class InferAsk:
     """
 
     __slots__ = (
-        "accept", "accept_coding", "call", "coding", "content_type", "explain", "header_length", "headers", "key", "last_header",
-        "layout", "lead", "outline", "plain", "priority", "request_id", "service", "small_json", "stream", "timeout",
-        "traceparent", "version",
+        "accept", "call", "content_type", "header_length", "headers", "last_header", "layout", "lead", "outline", "plain",
+        "service", "small_json", "stream", "version",
     )  # fmt: skip
 
     def __init__(self, service: "Service", version: str, call: str = "infer") -> None:
+        super().__init__(service.settings.timeout)
         self.service = service
         self.version = version  # that the path names, or ""
         self.call = call  # infer, generate, infer_stream or generate_stream
         self.stream = call.endswith("_stream")
         self.header_length: int | None = None
-        self.coding = ""  # how the body is compressed
-        self.accept_coding = ""  # how a large answer may be
         self.headers: Headers = []
         # What a request in the queue starts from, before its body has been read.
         self.content_type = self.accept = KSERVE
-        self.timeout: float = service.settings.timeout  # seconds
-        self.priority = 0
-        self.key: str | None = None
-        self.explain = False
-        self.request_id: bytes | None = None
-        self.traceparent: str | None = None
         self.plain = False
         self.outline: BodyPeek | None = None  # reads what the queue must know of a JSON body that the worker decodes
         self.small_json = False  # the body is a JSON document that `outline` reads, and has few bytes

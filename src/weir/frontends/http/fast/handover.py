@@ -98,10 +98,8 @@ class Upgraded(Charged, WebSocketsSansIOProtocol):
 
     def __init__(self, *arguments: Any, **said: Any) -> None:
         super().__init__(*arguments, **said)
-        self.refused_with = (
-            0,
-            0,
-        )  # status, and bytes of the body, of an answer that no application has given to the request that opens it
+        # Status, and bytes of the body, of an answer to the request that opens it, where no application has given it.
+        self.refused_with = 0, 0
         self._joined = False
         self._held = bytearray()  # has come, and was not parsed
         self._parsed = 0  # bytes of a message that is not complete, as they came
