@@ -15,6 +15,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import track
+from tests.embedding.hashing import HashingEncoder
 
 from weir.embedding.bert_as_service.http import read_document, read_fields
 from weir.embedding.exchange import EmbeddingContext, TextExchange
@@ -36,7 +37,7 @@ MOST_TIMES = (
 )
 
 DECLARED = (Tensor("x", "FP32", [-1, -1]), Tensor("s", "BYTES", [-1]))
-SITE = EmbeddingContext({}, HttpSettings(), 100_000, TextCounts())
+SITE = EmbeddingContext({"hashing": HashingEncoder()}, HttpSettings(), 100_000, TextCounts())
 FORM = "application/x-www-form-urlencoded"
 Parse = Callable[[bytes], Any]
 asked = partial(TextExchange, SITE, "http")
@@ -51,7 +52,7 @@ PARSERS: dict[str, dict[str, Parse]] = {
         "generate": lambda body: read_generate(body, DECLARED, "m"),
         "encode": lambda body: read_fields(read_document(body, JSON, SITE), asked()),
         "form": lambda body: read_document(body, FORM, SITE),
-        "openai": lambda body: OPENAI.read_fields(body, asked()),
+        "openai": lambda body: OPENAI.read(asked(), [], body),
     },
     "msgpack": {
         "native": lambda body: tensors.to_arrays(values.decode(body, MSGPACK), DECLARED),

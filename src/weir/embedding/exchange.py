@@ -5,7 +5,7 @@ connection of the fast path, a ZeroMQ message, or the Exchange of a KServe or na
 has its model encode the texts, and counts who asked and what came of it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -104,16 +104,17 @@ class TextExchange:
         """Count the request, and return what the model makes of its texts. Raises what `Encodes.encode` raises."""
         self.asked(len(self.texts))
         encoded = await self.encode(self.texts, self.options, self.timeout, self.trace)
-        self.warn_of_ids(encoded.foreign)
+        if encoded.foreign:
+            self.warn_of_ids(encoded.foreign)
         return encoded
 
-    async def encode(
+    def encode(
         self, texts: Sequence[Text], options: TextOptions, timeout: float | None = None, trace: str | Trace | None = None, *,
         each: bool = False,
-    ) -> Encoded:  # fmt: skip
-        """Return what the model makes of `texts`, uncounted; with `each` every text has an end of its own. Raises what `Encodes.encode` raises."""
+    ) -> Coroutine[Any, Any, Encoded]:  # fmt: skip
+        """Have the model encode `texts`, uncounted; with `each` every text has an end of its own. Awaited, raises what `Encodes.encode` raises."""
         assert self.encoder is not None  # the protocol has read whose vectors are wanted
-        return await self.encoder.encode(
+        return self.encoder.encode(
             texts, door=self.door, client=self.client, priority=self.priority, timeout=timeout, dimensions=options.dimensions,
             truncate=options.truncate, want_tokens=options.want_tokens, prompt=options.prompt,
             whole_words=options.whole_words, each=each, trace=trace,
@@ -131,13 +132,15 @@ class TextExchange:
         """Count the answer: the vectors of so many texts, of which so many were cut."""
         self.context.counts.answered(self.model, self.door, texts, truncated)
 
+    def delivered(self, encoded: Encoded, received_bytes: int, sent_bytes: int) -> None:
+        """Count the answer, which is made of all that was `encoded`, and tell the sizes of the request and of the answer."""
+        counts, model = self.context.counts, self.model
+        counts.answered(model, self.door, len(encoded.counts), sum(encoded.truncated))
+        counts.transferred(model, self.door, received_bytes, sent_bytes)
+
     def refused(self, status: int) -> None:
         """Count the answer: an error with this status."""
         self.context.counts.refused(self.model, self.door, status)
-
-    def transferred(self, received_bytes: int, sent_bytes: int) -> None:
-        """Tell the sizes of the request and its answer."""
-        self.context.counts.transferred(self.model, self.door, received_bytes, sent_bytes)
 
 
 # What protocols read.

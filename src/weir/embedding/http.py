@@ -131,13 +131,9 @@ class HttpTexts:
         self.protocol = protocol
         self.context = context
 
-    def exchange(self) -> TextExchange:
-        """Return a request that is still to be read."""
-        return TextExchange(self.context, self.protocol.name)
-
     async def __call__(self, call: AsgiCall) -> HttpResponse | None:
         """Return the answer to `call`, whatever becomes of it; None: nothing is left to say."""
-        exchange = self.exchange()
+        exchange = TextExchange(self.context, self.protocol.name)
         try:
             await off_loop(len(call.body), partial(self.protocol.read, exchange, call.headers, call.body))
             head = TextHead(call.headers)
@@ -151,7 +147,7 @@ class HttpTexts:
 
     def refusal(self, error: BaseException, exchange: TextExchange | None = None) -> HttpResponse:
         """Return the answer for `error`, which is counted; without `exchange` nothing is known of the request."""
-        exchange = exchange or self.exchange()
+        exchange = exchange or TextExchange(self.context, self.protocol.name)
         answer = self.protocol.error_answer(error, exchange.identity, development=self.context.http.development)
         exchange.refused(answer.status)
         return answer
@@ -165,7 +161,7 @@ class HttpTexts:
             if isinstance(made, Listing):
                 headers = identified(HttpResponse(200, _marks(encoded), b""), call.headers).headers
                 sent = await unless_left(send_listing(call.send, made, headers), call.receive)
-                self._count(exchange, encoded, len(call.body), sent)
+                exchange.delivered(encoded, len(call.body), sent)
                 return None
         return await self.answer(exchange, encoded, head, len(call.body))
 
@@ -178,7 +174,7 @@ class HttpTexts:
         answer = await written(size_bytes, write) if size_bytes > LONG_ANSWER else write()
         if head.accept_coding and len(answer.body) > self.context.http.compress_above:
             answer = await compressed_off_loop(answer, head.accept_coding)
-        self._count(exchange, encoded, received_bytes, len(answer.body))
+        exchange.delivered(encoded, received_bytes, len(answer.body))
         return answer
 
     def _whole(self, exchange: TextExchange, encoded: Encoded) -> HttpResponse:
@@ -186,10 +182,6 @@ class HttpTexts:
         answer = made.whole() if isinstance(made, Listing) else made
         answer.headers.extend(_marks(encoded))
         return answer
-
-    def _count(self, exchange: TextExchange, encoded: Encoded, received_bytes: int, sent_bytes: int) -> None:
-        exchange.answered(len(encoded.counts), sum(encoded.truncated))
-        exchange.transferred(received_bytes, sent_bytes)
 
 
 def _marks(encoded: Encoded) -> Headers:
@@ -245,7 +237,7 @@ class FastTextRequest:
         self._connection = connection
         self._plan = plan
         self._head, self._headers = plan.ask
-        self._exchange = handler.texts.exchange()
+        self._exchange = TextExchange(handler.texts.context, handler.texts.protocol.name)
         self._task: asyncio.Task[None] | None = None
 
     def begin(self) -> None:

@@ -181,23 +181,18 @@ class OpenAIProtocol:
 
     def read(self, exchange: TextExchange, headers: Headers, body: bytes) -> None:
         """Read the body. The details of what is wrong name the field (`param`)."""
-        exchange.encoder = encoder = exchange.context.encoder(self.read_fields(body, exchange))
-        dimensions = exchange.options.dimensions
-        if dimensions is not None and dimensions > encoder.dimensions:
-            rule = f"must be at most {encoder.dimensions}, as many as vectors of {encoder.name!r} have"
-            raise wrong(f"dimensions={dimensions}: {rule}", "dimensions")
-
-    def read_fields(self, body: bytes, exchange: TextExchange) -> str:
-        """Read the body into `exchange`, and return the name of the model."""
         document = read_body(body)
-        texts = _read_input(document["input"], exchange.context)
+        exchange.texts = _read_input(document["input"], exchange.context)
         model = _read(document, "model", str, "")
         exchange.form = _read_format(document)
         dimensions = _read_dimensions(document)
         exchange.client = _read_user(document)
         truncate, prompt = _read(document, "truncate", bool, None), _read(document, "prompt", str, None)
-        exchange.texts, exchange.options = texts, TextOptions(dimensions, truncate, prompt)
-        return str(model)
+        exchange.options = TextOptions(dimensions, truncate, prompt)
+        exchange.encoder = encoder = exchange.context.encoder(model)
+        if dimensions is not None and dimensions > encoder.dimensions:
+            rule = f"must be at most {encoder.dimensions}, as many as vectors of {encoder.name!r} have"
+            raise wrong(f"dimensions={dimensions}: {rule}", "dimensions")
 
     def write(self, exchange: TextExchange, encoded: Encoded) -> Listing:
         """Return the vectors, in the `encoding_format` that was asked for."""

@@ -396,10 +396,10 @@ class Answering:
             ask = ask._replace(payload=b"")  # the texts are all that is kept of it
             encoded = await self._encode(exchange, texts)
             self._check_answer(ask.size, encoded.vectors.nbytes)
-            exchange.warn_of_ids(encoded.foreign)
+            if encoded.foreign:
+                exchange.warn_of_ids(encoded.foreign)
             answer = frames.write_vectors(ask, encoded.vectors, encoded.tokens)
-            exchange.answered(ask.size, sum(encoded.truncated))
-            exchange.transferred(received, sum(map(len, answer)))
+            exchange.delivered(encoded, received, sum(map(len, answer)))
             publisher.publish(answer)
         except WeirError as error:
             self._refuse(ask, exchange, error)
