@@ -169,7 +169,7 @@ def test_the_same_thing_said_twice_is_refused(toml: Any) -> None:
     assert "--policy: given 2 times (full, greedy)" in refused("m:A", flags={"policy": ["full", "greedy"]})
     assert "must be given once" in refused("m:A", flags={"params": ["a=1", "a=2"]})
     assert "is taken by m:A" in refused("m:A", "n:A")
-    assert "it must be said once" in refused("m:A", config=toml('[models.a]\ntarget = "n:A"'))
+    assert "it must be given once" in refused("m:A", config=toml('[models.a]\ntarget = "n:A"'))
     assert "must be TOML" in refused("m:A", config=toml("workers = 1\nworkers = 2"))
     assert sole("m:A", config=toml('[models.a]\ntarget = "m:A"')).target == "m:A"
 

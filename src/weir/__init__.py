@@ -72,7 +72,7 @@ __all__ = [
     "__version__",
 ]  # fmt: skip
 
-# Loaded when first asked for: a worker process and a client need none of asyncio and the rest of the server.
+# Loaded at their first use: a worker process and a client need none of asyncio and the rest of the server.
 _LAZY = {
     "Bank": "weir.policy.solve.bank",
     "BlockingService": "weir.serving.blocking",

@@ -61,7 +61,7 @@ END_LIMIT = 12.0
 class App:
     """One server: its models and its frontends, of which HTTP is the first.
 
-    `observers` hear what happens beside metrics and logs. `product` adds routes and frontends; its models are among those of
+    `observers` are notified of what happens, as metrics and logs are. `product` adds routes and frontends; its models are among those of
     `settings`. Raises SettingsError for a wrong target or setting; nothing has been started then.
     """
 
@@ -77,14 +77,16 @@ class App:
         recorded = recorders(record, [model.name for model in settings.models]) if record is not None else []
         tracing = open_tracing(settings.telemetry, settings.kserve.server_name)
         self._listeners: list[Any] = [*recorded, *tracing]
-        heard = [*counting, LogObserver(self._logger), *recorded, *tracing, *observers]
+        notified = [*counting, LogObserver(self._logger), *recorded, *tracing, *observers]
         log = None
         if settings.telemetry.access_log:
-            heard.append(AccessLog(get_logger("weir.access"), code_of))
+            notified.append(AccessLog(get_logger("weir.access"), code_of))
             log = HttpLog(get_logger("weir.access"))
-        heard += () if product is None else product.observers()
+        notified += () if product is None else product.observers()
         token = settings.control.control_token_file
-        make = ServiceMaker(heard, allow_remote_workers=settings.control.allow_control, allow_tcp_workers=token is None)
+        make = ServiceMaker(
+            notified, allow_remote_workers=settings.control.allow_control, allow_tcp_workers=token is None
+        )
         folder = _folder(settings)
         self._watched = folder if settings.repository.watch else None
         known = TargetRepository(settings.models, partial(read_config, read_settings=read_model_table))
@@ -109,7 +111,7 @@ class App:
         if exposition is not None:
             exposition.registry.register(Held(kserve.account))
         context = FrontendContext(
-            self.registry, settings, heard, self.control, kserve, self.manager, self.end, self.access
+            self.registry, settings, notified, self.control, kserve, self.manager, self.end, self.access
         )
         websockets = WebSockets(self.registry, settings.http, kserve.account)
         self._added = _added(product, context, metrics, exposition)
@@ -122,7 +124,7 @@ class App:
             self.registry,
             asgi,
             settings.http,
-            heard,
+            notified,
             context=kserve,
             websockets=websockets,
             route_handlers=route_handlers,
@@ -199,7 +201,7 @@ class App:
             return False
         loading.result()
         gc.collect()
-        gc.freeze()  # what is there now stays: the collector need not look at it again
+        gc.freeze()  # what exists now stays: the collector need not visit it again
         self._logger.info("ready", models=list(self.registry.services))
         return True
 
@@ -219,7 +221,7 @@ class App:
         unfinished = self._unfinished()
         if any(unfinished.values()):
             self._logger.warning("unfinished after drain_timeout", **unfinished)
-        await self.manager.stop(0.0)  # what is unfinished now is told so
+        await self.manager.stop(0.0)  # fails what is unfinished
         if not all(await asyncio.gather(*[frontend.drain(WRITE_TIMEOUT) for frontend in self.frontends])):
             self._logger.warning("some answers were not read in time")
 
@@ -306,7 +308,7 @@ Target = str | type[Model] | type[Service] | Service
 SHARED = "PROMETHEUS_MULTIPROC_DIR"
 SHARE_INTERVAL = 1.0  # seconds that counts of another process may be old
 
-# What belongs to the server that hosts the application, and is said there.
+# Settings of the server that hosts the application.
 _OF_THE_HOST = ("host", "port", "uds", "uds_mode", "idle_timeout", "header_timeout", "tls_certfile", "tls_keyfile")
 _HTTP = {declared.name for declared in fields(HttpSettings)}.difference(_OF_THE_HOST)
 _CONTROL = {declared.name for declared in fields(ControlSettings)}
@@ -328,9 +330,9 @@ def asgi(
     Its lifespan starts the models and, at the end, drains and stops them, so the hosting server must offer lifespan
     events (all do). Each process of that server runs models and workers of its own.
 
-    `settings` are those of the HTTP door, but for what the hosting server says (address, TLS, idle connections), of who may call, of the Open
+    `settings` are those of HTTP, except the hosting server's (address, TLS, idle connections), of who may call, of the Open
     Inference Protocol, and those of Service, which hold for every model that is not a Service already. `routes` maps a model's name to paths of its
-    own. Nobody may change anything while it runs, but with `allow_control=True` or the token of `control_token_file`: where
+    own. While it runs, models and policies can be changed only with `allow_control=True` or the token of `control_token_file`: where
     a caller is, only the hosting server knows. `metrics` are collected and served at /metrics, under names that begin with `metrics_namespace`; a Service already made counts
     only if its observers do. With the variable PROMETHEUS_MULTIPROC_DIR they are those of all processes that have it. `access_log`: log each HTTP request,
     and each request for a model, to the logger `weir.access`.
@@ -338,19 +340,19 @@ def asgi(
     Raises SettingsError for an unusable model, setting or route; nothing has been started then.
     """
     http = HttpSettings(**{name: settings.pop(name) for name in _HTTP & settings.keys()})
-    said = ControlSettings(**{name: settings.pop(name) for name in _CONTROL & settings.keys()})
-    control = Control(said, trusts_local=False)
+    control_settings = ControlSettings(**{name: settings.pop(name) for name in _CONTROL & settings.keys()})
+    control = Control(control_settings, trusts_local=False)
     access = Access(AccessSettings(**{name: settings.pop(name) for name in _ACCESS & settings.keys()}), control)
     kserve = KserveSettings(**{name: settings.pop(name) for name in _KSERVE & settings.keys()})
     recorded = Metrics() if metrics else None
-    heard: list[Observer] = [LogObserver(get_logger("weir")), *observers]
+    notified: list[Observer] = [LogObserver(get_logger("weir")), *observers]
     if recorded is not None:
-        heard.insert(0, recorded)
+        notified.insert(0, recorded)
     log = None
     if access_log:
-        heard.append(AccessLog(get_logger("weir.access"), code_of))
+        notified.append(AccessLog(get_logger("weir.access"), code_of))
         log = HttpLog(get_logger("weir.access"))
-    registry = Registry([_service(model, heard, settings) for model in models], routes)
+    registry = Registry([_service(model, notified, settings) for model in models], routes)
     naming = TelemetrySettings(metrics_namespace=metrics_namespace)
     exposition = (
         make_exposition(recorded, registry, namespace=naming.metrics_namespace) if recorded is not None else None

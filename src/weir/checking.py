@@ -109,7 +109,7 @@ async def _asked(service: Service, item: Any) -> Any:
 
 
 async def _sent_size(service: Service, item: Any, answer: Any) -> int | None:
-    """Return the bytes of the answer as a door would send it, if it is one; the worker writes it. Raises ModelError if it cannot."""
+    """Return the bytes of the answer as HTTP would send it, if there is one; the worker writes it. Raises ModelError if it cannot."""
     if service.streaming:
         return None  # each answer is sent by itself
     if is_tensor_model(service.model):

@@ -100,7 +100,7 @@ _NUMBERS = re.compile(r"(-?[0-9]{1,9})(?:-([0-9]{1,9}))?")
 def from_texts(hint: Any, texts: Sequence[str], source: str) -> Any:
     """Return the value that flags gave as `texts`; `source` names the flag.
 
-    Raises SettingsError naming the source, the text and the rule, also when something is said twice.
+    Raises SettingsError naming the source, the text and the rule, also when something is given twice.
     """
     if hint == list[dict[str, str]]:
         return _environments([_pair(text, source) for text in texts])

@@ -39,7 +39,7 @@ def serve(settings: Settings, product: Product | None = None) -> None:
             if machine:  # the log has said that it is ready, with what, and where
                 return
             lines = _curl_lines(app) if product is None else product.to_try(*_address(app))
-            _print(_served(app), "", *lines, *_other_doors(app))
+            _print(_served(app), "", *lines, *_other_frontends(app))
 
         try:
             loading.show(list(app.registry.services.values()))
@@ -50,7 +50,7 @@ def serve(settings: Settings, product: Product | None = None) -> None:
 
 @contextmanager
 def errors_logged(settings: Settings) -> Iterator[None]:
-    """Log the exception that ends the block where log lines are JSON, and end the program: nobody is there to read more."""
+    """Log the exception that ends the block where log lines are JSON, and end the program: a person does not read more."""
     try:
         yield
     except Exception as error:
@@ -185,7 +185,7 @@ def _curl_lines(app: App) -> list[str]:
     ]
 
 
-def _other_doors(app: App) -> list[str]:
+def _other_frontends(app: App) -> list[str]:
     addresses = [frontend.address for frontend in app.frontends if frontend is not app.server]
     return ["", "also at " + ", ".join(addresses)] if addresses else []
 

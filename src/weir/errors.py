@@ -129,7 +129,7 @@ class UnsupportedMediaType(RequestError):
 
 
 class Unsupported(RequestError):
-    """A call that this server, or this kind of model at this door, does not offer."""
+    """A call that this server, or this kind of model over this protocol, does not offer."""
 
 
 class Conflict(RequestError):
@@ -141,7 +141,7 @@ class Unauthorized(RequestError):
 
 
 class Forbidden(RequestError):
-    """The call is not allowed to whoever makes it from there, or not on this server."""
+    """The call is not allowed from where the caller is, or not on this server."""
 
 
 class DeadlineExceeded(WeirError, TimeoutError):
@@ -169,7 +169,7 @@ class ModelNotReady(CapacityError):
 
 
 class Draining(CapacityError):
-    """The server finishes what it has accepted and takes no more."""
+    """The server finishes the requests that it has accepted, and accepts no more."""
 
 
 class WorkerLost(CapacityError):
@@ -184,7 +184,7 @@ class ModelError(WeirError):
     exception itself is `__cause__`.
     """
 
-    told = False  # whether the observers of the model have heard of it
+    told = False  # whether the observers of the model have been notified
 
     def __init__(
         self, message: str = "", *, details: Any = None, original_type: str = "", remote_traceback: str = ""
@@ -217,7 +217,7 @@ class _AsRaised:
 
 def for_caller(error: WeirError) -> WeirError:
     """Return `error` as code in this process is to catch it. The error of a model is also of the type that the model raised, where
-    that is known here, with its attributes; and it notes the traceback in the worker, for those who do not catch it.
+    that is known here, with its attributes; and it notes the traceback in the worker, which is shown where it is not caught.
 
     `message`, `details` and `args` are Weir's. An exception that ends iterations, or more than itself, is no type to catch it by.
     """

@@ -1,6 +1,6 @@
 """The values that every part speaks: requests, batches, events, and the Observer that hears of them.
 
-A *request* waits in the line. A *dispatch* is the batcher's decision to run some of them now, with its reasons. A *batch*
+A *request* waits in the queue. A *dispatch* is the batcher's decision to run some of them now, with its reasons. A *batch*
 is what goes to a worker: the same work as a flat list of entries. *Events* come back, by entry index.
 """
 
@@ -43,7 +43,7 @@ class Express(NamedTuple):
 
 
 def with_key(key: Hashable, inner: Hashable) -> Hashable:
-    """Return the batch key of requests that have `key`, which their caller said, and `inner`, which tells their items apart."""
+    """Return the batch key of requests with `key`, which their caller gave, and `inner`, which distinguishes their items."""
     if isinstance(key, Express):
         return Express(key.call, with_key(key.key, inner))
     return inner if key is None else (inner, key)
@@ -59,7 +59,7 @@ class Reason(IntEnum):
     IDLE = 4  # a worker was idle and the policy does not wait
     DRAIN = 5  # nothing more will come
     RETRY = 6  # part of a batch whose worker died
-    EXPRESS = 7  # a call with batches of its own, which the policy is not asked about
+    EXPRESS = 7  # a call with batches of its own, which do not wait for the policy
 
 
 class Wakeup(IntEnum):
@@ -71,11 +71,11 @@ class Wakeup(IntEnum):
 
 
 class Request(Protocol):
-    """What the batcher and the executors need of a request; each door has a class of its own.
+    """What the batcher and the executors need of a request; each frontend has a class of its own.
 
-    A door sets the first group of attributes; the batcher keeps its books in the second.
-    Exactly one of `finish` and `fail` is called, exactly once, unless the caller has cancelled. Only of a streaming model
-    comes `part`, any number of times before.
+    The frontend sets the first group of attributes; batching/request_state.py writes the second.
+    Exactly one of `finish` and `fail` is called, once, unless the caller has cancelled. For a streaming model,
+    `part` is called any number of times before.
     """
 
     kind: Kind
@@ -90,28 +90,26 @@ class Request(Protocol):
     timeout: float
     deadline: float  # arrival + timeout
     large: bool  # shares with other sizes, as a single row does not
-    tag: float  # in a queue by length the lowest goes first, and among equals whoever arrived first (see embedding/fair_queue.py)
+    tag: float  # in a queue by length the lowest goes first, and among equals the one that arrived first (see embedding/fair_queue.py)
     brief: bool  # part of what is done in a batch: in a queue by length, batches with such requests are short, so that they are done soon
-    door: str  # "python", "http", ...
-    trace: (
-        Any  # the header `traceparent` that it came with, or None; its Trace once it is in the line, if anybody traces
-    )
+    door: str  # the frontend that it came by: "python", "http", ...
+    trace: Any  # the header `traceparent` that it came with, or None; its Trace once it is in the queue, if requests are traced
 
-    settled: bool  # has had its end (answer, error or cancellation)
-    taken: int  # rows (ITEMS: items) dispatched so far; `rows` as soon as nothing is left in the line
+    settled: bool  # whether it has ended (answered, failed or cancelled)
+    taken: int  # rows (ITEMS: items) dispatched so far; `rows` as soon as nothing of it is left in the queue
     overtaken: int  # batches that have gone before it out of the order of arrival
     partial: Any  # answers gathered so far, while only some pieces of a divided request are back
 
     def part(self, output: Any, dispatch: "Dispatch") -> None:
-        """Deliver one of several answers; more may come. Raises the WeirError that is to be the end of the request, if
-        its reader cannot take it (Overloaded): `fail` is called with that one then."""
+        """Deliver one of several answers; more may come. Raises a WeirError (Overloaded) if
+        its reader cannot take it; then `fail` is called with that error."""
 
     def finish(self, output: Any, dispatch: "Dispatch") -> None:
-        """Deliver the (last) answer: a value, encoded bytes or a Block; or NO_ANSWER, when a streaming model has said its
-        last before. ITEMS: a list with a WeirError in a failed item's place."""
+        """Deliver the (last) answer: a value, encoded bytes or a Block; or NO_ANSWER, when a streaming model has given its
+        last part before. ITEMS: a list with a WeirError in a failed item's place."""
 
     def fail(self, error: WeirError) -> None:
-        """Deliver the error that is the end of the whole request."""
+        """Deliver the error that ends the whole request."""
 
 
 class NoAnswer(Enum):
@@ -242,16 +240,16 @@ class Events:
 
 
 class Observer(Protocol):
-    """Hears what happens, in bulk, and never decides. Calls come from the event loop and must return quickly."""
+    """Is notified of what happens, once for each batch, and never decides. Its methods are called on the event loop and must return quickly."""
 
     def refused(self, model: str, door: str, error: WeirError) -> None:
-        """A request was refused before it entered the line (Overloaded, refused early, draining, invalid)."""
+        """A request was refused before it entered the queue (Overloaded, refused early, draining, invalid)."""
 
     def dispatched(self, model: str, dispatch: Dispatch) -> None:
         """A batch was cut and handed to a worker."""
 
     def answered(self, model: str, requests: Sequence[Request], error: WeirError | None, now: float) -> None:
-        """These requests had their end at `now`: an answer, or the same kind of error (Cancelled when the caller left)."""
+        """These requests ended at `now`: all were answered, or all failed with the same kind of error (Cancelled when the caller left)."""
 
     def streamed(self, model: str, requests: Sequence[Request], firsts: Sequence[Request], now: float) -> None:
         """Each of these requests to a streaming model got an answer at `now`; those in `firsts` their first."""
@@ -260,11 +258,11 @@ class Observer(Protocol):
         """A batch came back whole."""
 
     def failed(self, model: str, errors: Sequence[ModelError], now: float) -> None:
-        """The model failed so many entries of a batch: it raised, or returned what it must not. The requests' ends are told
-        too, by `answered`; a list of items may have its end with some of them failed."""
+        """The model failed so many entries of a batch: it raised, or returned a wrong value. `answered` is called for the
+        requests too; a list of items may be answered although some of them failed."""
 
     def worker_changed(self, model: str, worker: int, state: str, reason: str) -> None:
         """A worker went to `state`: starting, ready, lost, stopped or failed."""
 
     def transferred(self, model: str, door: str, received_bytes: int, sent_bytes: int) -> None:
-        """A door read a body and wrote an answer of these sizes."""
+        """A frontend read a body and wrote an answer of these sizes."""

@@ -71,7 +71,7 @@ class Tensor(NamedTuple):
 
 
 class Measure(NamedTuple):
-    """What `Model.measure` may say of an item before it waits in the line.
+    """What `Model.measure` may say of an item before it waits in the queue.
 
     `rows` counts against `max_batch_size`, `cost` against `max_batch_cost`; only items of equal `key` share a batch.
     """
@@ -112,7 +112,7 @@ class Model:
     Input: ClassVar[Any] = None
     Output: ClassVar[Any] = None
 
-    # Items are texts, or may be: the doors of the Open Inference Protocol, which take items as JSON documents, take them as they are.
+    # Items are texts, or may be: in the Open Inference Protocol an element is then a text as it is, and not a JSON document.
     plain_texts: ClassVar[bool] = False
 
     # A tensor model declares these; `predict` then gets and returns a dict of arrays.
@@ -157,7 +157,7 @@ class Model:
     _allocate: Callable[[tuple[int, ...], Any], Any] | None = None
 
     def load_shared(self) -> None:
-        """Load what is the same in all workers, weights say, and is not written to again.
+        """Load what is the same in all workers and is only read afterwards, for example weights.
 
         With this method, the worker processes of a model are forked from one in which the constructor and it have been called: what it has loaded is in memory
         once. No thread may be left running when it returns, and nothing that a forked process cannot use: no session on a GPU, no
@@ -169,8 +169,8 @@ class Model:
         """Load weights. Called once, in the worker, before anything else; raise to fail the start."""
 
     def input_buffers(self, rows: int) -> Mapping[str, Any]:
-        """Return arrays of the model's own, by input, into which each batch of a tensor model is gathered: pinned memory, say,
-        or what a compiled model is bound to. Called once, after `load`.
+        """Return arrays of the model's own, by input, into which each batch of a tensor model is gathered: for example pinned memory,
+        or the memory that a compiled model is bound to. Called once, after `load`.
 
         An array has room for `rows` rows, the most that a batch can have. `predict` gets the first rows of it, writable. An
         input that is padded is padded to the array's lengths; a batch that does not fit into them comes as if
@@ -207,10 +207,10 @@ class Model:
         A streaming model's is a generator. It gets the list of preprocessed items (of a tensor model: of dicts of arrays,
         one for each request) and yields dicts: answers to give now, by index in that list. An item may be named in any
         number of them, or in none. `Last(answer)` is an item's last answer; a WeirError ends that item alone; when
-        predict returns, every item without an end has its end. A `yield` returns a frozenset of the indices that are at
-        their end, because they were given one or because their readers have left: nothing is to be computed for them any
-        more, and what is yielded for them is dropped. When no item is left, the generator is closed (GeneratorExit). What
-        predict raises after its first yield is a ModelError of all items without an end; nothing is computed again.
+        predict returns, every other item ends too. A `yield` returns a frozenset of the indices of items that have
+        ended, by `Last`, by an error or because their readers have left: compute nothing more for them,
+        as what is yielded for them is dropped. When no item is left, the generator is closed (GeneratorExit). What
+        predict raises after its first yield is a ModelError of all items that have not ended; nothing is computed again.
         """
         raise NotImplementedError(f"{type(self).__name__}.predict is not implemented")
 
@@ -226,7 +226,7 @@ class Model:
         """Free what `load` took. Called when the worker is asked to end, not when it is killed.
 
         With a parameter, `unload(self, error=None)`, it is also called when the model ends its worker by an exception, in the
-        warm-up or as SystemExit, and is told that; None when the worker was asked to end.
+        warm-up or by SystemExit; `error` is that exception, and None when the worker was asked to end.
         """
 
     def decode(self, body: bytes, content_type: str) -> Any:
@@ -304,7 +304,7 @@ def is_batched(model: type[Model]) -> bool:
 def check_model(model: Any) -> type[Model]:
     """Return `model` if it is a usable Model class, or the class that is made of it if it is a function.
 
-    SettingsError says what is wrong otherwise.
+    Raises SettingsError, which says what is wrong.
     """
     if callable(model) and not isinstance(model, type):
         model = Model.from_function(model)
@@ -377,7 +377,7 @@ def _nearest(name: str, wanted: Mapping[str, str]) -> str | None:
 
 
 def _check_hooks(model: type[Model]) -> None:
-    """Refuse hooks that would return a coroutine: in a worker nobody awaits it."""
+    """Refuse hooks that return a coroutine: a worker does not await it."""
     for name in vars(Model):
         hook = getattr(model, name)
         if not name.startswith("_") and callable(hook) and not isinstance(hook, type):
@@ -392,7 +392,7 @@ def _check_synchronous(model: str, name: str, hook: Any) -> None:
 
 
 def _check_not_joined(model: type[Model], what: str) -> None:
-    """Refuse what is for batches of a model that gets its requests one by one: nothing is joined for it, padded or filled up."""
+    """Refuse attributes for batches where a model gets its requests one by one: nothing is joined, padded or filled up for it."""
     varying = [f"{tensor.name!r} varies" for tensor in model.inputs if tensor.varying != GROUP]
     sizes = ["allowed_batch_sizes is set"] if model.allowed_batch_sizes is not None else []
     buffers = ["it has input_buffers"] if overrides(model, "input_buffers") else []

@@ -143,7 +143,7 @@ class Settings(NamedTuple):
     telemetry: TelemetrySettings
     process: ProcessSettings
     more: Mapping[str, Any] = MappingProxyType({})  # what the server of this kind has beside those, by heading
-    # What was said for every model: in the file, and louder than what a model's own file says.
+    # Settings for every model: `general` from the file, and those that override a model's own file.
     general: Mapping[str, Any] = MappingProxyType({})
     louder: Mapping[str, Any] = MappingProxyType({})
 
@@ -206,11 +206,11 @@ def read_settings(
     given: Mapping[str, Any] = MappingProxyType({}),
     ignored: Collection[str] = (),
 ) -> Settings:
-    """Return what is to be served, and how. `given` are values that a program says; they win over all else.
+    """Return the models to serve and the settings. `given` are values from a program; they override all other sources.
     `ignored` are variables that other commands read.
 
     `targets` are of the form that `kind` reads; `flags` has the texts given for each setting, by name;
-    `config` is the path of a TOML file. Raises SettingsError naming where it was said, the value and the rule.
+    `config` is the path of a TOML file. Raises SettingsError naming the source, the value and the rule.
     """
     catalog = declared_settings(kind)
     general, tables = _read_file(config or environment.get(CONFIG), catalog, kind.key)
@@ -281,7 +281,7 @@ def _named_targets(
             raise SettingsError(f"{target}: the name {name!r} is taken by {named[name]}; names must differ (--name)")
         in_file = tables.get(name, {}).get(key, target)
         if in_file != target:
-            raise SettingsError(f"{target}: [models.{name}] says {key}={in_file!r}; it must be said once")
+            raise SettingsError(f"{target}: [models.{name}] says {key}={in_file!r}; it must be given once")
         named[name] = target
     for name, table in tables.items():
         if name not in named and key not in table:
@@ -381,7 +381,7 @@ def _checked(declared: Declared, read: Callable[[], Any], source: str) -> Any:
         value = read()
     except SettingsError:
         if declared.secret:
-            raise SettingsError(f"{source}: must be one text, said once; what was said is not shown") from None
+            raise SettingsError(f"{source}: must be one text, given once; the value is not shown") from None
         raise
     if declared.rule is not None and value is not None and not declared.rule[0](value):
         raise SettingsError(f"{source}={value!r}: {declared.rule[1]}")

@@ -34,7 +34,7 @@ Answer = Callable[[list[Any]], list[Any]]
 
 
 class FakeClock:
-    """A clock that stands still until told. Give it to a Service, whose timers then fire within `advance`."""
+    """A clock that stands still until `advance` is called. Give it to a Service, whose timers then fire within `advance`."""
 
     def __init__(self, now: float = 1000.0) -> None:
         self._now = now
@@ -218,7 +218,7 @@ class FakeExecutor:
 
     @property
     def listener(self) -> Listener:
-        """Whoever started this executor."""
+        """The Listener that was given to `start`."""
         if self._listener is None:
             raise RuntimeError("this FakeExecutor has not been started")
         return self._listener
@@ -261,7 +261,7 @@ class FakeBlock:
 
 
 class FakeRequest(RequestBase):
-    """A request of a door without a peer: it remembers its end.
+    """A request without a caller, which remembers how it ended.
 
     `parts` come before; `output`, `dispatch` and `error` are set by it; `ends` counts how often it came (it must be once).
     """
@@ -299,7 +299,7 @@ class FakeRequest(RequestBase):
 
 
 class RecordingObserver(Observer):
-    """An observer that remembers what it heard, each kind in a list of its own."""
+    """An observer that remembers its notifications, each kind in a list of its own."""
 
     def __init__(self) -> None:
         self.refusals: list[tuple[str, str, WeirError]] = []

@@ -15,7 +15,7 @@ from tests.frontends.http.sockets import TLS
 from weir.client import blocking_http
 from weir.client.blocking_http import Connections
 from weir.client.calls import ConnectionLost, Unreachable
-from weir.client.http import OutgoingRequest
+from weir.client.http_calls import OutgoingRequest
 from weir.errors import Cancelled, DeadlineExceeded, SettingsError
 
 GOOD = b"HTTP/1.1 200 OK\r\nX-Said: once\r\nContent-Length: 2\r\n\r\nok"

@@ -32,7 +32,7 @@ from weir.client.calls import (
     retried,
     tensor_of,
 )
-from weir.client.http import HttpCalls, HttpReply, error_of
+from weir.client.http_calls import HttpCalls, HttpReply, error_of
 from weir.errors import InvalidRequest, SettingsError
 from weir.protocols.status import grpc_code, kserve_code
 from weir.wire.inference import InferenceResponse

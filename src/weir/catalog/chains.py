@@ -128,7 +128,7 @@ class ChainExecutor(ExecutorBase):
             self._state.in_flight -= 1
         if final or indices:
             events = Events(batch_id, outputs, indices=indices, kinds=kinds, final=final, timing=timing)
-            # Not at once: whoever cancelled is in the middle of it.
+            # Not at once: the code that cancelled it is still running.
             asyncio.get_running_loop().call_soon(self._listener.received, 0, events)
 
 
@@ -245,7 +245,7 @@ class ItemWalk:
         self._begun = False  # what has been computed already is worth some waiting
 
     async def go(self, steps: Steps, value: Any) -> Any:
-        """Return what becomes of `value`. Raises the error of the step that fails; cancelling it withdraws what is under way."""
+        """Return what becomes of `value`. Raises the error of the step that fails; cancelling it withdraws the requests under way."""
         for part in steps:
             if isinstance(part, Branch):
                 value = await self._branch(part, value)
@@ -269,7 +269,7 @@ class ItemWalk:
         return {**value, **{step.outputs.get(output, output): array for output, array in answer.items()}}
 
     def _asked(self, service: "Service", payload: Any) -> Call:
-        """Put `payload` into the line of `service`. While that is full, a caller of this process waits, any other is told
+        """Put `payload` into the queue of `service`. While that is full, a caller of this process waits, any other is told
         so at his first step."""
         request, now = self._request, service.now()
         left = request.deadline - now
@@ -376,7 +376,7 @@ def _at(name: str, error: WeirError) -> WeirError:
     return placed
 
 
-# Items under way in all steps together, unless it is said: the queues of later steps are long.
+# Default for the items under way in all steps together: the queues of later steps are long.
 CAPACITY = {"capacity": 4096}
 FORCED = {"policy": "greedy", "workers": 1}  # a chain has no worker that a policy could wait for
 
@@ -385,7 +385,7 @@ class Chained(Model):
     """What a chain declares. There is no worker that makes an instance do anything."""
 
     def preprocess(self, item: Any) -> Any:
-        """Return the item. Whoever overrides this gets the requests one by one, as a chain needs them."""
+        """Return the item. A model that overrides this gets the requests one by one, as a chain needs them."""
         return item
 
     def predict(self, batch: Any) -> Any:
@@ -399,8 +399,8 @@ class Chain(Service):
         class Captions(weir.Chain):
             steps = ["describe", weir.Branch({"english": ["polish"], "german": ["translate"]})]
 
-    Each step is asked as by any other caller: it has its own workers, and batches the chain's items with everybody's. An item
-    that fails leaves at once. The timeout of a request holds for all steps together, and whoever withdraws it withdraws it from
+    A chain calls each step as any other caller does: the step has its own workers, and batches the chain's items with those of other callers. An item
+    that fails leaves at once. The timeout of a request holds for all steps together, and withdrawing it withdraws it from
     the step that it is at.
 
     The item goes into the first step, each step's answer into the next, the last one's answer is the chain's. With `inputs` and

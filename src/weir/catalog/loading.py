@@ -107,7 +107,7 @@ def _load_module(target: str, name: str) -> ModuleType:
 
 
 def read_anew(target: str, name: str, path: Path, folder: str | None = None) -> ModuleType:
-    """Read the code at `path` and let it be the module `name`. Classes of the one before live on with whoever has them.
+    """Read the code at `path` and let it be the module `name`. Classes of the former module live on where they are referenced.
 
     `folder`: where workers look for the modules that it imports first. Raises SettingsError; the module before stays then.
     """
@@ -206,7 +206,7 @@ RENAMED: dict[str, tuple[str, float | None]] = {
     "batch": ("max_batch_size", None),
     "timeout": ("max_queue_delay", 0.001),  # milliseconds
 }
-# AMD's names for what is said elsewhere, or not at all, in Weir.
+# AMD's names for what has another place, or none, in Weir.
 REFUSED = {
     "batchers": "one batcher serves all workers of an endpoint, so that any of them takes the next batch; say 1 or nothing",
     "model": "the model is the one that the path names; its constructor takes no 'model'",
@@ -215,7 +215,7 @@ REFUSED = {
     "pad_batch": "a model says itself whether its batches are padded (allowed_batch_sizes)",
     "worker": "the worker is the model that the path names; its constructor takes no 'worker'",
 }
-# What some of these are unless they are said.
+# The defaults of some of these.
 SAYS_NOTHING: dict[str, Parameter] = {"batchers": 1, "share": True}
 # Settings by which a load call could run code, read files or take memory as it likes.
 NEED_FLAG = ("arena_bytes", "env", "executor", "worker_socket")
@@ -297,7 +297,7 @@ LOAD_NICENESS = 19
 def make_service(
     model: ModelToServe, observers: Sequence[Observer], parameters: Parameters | None = None, *, fresh: bool = False
 ) -> Service:
-    """Return the service of one model, not started. `parameters` of a load call are put over what was said; with `fresh` its
+    """Return the service of one model, not started. `parameters` of a load call override the given settings; with `fresh` its
     code is read anew, though it may be loaded already.
 
     Imports the model's code, which may take long: beside a running event loop, call it in a thread. Raises SettingsError naming
@@ -331,7 +331,7 @@ def make_service(
 
 
 class ServiceMaker:
-    """Makes the services of one server: `observers` hear what happens in all of them. External workers attach from this
+    """Makes the services of one server: `observers` are notified of what happens in all of them. External workers attach from this
     machine only, unless `allow_remote_workers`, and over Unix sockets only, unless `allow_tcp_workers`."""
 
     def __init__(
@@ -349,7 +349,7 @@ class ServiceMaker:
         return service
 
     def _check_socket(self, label: str, address: WorkerAddress) -> None:
-        """Refuse a socket that those could attach to who may not control this server: workers send no token."""
+        """Refuse a socket to which workers could attach that may not control this server: workers send no token."""
         if not (address.path or self._allow_tcp_workers):
             raise SettingsError(
                 f"{label}: worker_socket={str(address)!r}: must be unix:PATH, as the server has a control token and workers send none"
@@ -377,7 +377,7 @@ def _check_arguments(service: Service) -> None:
 
 Target = str | type[Model] | type[Service]
 
-# What a service is measured with, whatever else it is told: a profile is of one worker, and of no policy, which may itself wait
+# What a service is measured with, whatever its settings are: a profile is of one worker, and of no policy, which may itself wait
 # for this profile.
 MEASURED_WITH = {"workers": 1, "policy": "greedy"}
 
@@ -393,7 +393,7 @@ def profile(
     `items` are what batches are made of, or the path of a file of them (see profiling/items.py); without, the model's
     examples. `settings` are those of a measurement (`sizes`, `seconds`, `confidence`, `power`, `seed`) and those of Service, which should
     be what will serve: `max_batch_size`, `pipeline_depth`, `spin`, `executor`, `threads` and so on. One worker is measured, whatever
-    `workers` says, for a profile is of one. `progress` is told the share that is done and what is being done.
+    `workers` says, for a profile is of one. `progress` is called with the share that is done and what is being done.
 
     Also works where an event loop is running already (a notebook), which waits meanwhile.
     Raises SettingsError for what cannot be run or measured, and ModelError when the model fails.

@@ -41,7 +41,7 @@ MOST_CHANGES = 256  # changes that may wait; each is a caller
 
 
 class ChangeQueue:
-    """Makes changes one after the other, in the order in which they were asked for.
+    """Makes changes one after the other, in the order in which they were requested.
 
     A change is made even when its caller has left, so that the state is always that of the last change.
     """
@@ -54,7 +54,7 @@ class ChangeQueue:
     async def make(self, change: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Return what `change` returns, or raise what it raises, once it is its turn and it has been made.
 
-        Raises Overloaded when too many wait, Draining when the line was closed before or meanwhile.
+        Raises Overloaded when too many wait, Draining when it was closed before or meanwhile.
         """
         if self._closed:
             raise _changes_closed()
@@ -93,7 +93,7 @@ def _changes_closed() -> Draining:
 
 
 class WorkerEndpoint(NamedTuple):
-    """`model` is the name that was asked for, `parameters` what was said, but for `share`."""
+    """`model` is the requested name, `parameters` those of the call, without `share`."""
 
     model: str
     parameters: Parameters
@@ -183,7 +183,7 @@ class ModelState(NamedTuple):
 
 
 class ModelStates:
-    """Notes what the registry and the repository do not know: what is under way, and why the last load failed."""
+    """Keeps what the registry and the repository do not know: which loads are under way, and why the last one of each model failed."""
 
     def __init__(self, registry: Registry, repository: Repository) -> None:
         self._registry = registry
@@ -255,9 +255,9 @@ class MakeService(Protocol):
 class Manager:
     """Runs the services of `registry`, which only it changes from the start on.
 
-    `repository` knows what else can be loaded, and is asked for it anew with every load; `make` makes a service of what it
-    says. `allow_files`: load calls may bring code and files. While a change is being made those that are asked for wait, in
-    order; each caller hears what came of his own.
+    `repository` knows what else can be loaded, and is read anew for every load; `make` makes a service of what it
+    returns. `allow_files`: load calls may bring code and files. Changes are made one after the other, in the order in which they were
+    requested; each caller gets the result of its own.
     """
 
     def __init__(
@@ -286,12 +286,12 @@ class Manager:
         await self.registry.stop(drain_timeout)
 
     async def drain(self, drain_timeout: float | None = None) -> None:
-        """Make no more changes and take no more requests; return when all that was accepted has its end, or after the timeout.
+        """Make no more changes and accept no more requests; return when all accepted ones have ended, or after the timeout.
         The workers stay."""
         await self._changes.close()
         await self.registry.drain(drain_timeout)
 
-    # What there is.
+    # What runs, and what could be loaded.
 
     def index(self, ready_only: bool = False) -> list[ModelState]:
         """Return the state of every model that runs or could be loaded, by name and version."""
@@ -325,9 +325,9 @@ class Manager:
         await self._changes.make(lambda: self._load_model(name, version, config, files, parameters or {}))
 
     async def unload_model(self, name: str, *, version: str = "", unload_dependents: bool = False) -> None:
-        """Take no more requests for a model, finish what was accepted, and end it; with `version` that one alone.
+        """Accept no more requests for a model, finish the accepted ones, and end it; with `version` that version alone.
 
-        One that does not run is none to end: that is no error. Raises ModelNotFound for a name that nothing is known of.
+        It is no error if the model does not run. Raises ModelNotFound for an unknown name.
         Chains of which it is a step are unloaded first with `unload_dependents`; without, Conflict is raised and nothing is ended.
         """
         await self._changes.make(lambda: self._unload_model(name, version, unload_dependents))
@@ -335,7 +335,7 @@ class Manager:
     # Workers: the AMD Inference Server's.
 
     async def load_worker(self, name: str, parameters: Mapping[str, Parameter]) -> str:
-        """Run a model with these parameters, and return the endpoint that it is asked under.
+        """Run a model with these parameters, and return the name of its endpoint.
 
         Where it runs with the same parameters already that endpoint is returned; with `share` False it gets one more worker.
         Otherwise a new endpoint is made: `name`, or while that is taken `name-1` and so on. Parameters are arguments of the
@@ -505,7 +505,7 @@ class Manager:
         return services
 
     async def _give_workers(self, name: str, reading: ModelReading, new: Sequence[Service]) -> None:
-        """Give the one that is to be asked for as many more workers as the one before it was given by calls."""
+        """Give the default version as many more workers as calls had added to the one before it."""
         highest = _version(reading, None).version
         asked = highest if reading.default is None else reading.default
         try:
@@ -577,7 +577,7 @@ def _version(reading: ModelReading, version: str | None) -> ModelToServe:
 
 
 def _failed(name: str, error: WeirError) -> WeirError:
-    """Return what the caller of a load hears of `error`."""
+    """Return the error for the caller of a load that failed with `error`."""
     message = f"failed to load {name!r}: {error.message}"
     if isinstance(error, SettingsError):
         return InvalidRequest(message, details=error.details)

@@ -22,7 +22,7 @@ class Registry:
     """Owns the services of a server: finds one by name and version or by route, starts and stops them together.
 
     `services` are the models by name, each in its default version; `routes` are those of them that have paths of their own,
-    by path. Both are new dicts after a change, so whoever goes through them may be interrupted. `changed` are called after
+    by path. Both are new dicts after a change, so a loop over them may be interrupted by a change. `changed` are called after
     every change. `loading` are models that are being loaded and do not run yet.
 
     `routes` maps a model's name to one path or several of its own, `defaults` to the version that is asked for when none is
@@ -38,7 +38,7 @@ class Registry:
         self.routes: dict[str, Service] = {}
         self.changed: list[Callable[[], None]] = []
         self.loading: set[str] = set()
-        self.ending = False  # the server takes no more, though models may still finish what it has accepted
+        self.ending = False  # the server accepts no more requests; models may still finish accepted ones
         self._versions: dict[str, dict[str, Service]] = {}
         self._default: dict[str, str] = dict(defaults or {})  # versions that were named as such
         self._reserved = set(RESERVED)
@@ -57,7 +57,7 @@ class Registry:
         self._renew()
         self.join(services)
 
-    # What there is.
+    # Models by name.
 
     @property
     def sole(self) -> Service | None:
@@ -130,7 +130,7 @@ class Registry:
             await asyncio.gather(*[service.stop(drain_timeout) for service in wave])
 
     async def drain(self, drain_timeout: float | None = None) -> None:
-        """Take no more; return when all that was accepted has its end, or after the timeout. Workers stay."""
+        """Accept no more requests; return when all accepted ones have ended, or after the timeout. Workers stay."""
         for wave in waves(self.all):
             await asyncio.gather(*[service.drain(drain_timeout) for service in wave])
 

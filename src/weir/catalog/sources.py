@@ -16,7 +16,7 @@ Parameters = Mapping[str, Parameter]
 
 
 class ModelToServe(NamedTuple):
-    """One version of one model: where its class is, its name, and what was said of it (only what was said, so that the class's
+    """One version of one model: where its class is, its name, and the settings given for it (only those given, so that the class's
     own values hold for the rest).
 
     `target` is read by `platform`; files that it names lie in `folder`, if it has one of its own. `attributes` are for its
@@ -61,7 +61,7 @@ class Repository(Protocol):
 
 
 class TargetRepository:
-    """The models that a server was started with, as a Repository: what was said of them does not change.
+    """The models that a server was started with, as a Repository: their settings do not change.
 
     `read_config` reads the configuration of a load call (see repository/document.py); without it that is settings and `params`.
     """
@@ -79,7 +79,7 @@ class TargetRepository:
     def read(
         self, name: str, config: Mapping[str, Any] | None = None, files: Mapping[str, bytes] | None = None
     ) -> ModelReading:
-        """Return what was said; `config` may say other settings, and `params` of the constructor."""
+        """Return the given settings; `config` may override them, and has `params` of the constructor."""
         model = self._models.get(name)
         if model is None:
             raise ModelNotFound(
@@ -105,14 +105,14 @@ class TargetRepository:
 
 
 class InlineRepository(Repository, Protocol):
-    """A Repository that can be told of models by their configuration alone."""
+    """A Repository to which models can be added by their configuration alone."""
 
     def takes(self, config: Mapping[str, Any] | None) -> bool:
         """Tell whether it reads a model of such a configuration, known or not."""
 
 
 class CombinedRepository:
-    """Several repositories as one: the first that has a model of that name is asked; `inline` of what none has."""
+    """Several repositories as one: the first that has a model of that name is read; `inline` if none has."""
 
     def __init__(self, sources: Sequence[Repository], inline: InlineRepository | None = None) -> None:
         self._sources = [*sources, *([] if inline is None else [inline])]
@@ -151,7 +151,7 @@ def all_sources(known: TargetRepository, folder: Repository | None, inline: Inli
 
 
 class ModelsToStart(NamedTuple):
-    """What is to run from the start on: services, not started, and what was read of them."""
+    """What runs from the start on: services, not started, and what was read for them."""
 
     readings: list[ModelReading]
     services: "list[Service]"
@@ -170,7 +170,7 @@ class ModelsToStart(NamedTuple):
 def open_wanted(
     sources: CombinedRepository, load: Sequence[str], make: "Callable[[ModelToServe], Service]"
 ) -> ModelsToStart:
-    """Read what is to be loaded at the start, and make services of it. Raises SettingsError for a name that nothing is known
+    """Read the models to load at the start, and make services of them. Raises SettingsError for a name that nothing is known
     of; and once for all models that cannot be, a line for each."""
     opened = ModelsToStart([], [])
     wrong: list[str] = []

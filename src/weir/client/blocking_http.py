@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from weir.client.calls import ConnectionLost, Unreachable
-from weir.client.http import HttpReply, OutgoingRequest, address_of
+from weir.client.http_calls import HttpReply, OutgoingRequest, address_of
 from weir.errors import Cancelled, DeadlineExceeded, SettingsError
 
 _PIECE = 1 << 20  # bytes of a body that are read at a time
@@ -26,8 +26,8 @@ _SHORTEST = 1e-3  # seconds: a socket's timeout of 0 would mean not to wait at a
 class _Plain(HTTPConnection):
     """A connection that sends head and body of a small request at once: the server would wake up for each."""
 
-    def __init__(self, host: str, port: int | None, timeout: float, **said: Any) -> None:
-        super().__init__(host, port, timeout=timeout, **said)
+    def __init__(self, host: str, port: int | None, timeout: float, **options: Any) -> None:
+        super().__init__(host, port, timeout=timeout, **options)
         self._held: list[bytes] = []
 
     def send(self, data: Any) -> None:
@@ -71,7 +71,7 @@ class _Encrypted(_Plain, HTTPSConnection):
 
 class Connections:
     """Sends HttpRequests to `url`, http://, https:// or unix:PATH, over at most `most` connections, which are kept. May be used by many threads at a
-    time. `token` goes with each request. Raises SettingsError for what is no such URL."""
+    time. `token` goes with each request. Raises SettingsError for a URL of another form."""
 
     def __init__(self, url: str, token: str | None, most: int) -> None:
         self._url = url
@@ -196,7 +196,7 @@ class Connections:
         for connection in idle:
             connection.close()
         for connection in busy:
-            with suppress(OSError, AttributeError):  # whoever uses it closes it, which may be at this moment
+            with suppress(OSError, AttributeError):  # the thread that uses it closes it, perhaps at this moment
                 connection.sock.shutdown(2)
 
     def _late(self) -> DeadlineExceeded:
@@ -229,5 +229,5 @@ def _authorization(parts: SplitResult, token: str | None) -> dict[str, str]:
         return {"authorization": f"Bearer {token}"}
     if parts.username is None:
         return {}
-    said = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
-    return {"authorization": "Basic " + base64.b64encode(said).decode()}
+    credentials = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
+    return {"authorization": "Basic " + base64.b64encode(credentials).decode()}

@@ -48,10 +48,10 @@ _DATATYPES = {
 
 
 class RequestExtras(TypedDict, total=False):
-    """What may be said of a request beside its inputs.
+    """What a request may have beside its inputs.
 
     `version` of the model; names of the `outputs` wanted (all of them otherwise); `id`; `parameters` for the server;
-    `priority` (1 is the highest, 0 the default); `timeout` in seconds, told to the server too.
+    `priority` (1 is the highest, 0 the default); `timeout` in seconds, which the server gets too.
     """
 
     version: str
@@ -72,7 +72,7 @@ class Result(Mapping[str, Array]):
         self.model = response.model
         self.version = response.version
         self.id = response.id
-        self.parameters: Parameters = {name: said for name, said in response.parameters.items() if name != FINAL}
+        self.parameters: Parameters = {name: value for name, value in response.parameters.items() if name != FINAL}
         self.outputs = {output.name: output for output in response.outputs}
 
     def __getitem__(self, name: str) -> Array:
@@ -168,7 +168,7 @@ def _bytes_of(name: str, array: Array) -> Array:
     return found
 
 
-# Calls as programs: generators that yield what is to be done, one step after the other, and are given what came of it.
+# Calls as programs: generators that yield what is to be done, one step after the other, and receive its result.
 #
 # A program knows no socket and no clock, so that the same one is run by a client that blocks and by one that awaits.
 
@@ -305,7 +305,7 @@ class Prepared(NamedTuple):
 class ModelCall:
     """Asks models for answers through `calls`: to arrays by name a Result, to a plain item of a model of items the plain answer.
 
-    Which of the two a model takes is asked once, and only where the value could be either.
+    The server is asked once which of the two a model takes, and only where the value could be either.
     """
 
     def __init__(self, calls: Calls) -> None:
@@ -338,7 +338,7 @@ class ModelCall:
 def ensemble(models: Sequence[str | Mapping[str, Any]], inputs: Tensors, outputs: Tensors) -> Metadata:
     """Return the configuration of a chain of `models`."""
     tensors = {"inputs": list(map(dict, inputs)), "outputs": list(map(dict, outputs))}
-    return {"platform": "ensemble", "steps": list(models)} | {key: said for key, said in tensors.items() if said}
+    return {"platform": "ensemble", "steps": list(models)} | {key: value for key, value in tensors.items() if value}
 
 
 def has_extension(calls: Calls, name: str) -> Program[bool]:
@@ -374,14 +374,14 @@ def or_false(ask: Program[bool]) -> Program[bool]:
         return False
 
 
-# What is sent again, and when.
+# Which calls are repeated, and when.
 
 
 @dataclass(frozen=True)
 class Retry:
     """How often, and after which waits, a call is sent again that the server refused for now.
 
-    Only what was refused before it was begun is sent again: the line was full, the model or the server not ready, no
+    Only a call that was refused before it began is repeated: the queue was full, the model or the server not ready, no
     connection could be made. Never what a model was given, so no ModelCrashed and no stream that has begun. The server's Retry-After
     is the shortest wait; without one it is `first_wait` seconds, and twice as much each time, `longest_wait` at most.
     """
@@ -453,7 +453,7 @@ class Unreachable(CapacityError):
 
 
 class ConnectionLost(WeirError):
-    """The connection ended before the answer: nobody knows whether the request was served."""
+    """The connection ended before the answer: whether the request was served is not known."""
 
 
 # Where an answer does not name its error: the class that its code stands for.

@@ -49,8 +49,8 @@ class Transport(Protocol):
 
 
 class Client:
-    """What can be asked of a server. Every method raises the WeirError that a caller in process would get, Unreachable where
-    nobody listens, DeadlineExceeded when there is no answer within `timeout` seconds, and InvalidRequest for a `timeout` that is no
+    """The calls to a server. Every method raises the WeirError that a caller in process would get, Unreachable where
+    no server listens, DeadlineExceeded when there is no answer within `timeout` seconds, and InvalidRequest for a `timeout` that is no
     number of seconds greater than 0."""
 
     def __init__(self, calls: Calls, transport: Transport, *, timeout: float, retry: Retry | None) -> None:
@@ -243,8 +243,8 @@ class AsyncTransport(Protocol):
 
 
 class AsyncClient:
-    """What can be asked of a server. Every method raises the WeirError that a caller in process would get, Unreachable where
-    nobody listens, DeadlineExceeded when there is no answer within `timeout` seconds, and InvalidRequest for a `timeout` that is no
+    """The calls to a server. Every method raises the WeirError that a caller in process would get, Unreachable where
+    no server listens, DeadlineExceeded when there is no answer within `timeout` seconds, and InvalidRequest for a `timeout` that is no
     number of seconds greater than 0."""
 
     def __init__(self, calls: Calls, transport: AsyncTransport, *, timeout: float, retry: Retry | None) -> None:

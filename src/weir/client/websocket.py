@@ -15,7 +15,8 @@ from websockets.sync.client import ClientConnection, connect
 
 from weir.client.blocking_http import connect_unix
 from weir.client.calls import FINAL, ConnectionLost, Decoder, Program, Retry, Streaming, Unreachable, error_of_status
-from weir.client.http import CONNECTIONS, AsyncHttpTransport, HttpCalls, HttpTransport, address_of, asking_binary
+from weir.client.http import CONNECTIONS, AsyncHttpTransport, HttpTransport
+from weir.client.http_calls import HttpCalls, address_of, asking_binary
 from weir.client.methods import AsyncClient, Client
 from weir.errors import DeadlineExceeded, InvalidRequest, Overloaded, Unsupported, WeirError
 from weir.wire.inference import InferenceRequest, InferenceResponse
@@ -100,7 +101,7 @@ class Box(Protocol):
 
 
 class Mail:
-    """Who waits for what on one connection. Whoever receives calls `deliver` and `close`; the rest may be other threads."""
+    """The requests that wait for answers on one connection. The receiving thread calls `deliver` and `close`; other threads may call the rest."""
 
     def __init__(self, url: str) -> None:
         self._boxes: dict[str, Box] = {}
@@ -118,7 +119,7 @@ class Mail:
         return own
 
     def forget(self, id: str) -> None:
-        """Nobody waits for this any more."""
+        """Forget a request that is not waited for any more."""
         self._boxes.pop(id, None)
 
     def deliver(self, message: str | bytes) -> bool:

@@ -321,7 +321,7 @@ MOST_CHAINS = 1000  # that are remembered
 
 
 class InlineConfigs:
-    """A Repository that knows what it was told: the configuration of a chain, by name, for as long as the server runs."""
+    """A Repository of chains that load calls have described: their configurations by name, for as long as the server runs."""
 
     def __init__(self, read_settings: ReadSettings, around: Around) -> None:
         self._read_settings = read_settings
@@ -329,7 +329,7 @@ class InlineConfigs:
         self._contents: dict[str, Mapping[str, Any]] = {}
 
     def names(self) -> list[str]:
-        """Return those that it was told of."""
+        """Return the names of the chains that were described."""
         return list(self._contents)
 
     def takes(self, config: Mapping[str, Any] | None) -> bool:
@@ -339,7 +339,7 @@ class InlineConfigs:
     def read(
         self, name: str, config: Mapping[str, Any] | None = None, files: Mapping[str, bytes] | None = None
     ) -> ModelReading:
-        """Return the chain that `config` describes, or that it was told of before. Raises SettingsError as for a file."""
+        """Return the chain that `config` describes, or that an earlier call has described. Raises SettingsError as for a file."""
         if files:
             raise InvalidRequest(f"model {brief(name)}: a chain has no files")
         if not NAME.fullmatch(name):
@@ -474,7 +474,7 @@ def _files(folder: Path) -> Iterator[tuple[str, int, int]]:
             try:
                 found = path.stat()
             except OSError:
-                continue  # it has gone meanwhile
+                continue  # it was deleted meanwhile
             if not _is_ignored(file):
                 yield str(path), found.st_size, found.st_mtime_ns
 

@@ -1,5 +1,5 @@
 """Models that are ONNX files. Their tensors are read from the file, in a process of its own: onnxruntime is not loaded into the
-server, and a file that makes it crash harms nobody.
+server, so a file that makes it crash does not harm the server.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from weir.serving.delivery import logger
 from weir.workers.process.launch import python_path
 from weir.workers.source import declared
 
-Described = Mapping[str, Any]  # what onnx_model.py has said of a file
+Described = Mapping[str, Any]  # what onnx_model.py prints about a file
 
 
 class OnnxBatching(NamedTuple):
@@ -33,7 +33,7 @@ class OnnxBatching(NamedTuple):
 
 
 def find_batching(described: Described, configured: Mapping[str, Any], source: str) -> OnnxBatching:
-    """Return what holds for a file with the tensors `described`, whose configuration has said these attributes.
+    """Return what holds for a file with the tensors `described`, whose configuration has these attributes.
 
     Raises SettingsError for a configuration that wants batches of a model that cannot have them.
     """
@@ -83,7 +83,7 @@ def _cannot(tensors: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _left_open(tensors: Sequence[Mapping[str, Any]], joins: bool | None) -> str:
-    """Say why the first dimension is no batch, or why nobody knows it; "" if it is one. `joins`: see onnx_model.joins_rows."""
+    """Return why the first dimension is no batch, or why that is not known; "" if it is one. `joins`: see onnx_model.joins_rows."""
     for table in tensors:
         if table["shape"][0] != -1:
             return f"tensor {table['name']!r} has the fixed first dimension {table['shape'][0]}, which may be no batch"
@@ -187,7 +187,7 @@ def _file(folder: Path, file: str, source: str) -> Path:
 
 
 def _described(path: Path, source: str, *more: str) -> dict[str, Any]:
-    """Return what is in the file. With TRY, also whether its rows can be joined, unless it cannot be found out."""
+    """Return what is in the file. With TRY, also whether its rows can be joined, unless that cannot be determined."""
     environment = {"PYTHONPATH": python_path(""), "PATH": ""}
     command = [sys.executable, "-P", "-m", "weir.catalog.repository.onnx_model", str(path), *more]
     try:

@@ -1,4 +1,4 @@
-"""A model that is an ONNX file, run by onnxruntime (the extra `onnx`). Also run as a program: it then says what is in a file."""
+"""A model that is an ONNX file, run by onnxruntime (the extra `onnx`). Run as a program, it prints what is in a file."""
 
 import json
 import os

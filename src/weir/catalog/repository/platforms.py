@@ -26,7 +26,7 @@ class Platform(Protocol):
     """Reads the files of one kind of model. Called in a thread; what it imports stays in the server's process."""
 
     def load(self, model: ModelToServe) -> type[Model] | type[Service]:
-        """Return the class that serves `model`: its `folder` holds the version's files, `attributes` are what was said of its class.
+        """Return the class that serves `model`: its `folder` holds the version's files, `attributes` are those that the configuration gives its class.
 
         Read anew whenever it is called. Raises SettingsError naming what is wrong with the files.
         """

@@ -31,7 +31,7 @@ REFUSED: Mapping[str, str] = MappingProxyType(
     }
 )
 
-# Keys that change no answer, only how fast it comes or what is shown beside it: they are passed over with a warning.
+# Keys that change no answer, only its speed or what is shown beside it: they are ignored with a warning.
 WARNED: Mapping[str, str] = MappingProxyType(
     {
         "optimization": "optimisation is the platform's own",
@@ -43,7 +43,7 @@ WARNED: Mapping[str, str] = MappingProxyType(
 )
 
 PLATFORMS = {"onnx_onnxv1": "onnx", "onnxruntime_onnx": "onnx", "onnxruntime": "onnx", "amdinfer_python": "python"}
-# Of the AMD server and Triton: nobody here runs them.
+# Backends of the AMD server and Triton that Weir does not run.
 FOREIGN = (
     "tensorflow_graphdef", "tensorflow_savedmodel", "pytorch_torchscript", "pytorch_libtorch", "tensorrt_plan",
     "vitis_xmodel", "migraphx_mxr", "amdinfer_cpp",
@@ -52,7 +52,7 @@ _DATATYPES = {"TYPE_STRING": "BYTES"}
 
 # Parameters of Triton's onnxruntime backend that are arguments of our own model.
 _OF_ONNX = {"intra_op_thread_count": "intra_op", "inter_op_thread_count": "inter_op"}
-# Parameters in which a server of ours says what it has no other field for: they are what is so without them.
+# Parameters that Weir's own configurations carry, with the values that hold without them.
 _OURS = ("allowed_batch_sizes", "max_queue_delay", "max_queue_size", "policy", "unbatched")
 
 _TENSOR_KEYS = {"name", "datatype", "data_type", "shape", "dims", "reshape", "optional", "format", "allow_ragged_batch"}
@@ -93,7 +93,7 @@ def translated(given: Table, source: str) -> dict[str, Any]:
 
 
 def _rank(each: tuple[str, Any]) -> int:
-    """What is said in our own words, or more plainly, goes before the rest: it comes last."""
+    """Weir's own keys, and those that are more specific, override the others, so they come last."""
     return {"backend": 0, "dynamic_batching": 0, "params": 2, "batch_dimension": 2}.get(each[0], 1)
 
 
@@ -110,7 +110,7 @@ def _translated(key: str, value: Any, source: str) -> dict[str, Any]:
 
 
 def says_nothing(value: Any) -> bool:
-    """Tell whether a value is what a field has that nobody has set."""
+    """Tell whether a value is what an unset field has."""
     if isinstance(value, Mapping):
         return all(map(says_nothing, value.values()))
     if isinstance(value, str):
@@ -284,7 +284,7 @@ def _transactions(value: Any, source: str) -> dict[str, Any]:
 
 
 def _parameters(value: Any, source: str) -> dict[str, Any]:
-    """Read those that mean something to onnxruntime; what is meant for other backends says nothing here."""
+    """Read those that mean something to onnxruntime; those for other backends are ignored."""
     params: dict[str, Any] = {}
     for name, each in _named(value, source):
         text = each.get("string_value", each.get("stringValue", "")) if isinstance(each, Mapping) else each
