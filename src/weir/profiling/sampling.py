@@ -294,6 +294,7 @@ def _weighted(own: float, counted: int, usual: float) -> float:
     return (own * counted + usual * PRIOR) / (counted + PRIOR)
 
 
+WORKER = 0  # the one that is measured
 WARM_UP_BATCHES, WARM_UP_MOST = 20, 100  # the least and the largest number
 WARM_UP_SHARE = 0.2  # of the whole time, at most
 STABLE = 0.1  # relative difference of three batches of a size from the three before, below which its times are steady
@@ -308,7 +309,7 @@ Progressed = Callable[[float], None]  # called with the share that is done, 0 to
 
 
 class ServiceTimeSampler:
-    """Measures one worker.
+    """Measures one worker of the executor.
 
     With one place at the worker, a duration is the time from dispatch to the last events. With more, all places are
     kept busy, and a duration is the time from the end of one batch to the end of the next. So it is the time that a
@@ -319,18 +320,16 @@ class ServiceTimeSampler:
     """
 
     def __init__(
-        self, measuring: Measuring, items: Items, settings: ProfilingSettings, worker: int = 0,
-        contention: Contention | None = None,
-    ) -> None:  # fmt: skip
+        self, measuring: Measuring, items: Items, settings: ProfilingSettings, contention: Contention | None = None
+    ) -> None:
         self.durations: dict[int, list[float]] = defaultdict(list)
         self.alone: dict[int, list[float]] = defaultdict(list)
-        self.places = measuring.places.get(worker, 1)
+        self.places = measuring.places.get(WORKER, 1)
         self.batches = 0
         self._contention = contention
         self._measuring = measuring
         self._items = items
         self._settings = settings
-        self._worker = worker
         self._random = random.Random(settings.seed)
         self.clock = measuring.clock
         self.sleep = measuring.sleep
@@ -459,7 +458,7 @@ class ServiceTimeSampler:
     def _begin(self, size: int) -> asyncio.Future[Finished]:
         payloads = self._items.batch(size)
         self.batches += 1
-        return self._measuring.run(self._worker, payloads, self._items.content_type, self._items.accept)
+        return self._measuring.run(WORKER, payloads, self._items.content_type, self._items.accept)
 
 
 def _is_steady(durations: list[float]) -> bool:

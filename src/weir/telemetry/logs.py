@@ -34,6 +34,7 @@ _OF_A_WORKER = re.compile(
     r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (DEBUG|INFO|WARNING|ERROR|CRITICAL) *(\S+) (\S+): (.*)"
 )
 
+MOST_OF_A_KIND, PERIOD = 5, 60.0  # so many errors of a kind have a line in so many seconds
 MOST_KINDS = 1000  # kinds of errors that are counted: a model may make types without end
 
 _LEVEL_OF_STATE = {"lost": logging.WARNING, "failed": logging.ERROR, "ready": logging.INFO}
@@ -301,11 +302,9 @@ def _redacted_value(key: str, value: Any) -> Any:
 
 
 class RateLimit:
-    """Passes the first `most` events of each kind in every `seconds`. `clock` returns seconds."""
+    """Passes the first MOST_OF_A_KIND events of each kind in every PERIOD. `clock` returns seconds."""
 
-    def __init__(self, most: int = 5, seconds: float = 60.0, clock: Callable[[], float] = time.monotonic) -> None:
-        self._most = most
-        self._seconds = seconds
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._begun: dict[Hashable, tuple[float, int]] = {}  # by kind: when its period began, and how many came since
 
@@ -314,12 +313,12 @@ class RateLimit:
         now = self._clock()
         begun, count = self._begun.get(kind, (now, 0))
         held = 0
-        if now - begun >= self._seconds:
-            held, begun, count = max(0, count - self._most), now, 0
+        if now - begun >= PERIOD:
+            held, begun, count = max(0, count - MOST_OF_A_KIND), now, 0
         if len(self._begun) >= MOST_KINDS:
             self._begun.clear()
         self._begun[kind] = begun, count + 1
-        return held if count < self._most else None
+        return held if count < MOST_OF_A_KIND else None
 
 
 class LogObserver(SilentObserver):

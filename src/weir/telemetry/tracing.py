@@ -5,7 +5,7 @@ Requests and batches link to each other both ways, because neither is the parent
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
 from opentelemetry import trace as api
@@ -35,18 +35,12 @@ class Tracing(SilentObserver):
         processor: takes the finished spans.
         ratio: the share, 0 to 1, of requests that are recorded, of those whose callers have not decided.
         service_name: the name of the service in the spans.
-        traces: starts the traces, in place of a new one with `ratio`.
-        wall_ns: returns nanoseconds since 1970.
     """
 
-    def __init__(
-        self, processor: SpanProcessor, *, ratio: float = 1.0, service_name: str = "weir", traces: Traces | None = None,
-        wall_ns: Callable[[], int] = time.time_ns,
-    ) -> None:  # fmt: skip
+    def __init__(self, processor: SpanProcessor, *, ratio: float = 1.0, service_name: str = "weir") -> None:
         self._processor = processor
-        self._traces = traces or Traces(ratio)
+        self._traces = Traces(ratio)
         self._resource = Resource.create({"service.name": service_name, "service.version": __version__})
-        self._wall_ns = wall_ns
         self._batches: dict[tuple[str, int], tuple[SpanContext, Dispatch, list[Trace]]] = {}
         self._logger = get_logger("weir")
 
@@ -200,7 +194,7 @@ class Tracing(SilentObserver):
 
     def _epoch_ns(self, now: float) -> int:
         """Return the time of day, in nanoseconds since 1970, at which the service's clock was 0."""
-        return self._wall_ns() - round(1e9 * now)
+        return time.time_ns() - round(1e9 * now)
 
     def _end(
         self, name: str, context: SpanContext, parent: SpanContext | None, kind: SpanKind, start: float, end: float,
