@@ -10,7 +10,7 @@ from tests.workers.models import Echo
 from tests.workers.pools import started
 
 from weir.messages import OCTETS
-from weir.workers.arena import ResultBlock
+from weir.workers.arena import SharedBlock
 
 LARGE = 600_000
 
@@ -56,7 +56,7 @@ def test_an_encoded_result_stays_with_the_worker_until_it_is_released() -> None:
             for number in range(10):  # there is room for one at a time
                 batch = pool.send(bytes([number]) * LARGE, accept=OCTETS)
                 (block,) = await pool.answer(batch)
-                assert isinstance(block, ResultBlock)
+                assert isinstance(block, SharedBlock)
                 assert pool.pool.gauges()["results_held_bytes"] == LARGE
                 assert bytes(block.view) == bytes([number]) * LARGE
                 block.release()

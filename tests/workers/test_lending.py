@@ -12,7 +12,7 @@ from tests.workers.pools import Pool, started
 from weir.messages import LENT, OBJECT
 from weir.model import Model, Tensor
 from weir.wire.inference import ArenaArrays
-from weir.workers.arena import ArenaBlock
+from weir.workers.arena import SharedBlock
 
 ROWS, WIDTH = 4, 40_000
 
@@ -80,7 +80,7 @@ def place_of(address: int) -> tuple[str, int]:
     raise AssertionError(f"{address:#x} is mapped nowhere")
 
 
-def received(pool: Pool, header: int = 137, rows: int = ROWS) -> tuple[ArenaArrays, ArenaBlock]:
+def received(pool: Pool, header: int = 137, rows: int = ROWS) -> tuple[ArenaArrays, SharedBlock]:
     """Return arrays over a body that was received into the arena, after a header."""
     size = 4 * rows * WIDTH
     block = pool.pool.reserve(header + size)

@@ -169,7 +169,7 @@ class Arena:
         except BaseException:
             os.close(fd)
             raise
-        self._blocks: dict[int, ArenaBlock] = {}  # by offset
+        self._blocks: dict[int, SharedBlock] = {}  # by offset
         self._offsets: list[int] = []  # their offsets in order
         self._ready_bytes = 0  # set aside from the start up to here
         self._closed = False
@@ -184,7 +184,7 @@ class Arena:
         """How much is free, in one piece or in several."""
         return self._allocator.free_bytes
 
-    def reserve(self, size_bytes: int) -> "ArenaBlock | None":
+    def reserve(self, size_bytes: int) -> "SharedBlock | None":
         """Return a new place with one owner; None if no free one is as long, or the system has no memory left."""
         offset = None if self._closed else self._allocator.allocate(size_bytes)
         if offset is None:
@@ -192,18 +192,18 @@ class Arena:
         if offset + size_bytes > self._ready_bytes and not self._set_aside(offset + size_bytes):
             self._allocator.free(offset)
             return None
-        block = self._blocks[offset] = ArenaBlock(self, offset, self._mapping.view(offset, size_bytes))
+        block = self._blocks[offset] = SharedBlock(self, offset, self._mapping.view(offset, size_bytes))
         insort(self._offsets, offset)
         return block
 
-    def find(self, address: int, size_bytes: int) -> "tuple[ArenaBlock, int] | None":
+    def find(self, address: int, size_bytes: int) -> "tuple[SharedBlock, int] | None":
         """Return the taken place that holds all of these bytes of this process's memory, and their offset in the arena; None if no place
         does."""
         offset = address - self._mapping.address
         block = self.at(offset, size_bytes)
         return None if block is None else (block, offset)
 
-    def at(self, offset: int, size_bytes: int) -> "ArenaBlock | None":
+    def at(self, offset: int, size_bytes: int) -> "SharedBlock | None":
         """Return the taken place that holds all of these bytes of the arena; None if no place does."""
         position = bisect_right(self._offsets, offset) - 1
         if position < 0:
@@ -211,8 +211,8 @@ class Arena:
         block = self._blocks[self._offsets[position]]
         return block if block.holds(offset, size_bytes) else None
 
-    def free(self, offset: int) -> None:
-        """Free the place at `offset`. Blocks call this."""
+    def free(self, offset: int, size_bytes: int) -> None:
+        """Free the place at `offset`, which has so many bytes. Blocks call this."""
         if not self._closed:
             self._allocator.free(offset)
             del self._blocks[offset], self._offsets[bisect_left(self._offsets, offset)]
@@ -238,17 +238,18 @@ class Arena:
 
 
 class SharedBlock:
-    """A place that counts its owners, and is freed when the last one releases it. See the Block protocol."""
+    """A place in `memory` that counts its owners, and is freed when the last one releases it. See the Block protocol."""
 
-    __slots__ = ("_owners", "offset", "view")
+    __slots__ = ("_owners", "memory", "offset", "view")
 
-    def __init__(self, offset: int, view: memoryview) -> None:
+    def __init__(self, memory: "Arena | Results", offset: int, view: memoryview) -> None:
         self._owners = 1
+        self.memory = memory
         self.offset = offset
         self.view = view
 
     def holds(self, offset: int, size_bytes: int) -> bool:
-        """Tell whether these bytes of the arena are all in it."""
+        """Tell whether these bytes of the memory are all in it."""
         return self.offset <= offset and offset + size_bytes <= self.offset + len(self.view)
 
     def retain(self) -> None:
@@ -259,25 +260,9 @@ class SharedBlock:
         """Remove an owner; the last one frees the place. Raises RuntimeError if there is no owner."""
         self._owners -= 1
         if self._owners == 0:
-            self._free()
+            self.memory.free(self.offset, len(self.view))
         elif self._owners < 0:
             raise RuntimeError(f"the block at {self.offset} was released too often. This is a bug in Weir")
-
-    def _free(self) -> None:
-        raise NotImplementedError  # each kind of block frees its own way
-
-
-class ArenaBlock(SharedBlock):
-    """A place in an Arena of this process."""
-
-    __slots__ = ("arena",)
-
-    def __init__(self, arena: Arena, offset: int, view: memoryview) -> None:
-        super().__init__(offset, view)
-        self.arena = arena
-
-    def _free(self) -> None:
-        self.arena.free(self.offset)
 
 
 class Results:
@@ -300,11 +285,11 @@ class Results:
         self._settle()
         return self._held_bytes
 
-    def block(self, offset: int, size_bytes: int) -> "ResultBlock":
+    def block(self, offset: int, size_bytes: int) -> "SharedBlock":
         """Return the place that the worker named, with one owner."""
         view = self._mapping.view(offset, size_bytes)
         self._held_bytes += size_bytes
-        return ResultBlock(self, offset, view)
+        return SharedBlock(self, offset, view)
 
     def free(self, offset: int, size_bytes: int) -> None:
         """Note that the worker may use this place again. Blocks call this, on any thread and at any moment: the end of an array is one."""
@@ -331,19 +316,6 @@ class Results:
                 self._freed.append(ref)
 
 
-class ResultBlock(SharedBlock):
-    """A place in a worker's Results. When it is freed, the worker may use it again."""
-
-    __slots__ = ("_results",)
-
-    def __init__(self, results: Results, offset: int, view: memoryview) -> None:
-        super().__init__(offset, view)
-        self._results = results
-
-    def _free(self) -> None:
-        self._results.free(self.offset, len(self.view))
-
-
 class BatchPlaces:
     """In the server, for one batch: puts payloads into the arena, or retains those that lie there already.
 
@@ -354,15 +326,15 @@ class BatchPlaces:
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
-        self.blocks: list[ArenaBlock] = []
+        self.blocks: list[SharedBlock] = []
 
     def place(self, payload: Any) -> Ref | None:
         """Return where `payload` lies in the arena now; None if there is no room for it."""
-        if isinstance(payload, ArenaBlock) and payload.arena is self._arena:
+        if isinstance(payload, SharedBlock) and payload.memory is self._arena:
             payload.retain()
             self.blocks.append(payload)
             return payload.offset, payload.view.nbytes
-        raw = memoryview(payload.view if isinstance(payload, (ArenaBlock, ResultBlock)) else payload).cast("B")
+        raw = memoryview(payload.view if isinstance(payload, SharedBlock) else payload).cast("B")
         return self._found(raw) or self._copied(raw)
 
     def take_back(self, ref: Ref) -> None:
@@ -399,7 +371,7 @@ class ResultFetch:
 
     def __init__(self, results: Results, *, lends: bool = False) -> None:
         self._results = results
-        self._lease: Callable[[ResultBlock], Any] | None = None
+        self._lease: Callable[[SharedBlock], Any] | None = None
         if lends:
             from weir.workers.run.tensors import (
                 lease,  # needs numpy, which other models' workers and servers do without
@@ -407,7 +379,7 @@ class ResultFetch:
 
             self._lease = lease
 
-    def cell(self, ref: Ref) -> ResultBlock:
+    def cell(self, ref: Ref) -> SharedBlock:
         """Return the place at `ref`."""
         return self._results.block(*ref)
 
@@ -428,7 +400,7 @@ def as_values(events: Events, accepts: str | list[str], *, lent: bool = False) -
     for position, output in enumerate(outputs):
         index = position if events.indices is None else events.indices[position]
         accept = accepts if isinstance(accepts, str) else accepts[index]
-        if isinstance(output, ResultBlock):
+        if isinstance(output, SharedBlock):
             if accept in (OBJECT, LENT):
                 outputs[position] = bytes(output.view)
                 output.release()
@@ -438,7 +410,7 @@ def as_values(events: Events, accepts: str | list[str], *, lent: bool = False) -
             }
 
 
-def find_array(arena: Arena, raw: memoryview) -> tuple[ArenaBlock, int] | None:
+def find_array(arena: Arena, raw: memoryview) -> tuple[SharedBlock, int] | None:
     """Return the place in `arena` that holds the array whose memory is `raw`, and where the array begins; None if it is not in the arena."""
     array: Any = raw.obj
     if getattr(array, "nbytes", None) != raw.nbytes:
@@ -456,7 +428,7 @@ class ResultPlaces:
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
         self._lock = threading.Lock()
-        self._open: list[ArenaBlock] = []  # given to the model for the batch that it computes
+        self._open: list[SharedBlock] = []  # given to the model for the batch that it computes
 
     def place(self, payload: Any) -> Ref | None:
         """Return where `payload` lies in the arena now; None if there is no room for it."""

@@ -10,7 +10,7 @@ from weir.errors import ModelNotReady, SettingsError, WeirError
 from weir.messages import Batch
 from weir.model import Model, is_tensor_model, overrides
 from weir.wire.frames import Start
-from weir.workers.arena import Arena, ArenaBlock, create_memory
+from weir.workers.arena import Arena, SharedBlock, create_memory
 from weir.workers.executor import Listener
 from weir.workers.process.launch import Launch, Template, unpinned
 from weir.workers.process.supervision import SupervisedWorker
@@ -109,7 +109,7 @@ class ProcessPool:
         """Tell `worker` that no caller waits for these entries any more."""
         self._workers[worker].cancel(batch_id, list(indices))
 
-    def reserve(self, size_bytes: int) -> ArenaBlock | None:
+    def reserve(self, size_bytes: int) -> SharedBlock | None:
         """Return a place in the arena for a payload to be received into; None if none that large is free."""
         return None if self._arena is None else self._arena.reserve(size_bytes)
 

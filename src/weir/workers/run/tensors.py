@@ -19,7 +19,7 @@ from weir.model import GROUP, PAD, RAGGED, Model, Tensor, is_batched, overrides
 from weir.wire.cells import LARGE_BYTES
 from weir.wire.tensors import DTYPES, Arrays, read_arrays, rows_of, to_arrays, to_bits, to_plain, to_text
 from weir.wire.values import DECODE, ENCODE
-from weir.workers.arena import ResultBlock
+from weir.workers.arena import SharedBlock
 from weir.workers.run.kserve import BodyReader, BodyWriter, Listed, head_of, joined
 from weir.workers.run.steps import Sizes
 
@@ -65,14 +65,14 @@ def _mapping(array: Array) -> mmap.mmap | None:
 class Lease(numpy.ndarray[Any, Any]):
     """The bytes of a result in shared memory, not writable. It owns their place, which is released when the last array over it is gone."""
 
-    _block: ResultBlock | None = None  # views and copies of this array have none
+    _block: SharedBlock | None = None  # views and copies of this array have none
 
     def __del__(self) -> None:
         if self._block is not None:
             self._block.release()
 
 
-def lease(block: ResultBlock) -> Lease:
+def lease(block: SharedBlock) -> Lease:
     """Return the bytes of `block`, which has one owner, as an array that is this owner."""
     # Not a view of an ordinary array: the views of a view would refer to that array, and not to this one.
     leased = Lease(len(block.view), numpy.uint8, block.view)
