@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.embedding.doors import Served, served
 from tests.embedding.hashing import HashingEncoder, vector_of
+from tests.embedding.served_texts import Served, served
 
 from weir.client.calls import NEVER, Retry, Unreachable
 from weir.client.embedding import ConcurrentEmbeddingClient, EmbeddingClient

@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 import openai
 import pytest
-from tests.embedding.doors import MAX_TEXTS, Served, served
 from tests.embedding.hashing import DIMENSIONS, HashingEncoder, vector_of
+from tests.embedding.served_texts import MAX_TEXTS, Served, served
 
 from weir.embedding.encoder import SMALL
 from weir.embedding.http import Listing, send_listing

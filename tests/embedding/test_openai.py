@@ -11,8 +11,8 @@ import numpy as np
 import openai
 import pytest
 from openapi_spec_validator import validate
-from tests.embedding.doors import MAX_TEXTS, Served, routes_of, served
 from tests.embedding.hashing import DIMENSIONS, HashingEncoder, vector_of
+from tests.embedding.served_texts import MAX_TEXTS, Served, routes_of, served
 
 from weir.catalog.registry import Registry
 from weir.embedding import openai as openai_door

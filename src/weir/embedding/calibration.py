@@ -83,7 +83,7 @@ def choose(measured: Sequence[Timed]) -> Budget:
 
 
 def safe(tokens: int) -> Budget:
-    """Return a budget of so many tokens that is right nowhere and wrong nowhere by much: padding counts in full."""
+    """Return a cautious budget of so many tokens: padding counts in full."""
     return Budget(
         max_batch_cost=float(tokens),
         max_batch_size=min(MAX_ROWS, max(1, tokens // SHORTEST)),

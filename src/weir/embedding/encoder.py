@@ -55,7 +55,7 @@ class Accepted:
         return not self._count
 
 
-SMALL = 16  # texts of a request that has the server's timeout, and may be answered by the fast lane
+SMALL = 16  # texts of a request that has the server's timeout, and may be answered by the fast path
 MAX_HELD = 1_000_000  # texts that are kept; a request of more is taken when there is no other
 MANY = 2_000  # texts that take the event loop's time: what is to be done with all of them at once is done in a thread
 LONGEST_TIMEOUT = 1e8
@@ -90,9 +90,9 @@ class Encoder:
     ) -> None:  # fmt: skip
         self._service = service
         self._tokenizer = tokenizer
-        self._name = name or service.name
-        self._dimensions = dimensions
-        self._max_length = max_length
+        self.name = name or service.name
+        self.dimensions = dimensions
+        self.max_length = max_length
         self._truncate = truncate
         self._split = split
         self._prompts = prompts or {}
@@ -113,21 +113,6 @@ class Encoder:
         self._giving_back: list[asyncio.TimerHandle] = []
 
     @property
-    def name(self) -> str:
-        """The model's name."""
-        return self._name
-
-    @property
-    def dimensions(self) -> int:
-        """How many numbers a vector has."""
-        return self._dimensions
-
-    @property
-    def max_length(self) -> int:
-        """The most tokens of a text that are read, special ones included."""
-        return self._max_length
-
-    @property
     def window(self) -> int:
         """How many texts are in the queue or running at once, but for those of callers who have had no more than others: enough to make batches
         by length from, and never all of the queue."""
@@ -140,7 +125,7 @@ class Encoder:
 
     async def drain(self) -> bool:
         """Take no more, and return when all requests have their ends; False if that took longer than the drain_timeout of the service.
-        It must take texts until then: what is large goes into its line little by little."""
+        It must take texts until then: a large request goes into its queue little by little."""
         return await self._accepted.drained(self._service.settings.drain_timeout)
 
     def close(self) -> None:
@@ -158,10 +143,10 @@ class Encoder:
         the request that is answered; raises Overloaded, or TooLarge, where the server has no room for them."""
         if isinstance(texts, str) or not texts:
             raise InvalidRequest(f"texts: must be a list of one text or more, is {brief(texts)}")
-        if dimensions is not None and not 0 < dimensions <= self._dimensions:
-            raise InvalidRequest(f"dimensions={dimensions}: must be 1 to {self._dimensions}")
+        if dimensions is not None and not 0 < dimensions <= self.dimensions:
+            raise InvalidRequest(f"dimensions={dimensions}: must be 1 to {self.dimensions}")
         # What a few equal texts cost to compute says nothing of what their vectors take until they are read.
-        charge(_NUMBER_BYTES * len(texts) * (dimensions or self._dimensions))
+        charge(_NUMBER_BYTES * len(texts) * (dimensions or self.dimensions))
         limit = f"timeout={timeout!r} s, which came with the request"
         if timeout is None:
             timeout, limit = self._default_timeout(len(texts))
@@ -184,7 +169,7 @@ class Encoder:
             encoding.errors = {}
         tracer, service = self._service.tracing, self._service
         with (
-            _UNTRACED if tracer is None else CallTrace(tracer, service, self._name, trace, door=door, count=len(texts))
+            _UNTRACED if tracer is None else CallTrace(tracer, service, self.name, trace, door=door, count=len(texts))
         ) as encoding.trace:
             await self._ended(encoding, timeout, loop)
         return (
@@ -259,7 +244,7 @@ class Encoder:
             encoding.trace.reads()
         self._readers.add(
             TokenizeRequest(
-                chunk, self._max_length, encoding.truncate, partial(self._read_chunk, encoding, start), encoding.split,
+                chunk, self.max_length, encoding.truncate, partial(self._read_chunk, encoding, start), encoding.split,
                 encoding.tokenize_options,
             ),
             sum(map(_size, chunk)) if len(encoding.texts) <= CHUNK else inf,
@@ -290,7 +275,7 @@ class Encoder:
             return True
         texts = len(encoding.texts if encoding.places is None else encoding.places)
         try:
-            encoding.claim.take(_NUMBER_BYTES * self._dimensions * texts * (longest - encoding.charged_tokens))
+            encoding.claim.take(_NUMBER_BYTES * self.dimensions * texts * (longest - encoding.charged_tokens))
         except WeirError as error:
             self._fail(encoding, error)
             return False
@@ -409,7 +394,9 @@ class Encoder:
             return
         if encoding.ended:  # its texts fail one after the other: where each stands is of no use any more
             return
-        if isinstance(error, DeadlineExceeded):  # the queue knows what was left of the time, the caller what he said
+        if isinstance(
+            error, DeadlineExceeded
+        ):  # the queue knows the time that was left, the request the timeout that the caller stated
             error = _too_late(encoding)
         self._fail(encoding, named(error, encoding.first_place(request.place)))
 

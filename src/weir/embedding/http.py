@@ -297,7 +297,7 @@ _HEADERS = [
     {"name": name, "in": "header", "required": False, "description": text, "schema": schema}
     for name, text, schema in (
         ("X-Request-Timeout", "seconds until the request expires", {"type": "number", "exclusiveMinimum": 0}),
-        ("X-Request-Priority", "higher goes first; 0 unless said otherwise", {"type": "integer"}),
+        ("X-Request-Priority", "higher goes first; 0 if not given", {"type": "integer"}),
         ("X-Client-Id", "whose texts these are, so that nobody takes more than a fair share", {"type": "string", "minLength": 1, "maxLength": 128}),
         ("X-Request-Id", "sent back with the answer", {"type": "string", "maxLength": 256}),
     )
@@ -326,7 +326,7 @@ def described_page(name: str, summary: str, answer: Schema, error: Schema) -> di
         "tags": ["texts"],
         "summary": summary,
         "responses": {
-            "200": {"description": "As said", "content": {JSON: {"schema": answer}}},
+            "200": {"description": "The answer", "content": {JSON: {"schema": answer}}},
             "default": {"description": "What is wrong", "content": {JSON: {"schema": error}}},
         },
     }

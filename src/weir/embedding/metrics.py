@@ -133,7 +133,7 @@ def _spread(name: str, values: Collection[float]) -> dict[str, float]:
 
 
 class TextCounts(Collector):
-    """Counts calls by model, door and status, the texts of those that were answered, and what is thrown away at the ZeroMQ port.
+    """Counts calls by model, frontend and status, the texts of those that were answered, and what is thrown away at the ZeroMQ port.
 
     Of `clients` it shows how many are active. `transferred` is told (model, door, bytes received, bytes sent) of each call that was answered.
     """
@@ -155,7 +155,7 @@ class TextCounts(Collector):
         self._truncated[model, door] += truncated
 
     def transferred(self, model: str, door: str, received_bytes: int, sent_bytes: int) -> None:
-        """Tell the sizes of a call that was answered, to whoever wants to hear."""
+        """Tell the observers the sizes of a call that was answered."""
         if self._transferred is not None:
             self._transferred(model, door, received_bytes, sent_bytes)
 

@@ -67,7 +67,7 @@ def unit_vectors(vectors: Floats) -> Floats:
 
 def _knn_accuracy(distances: Floats, labels: Sequence[str], neighbours: int) -> float:
     others = distances.copy()
-    np.fill_diagonal(others, np.inf)  # nobody is his own neighbour
+    np.fill_diagonal(others, np.inf)  # no text is its own neighbour
     count = min(neighbours, len(labels) - 1)
     nearest = np.argsort(others, axis=1, kind="stable")[:, :count]
     right = sum(_voted([labels[place] for place in row]) == label for row, label in zip(nearest, labels, strict=True))

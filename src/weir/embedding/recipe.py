@@ -64,7 +64,7 @@ class Precision(Enum):
     INT8 = "int8"  # onnxruntime alone: weights per channel, activations by their range at run time
 
 
-WINDOW = 5  # tokens that a mean of the hierarchical pooling is over, unless others are said
+WINDOW = 5  # tokens that a mean of the hierarchical pooling is over, unless a setting states another number
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def chosen_recipe(
 ) -> Recipe:  # fmt: skip
     """Return the recipe that these options make of `checkpoint`: None is what its files say, and the mean where they say nothing.
 
-    Raises SettingsError for a name that is none. Whether the model can do it is said when its runtime is opened.
+    Raises SettingsError for a name that is none. Whether the model can do it is checked when its runtime is opened.
     """
     try:
         numbers = Precision(precision)

@@ -216,7 +216,7 @@ class EncodeRequest:
 
 
 class TextRequest(InProcessRequest):
-    """One text in the queue of `service`, or a piece of one: a request like any other. Its end is told to `encoder`."""
+    """One text in the queue of `service`, or a piece of one: a request like any other. It tells `encoder` its end."""
 
     def __init__(
         self,

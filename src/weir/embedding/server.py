@@ -74,9 +74,9 @@ class EmbeddingProduct:
         self._status: Status
 
     async def calibrate(self, progress: Callable[[str], Progress]) -> None:
-        """Find out how large the batches of each model should be; to be called, if at all, before `models` are asked for.
+        """Measure how large the batches of each model should be. Call it, if at all, before `models`.
 
-        `progress` returns what hears of the measurement of the model called so. Raises what the start of a worker raises.
+        `progress` takes the name of a model, and returns what is told how far its measurement is. Raises what the start of a worker raises.
         """
         for model in self._models:
             budget = await model.budget(progress(model.name))
@@ -170,7 +170,7 @@ class EmbeddingProduct:
         """Nothing is to be made beforehand: the first worker makes the graphs, in a process of its own."""
 
     async def start(self) -> None:
-        """Remove what nobody uses of what was made for other models: these hold theirs now."""
+        """Remove graphs that no model uses any more: the models of this server hold theirs now."""
         for model in self._models:
             await asyncio.to_thread(model.prune)
 
@@ -184,7 +184,7 @@ class EmbeddingProduct:
             encoder.close()
 
     def _renew(self) -> None:
-        """Answer for the models as they run now: one may have been loaded anew."""
+        """Attach encoders and inference to the services that run now: a model may have been loaded again."""
         for name, encoder in self._encoders.items():
             service = self._context.registry.services.get(name)
             if service is not None:
@@ -214,7 +214,7 @@ class TextServer(NamedTuple):
 async def compose(settings: Settings, progress: Callable[[str], Progress]) -> TextServer:
     """Return the server that `settings` of the kind TEXTS make, after its models have been measured where they have to be.
 
-    `progress` returns what hears of the measurement of the model called so. Raises SettingsError naming the file of a model that
+    `progress` takes the name of a model, and returns what is told how far its measurement is. Raises SettingsError naming the file of a model that
     cannot be used, and what the start of a worker raises.
     """
     from weir.embedding.server import EmbeddingProduct  # loads a server, which the command line does not need

@@ -45,7 +45,7 @@ def installed() -> Sequence[str]:
 
 
 _MEASURED = "measured at the first start, see --calibrate"
-# What a model of texts has where nobody says it: embedding/text_model.py and embedding/calibration.py find it out.
+# What a setting is that nobody gives: embedding/text_model.py and embedding/calibration.py find it out.
 FOUND = {
     "workers": "one for each CPU, or for each --threads of them; 1 on GPUs, with torch, and where they are no processes",
     "threads": "the CPUs divided by the workers",
@@ -56,7 +56,7 @@ FOUND = {
     "padded": "true",
 }
 
-# What `weir embed serve` serves. A model's own name is said with it, and its class and parameters follow from the settings.
+# What `weir embed serve` serves. A model's name comes with its directory, and its class and parameters follow from the settings.
 TEXTS = ServerKind(
     {**embedding.MODEL_PARTS, **{part: kind for part, kind in MODEL_PARTS.items() if part != "Model"}},
     {**TEXT_SERVER_PARTS, **{part: kind for part, kind in SERVER_PARTS.items() if part != "Repository"}},

@@ -33,7 +33,7 @@ _FRACTION: Rule = (lambda value: 0 < value <= 1, "must be greater than 0 and at 
 
 @dataclass(frozen=True)
 class TextSettings:
-    """What is computed of a text. What is not said is read from the model's files."""
+    """What is computed of a text. Settings that are not given are read from the model's files."""
 
     pooling: str | None = setting(
         None, f"how the vectors of the tokens become one: {_NAMES}, or several joined: cls+mean (default: the model's own, else mean)",

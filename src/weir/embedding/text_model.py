@@ -40,7 +40,7 @@ class TextModelSpec(NamedTuple):
 
     @property
     def workers(self) -> int:
-        """How many workers there are: as was said, else as many as the CPUs are enough for, where they compute, and 1 elsewhere.
+        """The number of workers: as set, else as many as the CPUs are enough for where these compute, and 1 elsewhere.
 
         Runs of single texts on a CPU gain little from a second thread, and workers share the weights. The torch runtime shares nothing.
         """
@@ -54,13 +54,13 @@ class TextModelSpec(NamedTuple):
 
     @property
     def threads(self) -> int:
-        """How many threads a worker computes with: as was said, else its share of the CPUs that this process may use."""
+        """The number of threads that a worker computes with: as set, else its share of the CPUs that this process may use."""
         stated: int | None = self.settings.get("threads")
         return stated or max(1, _cpus() // self.workers)
 
     @property
     def wants_calibration(self) -> bool:
-        """Whether somebody has to find out how large batches should be."""
+        """Whether it has to be measured how large batches should be."""
         is_stated = "max_batch_cost" in self.settings or self.settings.get("executor") == "external"
         return self.computing.calibrate and not is_stated
 
@@ -101,7 +101,7 @@ def _cpus() -> int:
 
 
 def read_model(model: ModelToServe) -> TextModelSpec:
-    """Return what was said of a model whose target is a directory. Raises SettingsError."""
+    """Return the settings of a model whose target is a directory. Raises SettingsError."""
     rest = dict(model.settings)
     text = TextSettings(**_taken(TextSettings, rest))
     computing = ComputingSettings(**_taken(ComputingSettings, rest))
@@ -212,7 +212,7 @@ class ServedTextModel:
 
     @property
     def _run_tokens(self) -> int:
-        """How many tokens workers compute at once where nothing is said and nothing was measured."""
+        """The number of tokens that workers compute at once where neither a setting nor a measurement states it."""
         from weir.embedding.model import RUN_TOKENS_CPU, RUN_TOKENS_GPU
 
         return RUN_TOKENS_GPU if may_use_gpu(self._spec.computing.device_map) else RUN_TOKENS_CPU

@@ -100,7 +100,7 @@ class Encodes(Protocol):
         """Return the vectors of `texts`, in order.
 
         `client` says whose they are, so that no caller takes more than a fair share; `dimensions` keeps the first numbers of each vector;
-        `truncate` False refuses a text that is too long (None: what the server was told). `prompt` is the name of one of the model's, or the text itself that
+        `truncate` False refuses a text that is too long (None: the server's setting). `prompt` is the name of one of the model's, or the text itself that
         is to stand before every text; for `whole_words` see TokenizeOptions; with `each` a text that is wrong has its
         error among the answer's, and the others go on; `trace` is the
         caller's `traceparent`, or the Trace that the endpoint has begun. Raises InvalidRequest naming the place of the
@@ -108,7 +108,7 @@ class Encodes(Protocol):
         """
 
 
-MOST_CHARACTERS = 4096  # of a prompt that is said in full: it is read once for every text
+MOST_CHARACTERS = 4096  # of a prompt that is given in full: it is read once for every text
 
 _ENDS = (" ", ":", "\n")  # what the text itself ends with, and no name
 
@@ -133,7 +133,7 @@ def prompt_text(name: str, prompts: Mapping[str, str]) -> str:
 
 
 def prompt_of_server(name: str | None, prompts: Mapping[str, str]) -> str | None:
-    """Return the text of the prompt that a server was told to put before every text, None if it was told nothing. Raises SettingsError."""
+    """Return the text of the prompt that a server puts before every text by its settings, None if they name none. Raises SettingsError."""
     try:
         return None if name is None else prompt_text(name, prompts)
     except InvalidRequest as error:

@@ -10,8 +10,8 @@ import httpx
 import msgspec
 import numpy as np
 import pytest
-from tests.embedding.doors import served
 from tests.embedding.hashing import HashingEncoder, vector_of, words_of
+from tests.embedding.served_texts import served
 
 from weir.embedding.bert_as_service import http as bert_http
 from weir.errors import Overloaded

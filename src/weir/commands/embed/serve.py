@@ -1,4 +1,4 @@
-"""`weir embed serve`: vectors of texts over HTTP, ZeroMQ and every other door."""
+"""`weir embed serve`: vectors of texts over HTTP, ZeroMQ and every other frontend."""
 
 import inspect
 from dataclasses import replace
@@ -74,7 +74,7 @@ def _hidden(*flags: str) -> Any:
 
 
 def _with_stock_ports(settings: Settings, stock: Translated) -> Settings:
-    """Return `settings` with ZeroMQ where the clients of bert-as-service look for it, unless its port was said in today's words."""
+    """Return `settings` with ZeroMQ where the clients of bert-as-service look for it, unless its port was given by today's name."""
     zeromq: ZeroMqSettings = settings.more["ZeroMQ"]
     if zeromq.zmq_port and not stock.old_port:
         return settings

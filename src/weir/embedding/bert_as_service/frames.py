@@ -74,7 +74,7 @@ def read_texts(ask: Ask) -> list[Text]:
     """Return the texts of a request. It takes milliseconds at a time, however many there are, so that other threads are let in between.
 
     ` ||| ` parts the two texts of a pair. Characters that are no text are left out, as in bert-as-service: NUL, and halves of surrogate pairs. Raises
-    InvalidRequest if there are not as many texts as was said, or one of them is no text.
+    InvalidRequest if there are not as many texts as the request states, or one of them is no text.
     """
     found: list[Any] = []
     for piece in _pieces(ask.payload):

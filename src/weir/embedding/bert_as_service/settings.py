@@ -103,7 +103,7 @@ BERT_PORT, BERT_PORT_OUT = 5555, 5556  # that its server opens and its client lo
 # Several values may stand behind these, with spaces between; behind the others of TESTS none too.
 SEVERAL = ("pooling_layer", "device_map")
 TESTS = ("client_batch_size", "max_batch_size", "max_seq_len", "num_client", "pooling_layer")
-# What is said elsewhere now, by name.
+# Flags that are given elsewhere now, by name.
 ELSEWHERE: Mapping[str, str] = {
     "tuned_model_dir": "name the fine-tuned model's directory instead; weir embed convert takes the classifier of a checkpoint along",
     "ckpt_name": "weir embed convert has it, as --checkpoint",
@@ -116,7 +116,7 @@ _NUMBERS = re.compile(r"-?\d+(,-?\d+)*,?")
 
 
 class Translated(NamedTuple):
-    """What was said, by today's names. With `stock`, some of it by old ones; `old_port`: the port for requests too. `xla`: that was asked for."""
+    """The given settings, by today's names. With `stock`, some of it by old ones; `old_port`: the port for requests too. `xla`: that was asked for."""
 
     directories: list[str]
     today: dict[str, list[Any]]
@@ -126,7 +126,7 @@ class Translated(NamedTuple):
 
 
 def translated(directories: list[str] | None, given: Mapping[str, list[Any] | bool | None]) -> Translated:
-    """Return what was said by today's names. Raises SettingsError for a value that cannot be, and for what is said elsewhere."""
+    """Return the given settings by today's names. Raises SettingsError for a value that cannot be, and for what is said elsewhere."""
     known = {**OLD, **{ONE_DASH_PREFIX + name: old for name, old in ONE_DASH.items()}}
     found = list(directories or [])
     today: dict[str, list[Any]] = {}

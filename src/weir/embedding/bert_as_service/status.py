@@ -25,7 +25,7 @@ STOCK_POOLING = {
 
 
 class Status:
-    """Answers for the server that has `served`. `more` returns what else is to be said of its configuration, flags and the like."""
+    """Describes the server that has `served`. `more` returns further fields of its configuration, flags and the like."""
 
     def __init__(
         self, served: Mapping[str, Encodes], clients: TextClients, more: Callable[[], Mapping[str, Any]] = dict
@@ -75,10 +75,10 @@ def stock_fields(
     *,
     show_tokens: bool,
 ) -> Mapping[str, Any]:
-    """Return what `bert-serving-start` was told and its server says of itself, of the first model; `ports` are those of ZeroMQ.
+    """Return the fields that a server of bert-as-service shows of itself, of the first model; `ports` are those of ZeroMQ.
 
     What Weir has not is empty, of its type: no sockets lie between its parts, and neither TensorFlow nor libzmq is loaded. Null is left to what
-    was not said there either (`tuned_model_dir`), to ports that are not open, and to poolings that have no number there.
+    was not set there either (`tuned_model_dir`), to ports that are not open, and to poolings that have no number there.
     """
     text, computing, recipe = spec.text, spec.computing, model.recipe
     port, port_out = ports or (None, None)

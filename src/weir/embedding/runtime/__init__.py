@@ -1,4 +1,4 @@
-"""What computes vectors of tokens, the onnx runtime or torch, and on which device: as the user said, or where most memory is free."""
+"""What computes vectors of tokens, the onnx runtime or torch, and on which device: as the user chose, or where most memory is free."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""The HTTP doors of texts over encoders without a model, behind a real HTTP server."""
+"""The HTTP endpoints of texts over encoders without a model, behind a real HTTP server."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -65,6 +65,6 @@ async def served(
 
 
 def routes_of(site: EmbeddingContext, end: Callable[[], None]) -> list[BaseRoute]:
-    """Return the routes of both doors."""
+    """Return the routes of OpenAI and of bert-as-service."""
     status = Status(site.encoders, site.clients)
     return [*OpenAI(site).routes(), *Encode(site, status, control=Control(), end=end).routes()]
