@@ -160,7 +160,7 @@ def _numbers(name: str, text: str, *, negative: bool = False) -> list[int]:
 
 
 def _every_layer(directory: str | None) -> list[int]:
-    from weir.commands.embed.offline import directory_of
+    from weir.commands.embed import directory_of
     from weir.embedding.checkpoint.reading import read_checkpoint
 
     count = read_checkpoint(directory_of(Path(directory) if directory else None)).architecture.layers

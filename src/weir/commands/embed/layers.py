@@ -34,7 +34,7 @@ def layers(
     from rich.console import Console
     from rich.table import Table
 
-    from weir.commands.embed.offline import bar, directory_of
+    from weir.commands.embed import bar, directory_of
     from weir.commands.options import STDOUT, can_draw, check_results, print_table, write_atomically
     from weir.embedding.offline import draw, read_labelled, study_layers, table, to_dict
 

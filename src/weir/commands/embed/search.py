@@ -21,7 +21,7 @@ def search(
     from rich.console import Console
     from rich.table import Table
 
-    from weir.commands.embed.offline import bar, directory_of
+    from weir.commands.embed import bar, directory_of
     from weir.embedding.offline import read_labelled
     from weir.embedding.offline import search as nearest
 
