@@ -62,4 +62,4 @@ def test_our_own_house_grows_no_more() -> None:
     """The goal is 260 modules and 33,000 code lines. Lower these two numbers whenever the house has become smaller."""
     modules = read_modules()
     assert len(modules) <= 260
-    assert sum(module.lines for module in modules) <= 43_712
+    assert sum(module.lines for module in modules) <= 43_687

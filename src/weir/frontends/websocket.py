@@ -307,7 +307,7 @@ class Session:
             message = write()
             self._claim.take(len(message))
         except Exception as error:
-            self.post_failure(asked.id, _told(asked, error))
+            self.post_failure(asked.id, _shown(asked, error))
         else:
             self._post(_Outgoing(message, len(message)))
             request.exchange.transferred(request.received_bytes, len(message))
@@ -364,7 +364,7 @@ class Session:
                 outgoing.charged = len(message)
                 request.exchange.transferred(request.received_bytes, len(message))
             except Exception as error:
-                message = _failure(request.asked.id, _told(request.asked, error))
+                message = _failure(request.asked.id, _shown(request.asked, error))
             outgoing.message = message
         await self._send(message)
 
@@ -447,7 +447,7 @@ def _given_up() -> Cancelled:
     return Cancelled("the client has cancelled it")
 
 
-def _told(asked: InferenceRequest, error: Exception) -> WeirError:
+def _shown(asked: InferenceRequest, error: Exception) -> WeirError:
     """Return the error for an answer that could not be written; an exception that is not Weir's is logged."""
     if isinstance(error, WeirError):
         return error

@@ -64,8 +64,8 @@ class Control:
         """
         if self._token is not None:
             if token is None or not self.knows(token):
-                said = "came without it" if token is None else "came with another one"
-                raise Unauthorized(f"this call needs the server's control token, but {said}")
+                which = "came without it" if token is None else "came with another one"
+                raise Unauthorized(f"this call needs the server's control token, but {which}")
         elif not (self.settings.allow_control or (self._trusts_local and is_local(peer))):
             others = "only from the machine that it runs on, unless it" if self._trusts_local else "unless it"
             raise Forbidden(
@@ -83,9 +83,9 @@ class Control:
         Without a token, what a page in a browser or a proxy sends counts as from elsewhere: both make calls from this
         machine for a person who is not on it.
         """
-        said = list(headers)
-        token = bearer_in(said)
-        passed_on = any(name in _PASSED_ON or name == b"origin" for name, _ in said)
+        listed = list(headers)
+        token = bearer_in(listed)
+        passed_on = any(name in _PASSED_ON or name == b"origin" for name, _ in listed)
         self.require("elsewhere (a proxy or a page)" if passed_on and self._token is None else peer, token)
 
 
@@ -193,8 +193,8 @@ class Access:
             known = [hmac.compare_digest(given, digest) for digest in self._digests]
             if any(known) or (self._control is not None and self._control.knows(key)):
                 return
-        said = "came without it" if key is None else "came with another one"
-        raise Unauthorized(f"this server asks for its API key (Authorization: Bearer KEY), but the call {said}")
+        which = "came without it" if key is None else "came with another one"
+        raise Unauthorized(f"this server asks for its API key (Authorization: Bearer KEY), but the call {which}")
 
     def require_http(self, headers: Headers) -> None:
         """Do the same for a request with these headers, names in lower case.
@@ -203,9 +203,9 @@ class Access:
         whoever makes them call.
         """
         if self.required:
-            said = list(headers)
-            token = bearer_in(said)
-            self.require(_password_in(said) if token is None else token)
+            listed = list(headers)
+            token = bearer_in(listed)
+            self.require(_password_in(listed) if token is None else token)
 
 
 def read_keys(path: str) -> list[str]:
@@ -233,12 +233,12 @@ def _digest(key: str) -> bytes:
 
 
 def _password_in(headers: list[tuple[bytes, bytes]]) -> str | None:
-    said = dict(headers)
-    value = said.get(b"authorization", b"")
+    found = dict(headers)
+    value = found.get(b"authorization", b"")
     if value[:6].lower() != b"basic ":
         return None
     origins = [value.decode("latin-1") for name, value in headers if name == b"origin"]
-    if not allowed(origins, said.get(b"host", b"").decode("latin-1"), ()):
+    if not allowed(origins, found.get(b"host", b"").decode("latin-1"), ()):
         return None
     try:
         return base64.b64decode(value[6:].strip(), validate=True).decode("latin-1").partition(":")[2]

@@ -324,20 +324,20 @@ def read_generate(body: Body, declared: Sequence[Tensor], model: str, version: s
     A value is nested lists; where it has fewer dimensions than the model declares, it stands for one row. Raises
     InvalidRequest naming tensor, value and rule, and TooLarge for too many lists and objects, or names.
     """
-    said = parse(decode_json, body, "an object")
-    if not isinstance(said, dict):
-        raise InvalidRequest(f"body: must be an object as JSON, is {brief(said, 40)}")
+    document = parse(decode_json, body, "an object")
+    if not isinstance(document, dict):
+        raise InvalidRequest(f"body: must be an object as JSON, is {brief(document, 40)}")
     names = {tensor.name for tensor in declared}
-    name = "" if "id" in names else said.pop("id", "")
-    parameters = {} if "parameters" in names else said.pop("parameters", {})
+    name = "" if "id" in names else document.pop("id", "")
+    parameters = {} if "parameters" in names else document.pop("parameters", {})
     if not isinstance(name, str):
         raise InvalidRequest(f"id={brief(name)}: must be a text")
     try:
         checked: Parameters = msgspec.convert(parameters, Parameters)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"parameters: {error}") from None
-    rows = {tensor.name: _as_rows(said[tensor.name], tensor) for tensor in declared if tensor.name in said}
-    arrays = to_arrays({**said, **rows}, declared)
+    rows = {tensor.name: _as_rows(document[tensor.name], tensor) for tensor in declared if tensor.name in document}
+    arrays = to_arrays({**document, **rows}, declared)
     inputs = [
         TensorValue(tensor.name, tensor.datatype, arrays[tensor.name]) for tensor in declared if tensor.name in arrays
     ]
@@ -356,13 +356,13 @@ def _as_rows(value: Any, tensor: Tensor) -> Any:
 def write_generated(response: InferenceResponse) -> bytes:
     """Return `response` as `{"model_name", "model_version", "<output>": value, ...}`: one value by itself, several as a flat
     list. InvalidRequest for a tensor without a JSON form."""
-    said: dict[str, Any] = {"model_name": response.model, "model_version": response.version}
+    document: dict[str, Any] = {"model_name": response.model, "model_version": response.version}
     if response.id:
-        said["id"] = response.id
+        document["id"] = response.id
     for tensor in response.outputs:
         data = written(tensor).data
-        said[tensor.name] = data[0] if numpy.size(tensor.array) == 1 and isinstance(data, list) else data
-    return encode(said)
+        document[tensor.name] = data[0] if numpy.size(tensor.array) == 1 and isinstance(data, list) else data
+    return encode(document)
 
 
 MAX_REMEMBERED = 256  # shapes; there are few where it matters

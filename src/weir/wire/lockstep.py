@@ -91,13 +91,13 @@ def decode_reply(body: bytes, ids: Sequence[str]) -> LockstepReply:
 
     Raises FrameError if it is no such map, or if `error_ids` is not made of whole ids.
     """
-    said = _map(body)
-    named = said.pop(ERROR_IDS, b"").decode("ascii", "replace")
+    answer = _map(body)
+    named = answer.pop(ERROR_IDS, b"").decode("ascii", "replace")
     if len(named) % ID_LENGTH:
         raise FrameError(f"error_ids of {len(named)} characters, which must be {ID_LENGTH} for each id")
     wrong = {named[start : start + ID_LENGTH] for start in range(0, len(named), ID_LENGTH)}
     return LockstepReply(
-        [said.get(each) for each in ids],
+        [answer.get(each) for each in ids],
         frozenset(index for index, each in enumerate(ids) if each in wrong) if wrong else frozenset(),
     )
 

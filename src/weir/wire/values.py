@@ -130,10 +130,10 @@ def _readable(content: bytes) -> str:
     """Return the content of a text in JSON, as far as it can be read."""
     raw = content.decode(errors="replace")
     try:
-        said: str = json.loads(f'"{raw}"', strict=False)
+        text: str = json.loads(f'"{raw}"', strict=False)
     except ValueError:
         return raw
-    return said
+    return text
 
 
 # What msgspec raises when it reads something wrong, and when it is given something that it cannot write.
@@ -479,8 +479,8 @@ def find_nonfinite(body: bytes | bytearray | memoryview) -> str | None:
     if not any(word in text for word in _WORDS):
         return None
     try:
-        said = json.loads(text)
-        tensors = [tensor for key in ("inputs", "outputs") for tensor in said.get(key) or ()]
+        document = json.loads(text)
+        tensors = [tensor for key in ("inputs", "outputs") for tensor in document.get(key) or ()]
         for tensor in tensors:
             number = _first(tensor.get("data"))
             if number is not None:

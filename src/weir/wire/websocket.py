@@ -98,9 +98,9 @@ def read_answer(message: Message) -> InferenceResponse | ErrorMessage:
 
 def write_request(request: InferenceRequest, *, binary: bool = True) -> Message:
     """Return `request` as a message; with `binary` its tensors as raw bytes. InvalidRequest for one without a JSON form."""
-    said = {"model_name": request.model} | ({"model_version": request.version} if request.version else {})
+    named = {"model_name": request.model} | ({"model_version": request.version} if request.version else {})
     written = kserve_binary.write_request(request, lambda _: binary)
-    header = b"%b,%b" % (encode(said)[:-1], bytes(written.parts[0])[1:])
+    header = b"%b,%b" % (encode(named)[:-1], bytes(written.parts[0])[1:])
     return _message(header, written.parts[1:])
 
 

@@ -35,7 +35,7 @@ from weir.testing import FakeExecutor, RecordingObserver
 from weir.wire.inference import InferenceRequest, TensorValue
 from weir.wire.kserve_grpc import methods, write_request
 
-TLS = Path(__file__).parents[1] / "tls"
+TLS = Path(__file__).parents[1] / "http" / "tls"
 FILES = {"tls_certfile": str(TLS / "certificate.pem"), "tls_keyfile": str(TLS / "key.pem")}
 
 

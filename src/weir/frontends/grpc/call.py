@@ -121,11 +121,11 @@ class IncomingCall:
         """Give the call its end, with `body` as the last message; nothing happens if it has had one."""
         if self.over:
             return
-        said = [] if body is None else [cygrpc.SendMessageOperation(body, 0)]
+        messages = [] if body is None else [cygrpc.SendMessageOperation(body, 0)]
         status = cygrpc.SendStatusFromServerOperation(trailers, code, text.encode(), 0)
         large = body is not None and len(body) > _COUNTED_ABOVE
         heard = self._when_sent(len(body)) if body is not None and large else _nothing
-        operations = *self._head(), *said, status
+        operations = *self._head(), *messages, status
         if not self._watched:
             # The core reports the end of the call and its status in one event where there would be two.
             self._watched = True

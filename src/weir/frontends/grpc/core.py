@@ -170,23 +170,23 @@ class Connected:
 
 
 def _server_ids() -> set[int]:
-    return {int(each["ref"]["serverId"]) for each in _told(cygrpc.channelz_get_servers(0)).get("server", ())}
+    return {int(each["ref"]["serverId"]) for each in _decoded(cygrpc.channelz_get_servers(0)).get("server", ())}
 
 
 def _pages(server: int) -> Iterator[int]:
     """Yield how many sockets there are on each page of the core's account."""
     start, is_last = 0, False
     while not is_last:
-        page = _told(cygrpc.channelz_get_server_sockets(server, start, 0))
+        page = _decoded(cygrpc.channelz_get_server_sockets(server, start, 0))
         sockets = page.get("socketRef", [])
         yield len(sockets)
         is_last = not sockets or bool(page.get("end"))
         start = 0 if is_last else int(sockets[-1]["socketId"]) + 1
 
 
-def _told(document: bytes) -> dict[str, Any]:
-    told: dict[str, Any] = decode(document)
-    return told
+def _decoded(document: bytes) -> dict[str, Any]:
+    decoded: dict[str, Any] = decode(document)
+    return decoded
 
 
 class Unsent:

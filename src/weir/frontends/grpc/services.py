@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 _PREFIX = "inference."
 
 
-def filled(name: str, said: Mapping[str, Any]) -> Any:
+def filled(name: str, values: Mapping[str, Any]) -> Any:
     """Return the message of that name with the values of its fields."""
-    return ParseDict(dict(said), message(_PREFIX + name)(), descriptor_pool=POOL)
+    return ParseDict(dict(values), message(_PREFIX + name)(), descriptor_pool=POOL)
 
 
 class Showing:
@@ -104,8 +104,8 @@ class Controlling:
         """Load a model of the repository, or load it again."""
         self._check(call)
         name = named(asked)
-        said = await self._load_arguments(asked, repository_parameters(asked), {})
-        await self._context.manager.load_model(name, **said._asdict())
+        arguments = await self._load_arguments(asked, repository_parameters(asked), {})
+        await self._context.manager.load_model(name, **arguments._asdict())
         return filled("RepositoryModelLoadResponse", {"model_name": name, "isLoaded": True})
 
     async def RepositoryModelUnload(self, asked: Any, call: IncomingCall) -> Any:
@@ -126,8 +126,8 @@ class Controlling:
         parameters = read_parameters(asked.parameters)
         own = {name: value for name, value in parameters.items() if not kserve.is_of_repository(name)}
         repository = {name: value for name, value in parameters.items() if kserve.is_of_repository(name)}
-        said = await self._load_arguments(asked, repository, own)
-        await self._context.manager.load_model(asked.name, **said._asdict())
+        arguments = await self._load_arguments(asked, repository, own)
+        await self._context.manager.load_model(asked.name, **arguments._asdict())
         return filled("ModelLoadResponse", {})
 
     async def ModelUnload(self, asked: Any, call: IncomingCall) -> Any:
@@ -227,11 +227,11 @@ class Health:
 
     async def watch(self, asked: Any) -> AsyncGenerator[Any, None]:
         """Yield how it is, and how it is whenever that changes."""
-        said = _UNKNOWN
+        sent = _UNKNOWN
         while True:
             is_last, status = self._refusing.is_set(), self._status(asked.service)
-            if status != said:
-                said = status
+            if status != sent:
+                sent = status
                 yield _Response(status=status)
             if is_last:  # not what may have happened while the answer was on its way
                 return
@@ -280,10 +280,10 @@ class Reflection:
         if question not in self._answers:  # our messages have no extensions, and never will
             return self._failed(answered, grpc.StatusCode.NOT_FOUND, f"there is nothing for {question}")
         try:
-            said = self._answers[question](getattr(asked, question))
+            found = self._answers[question](getattr(asked, question))
         except KeyError as error:
             return self._failed(answered, grpc.StatusCode.NOT_FOUND, str(error.args[0]))
-        answered.MergeFrom(self._response(**said))
+        answered.MergeFrom(self._response(**found))
         return answered
 
     def _list(self, _: str) -> dict[str, Any]:

@@ -52,26 +52,26 @@ class Gate:
 
 def with_key(document: dict[str, Any]) -> dict[str, Any]:
     """Return an OpenAPI document that describes, besides, that all but the open paths need the key, and the answer to requests without it."""
-    said = deepcopy(document)
-    said["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-    said["security"] = [{"key": []}]
-    for path, operations in said["paths"].items():
+    described = deepcopy(document)
+    described["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    described["security"] = [{"key": []}]
+    for path, operations in described["paths"].items():
         for operation in operations.values():
             if path in OPEN:
                 operation["security"] = []
             else:
                 operation["responses"].setdefault("401", {"description": f"Unauthorized: {Unauthorized.__doc__}"})
-    return said
+    return described
 
 
 async def _deny(answer: HttpResponse, scope: Scope, send: Send) -> None:
     if _DENIAL not in scope.get("extensions", {}):
         return await send({"type": "websocket.close"})  # which servers answer with 403
 
-    async def told(message: Message) -> None:
+    async def send_denial(message: Message) -> None:
         await send({**message, "type": f"websocket.{message['type']}"})
 
-    await send_answer(told, answer)
+    await send_answer(send_denial, answer)
 
 
 def _wants_page(scope: Scope) -> bool:

@@ -13,7 +13,7 @@ from weir.frontends.http.fast.kserve import HotKserve
 from weir.frontends.http.fast.native import HotNative
 from weir.frontends.http.fast.shared import HttpShared
 from weir.model import Model
-from weir.protocols.kserve.context import KserveContext as KserveSite
+from weir.protocols.kserve.context import KserveContext
 from weir.protocols.settings import HttpSettings
 from weir.serving.service import Service
 from weir.testing import FakeBlock, FakeClock, FakeExecutor, RecordingObserver
@@ -218,7 +218,7 @@ async def site(
     hand_over = HandOver(app or hello, http)
     hand_over.config.load()
     registry = Registry([service])
-    route_handlers = (HotNative(registry, http), HotKserve(KserveSite(registry, http)))
+    route_handlers = (HotNative(registry, http), HotKserve(KserveContext(registry, http)))
     await service.start()
     try:
         yield Site(

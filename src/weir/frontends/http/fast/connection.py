@@ -374,7 +374,7 @@ class LoggedConnection(Connection):
         super().__init__(shared)
         self._log = log
         self._began = 0.0
-        self._told = False  # of the request in flight: it has its line
+        self._logged = False  # of the request in flight: it has its line
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin."""
@@ -395,7 +395,7 @@ class LoggedConnection(Connection):
     def wrote(self, data: bytes, size_bytes: int) -> None:
         """Tell the log of an answer that begins with `data` and has so many bytes with its head."""
         if not data.startswith(_CONTINUE):
-            self._told = True
+            self._logged = True
             self._tell(int(data[_STATUS]), size_bytes - data.find(END_OF_HEAD) - len(END_OF_HEAD))
 
     def _tell(self, status: int, size_bytes: int) -> None:
@@ -406,16 +406,16 @@ class LoggedConnection(Connection):
         method, _, rest = line.partition(b" ")
         target, _, protocol = rest.partition(b" ")
         client = self.transport.get_extra_info("peername")
-        said = method[:_MOST].decode("latin-1") or "-", target or b"-", status, size_bytes, self._began
-        self._log.answered(client, *said, protocol[:_MOST].decode("latin-1") or "-")
+        entry = method[:_MOST].decode("latin-1") or "-", target or b"-", status, size_bytes, self._began
+        self._log.answered(client, *entry, protocol[:_MOST].decode("latin-1") or "-")
 
     def _dispatch(self, plan: "RoutePlan", payload: "bytes | Block") -> None:
         self._plan = plan
-        self._told = False
+        self._logged = False
         super()._dispatch(plan, payload)
 
     def _leave(self) -> None:
-        if self._request is not None and not self._told:
+        if self._request is not None and not self._logged:
             self._tell(LEFT, 0)
         super()._leave()
 

@@ -96,8 +96,8 @@ class Upgraded(Charged, WebSocketsSansIOProtocol):
 
     busy = False  # the sessions drain themselves
 
-    def __init__(self, *arguments: Any, **said: Any) -> None:
-        super().__init__(*arguments, **said)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         # Status, and bytes of the body, of an answer to the request that opens it, where no application has given it.
         self.refused_with = 0, 0
         self._joined = False
@@ -503,8 +503,10 @@ class UvicornConnection(Charged, HttpToolsProtocol):
         self._in_body = self._left != 0
         self._framing = self._chunks = 0
         if codings and codings.strip().lower() != b"chunked":
-            said = codings.decode("latin-1")
-            self._stop(Unsupported(f"Transfer-Encoding {said!r:.80}: only chunked is read; gzip is a Content-Encoding"))
+            coding = codings.decode("latin-1")
+            self._stop(
+                Unsupported(f"Transfer-Encoding {coding!r:.80}: only chunked is read; gzip is a Content-Encoding")
+            )
         if self._in_body and self.parser.should_upgrade() and self._should_upgrade():
             self._stop(InvalidRequest("a request that opens a WebSocket must not have a body"))
 
