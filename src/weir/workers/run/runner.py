@@ -3,21 +3,39 @@
 payloads ─ read ─ preprocess ─┤ prepare         (decode, validate)
                     predict ─┐
    postprocess ─ write ──────┤ compute          (validate, encode)
+
+The `predict` of a streaming model is a generator: `StreamingRun` runs it, and sends what it yields at once.
 """
 
 import itertools
 import logging
 import math
 from collections.abc import Callable, Container, Generator, Iterator
+from operator import index as as_index
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
-from weir.errors import Cancelled, WeirError
+from weir.errors import Cancelled, ModelError, WeirError
 from weir.messages import OBJECT, Batch, EventKind, Events, Timing
-from weir.model import Example, Model, is_tensor_model
+from weir.model import Example, Last, Model, is_tensor_model
 from weir.workers.run.codecs import Reader, Writer
-from weir.workers.run.steps import ENDS_THE_PROCESS, Prediction, PreparedBatch, ValuesOrErrors, has_failed, takes
-from weir.workers.run.streaming import StreamingRun
+from weir.workers.run.steps import (
+    ENDS_THE_PROCESS,
+    Fatal,
+    Prediction,
+    PreparedBatch,
+    ValuesOrErrors,
+    copies,
+    each,
+    fault_of,
+    has_failed,
+    model_error,
+    takes,
+)
+
+logger = logging.getLogger("weir")
+
+Yielded = dict[int, Any]  # what `predict` yields: answers by index in the list that it got
 
 
 def warmup_batches(model: type[Model], max_batch_size: int) -> Iterator[Batch]:
@@ -45,9 +63,6 @@ def _filled(model: type[Model], items: list[Any], size: int) -> Iterator[Any]:
     from weir.workers.run.tensors import repeated
 
     return iter(repeated(model, items[0], size))  # one example, for all rows of a batch have the same shape
-
-
-logger = logging.getLogger("weir")
 
 
 def load_shared(model_class: type[Model], params: dict[str, Any], max_batch_size: int) -> Model:
@@ -206,3 +221,237 @@ def _nothing() -> None:
 
 def _kinds(outputs: ValuesOrErrors) -> list[EventKind]:
     return [EventKind.ERROR if isinstance(output, WeirError) else EventKind.DONE for output in outputs]
+
+
+class Ends(NamedTuple):
+    """The end of entries: an error each, or (None) an end without a further answer."""
+
+    entries: list[int]
+    error: WeirError | None
+
+
+class StreamProgress:
+    """One run of `predict`: which entries it is for, and which of them have ended.
+
+    `predict` numbers the items that it gets from 0; `entries` are their indices in the batch. `cancelled` grows when callers leave.
+    """
+
+    def __init__(self, entries: list[int], cancelled: Container[int]) -> None:
+        self.entries = entries
+        self.has_yielded = False
+        self._cancelled = cancelled
+        self._ended: set[int] = set()
+
+    @property
+    def left(self) -> frozenset[int]:
+        """The items, as `predict` numbers them, that have ended or that no caller waits for."""
+        return frozenset(
+            place for place, entry in enumerate(self.entries) if place in self._ended or entry in self._cancelled
+        )
+
+    @property
+    def over(self) -> bool:
+        """Whether that is so of all items."""
+        return len(self.left) == len(self.entries)
+
+    def open_entries(self) -> list[int]:
+        """Return the entries, by their indices in the batch, that go on."""
+        left = self.left
+        return [entry for place, entry in enumerate(self.entries) if place not in left]
+
+    def ended(self, places: list[int]) -> None:
+        """Note that these items, as `predict` numbers them, have ended."""
+        self._ended.update(places)
+
+
+class StreamingRun:
+    """Runs batches through the generator `predict` of one model instance, one batch at a time."""
+
+    def __init__(
+        self, model: Model, prediction: Prediction, writer: Writer, *, retry_in_halves: bool, fatal: Fatal
+    ) -> None:
+        self._model = model
+        self._prediction = prediction
+        self._writer = writer
+        self._halves = retry_in_halves
+        self._fatal = fatal
+        self._check = _tensor_check(model) if is_tensor_model(type(model)) else None
+
+    def run(
+        self, prepared: PreparedBatch, cancelled: Container[int], restarted: Callable[[], None]
+    ) -> Generator[Events, None, None]:
+        """Yield the events of the batch as soon as there are any, the final ones last. Close the generator to give up.
+
+        `restarted` is called when a limit on the time of `predict` starts anew without events.
+        """
+        batch_id, column = prepared.batch_id, prepared.column
+        refused = [entry for entry, value in enumerate(column) if isinstance(value, WeirError)]
+        if refused:
+            outputs = [column[entry] for entry in refused]
+            yield Events(batch_id, outputs, indices=refused, kinds=[EventKind.ERROR] * len(refused), final=False)
+        entries = [entry for entry, value in enumerate(column) if not isinstance(value, WeirError)]
+        clock = _Clock()
+        ends = yield from self._run(_StreamedBatch(prepared, cancelled, restarted, clock), entries)
+        timing = Timing(prepared.seconds, clock.predict, clock.postprocess)
+        yield _ends_of(batch_id, ends, final=True, timing=timing)
+
+    def _run(self, batch: "_StreamedBatch", entries: list[int]) -> Generator[Events, None, Ends]:
+        """Yield the events of `entries`; return the end of those that have not ended by then."""
+        course = StreamProgress(entries, batch.cancelled)
+        failure: WeirError | None = None
+        if not course.over:
+            try:
+                yield from self._drive(batch, course)
+            except _Failed as failed:
+                failure = failed.error
+        left = course.open_entries()
+        if failure is not None and not course.has_yielded and len(left) > 1 and self._halves:
+            middle = len(left) // 2
+            batch.restarted()
+            yield _ends_of(batch.prepared.batch_id, (yield from self._run(batch, left[:middle])), final=False)
+            batch.restarted()
+            return (yield from self._run(batch, left[middle:]))
+        return Ends(left, failure)
+
+    def _drive(self, batch: "_StreamedBatch", course: StreamProgress) -> Generator[Events, None, None]:
+        """Run the generator until it returns, or no caller is left. Raises _Failed with what it raised."""
+        steps = self._started([batch.prepared.column[entry] for entry in course.entries])
+        left: frozenset[int] | None = None
+        try:
+            while True:
+                given = self._next(steps, left, batch.clock)
+                if given is None:
+                    return
+                course.has_yielded = True
+                events = self._events(batch, course, given)
+                if events is None:
+                    batch.restarted()
+                else:
+                    yield events
+                left = course.left
+                if len(left) == len(course.entries):
+                    return
+        finally:
+            self._close(steps)
+
+    def _started(self, items: list[Any]) -> Generator[Any, Any, Any]:
+        try:
+            steps = self._model.predict(items)
+        except BaseException as error:
+            raise self._failed(error) from None
+        if not isinstance(steps, Generator):
+            raise _Failed(
+                ModelError(f"predict returned a {type(steps).__name__}, must be a generator as the model is streaming")
+            )
+        return steps
+
+    def _next(self, steps: Generator[Any, Any, Any], left: frozenset[int] | None, clock: "_Clock") -> Yielded | None:
+        began = perf_counter()
+        try:
+            given = steps.send(left)
+        except StopIteration:
+            return None
+        except BaseException as error:
+            raise self._failed(error) from None
+        finally:
+            clock.predict += perf_counter() - began
+        if not isinstance(given, dict):
+            raise _Failed(ModelError(f"predict yielded a {type(given).__name__}, must be a dict of answers by index"))
+        return given
+
+    def _failed(self, error: BaseException) -> "_Failed":
+        if isinstance(error, self._fatal):
+            raise error
+        return _Failed(error if isinstance(error, WeirError) else model_error("predict", error))
+
+    def _events(self, batch: "_StreamedBatch", course: StreamProgress, given: Yielded) -> Events | None:
+        """Return the events of what `predict` has just yielded; None if no caller gets any of it."""
+        began = perf_counter()
+        left, count = course.left, len(course.entries)
+        answers = {_place(index, count): answer for index, answer in given.items()}
+        places = [place for place in answers if place not in left]
+        if not places:
+            return None
+        entries = [course.entries[place] for place in places]
+        last = [isinstance(answers[place], Last) for place in places]
+        values = [answers[place].answer if final else answers[place] for place, final in zip(places, last, strict=True)]
+        outputs = self._written(batch, entries, values)
+        kinds = [_kind(output, final) for output, final in zip(outputs, last, strict=True)]
+        course.ended([place for place, kind in zip(places, kinds, strict=True) if kind != EventKind.PART])
+        batch.clock.postprocess += perf_counter() - began
+        return Events(batch.prepared.batch_id, outputs, indices=entries, kinds=kinds, final=False)
+
+    def _written(self, batch: "_StreamedBatch", entries: list[int], values: ValuesOrErrors) -> ValuesOrErrors:
+        if self._check is not None:
+            values = each(self._check, values, fault_of("predict"), fatal=self._fatal)
+        _, accepts, column, heads, _ = batch.prepared
+        answers = self._prediction.postprocess(values, [column[entry] for entry in entries])
+        return self._writer.write(
+            answers,
+            accepts if isinstance(accepts, str) else [accepts[entry] for entry in entries],
+            None if heads is None else [heads[entry] for entry in entries],
+        )
+
+    def _close(self, steps: Generator[Any, Any, Any]) -> None:
+        """End the generator. What it raises then is logged, for no caller is left."""
+        try:
+            steps.close()
+        except BaseException as error:
+            if isinstance(error, self._fatal):
+                raise
+            logger.exception("predict raised when it was told that nobody is left")
+
+
+class _Clock:
+    """How many seconds were spent in the model's generator, and with what it yielded."""
+
+    def __init__(self) -> None:
+        self.predict = 0.0
+        self.postprocess = 0.0
+
+
+class _StreamedBatch(NamedTuple):
+    """The batch that runs, its cancelled entries, the callback for a new start of the time limit, and its clock."""
+
+    prepared: PreparedBatch
+    cancelled: Container[int]
+    restarted: Callable[[], None]
+    clock: _Clock
+
+
+class _Failed(Exception):
+    """`predict` ended with an error, which all entries get that have not ended."""
+
+    def __init__(self, error: WeirError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+def _ends_of(batch_id: int, ends: Ends, *, final: bool, timing: Timing | None = None) -> Events:
+    count = len(ends.entries)
+    outputs: list[Any] = [b""] * count if ends.error is None else [*copies(ends.error, count)]
+    kinds = [EventKind.END if ends.error is None else EventKind.ERROR] * count
+    return Events(batch_id, outputs, indices=ends.entries, kinds=kinds, final=final, timing=timing)
+
+
+def _place(index: Any, count: int) -> int:
+    """Return the index that `predict` yielded as an int. Raises _Failed if it is not the index of one of `count` items."""
+    try:
+        place = as_index(index)
+    except TypeError:
+        place = -1
+    if not 0 <= place < count:
+        raise _Failed(ModelError(f"predict yielded an answer to item {index!r:.100} of a batch of {count}"))
+    return place
+
+
+def _kind(output: Any, last: bool) -> EventKind:
+    if isinstance(output, WeirError):
+        return EventKind.ERROR
+    return EventKind.DONE if last else EventKind.PART
+
+
+def _tensor_check(model: Model) -> Callable[[Any], Any]:
+    from weir.workers.run import tensors
+
+    return tensors.part_of(model)
