@@ -61,5 +61,5 @@ def test_our_own_house_has_no_circles_and_no_name_twice(capsys: pytest.CaptureFi
 def test_our_own_house_grows_no_more() -> None:
     """The goal is 260 modules and 33,000 code lines. Lower these two numbers whenever the house has become smaller."""
     modules = read_modules()
-    assert len(modules) <= 260
+    assert len(modules) <= 259
     assert sum(module.lines for module in modules) <= 43_687

@@ -8,7 +8,7 @@ import pytest
 from weir.errors import SettingsError
 from weir.messages import JSON, OBJECT
 from weir.model import Example, Measure, Model, Tensor
-from weir.profiling.items import Entry, Items, RawItem, items_of, read_items
+from weir.profiling.items import Entry, Items, ProfilingSettings, RawItem, items_of, read_items
 
 
 class Plain(Model):
@@ -191,3 +191,18 @@ def test_the_files_of_a_folder_are_bodies(tmp_path: Path) -> None:
     assert read_items(tmp_path) == [RawItem(b"a"), RawItem(b"b")]
     with pytest.raises(SettingsError, match="there are none in it"):
         read_items(tmp_path / "folder")
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"sizes": [4, 0]}, "sizes=0: must be whole numbers of rows, 1 or more"),
+        ({"seconds": 0.0}, r"seconds=0.0: must be greater than 0"),
+        ({"confidence": -1.0}, r"confidence=-1.0: must be a share, greater than 0 and less than 1"),
+        ({"confidence": 2.0}, r"confidence=2.0: must be a share, greater than 0 and less than 1"),
+        ({"power": 0.0}, r"power=0.0: must be greater than 0"),
+    ],
+)
+def test_a_setting_that_cannot_be_says_which(setting: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        ProfilingSettings(**setting)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.profiling.kit import Duration, TimedExecutor, items, started
 
-from weir.errors import InvalidRequest, ModelError, SettingsError
+from weir.errors import InvalidRequest, ModelError
 from weir.messages import OBJECT, Batch, Events
 from weir.profiling.items import ProfilingSettings
 from weir.profiling.sampling import (
@@ -193,21 +193,6 @@ def test_a_batch_that_fails_leaves_none_that_is_waited_for() -> None:
             await sampler.back_to_back(2, 1.0)
 
     asyncio.run(story())
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ({"sizes": [4, 0]}, "sizes=0: must be whole numbers of rows, 1 or more"),
-        ({"seconds": 0.0}, r"seconds=0.0: must be greater than 0"),
-        ({"confidence": -1.0}, r"confidence=-1.0: must be a share, greater than 0 and less than 1"),
-        ({"confidence": 2.0}, r"confidence=2.0: must be a share, greater than 0 and less than 1"),
-        ({"power": 0.0}, r"power=0.0: must be greater than 0"),
-    ],
-)
-def test_a_setting_that_cannot_be_says_which(setting: dict[str, Any], message: str) -> None:
-    with pytest.raises(SettingsError, match=message):
-        ProfilingSettings(**setting)
 
 
 class Heard:
