@@ -184,7 +184,7 @@ class TextCounts(Collector):
                 family.add_metric(place, count)
             yield family
         dropped = CounterMetricFamily(
-            "weir_zeromq_dropped", "What the ZeroMQ door has thrown away, with a line in the log.", labels=["kind"]
+            "weir_zeromq_dropped", "What the ZeroMQ frontend has thrown away, with a line in the log.", labels=["kind"]
         )
         for kind, count in list(self._dropped.items()):
             dropped.add_metric([kind], count)

@@ -88,7 +88,7 @@ class TextModelSpec(NamedTuple):
         return settings
 
     def served(self, budget: Budget | None = None) -> ModelToServe:
-        """Return what the server runs, in batches of `budget` as far as nothing else was spec."""
+        """Return what the server runs, in batches of `budget` unless the settings state otherwise."""
         settings = {**(budget.settings() if budget is not None else {}), **self.of_workers()}
         run_tokens = None if budget is None else int(settings["max_batch_cost"])
         params = self.params(run_tokens, settings.get("padding_cost", 1.0))

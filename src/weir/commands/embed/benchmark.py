@@ -63,7 +63,7 @@ def benchmark(
     client_vocab_file: Annotated[
         Path | None, _option("File of words, one a line, that texts are made of (default: common English ones).", _HOW, "--client-vocab-file", "-client-vocab-file")
     ] = None,
-    zmq: Annotated[bool, _option("Over which door clients ask.", _HOW, "--zmq/--http")] = True,
+    zmq: Annotated[bool, _option("Over which frontend clients ask.", _HOW, "--zmq/--http")] = True,
     quick: Annotated[
         bool, _option("Fewer texts in a request, and 1.5 seconds for each number: minutes instead of a quarter of an hour.", _HOW, "--quick")
     ] = False,

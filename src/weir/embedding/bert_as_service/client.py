@@ -83,7 +83,7 @@ class BertTransport:
         return facts
 
     def terminate(self, timeout: float) -> None:
-        """Have the server finish what it has accepted, and end. It must be on this machine, and have no control token, which cannot be head here."""
+        """Have the server finish what it has accepted, and end. It must be on this machine, and have no control token: there is no place for one here."""
         self.config(timeout)  # an answer shows that the server hears this client, and this client the server
         self._ask(TERMINATION, 0, timeout).result()
 

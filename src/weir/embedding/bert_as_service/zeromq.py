@@ -302,7 +302,7 @@ def size_of(frames: Frames) -> int:
     return sum(map(len, frames))
 
 
-DOOR = "zeromq"
+FRONTEND = "zeromq"
 AT_ONCE = 16  # requests that are cancelled in one turn of the event loop, which takes a few milliseconds
 CONFIG_DELAY = 0.1  # seconds in which a stock client that has just connected comes to listen
 _NUMBER = 4  # bytes
@@ -360,7 +360,9 @@ class Answering:
     # Vectors.
 
     def _start(self, ask: Ask) -> None:
-        exchange = TextExchange(self._context.shared, DOOR, self._encoder, client=_name(ask), timeout=LONGEST_TIMEOUT)
+        exchange = TextExchange(
+            self._context.shared, FRONTEND, self._encoder, client=_name(ask), timeout=LONGEST_TIMEOUT
+        )
         exchange.asked(ask.size)
         size = len(ask.payload) + OVERHEAD
         task = asyncio.get_running_loop().create_task(self._answer(ask, exchange))
@@ -404,7 +406,7 @@ class Answering:
         except WeirError as error:
             self._refuse(ask, exchange, error)
         except Exception as error:  # of ours, or of whoever encodes: nobody else would answer
-            _logger().exception("request failed", door=DOOR, client=_name(ask))
+            _logger().exception("request failed", door=FRONTEND, client=_name(ask))
             self._refuse(ask, exchange, ModelError(f"{type(error).__name__} in the server"))
         finally:
             if room:
@@ -443,7 +445,7 @@ class Answering:
     # Commands.
 
     def _command(self, ask: Ask, peer: str) -> None:
-        self._context.shared.clients.asked_about(_name(ask), door=DOOR)
+        self._context.shared.clients.asked_about(_name(ask), door=FRONTEND)
         if ask.command == frames.TERMINATION:
             self._terminate(ask, peer)
             return
@@ -463,11 +465,11 @@ class Answering:
         try:
             self._context.control.require(peer, None)
         except (Unauthorized, Forbidden) as error:
-            _logger().warning("refused to end", door=DOOR, peer=peer, reason=error.message)
+            _logger().warning("refused to end", door=FRONTEND, peer=peer, reason=error.message)
             if publisher.is_heard(ask.identity):
                 publisher.publish(frames.write_refusal(ask, frames.failed(error, http_code(error))))
             return
-        _logger().info("asked to end", door=DOOR, peer=peer)
+        _logger().info("asked to end", door=FRONTEND, peer=peer)
         if publisher.is_heard(ask.identity):
             publisher.publish(frames.write_facts(ask, {}))
         self._context.terminate()
@@ -527,7 +529,7 @@ def end_process() -> None:
 
 
 class ZeroMqFrontend:
-    """ZeroMqContext requests over ZeroMQ for the models of `context`, of which the first is asked.
+    """Answers requests over ZeroMQ for the models of `context`, of which the first is asked.
 
     `terminate` is called when somebody who may (`control`) asks the server to end. `status` answers for the server. What clients hold is charged to
     `account`, which other frontends may share.
