@@ -112,7 +112,7 @@ class InlineExecutor(ExecutorBase):
         self._runner = make_runner(model, params, settings, 0, max_batch_size, fatal=(KeyboardInterrupt,), label=name)
         self._state = LocalState(0)
         self._cancelled: dict[int, set[int]] = {}
-        self._stream: Generator[Events, None, None] | None = None  # the events of the batch that runs
+        self._stream: Generator[Events, None, None] | None = None  # of the batch that runs, if the model is streaming
         self._listener: Listener
         self._loop: asyncio.AbstractEventLoop
 
@@ -157,14 +157,23 @@ class InlineExecutor(ExecutorBase):
         return [self._state]
 
     def _run(self, batch: Batch) -> None:
-        self._stream = self._events(batch)
-        self._step(batch, self._stream)
-
-    def _events(self, batch: Batch) -> Generator[Events, None, None]:
-        yield from self._runner.run(self._runner.prepare(batch), self._cancelled[batch.batch_id])
+        if self._state.state != "ready":
+            return
+        cancelled = self._cancelled[batch.batch_id]
+        try:
+            prepared = self._runner.prepare(batch)
+            events = None if self._runner.streaming else self._runner.compute(prepared, cancelled)
+        except BaseException as error:
+            self._received(all_failed(batch, error))
+            raise
+        if events is not None:
+            self._received(events)
+        else:
+            self._stream = self._runner.stream(prepared, cancelled)
+            self._step(batch, self._stream)
 
     def _step(self, batch: Batch, stream: Generator[Events, None, None]) -> None:
-        """Compute until there are events. Of a streaming model these need not be the final ones: the loop's other callbacks run before the next."""
+        """Run `predict` until it yields; the loop's other callbacks run before it goes on."""
         if self._state.state != "ready":
             return
         try:
@@ -173,7 +182,6 @@ class InlineExecutor(ExecutorBase):
             self._received(all_failed(batch, error))
             raise
         if events.final:
-            stream.close()
             self._received(events)
         else:
             self._loop.call_soon(self._step, batch, stream)
