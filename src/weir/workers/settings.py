@@ -67,10 +67,7 @@ class WorkerSettings:
         rule=one_of("process", "thread", "inline", "external"),
     )
     worker_socket: str | None = setting(
-        None,
-        "where external workers attach: unix:PATH or tcp:HOST:PORT",
-        rule=(is_address, RULE),
-        metavar="ADDRESS",
+        None, "where external workers attach: unix:PATH or tcp:HOST:PORT", rule=(is_address, RULE), metavar="ADDRESS"
     )
     pipeline_depth: int = setting(
         1, "batches that a worker holds at once; 2 hides decoding behind predict", rule=one_of(1, 2)

@@ -16,17 +16,7 @@ from collections.abc import Callable, Container, Sequence
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from weir.messages import OBJECT, Batch, Events, Timing
-from weir.wire.frames import (
-    Cancel,
-    Frame,
-    FrameError,
-    FrameParser,
-    Free,
-    Start,
-    Stop,
-    encode_batch,
-    encode_events,
-)
+from weir.wire.frames import Cancel, Frame, FrameError, FrameParser, Free, Start, Stop, encode_batch, encode_events
 from weir.workers.arena import ResultPlaces, own_values
 
 if TYPE_CHECKING:
