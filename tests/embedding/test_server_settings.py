@@ -1,17 +1,20 @@
 """Which settings a server of texts gets from flags, a file and the environment."""
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from weir.embedding.bert_as_service.settings import ZeroMqSettings
-from weir.embedding.server_settings import TEXTS, named, text_settings
+from weir.embedding.server_settings import TEXTS, named
 from weir.embedding.settings import CallerSettings
 from weir.embedding.text_model import TARGET, read_model
 from weir.errors import SettingsError
-from weir.settings import declared_settings
+from weir.settings import declared_settings, read_settings
+
+text_settings = partial(read_settings, kind=TEXTS)
 
 
 def test_models_are_named_by_their_directories_or_as_they_are_told() -> None:

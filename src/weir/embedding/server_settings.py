@@ -71,16 +71,6 @@ TEXT_VARIABLES = frozenset(
 )
 
 
-def text_settings(
-    directories: Sequence[str],
-    flags: Mapping[str, Sequence[str]],
-    environment: Mapping[str, str],
-    config: str | None = None,
-) -> Settings:
-    """Return the settings of a server of text models; see read_settings."""
-    return read_settings(directories, flags, environment, config, TEXTS)
-
-
 def given_settings(directories: Sequence[str], values: Mapping[str, Any]) -> Settings:
-    """Return the same of values that a program says; it reads no variables and no file."""
+    """Return the settings of a server of text models that a program gives; no variables and no file are read."""
     return read_settings(directories, {}, {}, None, TEXTS, values)

@@ -1,6 +1,7 @@
 """The flags of bert-serving-start, each for what it is called here."""
 
 import re
+from functools import partial
 from typing import Any
 
 import pytest
@@ -21,9 +22,9 @@ from weir.embedding.bert_as_service.settings import (
     Translated,
     translated,
 )
-from weir.embedding.server_settings import TEXTS, text_settings
+from weir.embedding.server_settings import TEXTS
 from weir.errors import SettingsError
-from weir.settings import declared_settings, value_of
+from weir.settings import declared_settings, read_settings, value_of
 
 TABLE: list[tuple[str, object, str, object]] = [
     ("max_seq_len", "40", "max_length", 40),
@@ -52,6 +53,8 @@ TABLE: list[tuple[str, object, str, object]] = [
     ("prefetch", "10", "pipeline_depth", 2),
     ("prefetch_size", "0", "pipeline_depth", 1),
 ]  # fmt: skip
+
+text_settings = partial(read_settings, kind=TEXTS)
 
 
 @pytest.mark.parametrize(("flag", "value", "setting", "meant"), TABLE)
