@@ -35,8 +35,8 @@ PARTS = {
     "Service": "How callers are treated.",
     "HTTP": "Where and how HTTP is served. These are settings of the server, not of a model.",
     "gRPC": "Where and how gRPC is served; its certificate is that of HTTP. These are settings of the server, not of a model.",
-    "Doors": "Doors beside those that Weir has. These are settings of the server, not of a model.",
-    "Open Inference Protocol": "What the doors of that protocol share. These are settings of the server, not of a model.",
+    "Frontends": "Frontends beside those that Weir has. These are settings of the server, not of a model.",
+    "Open Inference Protocol": "What all frontends of that protocol share. These are settings of the server, not of a model.",
     "Access": "Who may call the server. These are settings of the server, not of a model.",
     "Control": "Who may control the server. These are settings of the server, not of a model.",
     "Repository": "Models in a folder, and what is loaded at the start. These are settings of the server, not of a model.",
@@ -53,7 +53,7 @@ Some of the others have defaults of their own here:"""
 
 TEXT_PARTS = {
     "Text": "What is computed of a text.",
-    "Computing": "On what, and in which numbers.",
+    "Computing": "The runtime, the devices and the precision.",
     "Callers": "What callers may ask for. These are settings of the server, not of a model.",
     "ZeroMQ": "Where and how ZeroMQ is served. These are settings of the server, not of a model.",
 }

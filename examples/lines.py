@@ -1,9 +1,9 @@
-"""A door of one's own: a TCP port where each line is an item in JSON, and each answer a line.
+"""A frontend of one's own: a TCP port where each line is an item in JSON, and each answer a line.
 
 The package that brings it says in its pyproject.toml:
 
     [project.entry-points."weir.doors"]
-    lines = "examples.lines:LineDoor"
+    lines = "examples.lines:LineFrontend"
 
 and `weir serve examples.square:Square --door lines=7000` opens it: `echo 3 | nc -q 1 localhost 7000`.
 """
@@ -19,7 +19,7 @@ from weir.frontends.frontend import FrontendContext
 from weir.protocols.exchange import Exchange
 
 
-class LineDoor:
+class LineFrontend:
     """Serves the first model at the TCP port that is its option."""
 
     def __init__(self, context: FrontendContext) -> None:

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.served import CLEAN, MODELS, Served, weir
+
+from weir.bench.vectors import reserve_ports
 
 PERL_WORKER = Path(__file__).parents[1] / "examples" / "worker.pl"
 
@@ -28,14 +29,10 @@ def program(*command: object) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
-
-
 @pytest.fixture(params=["unix", "tcp"])
-def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return f"unix:{tmp_path}/w.sock" if request.param == "unix" else f"tcp:127.0.0.1:{free_port()}"
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    with reserve_ports(1) as (port,):
+        yield f"unix:{tmp_path}/w.sock" if request.param == "unix" else f"tcp:127.0.0.1:{port}"
 
 
 @contextmanager
@@ -133,7 +130,7 @@ def test_a_worker_finds_its_server_again(tmp_path: Path) -> None:
         (("serve", "weir:External", "--worker-socket", "tcp:0.0.0.0:0"), "--allow-control"),
         (("serve", "weir:External", "--worker-socket", "x"), "must be unix:PATH or tcp:HOST:PORT"),
         (("serve", f"{MODELS}:Square", "--worker-socket", "unix:x"), "executor='process'"),
-        (("worker", "examples.tensors:Affine", "--connect", "unix:x"), "take items"),
+        (("worker", "examples.tensors:Affine", "--connect", "unix:x"), "run models of items only"),
         (("worker", f"{MODELS}:Square", "--connect", "9000"), "must be unix:PATH or tcp:HOST:PORT"),
     ],
 )

@@ -58,8 +58,33 @@ def test_our_own_house_has_no_circles_and_no_name_twice(capsys: pytest.CaptureFi
     assert (SOURCE / "__init__.py").exists()
 
 
-def test_our_own_house_grows_no_more() -> None:
-    """The goal is 260 modules and 33,000 code lines. Lower these two numbers whenever the house has become smaller."""
+# Room by room: files and code lines. The goal of the rooms that stood when the house was rebuilt was 260 files and 33,000 lines.
+# Lower a pair whenever its room has become smaller; only the commit that adds a capability may raise one, by what it adds.
+LIMITS = {
+    "batching": (12, 2_059),
+    "bench": (12, 2_049),
+    "catalog": (11, 2_686),
+    "client": (8, 1_697),
+    "commands": (14, 1_179),
+    "embedding": (42, 7_664),
+    "frontends": (32, 5_972),
+    "policy": (16, 2_320),
+    "profiling": (6, 1_010),
+    "protocols": (14, 1_797),
+    "serving": (10, 2_765),
+    "simulation": (9, 1_785),
+    "telemetry": (6, 1_214),
+    "tuning": (4, 562),
+    "weir": (31, 2_277),
+    "wire": (12, 2_550),
+    "workers": (20, 4_053),
+}
+
+
+def test_our_own_house_grows_only_with_what_it_can_do() -> None:
     modules = read_modules()
-    assert len(modules) <= 259
-    assert sum(module.lines for module in modules) <= 43_687
+    assert {module.room for module in modules} == set(LIMITS)
+    for room, (files, lines) in LIMITS.items():
+        inside = [module for module in modules if module.room == room]
+        assert len(inside) <= files, room
+        assert sum(module.lines for module in inside) <= lines, room

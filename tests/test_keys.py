@@ -1,4 +1,4 @@
-"""A server with an API key: every door asks for it, and nothing shows it. The real command, and clients of every kind."""
+"""A server with an API key: every frontend asks for it, and nothing shows it. The real command, and clients of every kind."""
 
 import base64
 import json
@@ -70,7 +70,7 @@ def test_every_path_of_http_asks_for_it_but_those_of_probes(running: Running) ->
         assert request_to(running, "GET", path).status_code == 200
 
 
-def test_a_refusal_has_the_shape_of_its_door_and_names_the_way_in(running: Running) -> None:
+def test_a_refusal_has_the_shape_of_its_protocol_and_names_the_way_in(running: Running) -> None:
     native = request_to(running, "POST", "/infer/square", json=3)
     assert native.json()["error"]["type"] == "Unauthorized" and native.headers["www-authenticate"] == "Bearer"
     kserve = request_to(running, "POST", "/v2/models/square/infer", json={})

@@ -5,7 +5,6 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,8 @@ import httpx
 import psutil
 import pytest
 from tests.served import CLEAN, MODELS, still_running, weir_here
+
+from weir.bench.vectors import reserve_ports
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGURATION = """
@@ -47,12 +48,9 @@ stopwaitsecs=45
 class Supervised:
     """A supervisord that looks after one `weir serve`."""
 
-    def __init__(self, folder: Path) -> None:
-        with socket.socket() as free:
-            free.bind(("localhost", 0))
-            self.url = f"http://localhost:{free.getsockname()[1]}"
+    def __init__(self, folder: Path, port: int) -> None:
+        self.url = f"http://localhost:{port}"
         self._file = folder / "supervisord.conf"
-        port = self.url.rpartition(":")[2]
         self._file.write_text(CONFIGURATION.format(folder=folder, python=sys.executable, models=MODELS, port=port))
         command = [_found("supervisord"), "-c", str(self._file)]
         self.process = subprocess.Popen(command, env=CLEAN, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -81,12 +79,13 @@ def _found(program: str) -> str:
 
 @pytest.fixture(scope="module")
 def supervised(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Supervised]:
-    running = Supervised(tmp_path_factory.mktemp("supervisor"))
-    try:
-        yield running
-    finally:
-        running.process.terminate()
-        running.process.wait(60)
+    with reserve_ports(1) as (port,):
+        running = Supervised(tmp_path_factory.mktemp("supervisor"), port)
+        try:
+            yield running
+        finally:
+            running.process.terminate()
+            running.process.wait(60)
 
 
 def test_supervisord_starts_a_killed_server_anew_and_its_workers_are_gone(supervised: Supervised) -> None:

@@ -70,7 +70,7 @@ def test_what_holds_for_every_model_holds_for_those_of_the_repository(tmp_path: 
     [
         ({"model_repository": ["nowhere"]}, "model_repository='nowhere': there is no such folder"),
         ({"load": ["three"]}, "load='three': there is no such model; there are square, one"),
-        ({"load": ["none", "one"]}, "none goes with no other name"),
+        ({"load": ["none", "one"]}, "none must be the only value"),
         ({"name": ["one"]}, "name='one': is both a TARGET and a model of the repository"),
     ],
 )

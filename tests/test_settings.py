@@ -149,8 +149,8 @@ def test_unknown_keys_name_the_nearest(toml: Any) -> None:
 
 def test_keys_in_the_wrong_place_are_refused(toml: Any) -> None:
     assert "is a setting of the whole server" in refused("m:A", config=toml("[models.a]\nport = 3"))
-    assert "say it in [models.NAME], as NAME" in refused("m:A", config=toml('name = "x"'))
-    assert "say it in [models.NAME]" in refused("m:A", config=toml('route = "/x"'))
+    assert "set it in [models.NAME], as NAME" in refused("m:A", config=toml('name = "x"'))
+    assert "set it in [models.NAME]" in refused("m:A", config=toml('route = "/x"'))
     assert "must be tables" in refused("m:A", config=toml("models = 3"))
 
 

@@ -21,7 +21,7 @@ from tests.served import Served
 from tritonclient.utils import np_to_triton_dtype, shared_memory
 from websockets.sync.client import connect
 
-GRPC_CLIENT = Path(__file__).parent / "frontends" / "grpc" / "clients" / "asking.py"
+GRPC_CLIENT = Path(__file__).parent / "frontends" / "grpc" / "clients" / "calling.py"
 FLOAT, INT32, INT64 = TensorProto.FLOAT, TensorProto.INT32, TensorProto.INT64
 Arrays = dict[str, Any]
 Shapes = Mapping[str, tuple[int, tuple[int | str, ...]]]

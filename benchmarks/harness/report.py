@@ -18,8 +18,8 @@ from benchmarks.harness.rounds import Rounds
 from benchmarks.harness.servers import ROOT, VERSIONS, require_wrk
 from benchmarks.parts import (
     core,
-    doors,
     embedding,
+    endpoints,
     goodput,
     graphs,
     in_process,
@@ -183,7 +183,7 @@ IN_ORDER: tuple[Part | Rounds, ...] = (
     graphs.GRAPHS,
     kserve.HTTP,
     kserve.GRPC,
-    doors.ENDPOINTS,
+    endpoints.ENDPOINTS,
     vectors.VECTORS,
     vectors.AGREEMENT,
     text_memory.MEMORY,

@@ -84,7 +84,7 @@ def _conclude_decisions(result: Result, measured: Measurements) -> None:
         result.values |= {f"{cost} 1000": few, f"{cost} 100000": many}
         result.at_most(f"{cost}: 100,000 waiting cost no more than 1,000 (within 25 %)", many / few, 1.25)
     result.notes.append(
-        "A decision asks the policy and takes the batch out of the line: up to 64 requests, with 10 waiting only 10. A "
+        "A decision asks the policy and takes the batch out of the queue: up to 64 requests, with 10 waiting only 10. A "
         "request in the core is its submit, its share of the decision and its end. What a request costs the whole "
         "server process, kernel included, is the column *CPU µs front* under *Square over HTTP*."
     )
@@ -93,7 +93,7 @@ def _conclude_decisions(result: Result, measured: Measurements) -> None:
 DECISIONS = Rounds(
     "decisions",
     "One decision, one request",
-    "The batcher driven as the service drives it, with that many requests standing in the line.",
+    "The batcher driven as the service drives it, with that many requests in the queue.",
     one=lambda waiting, case, seconds: ask_own("parts.core", "decision", waiting),
     contenders=tuple(map(str, WAITING)),
     labels={str(waiting): f"{waiting:,}" for waiting in WAITING},

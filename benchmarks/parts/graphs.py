@@ -155,7 +155,7 @@ class Filled(EncoderLayers):
     def __init__(self, *given: Any, device: str, **told: Any) -> None:
         super().__init__(*given, device="cuda", **told)
 
-    def _join(self, value: str, dense: str, norm: str) -> None:
+    def _add_and_normalize(self, value: str, dense: str, norm: str) -> None:
         weight, bias = self._weights[f"{dense}.weight"], self._weights[f"{dense}.bias"]
         out, missing = self._numbers.product(value, dense, weight, bias)
         self.value = self._norm(self._assembly.add("Sum", out, missing, self.value), norm)
@@ -186,7 +186,7 @@ class PlainNumbers(Numbers):
     """Gelu in single operators too."""
 
     def dense(
-        self, value: str, name: str, weight: np.ndarray, bias: np.ndarray, activation: str, reach: np.ndarray | None = None
+        self, value: str, name: str, weight: np.ndarray, bias: np.ndarray, activation: str, ranges: np.ndarray | None = None
     ) -> str:  # fmt: skip
         add, constant = self._assembly.add, self._assembly.constant
         out = add("Add", add("MatMul", value, self.matrix(f"{name}.weight", weight)), self.vector(f"{name}.bias", bias))
@@ -199,7 +199,7 @@ class PlainNumbers(Numbers):
 class Fused(Filled):
     """With onnxruntime's SkipLayerNormalization, as its optimiser writes it."""
 
-    def _join(self, value: str, dense: str, norm: str) -> None:
+    def _add_and_normalize(self, value: str, dense: str, norm: str) -> None:
         weight, bias = self._weights[f"{dense}.weight"], self._weights[f"{dense}.bias"]
         out, missing = self._numbers.product(value, dense, weight, bias)
         inputs = (out, self.value, *self._scales(norm), missing)
@@ -212,7 +212,7 @@ class Fused(Filled):
 def built_as(encoder: type[EncoderLayers], numbers: type[Numbers] = Numbers) -> Iterator[None]:
     """Have graphs built in this form meanwhile."""
     with (
-        patch("weir.embedding.graph.building.Encoder", encoder),
+        patch("weir.embedding.graph.building.EncoderLayers", encoder),
         patch("weir.embedding.graph.building.Numbers", numbers),
     ):
         yield

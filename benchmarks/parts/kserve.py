@@ -178,16 +178,17 @@ _PREFIX = 5  # bytes before a message: whether it is compressed, and how long it
 
 
 def grpc_load(port: int, method: str, message: bytes, connections: int, seconds: float) -> Load:
-    """Call `method` with `message` over `connections` for `seconds`.
+    """Call `method` with `message` over `connections` for `seconds`, rounded, at least one.
 
     All answers must be as long as one that a client of grpcio gets before: h2load does not read statuses, and an answer that is
     an error has no message. Raises RuntimeError otherwise.
     """
     answer = _ask(port, method, message)
+    whole = max(1, round(seconds))  # h2load takes whole seconds only
     with tempfile.TemporaryDirectory() as place:
         body, log = Path(place) / "body", Path(place) / "log"
         body.write_bytes(struct.pack(">?I", False, len(message)) + message)
-        flags = ["-D", f"{seconds:g}", "-c", str(connections), "-m", "1", "-d", str(body), f"--log-file={log}"]
+        flags = ["-D", str(whole), "-c", str(connections), "-m", "1", "-d", str(body), f"--log-file={log}"]
         command = [require_h2load(), *flags, *_HEADERS, f"http://127.0.0.1:{port}{method}"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 60, check=False)
         took = numpy.loadtxt(log, usecols=2, ndmin=1) * 1e-6 if log.exists() and log.stat().st_size else numpy.empty(0)
@@ -195,7 +196,7 @@ def grpc_load(port: int, method: str, message: bytes, connections: int, seconds:
     if done.returncode or not len(took) or received < len(took) * (_PREFIX + len(answer)):
         raise RuntimeError(f"not every call at port {port} was answered well: {done.stdout}{done.stderr}")
     p50, p99 = numpy.percentile(took, [50, 99])
-    return Load(len(took), seconds, float(p50), float(p99), 0, 0)
+    return Load(len(took), whole, float(p50), float(p99), 0, 0)
 
 
 def _received(traffic: str) -> int:

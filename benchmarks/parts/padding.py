@@ -9,7 +9,7 @@ from benchmarks.harness.texts import paragraphs
 from weir.batching.batcher import Batcher
 from weir.batching.request_state import RequestBase
 from weir.batching.settings import BatchingSettings
-from weir.embedding.calibration import PADDING
+from weir.embedding.calibration import PADDING_SHARE
 from weir.errors import SettingsError
 from weir.messages import Wakeup
 from weir.policy.rules import Greedy
@@ -17,7 +17,7 @@ from weir.policy.rules import Greedy
 WAITING = (16, 64, 256, 512, 10_000)
 ROWS, TOKENS = 64, 2048
 PRICE, CPU_PRICE = 40.0, 25.0  # of a batch beyond its tokens, as tokens
-CAPS = (0.125, 0.25, 0.375, PADDING, 0.75, 1.0, 1.5)  # of the price may be padding
+CAPS = (0.125, 0.25, 0.375, PADDING_SHARE, 0.75, 1.0, 1.5)  # of the price may be padding
 FEW = 16
 SHARE = 0.2  # of a token's time that padding takes on a CPU, where only attention computes it
 MOST_TOKENS = 256  # the model's length
@@ -61,13 +61,13 @@ def measure(run: Run) -> Result:
         few = result.values[f"{way} {FEW}"]
         result.goal(f"{way} also with {FEW}", f"{100 * few:.1f} %", few < 0.1)
         took = {cap: simulate(lengths, FEW, *ways[way], cap).took for cap in CAPS}
-        more = took[PADDING] / min(took.values())
+        more = took[PADDING_SHARE] / min(took.values())
         result.goal(f"{way} with {FEW} no other bound on padding 1 % better", f"{100 * (more - 1):.1f} %", more < 1.01)
     middle, longest = lengths[len(lengths) // 2], lengths[-1]
     result.notes.append(
         f"{len(lengths):,} texts, the paragraphs of the standard library's docstrings, of {lengths[0]} to {longest} tokens (median {middle}, cut at "
         f"{MOST_TOKENS}). Batches of up to {ROWS} texts, by length also of up to {TOKENS:,} tokens, padding included, at most "
-        f"{PADDING * PRICE:g} of them padding; a batch takes as long as {PRICE:g} tokens. On a CPU padding is computed in attention alone, and takes {SHARE:g} of a "
+        f"{PADDING_SHARE * PRICE:g} of them padding; a batch takes as long as {PRICE:g} tokens. On a CPU padding is computed in attention alone, and takes {SHARE:g} of a "
         f"token's time, a batch that of {CPU_PRICE:g}: about what is measured there of all-MiniLM-L6-v2. As soon as a batch is done, as many new texts come as were in it."
     )
     return result
@@ -85,8 +85,10 @@ def token_counts(texts: Sequence[str]) -> list[int]:
     return [len(each.ids) // 4 for each in found if not isinstance(each, Exception)]
 
 
-def simulate(lengths: Sequence[int], waiting: int, way: str, price: float, share: float, cap: float = PADDING) -> Seen:
-    """Run texts through one worker, `waiting` in the line when a batch is cut: a batch takes `price` tokens, padding `share` of as many, and
+def simulate(
+    lengths: Sequence[int], waiting: int, way: str, price: float, share: float, cap: float = PADDING_SHARE
+) -> Seen:
+    """Run texts through one worker, `waiting` in the queue when a batch is cut: a batch takes `price` tokens, padding `share` of as many, and
     `cap` of the price may be padding."""
     random, padded = Random(1), way == ALL[1]
     settings = BatchingSettings(

@@ -4,8 +4,8 @@
         def predict(self, batch):
             return [x * x for x in batch]
 
-In process, `weir.Service` and its blocking twin `weir.BlockingService`; over HTTP, `weir serve module:Class` or
-`weir.asgi(...)` in a server of your own.
+`weir.Service` and `weir.BlockingService` serve a model in the program itself; `weir serve module:Class` serves it over HTTP, and so
+does `weir.asgi(...)` in any ASGI server.
 """
 
 from importlib import import_module
@@ -57,13 +57,13 @@ if TYPE_CHECKING:
 __all__ = [
     # what most programs need
     "Model", "Service", "BlockingService", "External",
-    # what a model may say
+    # what a model's class may use
     "Example", "Last", "Measure", "Tensor",
-    # several models, models made of models, and a server of your own
+    # several models, chains of models, and any ASGI server
     "Registry", "Chain", "Step", "Branch", "Switch", "asgi",
-    # policies that are solved
+    # solved policies
     "profile", "solve", "simulate", "Profile", "Prices", "Bank",
-    # policies of one's own
+    # your own policies
     "Decision", "Observation", "Policy", "Reason", "SolvedPolicy",
     # errors
     "Cancelled", "CapacityError", "Conflict", "DeadlineExceeded", "Draining", "Forbidden", "InvalidRequest", "MethodNotAllowed",
@@ -72,7 +72,7 @@ __all__ = [
     "__version__",
 ]  # fmt: skip
 
-# Loaded at their first use: a worker process and a client need none of asyncio and the rest of the server.
+# Imported at their first use: worker processes and clients need neither asyncio nor the rest of the server.
 _LAZY = {
     "Bank": "weir.policy.solve.bank",
     "BlockingService": "weir.serving.blocking",

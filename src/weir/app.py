@@ -1,10 +1,10 @@
-"""Composes the running server: models, frontends, observers, signals; and `asgi`, the same application for any ASGI server.
+"""Composes the running server from models, frontends, observers and signals; and `asgi`, the same application for any ASGI server.
 
-The order of a life: listen (`/health/live` answers 200, `/health/ready` and inference 503 while models load) → load and
-warm up all models → ready → a signal: 503 again for all that is new, while what was accepted is finished → listen no
-more → end the workers. Listening comes first so that a liveness probe does not kill a model that takes minutes to load,
-and so that a port that is taken is known before any is; it ends last so that a load balancer reads 503 and not a reset
-connection while the server drains.
+A server goes through these steps: it listens (`/health/live` answers 200; `/health/ready` and inference answer 503 while models
+load); it loads and warms up all models; it is ready; after a signal it answers 503 to new requests and finishes the accepted ones;
+it listens no more; it stops the workers. It listens before it loads, so that a liveness probe does not kill a model that takes
+minutes to load, and so that a port that is in use is noticed at once. It listens until the end of the drain, so that a load balancer
+gets 503 and not a reset connection.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ from typing import Any
 import uvloop
 from starlette.types import ASGIApp
 
-from weir.catalog.loading import ServiceMaker, load_target
+from weir.catalog.loading import ServiceMaker, load_target, new_service
 from weir.catalog.manager import Manager
 from weir.catalog.registry import Registry, running
 from weir.catalog.repository.folder import FolderRepository, InlineConfigs, load_library, read_config, watching
-from weir.catalog.sources import TargetRepository, all_sources, open_wanted
+from weir.catalog.sources import TargetRepository, all_sources, read_models_to_start
 from weir.errors import SettingsError, WeirError
 from weir.frontends.dashboard.routes import make_dashboard
 from weir.frontends.frontend import Frontend, FrontendContext, Product, open_frontends
@@ -50,19 +50,20 @@ from weir.telemetry.recorder import Metrics
 from weir.telemetry.settings import TelemetrySettings, open_tracing
 from weir.workers.process.launch import pinned
 
-# What begins the drain. A hangup comes together with SIGTERM, from a service manager, or twice, from a shell: it ends nothing at once.
+# The signals that begin the drain. A second SIGHUP does not end the process at once, as the others do: a service manager sends it
+# together with SIGTERM, and a shell sends it twice.
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 IGNORED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
-WRITE_TIMEOUT = 5.0  # seconds that finished answers get to leave, at the end of a drain
-# Seconds after the drain_timeout at which the process ends, whatever has not: workers get five to unload, and five to be gone.
+WRITE_TIMEOUT = 5.0  # seconds for writing finished answers, at the end of a drain
+# Seconds after the drain_timeout at which the process ends in any case: workers get five seconds to unload, and five to exit.
 END_LIMIT = 12.0
 
 
 class App:
-    """One server: its models and its frontends, of which HTTP is the first.
+    """One server: its models and its frontends, the first of which is HTTP.
 
-    `observers` are notified of what happens, as metrics and logs are. `product` adds routes and frontends; its models are among those of
-    `settings`. Raises SettingsError for a wrong target or setting; nothing has been started then.
+    `observers` are told what happens, besides metrics and logs. `product` adds routes and frontends; `settings` include its models.
+    Raises SettingsError for a wrong target or setting; nothing has been started then.
     """
 
     def __init__(self, settings: Settings, observers: Sequence[Observer] = (), product: Product | None = None) -> None:
@@ -90,8 +91,8 @@ class App:
         folder = _folder(settings)
         self._watched = folder if settings.repository.watch else None
         known = TargetRepository(settings.models, partial(read_config, read_settings=read_model_table))
-        sources = all_sources(known, folder, InlineConfigs(read_model_table, settings.around))
-        opened = open_wanted(sources, settings.repository.load, make)
+        sources = all_sources(known, folder, InlineConfigs(read_model_table, settings.complete))
+        opened = read_models_to_start(sources, settings.repository.load, make)
         self.registry = Registry(opened.services, opened.routes, opened.defaults)
         self.manager = Manager(self.registry, sources, make, allow_files=settings.control.allow_model_files)
         triton, namespace = settings.telemetry.triton_metrics, settings.telemetry.metrics_namespace
@@ -140,11 +141,14 @@ class App:
         self._own_process = False
 
     async def run(self, ready: Callable[[], None] = lambda: None, *, signals: bool = True) -> None:
-        """Serve until a signal (ENDING), then finish what was accepted; a second one ends the process at once.
+        """Serve until a signal of ENDING, then finish what was accepted. A second signal ends the process at once.
 
-        `ready` is called when all models are. Without `signals`, which only the main thread can have, `end` ends it. With them
-        the process is the server's own: it ends END_LIMIT seconds after the longest `drain_timeout`, whatever has not. Raises SettingsError if the address cannot be had, and ModelError with
-        the worker's traceback if a model cannot be loaded; nothing is left running then.
+        `ready` is called when all models are ready. With `signals`, this must run in the main thread, and the process belongs to the
+        server: it ends END_LIMIT seconds after the longest `drain_timeout` in any case. Without `signals`, only `end` ends the
+        server.
+
+        Raises SettingsError if the address cannot be used, and ModelError with the worker's traceback if a model cannot be
+        loaded; nothing is left running then.
         """
         self._own_process = signals
         if signals:
@@ -159,7 +163,7 @@ class App:
         self._logger.info("stopped")
 
     def end(self) -> None:
-        """Begin to end, as the first signal does. To be called on the loop that it runs on."""
+        """Begin the drain, as the first signal does. This must be called on the event loop of `run`."""
         if self._own_process and not self._signalled.is_set():
             longest = max((service.settings.drain_timeout for service in self.registry.all), default=0.0)
             last_resort = threading.Timer(longest + END_LIMIT, _end_process, [self._logger])
@@ -188,20 +192,20 @@ class App:
                 await self._product.stop()
 
     async def _load(self) -> bool:
-        """Load all models; False if a signal came first."""
+        """Load all models; return False if a signal came first."""
         loading = asyncio.ensure_future(self._start())
         signalled = asyncio.ensure_future(self._signalled.wait())
         await asyncio.wait((loading, signalled), return_when=asyncio.FIRST_COMPLETED)
         signalled.cancel()
         if not loading.done():
             await self.manager.stop(0.0)
-            loading.cancel()  # what a product prepares does not end by that
+            loading.cancel()  # stopping the manager does not end what a product prepares
             with suppress(WeirError, asyncio.CancelledError):
                 await loading
             return False
         loading.result()
         gc.collect()
-        gc.freeze()  # what exists now stays: the collector need not visit it again
+        gc.freeze()  # the present objects stay: the collector need not visit them again
         self._logger.info("ready", models=list(self.registry.services))
         return True
 
@@ -213,7 +217,7 @@ class App:
         await self._product.start()
 
     async def _drain(self) -> None:
-        """Finish what was accepted; every model has its own drain_timeout for it."""
+        """Finish what was accepted, within each model's own drain_timeout."""
         self._logger.info("draining", **self._unfinished())
         self._refuse()
         in_time = self._product is None or await self._product.drain()
@@ -240,7 +244,7 @@ class App:
     def _catch_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for number in ENDING:
-            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup has it ignored
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
                 loop.add_signal_handler(number, self._on_signal, number)
         for number in IGNORED:
             loop.add_signal_handler(number, partial(self._logger.info, "signal ignored", signal=number.name))
@@ -249,24 +253,24 @@ class App:
         if not self._signalled.is_set():
             self.end()
         elif number != signal.SIGHUP:
-            os._exit(128 + number)  # workers end with the process that started them
+            os._exit(128 + number)  # the workers end together with this process
 
 
 def _end_process(logger: Any) -> None:
-    """End the process, whatever hangs, and say what does."""
+    """End the process although something hangs, and log what hangs."""
     threads = [each.name for each in threading.enumerate() if not each.daemon and each is not threading.main_thread()]
     processes = [int(pid) for each in Path("/proc/self/task").glob("*/children") for pid in each.read_text().split()]
-    say = partial(logger.error, "not everything ends: leaving it behind", threads=threads, processes=processes)
-    saying = threading.Thread(target=say, daemon=True)  # what the log goes to may hang as well
-    saying.start()
-    saying.join(1.0)
+    log = partial(logger.error, "not everything ends: leaving it behind", threads=threads, processes=processes)
+    logging = threading.Thread(target=log, daemon=True)  # the log's destination may hang as well
+    logging.start()
+    logging.join(1.0)
     os._exit(1)
 
 
 def _added(
     product: Product | None, context: FrontendContext, metrics: Metrics | None, exposition: Exposition | None
 ) -> Added:
-    """Return what the dashboard and `product` add to HTTP; what the product counts is shown by `exposition`."""
+    """Return what the dashboard and `product` add to HTTP. `exposition` shows the product's metrics."""
     if product is None:
         return make_dashboard(context.registry, metrics)
     collectors = product.collectors()
@@ -288,27 +292,22 @@ def _folder(settings: Settings) -> FolderRepository | None:
         return None
     if settings.repository.watch:
         load_library()
-    return FolderRepository(where, read_model_table, settings.around)
+    return FolderRepository(where, read_model_table, settings.complete)
 
 
 def run(app: App, ready: Callable[[], None] = lambda: None) -> None:
-    """Run `app` on an event loop of its own until a signal ends it; see App.run for what it raises."""
+    """Run `app` on an event loop of its own until a signal ends it. Raises what App.run raises."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(app.run(ready))
 
 
-# The same application without a server of its own, for any ASGI server: uvicorn, gunicorn, hypercorn.
-#
-# app = weir.asgi(Square, max_batch_size=64)      # uvicorn module:app
-
-
 Target = str | type[Model] | type[Service] | Service
 
-# The variable with which processes that use prometheus_client say where they put what they count.
+# The environment variable of prometheus_client: the folder in which several processes share their metrics.
 SHARED = "PROMETHEUS_MULTIPROC_DIR"
-SHARE_INTERVAL = 1.0  # seconds that counts of another process may be old
+SHARE_INTERVAL = 1.0  # seconds; the shown counts of another process may be so old
 
-# Settings of the server that hosts the application.
+# Settings that the hosting server has, not the application.
 _OF_THE_HOST = ("host", "port", "uds", "uds_mode", "idle_timeout", "header_timeout", "tls_certfile", "tls_keyfile")
 _HTTP = {declared.name for declared in fields(HttpSettings)}.difference(_OF_THE_HOST)
 _CONTROL = {declared.name for declared in fields(ControlSettings)}
@@ -325,19 +324,26 @@ def asgi(
     observers: Sequence[Observer] = (),
     **settings: Any,
 ) -> ASGIApp:
-    """Return an ASGI application that serves `models`: classes, texts like "module:Class", or Services of your own.
+    """Return an ASGI application that serves `models`, for any ASGI server: uvicorn, gunicorn, hypercorn.
 
-    Its lifespan starts the models and, at the end, drains and stops them, so the hosting server must offer lifespan
-    events (all do). Each process of that server runs models and workers of its own.
+        app = weir.asgi(Square, max_batch_size=64)  # run it with: uvicorn module:app
 
-    `settings` are those of HTTP, except the hosting server's (address, TLS, idle connections), of who may call, of the Open
-    Inference Protocol, and those of Service, which hold for every model that is not a Service already. `routes` maps a model's name to paths of its
-    own. While it runs, models and policies can be changed only with `allow_control=True` or the token of `control_token_file`: where
-    a caller is, only the hosting server knows. `metrics` are collected and served at /metrics, under names that begin with `metrics_namespace`; a Service already made counts
-    only if its observers do. With the variable PROMETHEUS_MULTIPROC_DIR they are those of all processes that have it. `access_log`: log each HTTP request,
-    and each request for a model, to the logger `weir.access`.
+    Its lifespan starts the models and, at the end, drains and stops them, so the hosting server must support lifespan events. Each
+    process of that server has its own models and workers.
 
-    Raises SettingsError for an unusable model, setting or route; nothing has been started then.
+    Arguments:
+        models: classes, texts like "module:Class", or Services.
+        routes: maps a model's name to its own path or paths.
+        metrics: whether metrics are collected and served at /metrics. A Service that was passed is included only if its own
+            observers count. With the variable PROMETHEUS_MULTIPROC_DIR, the metrics are those of all processes that share it.
+        metrics_namespace: the prefix of the metrics' names.
+        access_log: whether to log each HTTP request, and each request for a model, to the logger `weir.access`.
+        observers: are told what happens.
+        settings: those of HTTP except the hosting server's own (address, TLS, idle connections), of access, of control, of the
+            Open Inference Protocol, and of Service; the latter hold for all models that are not Services already.
+
+    Callers may change models and policies only with `allow_control=True` or the token of `control_token_file`, as only the hosting
+    server knows where a caller is. Raises SettingsError for an unusable model, setting or route; nothing has been started then.
     """
     http = HttpSettings(**{name: settings.pop(name) for name in _HTTP & settings.keys()})
     control_settings = ControlSettings(**{name: settings.pop(name) for name in _CONTROL & settings.keys()})
@@ -361,7 +367,7 @@ def asgi(
 
     @asynccontextmanager
     async def lifespan(_: object) -> AsyncIterator[None]:
-        async with counting_together(exposition), running(registry):
+        async with sharing_counts(exposition), running(registry):
             shown.begin()
             yield
 
@@ -371,8 +377,9 @@ def asgi(
 
 
 @asynccontextmanager
-async def counting_together(exposition: Exposition | None) -> AsyncIterator[None]:
-    """Meanwhile, have `exposition` show what all processes of the hosting server count, if its environment says where."""
+async def sharing_counts(exposition: Exposition | None) -> AsyncIterator[None]:
+    """While the block runs, let `exposition` show the counts of all processes of the hosting server, if the variable SHARED is
+    set."""
     folder = os.environ.get(SHARED)
     if exposition is None or not folder:
         yield
@@ -392,13 +399,10 @@ async def counting_together(exposition: Exposition | None) -> AsyncIterator[None
         await asyncio.wait([writing])
         shared.close()
         if not writing.cancelled():
-            writing.result()  # why it ended before
+            writing.result()  # it has ended early: raise its error
 
 
 def _service(model: Target, observers: Sequence[Observer], settings: dict[str, Any]) -> Service:
     if isinstance(model, Service):
         return model
-    found = load_target(model) if isinstance(model, str) else model
-    if isinstance(found, type) and issubclass(found, Service):
-        return found(observers=observers, **settings)
-    return Service(found, observers=observers, **settings)
+    return new_service(load_target(model) if isinstance(model, str) else model, observers=observers, **settings)

@@ -1,4 +1,4 @@
-"""Tries a model out: one worker, its examples, what came out, how large and how fast."""
+"""Tries a model with one worker: runs its examples, and reports the answers, their sizes and times."""
 
 import asyncio
 import itertools
@@ -20,7 +20,7 @@ from weir.serving.service import Service, same
 
 @dataclass
 class ExampleOutcome:
-    """One example: `wrong` says what is, or is empty. `size_bytes` is the answer's, as it would be sent."""
+    """The result of one example. `wrong` says what is wrong, or is "". `size_bytes` is the size of the answer as it would be sent."""
 
     item: Any
     seconds: float
@@ -31,7 +31,7 @@ class ExampleOutcome:
 
 @dataclass
 class ModelReport:
-    """What came of one model. `batch_seconds` is for `batch_size` items at once, 0 if that was not run."""
+    """The results of one model. `batch_seconds` is the time for `batch_size` items at once; both are 0 if that was not tried."""
 
     name: str
     start_seconds: float
@@ -46,14 +46,15 @@ class ModelReport:
 
 
 def check_model_runs(model: ModelToServe, others: Sequence[ModelToServe] = ()) -> ModelReport:
-    """Start one worker of `model`, run its examples one by one and then a full batch of them, and end the worker. The steps of
-    a chain are found among the `others`, and have one worker each.
+    """Start one worker of `model`, run its examples one by one and then a full batch of them, and stop the worker. The steps of a
+    chain are looked up in `others`, and get one worker each.
 
-    Raises ModelError with the worker's traceback when the model cannot be loaded, and SettingsError.
+    Raises ModelError with the worker's traceback if the model cannot be loaded, and SettingsError. An example that fails is part
+    of the report.
     """
     services = {model.name: _one_worker(model)}
-    while wanted := [each for each in others if each.name in missing(services.values(), services)]:
-        services.update({each.name: _one_worker(each) for each in wanted})
+    while steps := [each for each in others if each.name in missing(services.values(), services)]:
+        services.update({each.name: _one_worker(each) for each in steps})
     return asyncio.run(_check(services[model.name], Registry(list(services.values()))))
 
 
@@ -78,7 +79,7 @@ async def _check(service: Service, registry: Registry) -> ModelReport:
 async def _run(service: Service, example: Example) -> ExampleOutcome:
     started = time.perf_counter()
     try:
-        answer = await _asked(service, example.item)
+        answer = await _answer(service, example.item)
         outcome = ExampleOutcome(example.item, time.perf_counter() - started, answer)
         outcome.size_bytes = await _sent_size(service, example.item, answer)
     except WeirError as error:
@@ -95,23 +96,24 @@ async def _run_batch(service: Service, examples: list[Example], report: ModelRep
     items = [example.item for example in itertools.islice(itertools.cycle(examples), size)]
     started = time.perf_counter()
     if service.streaming:
-        await asyncio.gather(*(_asked(service, item) for item in items))
+        await asyncio.gather(*(_answer(service, item) for item in items))
     else:
         await service.infer_many(items)
     report.batch_size, report.batch_seconds = size, time.perf_counter() - started
 
 
-async def _asked(service: Service, item: Any) -> Any:
-    """Return the answer; of a streaming model the list of them."""
+async def _answer(service: Service, item: Any) -> Any:
+    """Return the answer to `item`; for a streaming model, the list of answers."""
     if service.streaming:
         return [answer async for answer in service.infer_stream(item)]
     return await service.infer(item)
 
 
 async def _sent_size(service: Service, item: Any, answer: Any) -> int | None:
-    """Return the bytes of the answer as HTTP would send it, if there is one; the worker writes it. Raises ModelError if it cannot."""
+    """Return the size in bytes of the answer as HTTP would send it, or None for a streaming model. Raises ModelError if the worker
+    cannot encode the answer."""
     if service.streaming:
-        return None  # each answer is sent by itself
+        return None  # the answers are sent one by one
     if is_tensor_model(service.model):
         return int(sum(array.nbytes for array in answer.values()))
     accept = service.model.content_types[0] if service.model.content_types else JSON
@@ -121,7 +123,7 @@ async def _sent_size(service: Service, item: Any, answer: Any) -> int | None:
 
 
 class _Sent(RequestBase):
-    """A request whose answer is wanted as bytes."""
+    """A request whose answer is encoded; `size` is a future of its size in bytes."""
 
     __slots__ = ("size",)
 
@@ -130,7 +132,7 @@ class _Sent(RequestBase):
         self.size: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     def finish(self, output: Any, dispatch: Dispatch) -> None:
-        """Note the size of the answer."""
+        """Set the size of the answer."""
         if isinstance(output, bytes):
             self.size.set_result(len(output))
             return
@@ -138,5 +140,5 @@ class _Sent(RequestBase):
         output.release()
 
     def fail(self, error: WeirError) -> None:
-        """Note the error."""
+        """Set the error."""
         self.size.set_exception(error)

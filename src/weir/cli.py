@@ -1,7 +1,7 @@
-"""The command `weir`: reads flags, runs the app, and prints what people want to see.
+"""The command `weir`: its options, its exit codes, and how it reports errors.
 
-Exit codes: 0 after a drain; 1 when a start or a check failed; 2 when a setting is wrong, which takes one line to say.
-What only a running server needs is imported in the command that runs it, so that `weir --help` is quick.
+Exit codes: 0 after a drain; 1 when a start or a check failed; 2 when a setting is wrong, with one line that says so; 130 after
+Ctrl-C. What only one command needs is imported when it runs, so that `weir --help` is quick.
 """
 
 import os
@@ -23,7 +23,7 @@ cli = typer.Typer(name="weir", add_completion=False, pretty_exceptions_enable=Fa
 
 
 def main() -> None:
-    """Run the command line; the entry point of the distribution."""
+    """Run the command line and end the process with its exit code. This is the entry point of the distribution."""
     try:
         code = cli(standalone_mode=False)
     except SettingsError as error:
@@ -53,11 +53,11 @@ def _complain(text: str, code: int) -> int:
 
 
 def _wants_json() -> bool:
-    """Tell whether log lines are to be JSON, as far as that can be told where the settings cannot be read."""
+    """Tell whether the log is to be JSON, from the command line and the environment: the settings may be unreadable."""
     words, flag = sys.argv[1:], "--log-format"
-    said = [after for word, after in zip(words, [*words[1:], ""], strict=True) if word == flag]
-    said += [word.partition("=")[2] for word in words if word.startswith(f"{flag}=")]
-    return (said or [os.environ.get("WEIR_LOG_FORMAT", "")])[-1] == "json"
+    values = [after for word, after in zip(words, [*words[1:], ""], strict=True) if word == flag]
+    values += [word.partition("=")[2] for word in words if word.startswith(f"{flag}=")]
+    return (values or [os.environ.get("WEIR_LOG_FORMAT", "")])[-1] == "json"
 
 
 @cli.callback(invoke_without_command=True)
@@ -74,7 +74,7 @@ def weir(
 def _serve(settings: Settings) -> int:
     """Serve the models of all TARGETs until SIGTERM, SIGINT, SIGQUIT or SIGHUP.
 
-    A TARGET is module:Class or path/file.py:Class. Options apply to every one; values for one model go into the file.
+    A TARGET is module:Class or path/file.py:Class. Options apply to all models; values for one model go into the TOML file.
     """
     from weir.console import serve
 
@@ -83,19 +83,19 @@ def _serve(settings: Settings) -> int:
 
 
 def _check(settings: Settings) -> int:
-    """Start one worker of each TARGET, run its examples, and show what came out, how large and how fast."""
+    """Start one worker of each TARGET, run its examples, and show the answers, their sizes and times."""
     from weir.console import check
 
     return 0 if check(settings) else FAILED
 
 
 def _command(name: str, run: Callable[[Settings], int], declared: Iterable[Declared]) -> None:
-    """Add a command whose options are `declared`: typer reads them from the signature that is made here."""
+    """Add a command with the options `declared`, which typer reads from the signature made here."""
 
-    def command(targets: list[str] | None, config: list[str] | None, **said: list[Any] | None) -> int:
-        return run(settings_of(targets, config, said))
+    def command(targets: list[str] | None, config: list[str] | None, **options: list[Any] | None) -> int:
+        return run(settings_of(targets, config, options))
 
-    targets = parameter("targets", list[str], typer.Argument(None, metavar="TARGET...", help="What to run."))
+    targets = parameter("targets", list[str], typer.Argument(None, metavar="TARGET...", help="The models to run."))
     described = with_signature(command, [targets, *settings_parameters(declared)])
     cli.command(name, help=run.__doc__, epilog=EPILOG)(described)
 

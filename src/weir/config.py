@@ -1,8 +1,7 @@
-"""Declare a setting once: its type, default, help and rule; and read its value from text or TOML.
+"""Declares settings, each with its type, default, help and rule; and reads their values from text or TOML.
 
-Each part of Weir has one frozen dataclass of settings. Flags, TOML keys and `WEIR_` variables are derived from it
-(settings.py); nothing is stated a second time. One text is one value. A list takes one text for each element; where there is room for a single text only
-(a variable), the elements are separated by spaces, or the text is JSON.
+Each part of Weir has one frozen dataclass of settings, from which settings.py derives flags, TOML keys and `WEIR_` variables. A text
+is one value. A flag of a list is given once per element; a variable has all elements, separated by spaces or as JSON.
 """
 
 import math
@@ -18,7 +17,7 @@ import msgspec
 
 from weir.errors import SettingsError, brief
 
-Rule = tuple[Callable[[Any], bool], str]
+Rule = tuple[Callable[[Any], bool], str]  # tells whether a value is valid; the text for errors
 
 POSITIVE: Rule = (lambda value: value > 0, "must be greater than 0")
 AT_LEAST_ZERO: Rule = (lambda value: value >= 0, "must be 0 or more")
@@ -28,14 +27,22 @@ ROWS: Rule = (lambda value: 1 <= value < 1 << 31, "must be 1 or more, and at mos
 
 
 def one_of(*values: Any) -> Rule:
-    """The rule that a setting is one of `values`."""
+    """Return the rule that a setting must be one of `values`."""
     return (lambda value: value in values, "must be one of " + ", ".join(map(str, values)))
 
 
 def setting(
     default: Any, help: str, *, rule: Rule | None = None, metavar: str | None = None, secret: bool = False
 ) -> Any:
-    """Declare one setting of a dataclass. None always passes `rule`: it means "not set". What is `secret` is never shown."""
+    """Declare a setting as the field of a dataclass.
+
+    Arguments:
+        default: the default; None means "not set", and always satisfies `rule`.
+        help: the text for `--help` and the documentation.
+        rule: what a value must satisfy besides its type.
+        metavar: the placeholder of the value in `--help`.
+        secret: whether the value must never be shown.
+    """
     metadata = {"help": help, "rule": rule, "metavar": metavar, "secret": secret}
     if isinstance(default, (list, dict)):
         return field(default_factory=lambda: type(default)(default), metadata=metadata)
@@ -43,9 +50,9 @@ def setting(
 
 
 def check(settings: Any) -> None:
-    """Hold every field of `settings` against its type, then its rule; for `__post_init__`.
+    """Check every field of `settings` against its type and its rule; call this in `__post_init__`.
 
-    Raises SettingsError naming the first key, value and rule that disagree.
+    Raises SettingsError naming the first wrong key, its value and the rule.
     """
     for declared in fields(settings):
         rule, value = declared.metadata.get("rule"), getattr(settings, declared.name)
@@ -63,7 +70,7 @@ _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: 
 
 
 def name_of(hint: Any) -> str:
-    """Return what a value of the type `hint` is called in an error: "a whole number", "a list, each element text"."""
+    """Return the name of a type for errors: "a whole number", "a list, each element text"."""
     kinds = [kind for kind in get_args(hint) or (hint,) if kind is not NoneType]
     if get_origin(hint) is list:
         return f"a list, each element {name_of(kinds[0])}"
@@ -71,7 +78,7 @@ def name_of(hint: Any) -> str:
 
 
 def _fits(hint: Any, value: Any) -> bool:
-    """Tell whether `value` is of the type that a setting declares. A number of numpy's is a number, a path is text."""
+    """Tell whether `value` has the type that a setting declares. Numbers of numpy count as numbers, and paths as text."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         return any(_fits(each, value) for each in inner)
@@ -88,19 +95,13 @@ def _fits(hint: Any, value: Any) -> bool:
     return isinstance(value, bool) if hint is bool else True
 
 
-# Turns text (flags, environment) and TOML values into the type that a setting declares.
-#
-# One text is one value. A list takes one text for each element; where there is room for a single text only (a variable),
-# the elements are separated by spaces, or the text is JSON.
-
-
 _NUMBERS = re.compile(r"(-?[0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 
 def from_texts(hint: Any, texts: Sequence[str], source: str) -> Any:
-    """Return the value that flags gave as `texts`; `source` names the flag.
+    """Return the value of a flag that was given with `texts`; `source` is the name of the flag.
 
-    Raises SettingsError naming the source, the text and the rule, also when something is given twice.
+    Raises SettingsError naming the source, the text and the rule, also for a value that is given twice.
     """
     if hint == list[dict[str, str]]:
         return _environments([_pair(text, source) for text in texts])
@@ -117,7 +118,7 @@ def from_texts(hint: Any, texts: Sequence[str], source: str) -> Any:
 
 
 def from_text(hint: Any, text: str, source: str) -> Any:
-    """Return the value that a variable gave as one `text`. Raises SettingsError."""
+    """Return the value of a variable with the content `text`; `source` is its name. Raises SettingsError."""
     if get_origin(hint) not in (list, dict):
         return _scalar(hint, text, source)
     if not text.lstrip().startswith(("[", "{")):
@@ -125,11 +126,11 @@ def from_text(hint: Any, text: str, source: str) -> Any:
     try:
         return from_toml(hint, msgspec.json.decode(text), source)
     except msgspec.DecodeError as error:
-        raise SettingsError(f"{source}={text!r}: must be JSON if it starts like it ({error})") from error
+        raise SettingsError(f"{source}={text!r}: must be JSON as it starts with [ or {{ ({error})") from error
 
 
 def from_toml(hint: Any, value: Any, source: str) -> Any:
-    """Return `value`, which TOML or JSON has typed already, as the declared type. Raises SettingsError."""
+    """Return `value`, which comes from TOML or JSON, in the declared type. Raises SettingsError."""
     if get_origin(hint) is list and (not isinstance(value, list) or _is_inner(hint, value)):
         value = [value]
     try:
@@ -139,7 +140,7 @@ def from_toml(hint: Any, value: Any, source: str) -> Any:
 
 
 def _is_inner(hint: Any, value: list[Any]) -> bool:
-    """Tell whether `value` is one element of a list of lists."""
+    """Tell whether `value` is a single element of a setting that is a list of lists."""
     (inner,) = get_args(hint)
     return get_origin(inner) is list and bool(value) and not isinstance(value[0], list)
 
@@ -158,7 +159,7 @@ def _finite(value: Any, source: str) -> Any:
 
 
 def _numbers(text: str, source: str) -> list[int]:
-    """Read `0,1,4-7` or `-2,-1`: numbers of CPUs, sizes of batches, layers from the end."""
+    """Return the numbers in a text like `0,1,4-7` or `-2,-1`."""
     numbers: list[int] = []
     for part in text.split(","):
         found = _NUMBERS.fullmatch(part.strip())
@@ -188,9 +189,8 @@ def _params(pairs: list[tuple[str, str]], source: str) -> dict[str, Any]:
 
 
 def _environments(pairs: list[tuple[str, str]]) -> list[dict[str, str]]:
-    """Return one dict for all workers, or as many as the name with most values has: its n-th value is for worker n.
-
-    A name with fewer values goes round, as for_worker() does.
+    """Return the environments of the workers: as many dicts as the name with the most values has, one for all workers if each name has
+    one value. The n-th value of a name is for worker n; a name with fewer values repeats them, as for_worker() does.
     """
     values: dict[str, list[str]] = {}
     for name, value in pairs:

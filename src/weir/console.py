@@ -1,4 +1,4 @@
-"""What a person sees in the terminal: progress while models load, the table of what is served, the results of a check."""
+"""The output for people in a terminal: the progress while models load, the table of served models, the results of a check."""
 
 import shlex
 import sys
@@ -23,20 +23,20 @@ from weir.telemetry.logs import get_logger, logging_to
 from weir.telemetry.recorder import SilentObserver
 from weir.wire.values import UNWRITABLE, encode
 
-_LONGEST_EXAMPLE = 200  # characters of JSON that still fit into a line to be copied
-_LONGEST_VALUE = 40
+_LONGEST_EXAMPLE = 200  # characters of JSON in a command to be copied
+_LONGEST_VALUE = 40  # characters of a value in a table
 
 
 def serve(settings: Settings, product: Product | None = None) -> None:
-    """Serve until a signal; see App.run for what is raised."""
-    machine = settings.telemetry.log_format == "json"
+    """Serve until a signal ends the server. Raises what App.run raises."""
+    logs_json = settings.telemetry.log_format == "json"
     with logging_to(settings.telemetry, captures=True), errors_logged(settings):
         loading = Loading()
         app = App(settings, [loading], product)
 
         def ready() -> None:
             loading.close()
-            if machine:  # the log has said that it is ready, with what, and where
+            if logs_json:  # the log already has this information
                 return
             lines = _curl_lines(app) if product is None else product.to_try(*_address(app))
             _print(_served(app), "", *lines, *_other_frontends(app))
@@ -50,7 +50,7 @@ def serve(settings: Settings, product: Product | None = None) -> None:
 
 @contextmanager
 def errors_logged(settings: Settings) -> Iterator[None]:
-    """Log the exception that ends the block where log lines are JSON, and end the program: a person does not read more."""
+    """If the log is JSON, log an exception that ends the block, and end the program; otherwise let it pass."""
     try:
         yield
     except Exception as error:
@@ -61,11 +61,11 @@ def errors_logged(settings: Settings) -> Iterator[None]:
             get_logger("weir").critical(text, exception=error.remote_traceback)
         else:
             get_logger("weir").critical(text, exc_info=not isinstance(error, (WeirError, OSError)))
-        sys.exit(2 if isinstance(error, SettingsError) else 1)  # as cli.py has it
+        sys.exit(2 if isinstance(error, SettingsError) else 1)  # the exit codes of cli.py
 
 
 def check(settings: Settings) -> bool:
-    """Check every model, one after another; False if anything is wrong with one."""
+    """Check every model, one after another; return whether all are good."""
     good = True
     with logging_to(settings.telemetry):
         for model in settings.models:
@@ -82,7 +82,7 @@ def _print(*parts: Any) -> None:
 
 
 class Loading(SilentObserver):
-    """An Observer that shows how many workers have loaded, while they do and if stderr is a terminal."""
+    """An Observer that shows on stderr, if that is a terminal, how many workers have loaded."""
 
     def __init__(self) -> None:
         console = Console(stderr=True)
@@ -94,13 +94,13 @@ class Loading(SilentObserver):
         self._rows: dict[str, Any] = {}
 
     def show(self, services: Sequence[Service]) -> None:
-        """Begin to show."""
+        """Begin to show the workers of `services`."""
         for service in services:
             self._rows[service.name] = self._progress.add_task(service.name, total=service.workers.workers)
         self._progress.start()
 
     def close(self) -> None:
-        """Show nothing any more. Idempotent."""
+        """Stop showing. Idempotent."""
         self._progress.stop()
 
     def worker_changed(self, model: str, worker: int, state: str, reason: str) -> None:
@@ -110,7 +110,7 @@ class Loading(SilentObserver):
 
 
 class MeasuringProgress:
-    """Shows how far the measurement of models has come; where stderr is no terminal, the log says that it takes place."""
+    """Shows the progress of measuring models on stderr. If that is not a terminal, only the beginning is logged."""
 
     def __init__(self) -> None:
         console = Console(stderr=True)
@@ -132,17 +132,18 @@ class MeasuringProgress:
         self._progress.stop()
 
     def of(self, name: str) -> Callable[[float, str], None]:
-        """Return what hears of the model called so: a share, and what is measured. It is shown once it has heard something."""
+        """Return a function for the model `name`, to be called with the share that is done, from 0 to 1, and what is being
+        measured. The first call shows the model."""
         task: list[TaskID] = []
 
-        def heard(share: float, what: str) -> None:
+        def update(share: float, what: str) -> None:
             if not task and self._progress.disable:
                 get_logger("weir").info("measuring how large batches should be, once", model=name)
             if not task:
                 task.append(self._progress.add_task(name, total=1.0, what=what))
             self._progress.update(task[0], completed=share, what=what)
 
-        return heard
+        return update
 
 
 def _served(app: App) -> Table:
@@ -158,7 +159,7 @@ def _served(app: App) -> Table:
 
 
 def _policy_of(service: Service) -> str:
-    """Return what the policy is, and of a solved one the limits that it goes by."""
+    """Return a text that names the policy; for a solved policy, also its control limits."""
     explained, text = service.explain_policy(), str(service.batching.policy)
     if explained["solved"] is None:
         return text
@@ -169,7 +170,7 @@ def _policy_of(service: Service) -> str:
 
 
 def _address(app: App) -> tuple[str, str]:
-    """Return how curl is called for this server, and its URL. A key is not shown."""
+    """Return the curl command for this server, without the key itself, and the server's URL."""
     curl, uds = "curl", app.settings.http.uds
     if app.access.required:
         curl += ' -H "Authorization: Bearer $KEY"'
@@ -191,7 +192,7 @@ def _other_frontends(app: App) -> list[str]:
 
 
 def _example_of(service: Service) -> str:
-    """Return an item to try, quoted for a shell: the model's first example where it can be written."""
+    """Return an item to try, quoted for a shell: the model's first example if it is short and JSON can represent it."""
     for example in service.model.examples[:1]:
         try:
             text = encode(example.item if isinstance(example, Example) else example, JSON).decode()

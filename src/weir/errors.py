@@ -1,29 +1,29 @@
-"""Every error that Weir raises or answers with.
+"""All errors that Weir raises or sends as responses.
 
     WeirError
     ├── RequestError               the request is at fault; sending it again unchanged fails again
     │   ├── InvalidRequest         malformed, wrong shape, datatype or size
     │   ├── ValidationFailed       the schema refused it; `details` is the schema's own list of errors
-    │   ├── ModelNotFound          names the models there are
+    │   ├── ModelNotFound          names the models that exist
     │   ├── TooLarge               refused before the body was read
     │   ├── MethodNotAllowed
     │   ├── UnsupportedMediaType
     │   ├── Unsupported            a call that this server does not offer
     │   ├── Conflict               contradicts what is running
     │   ├── Unauthorized           this call needs the API key or the control token
-    │   └── Forbidden              who calls from there may not control this server
+    │   └── Forbidden              the caller may not do this from where it is, or not on this server
     ├── DeadlineExceeded           also when the deadline could no longer be met (refused early)
     ├── Cancelled                  the caller left
     ├── CapacityError              the server is at fault, for now; safe to send again after `retry_after`
     │   ├── Overloaded             the queue is full
     │   ├── ModelNotReady          loading, or failed; the message says which
     │   ├── Draining               the server is about to stop
-    │   └── WorkerLost             the worker died, through no fault of this request
+    │   └── WorkerLost             the worker died, but not because of this request
     ├── ModelError                 the model raised, or returned something it must not
     │   └── ModelCrashed           this request ended its worker process
     └── SettingsError              at start-up only: names the key, the value and the rule
 
-Codes of HTTP and gRPC are not here: protocols/status.py has the one table.
+The codes of HTTP and gRPC are in protocols/status.py.
 """
 
 from collections.abc import Iterator
@@ -32,16 +32,15 @@ from functools import lru_cache
 from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any, cast
 
-MAX_MESSAGE = (
-    4096  # characters of a message that leaves the server: 600 models are named in more than gRPC's clients take
-)
+# Characters of a message that leaves the server. A list of 600 models, for example, is more than clients of gRPC accept.
+MAX_MESSAGE = 4096
 
 
 def brief(value: Any, limit: int = 80) -> str:
     """Return the first `limit` characters of `repr(value)`.
 
-    For texts and bytes, lists, tuples and dicts no more of the value is looked at than is shown: a stranger's may be as large as
-    a body, and its whole `repr` ten times as large.
+    Of strings, bytes, lists, tuples and dicts, only the part that is shown is read: a value from a request may be as large as its
+    body, and its whole `repr` ten times as large.
     """
     shown = ""
     for piece in _pieces(value, limit):
@@ -74,14 +73,14 @@ def _pieces(value: Any, limit: int) -> Iterator[str]:
 
 
 def bounded(message: str, limit: int = MAX_MESSAGE) -> str:
-    """Return `message`, or its beginning and how long it was, in at most `limit` characters and a few."""
+    """Return `message`; if it has more than `limit` characters, its first `limit` characters and its length."""
     return message if len(message) <= limit else f"{message[:limit]}... ({len(message)} characters)"
 
 
 class WeirError(Exception):
-    """Base of all of Weir's errors.
+    """The base class of all errors of Weir.
 
-    `message` names the thing, the value and the rule. `details` is a JSON-able value for machines, or None.
+    `message` names the thing, the value and the rule. `details` is a JSON-able value for programs, or None.
     """
 
     def __init__(self, message: str = "", *, details: Any = None) -> None:
@@ -113,7 +112,7 @@ class ValidationFailed(RequestError):
 
 
 class ModelNotFound(RequestError):
-    """No model of that name; the message names those there are."""
+    """There is no model of that name; the message names the models that exist."""
 
 
 class TooLarge(RequestError):
@@ -121,19 +120,19 @@ class TooLarge(RequestError):
 
 
 class MethodNotAllowed(RequestError):
-    """The path exists, the method does not."""
+    """The path exists, but not for this method."""
 
 
 class UnsupportedMediaType(RequestError):
-    """A content type or content coding that the model does not read."""
+    """The model does not read this content type or content coding."""
 
 
 class Unsupported(RequestError):
-    """A call that this server, or this kind of model over this protocol, does not offer."""
+    """This server does not offer the call, or not for this kind of model over this protocol."""
 
 
 class Conflict(RequestError):
-    """Contradicts what is running."""
+    """The request contradicts what is running."""
 
 
 class Unauthorized(RequestError):
@@ -153,7 +152,7 @@ class Cancelled(WeirError):
 
 
 class CapacityError(WeirError):
-    """The server cannot do it now; the same request may succeed after `retry_after` seconds."""
+    """The server cannot serve the request now; the same request may succeed after `retry_after` seconds (None: unknown)."""
 
     def __init__(self, message: str = "", *, details: Any = None, retry_after: float | None = None) -> None:
         super().__init__(message, details=details)
@@ -173,18 +172,17 @@ class Draining(CapacityError):
 
 
 class WorkerLost(CapacityError):
-    """The worker died while this request was with it, through no fault of the request."""
+    """The worker died while it had this request, but not because of it."""
 
 
 class ModelError(WeirError):
     """The model raised, or returned something it must not.
 
-    `original_type` is the qualified name of the exception that the model raised ("" when it raised none),
-    `remote_traceback` the traceback in the worker. Where the exception's class can be imported here, the
-    exception itself is `__cause__`.
+    `original_type` is the qualified name of the exception that the model raised ("" if it raised none), and `remote_traceback` is
+    the traceback in the worker. If the exception's class can be imported in this process, the exception is the `__cause__`.
     """
 
-    told = False  # whether the observers of the model have been notified
+    reported = False  # whether the observers of the model have been told
 
     def __init__(
         self, message: str = "", *, details: Any = None, original_type: str = "", remote_traceback: str = ""
@@ -195,7 +193,7 @@ class ModelError(WeirError):
 
 
 class ModelCrashed(ModelError):
-    """This request ended its worker process, also when it was run alone."""
+    """This request ended its worker process, even when it ran alone."""
 
 
 class SettingsError(WeirError):
@@ -203,28 +201,29 @@ class SettingsError(WeirError):
 
 
 class _AsRaised:
-    """Part of errors that are both a ModelError and what the model raised."""
+    """Base class of errors that are both a ModelError and of the type that the model raised."""
 
     message: str
 
     def __str__(self) -> str:
-        return self.message  # a KeyError's would be its repr
+        return self.message  # KeyError would return its repr
 
     def __reduce__(self) -> tuple[Any, ...]:
-        plain = type(self).__mro__[2]  # such a class exists in this process alone
+        plain = type(self).__mro__[2]  # the combined class exists in this process only
         return _rebuild, (plain, vars(self))
 
 
 def for_caller(error: WeirError) -> WeirError:
-    """Return `error` as code in this process is to catch it. The error of a model is also of the type that the model raised, where
-    that is known here, with its attributes; and it notes the traceback in the worker, which is shown where it is not caught.
+    """Return `error` in the form in which code in this process gets it.
 
-    `message`, `details` and `args` are Weir's. An exception that ends iterations, or more than itself, is no type to catch it by.
+    An error of a model also has the type and the attributes of the exception that the model raised, if that type is known here;
+    but not StopIteration and the like, nor exceptions that are no Exception. A note has the traceback in the worker, which Python
+    shows if nothing catches the error. `message`, `details` and `args` are Weir's own.
     """
     if not isinstance(error, ModelError):
         return error
     cause = error.__cause__
-    while isinstance(cause, ModelError):  # of a step, where this is the error of a chain
+    while isinstance(cause, ModelError):  # the error of a chain is caused by the error of a step
         cause = cause.__cause__
     if isinstance(cause, Exception) and not isinstance(cause, (WeirError, StopIteration, StopAsyncIteration)):
         error = _as_raised(error, cause)
@@ -241,7 +240,7 @@ def _as_raised(error: ModelError, cause: Exception) -> ModelError:
     try:
         kind = _both(ours, raised)
         made = kind.__new__(kind)
-    except Exception:  # a class may refuse to have subclasses, or to be made without what it wants
+    except Exception:  # a class may refuse to have subclasses, or to be made without arguments
         return error
     Exception.__init__(made, error.message)
     made.__dict__.update({**vars(cause), **vars(error)})
@@ -260,7 +259,7 @@ def _both(kind: Any, raised: Any) -> type[ModelError]:
 
 @lru_cache(maxsize=256)
 def _inner(kind: Any) -> list[str]:
-    """Return the names of attributes that are not in an exception's dictionary, as `errno` of an OSError."""
+    """Return the names of attributes that an exception has outside of its dictionary, such as `errno` of OSError."""
     classes = [base for base in kind.__mro__ if base not in Exception.__mro__]
     kinds = MemberDescriptorType, GetSetDescriptorType
     return [

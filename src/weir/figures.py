@@ -1,4 +1,4 @@
-"""How Weir draws: one style, readable without colour, written as PNG and SVG. matplotlib is an extra (`plots`)."""
+"""The style of Weir's figures, which are readable without colour and written as PNG and SVG. Needs matplotlib (the extra `plots`)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,19 +18,20 @@ MARKERS = ("o", "s", "^", "D", "v", "x")
 
 
 def styles() -> Iterator[dict[str, Any]]:
-    """Yield keyword arguments of `plot` for one line after another."""
+    """Yield keyword arguments of `plot` for each line of a figure in turn, without end."""
     for colour, dash, marker in cycle(zip(COLOURS, DASHES, MARKERS, strict=True)):
         yield {"color": colour, "linestyle": dash, "marker": marker, "markersize": 4, "linewidth": 1.4}
 
 
 def files_of(path: Path) -> tuple[Path, Path]:
-    """Return the two files of the figure `path`, of which an ending .png or .svg is no part of the name, but any other is."""
+    """Return the paths of the PNG and the SVG of the figure `path`. A suffix .png or .svg of `path` is replaced; any other is part of
+    the name."""
     name = path.stem if path.suffix in (".png", ".svg") else path.name
     return path.with_name(name + ".png"), path.with_name(name + ".svg")
 
 
 def plain_log(axes: Any, *names: str) -> None:
-    """Make the named axes (`x`, `y`) logarithmic, with plain numbers at 1, 2 and 5 and no others."""
+    """Make the axes in `names` ("x", "y") logarithmic, with plain numbers at 1, 2 and 5, or only at 1 for a wide range."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     for name in names:
@@ -45,10 +46,10 @@ def plain_log(axes: Any, *names: str) -> None:
 
 @contextmanager
 def figure(path: Path, rows: int = 1, columns: int = 1, *, size: tuple[float, float] | None = None) -> Iterator[Any]:
-    """Give a matplotlib figure and its grid of axes, as (figure, axes[row, column]); then write `path` as .png and .svg.
+    """Yield a matplotlib figure and its grid of axes, as (figure, axes[row, column]); after the block, write `path` as .png and .svg.
 
-    `size` is in inches. Raises SettingsError, saying what to install, without matplotlib; nothing is written then, nor
-    when the drawing raises.
+    `size` is the width and height in inches. Raises SettingsError that says what to install if matplotlib is missing. Nothing is
+    written then, nor if the block raises.
     """
     try:
         import matplotlib
@@ -73,8 +74,8 @@ def figure(path: Path, rows: int = 1, columns: int = 1, *, size: tuple[float, fl
 
 
 def _save_png(drawing: Any, path: Path) -> None:
-    """Write the drawing with a palette: it has few colours, and takes a third of the space."""
-    from PIL import Image  # matplotlib needs it too
+    """Write the drawing with a palette: it has few colours, and then takes a third of the space."""
+    from PIL import Image  # matplotlib also needs it
 
     canvas = BytesIO()
     drawing.savefig(canvas, format="png", dpi=160, transparent=False)

@@ -1,4 +1,4 @@
-"""A server in the program itself, with the methods of the clients: code moves between the two by changing one line.
+"""A server in the program itself, with the methods of the clients: changing one line moves code between the two.
 
 with weir.inprocess.InProcess(Sums) as client:      # or: with weir.client.HttpClient(url) as client:
     sums = client.infer("sums", {"x": array})["sum"]
@@ -9,11 +9,11 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapp
 from contextlib import aclosing, suppress
 from typing import Any, Self
 
-from weir.catalog.loading import ServiceMaker, apply
+from weir.catalog.loading import ServiceMaker, apply, new_service
 from weir.catalog.manager import Manager
 from weir.catalog.registry import Registry
 from weir.catalog.repository.folder import FolderRepository, InlineConfigs
-from weir.catalog.sources import ModelToServe, Parameters, TargetRepository, all_sources, open_wanted
+from weir.catalog.sources import ModelToServe, Parameters, TargetRepository, all_sources, read_models_to_start
 from weir.client.calls import Decoder, Metadata, Program, Retry, Streaming
 from weir.client.methods import AsyncClient, Client
 from weir.errors import Conflict, DeadlineExceeded, ModelNotFound, WeirError, for_caller
@@ -27,21 +27,30 @@ from weir.serving.service import Service
 from weir.settings import default_name, read_model_table
 from weir.wire.inference import InferenceRequest, InferenceResponse, Parameter
 
-DOOR = "python"  # as that of Service.infer is called
+FRONTEND = "python"  # the same name as for calls of Service.infer
 NAME = "weir"
 
 Target = str | type[Model] | type[Service] | Callable[[list[Any]], Any]
-# A step of a call: what is awaited for its answer, or gone through for its answers.
+# A step of a call: a function whose result is awaited for the answer, or iterated for several answers.
 Step = Callable[[], Coroutine[Any, Any, Any]]
 Steps = Callable[[], AsyncGenerator[StreamPart, None]]
 
 
 class InProcess(Client):
-    """Serves `models` (classes of models, services or chains, functions, or texts like "module:Class") in this program. May be used by many threads at a time.
+    """Serves models in this program, with the methods of Client. Many threads may use it at a time.
 
-    `model_repository` is a folder of models, of which `load` names those that run from the start (without it all); `settings`
-    are those of Service and hold for every model. Its event loop runs in a thread of its own, from `start`, or the beginning of
-    `with`, to `close`. Raises SettingsError for an unusable model or setting.
+    Its event loop runs in a thread of its own, from `start` or the beginning of a `with` block to `close` or its end.
+
+    Arguments:
+        models: classes of models, services or chains, functions, or texts like "module:Class".
+        model_repository: a folder of further models.
+        load: the names of the models that run from the start; by default all.
+        timeout: seconds for each call that has no timeout of its own.
+        retry: which calls are sent again; by default Retry().
+        observers: are told what happens.
+        settings: those of Service, for all models.
+
+    Raises SettingsError for an unusable model or setting.
     """
 
     def __init__(
@@ -53,22 +62,25 @@ class InProcess(Client):
         super().__init__(LocalCalls(self._manager), self._local, timeout=timeout, retry=retry)
 
     def start(self) -> Self:
-        """Start all models; return when they are ready. Nothing happens if they are, and threads that call it at the same time
-        wait for one start.
+        """Start all models; return when they are ready. If they already run, nothing happens. Threads that call this at the same
+        time wait for one start.
 
-        Raises what Manager.start does, nothing is left running then; and Conflict in a process that was forked while it ran.
+        Raises what Manager.start raises, after which nothing is left running; and Conflict in a process that was forked while the
+        models ran.
         """
         self._local.start()
         return self
 
     def __enter__(self) -> Self:
-        if not self._local.start():  # whoever leaves first would stop it for the others
+        if (
+            not self._local.start()
+        ):  # several `with` blocks cannot share it: the first one to end would stop it for the others
             raise Conflict("this server is already running")
         return self
 
 
 class AsyncInProcess(AsyncClient):
-    """The same in the event loop of the program; see InProcess."""
+    """InProcess for an event loop of the program: the methods are to be awaited."""
 
     def __init__(
         self, *models: Target, model_repository: str | None = None, load: Sequence[str] = (), timeout: float = 60.0,
@@ -78,7 +90,7 @@ class AsyncInProcess(AsyncClient):
         super().__init__(LocalCalls(self._manager), AsyncLocalTransport(self._manager), timeout=timeout, retry=retry)
 
     async def start(self) -> Self:
-        """Start all models; return when they are ready. Raises what Manager.start does; nothing is left running then."""
+        """Start all models; return when they are ready. Raises what Manager.start raises; nothing is left running then."""
         await self._manager.start()
         return self
 
@@ -87,7 +99,7 @@ class AsyncInProcess(AsyncClient):
 
 
 class LocalCalls:
-    """The calls as steps that ask the models and their manager."""
+    """Calls whose steps run in the models' event loop and use the models and their manager directly."""
 
     def __init__(self, manager: Manager) -> None:
         self._manager = manager
@@ -144,31 +156,31 @@ class LocalCalls:
     def infer(self, request: InferenceRequest) -> Program[InferenceResponse]:
         """See Calls."""
 
-        async def ask() -> InferenceResponse:
-            return await Exchange(find(self._registry, request.model, request.version), door=DOOR).infer(request)
+        async def infer() -> InferenceResponse:
+            return await Exchange(find(self._registry, request.model, request.version), door=FRONTEND).infer(request)
 
-        return (yield ask)  # type: ignore[no-any-return]  # a step's answer
+        return (yield infer)  # type: ignore[no-any-return]  # a step's answer
 
     def stream(self, request: InferenceRequest) -> Streaming:
         """See Calls."""
 
-        def ask() -> AsyncGenerator[StreamPart, None]:
-            return Exchange(find(self._registry, request.model, request.version), door=DOOR).stream(request)
+        def parts() -> AsyncGenerator[StreamPart, None]:
+            return Exchange(find(self._registry, request.model, request.version), door=FRONTEND).stream(request)
 
         def decoder() -> Decoder:
             return lambda part: [part.response]
 
-        return Streaming(ask, decoder)
+        return Streaming(parts, decoder)
 
 
 class AsyncLocalTransport:
-    """Does steps in the running event loop."""
+    """An AsyncTransport that runs steps in the running event loop."""
 
     def __init__(self, manager: Manager) -> None:
         self._manager = manager
 
     async def send(self, step: Step, timeout: float) -> Any:
-        """Return the answer to one step."""
+        """Run a step and return its answer. Raises DeadlineExceeded after `timeout` seconds."""
         try:
             async with asyncio.timeout(timeout):
                 return await step()
@@ -178,7 +190,7 @@ class AsyncLocalTransport:
             raise DeadlineExceeded(f"no answer within {timeout:g} s") from None
 
     def chunks(self, step: Steps, timeout: float) -> AsyncGenerator[StreamPart, None]:
-        """Yield the answers to one."""
+        """Run a step and yield its answers; each request has its own timeout."""
         return _for_caller(step())
 
     async def close(self) -> None:
@@ -187,7 +199,7 @@ class AsyncLocalTransport:
 
 
 class LocalTransport:
-    """Does steps in an event loop of its own, for any thread."""
+    """A Transport that runs steps in an event loop in a thread of its own."""
 
     def __init__(self, manager: Manager) -> None:
         self._manager = manager
@@ -195,17 +207,18 @@ class LocalTransport:
         self._lifecycle = Lifecycle("weir-inprocess", _nothing, _nothing)
 
     def start(self) -> bool:
-        """Start the loop and all models; return False if another thread did, or had done, that."""
+        """Start the event loop and all models; return False if another thread does that, or has done it. Raises Conflict in a forked
+        process."""
         if self._lifecycle.forked_from is not None:
             raise _forked(self._lifecycle.forked_from)
         return self._lifecycle.start(lambda: self._manager)
 
     def send(self, step: Step, timeout: float) -> Any:
-        """Return the answer to one step."""
+        """See AsyncLocalTransport.send."""
         return self._running.run(self._inner.send(step, timeout))
 
     def chunks(self, step: Steps, timeout: float) -> Generator[StreamPart, None, None]:
-        """Yield the answers to one."""
+        """See AsyncLocalTransport.chunks."""
         background, parts = self._running, _for_caller(step())
         try:
             with suppress(StopAsyncIteration):
@@ -215,7 +228,7 @@ class LocalTransport:
             background.run(parts.aclose())
 
     def close(self) -> None:
-        """Drain and stop all models, and end the loop."""
+        """Drain and stop all models, and end the event loop."""
         self._lifecycle.stop()
 
     @property
@@ -223,13 +236,13 @@ class LocalTransport:
         background, parent = self._lifecycle.running, self._lifecycle.forked_from
         if background is not None:
             return background
-        raise (
-            Conflict("this server is not running: start it, or use it in `with`") if parent is None else _forked(parent)
-        )
+        if parent is not None:
+            raise _forked(parent)
+        raise Conflict("this server is not running: start it, or use it in `with`")
 
 
-class Given:
-    """Makes services of the classes that the program has given, by target; of all others as a server does."""
+class LocalServiceMaker:
+    """Makes services of the classes in `kinds`, which the program has passed, by target; other services as a server makes them."""
 
     def __init__(self, kinds: Mapping[str, Any], observers: Sequence[Observer]) -> None:
         self._kinds = kinds
@@ -237,31 +250,29 @@ class Given:
         self._make = ServiceMaker(observers)
 
     def __call__(self, model: ModelToServe, parameters: Parameters | None = None, *, fresh: bool = False) -> Service:
-        """Return a service, not started."""
+        """Return a service that is not started; see loading.make_service."""
         kind = self._kinds.get(model.target)
         if kind is None:
             return self._make(model, parameters, fresh=fresh)
-        if isinstance(kind, type) and issubclass(kind, Service):
-            return kind(name=model.name, params=model.params, observers=self._observers, **model.settings)
-        if parameters:
+        if parameters and not (isinstance(kind, type) and issubclass(kind, Service)):
             model = apply(parameters, model, check_model(kind))
-        return Service(kind, name=model.name, params=model.params, observers=self._observers, **model.settings)
+        return new_service(kind, name=model.name, params=model.params, observers=self._observers, **model.settings)
 
 
 def make_manager(
     models: Sequence[Target], model_repository: str | None, load: Sequence[str], observers: Sequence[Observer],
     settings: Mapping[str, Any],
 ) -> Manager:  # fmt: skip
-    """Return the manager of these models, none of which has been started."""
+    """Return the manager of these models, none of which is started; see InProcess for the arguments. Raises SettingsError."""
     kinds = {_target(model): model for model in models if not isinstance(model, str)}
-    said = dict(settings)
-    params = said.pop("params", {})
-    known = [ModelToServe(_target(model), default_name(_target(model)), params, [], said) for model in models]
-    reading = (read_model_table, lambda own: {**said, **own})
+    general = dict(settings)
+    params = general.pop("params", {})
+    known = [ModelToServe(_target(model), default_name(_target(model)), params, [], general) for model in models]
+    reading = (read_model_table, lambda own: {**general, **own})
     folder = None if model_repository is None else FolderRepository(model_repository, *reading)
     sources = all_sources(TargetRepository(known), folder, InlineConfigs(*reading))
-    make = Given(kinds, observers)
-    opened = open_wanted(sources, load, make)
+    make = LocalServiceMaker(kinds, observers)
+    opened = read_models_to_start(sources, load, make)
     return Manager(Registry(opened.services, None, opened.defaults), sources, make, allow_files=True)
 
 
@@ -272,11 +283,11 @@ def _target(model: Target) -> str:
     return f"{getattr(model, '__module__', None)}:{name}"
 
 
-def _value(look: Callable[[], Any]) -> Step:
-    """Return the step that takes a look, in the event loop."""
+def _value(read: Callable[[], Any]) -> Step:
+    """Return a step that calls `read` in the event loop."""
 
     async def answer() -> Any:
-        return look()
+        return read()
 
     return answer
 
@@ -301,4 +312,4 @@ def _forked(parent: int) -> Conflict:
 
 
 def _nothing(value: Any) -> None:
-    """Nothing is posted to the loop."""
+    """Do nothing: no value is posted to the event loop."""

@@ -1,19 +1,19 @@
-"""The values that every part speaks: requests, batches, events, and the Observer that hears of them.
+"""The values that all parts exchange: requests, batches, events, and the Observer that is told of them.
 
-A *request* waits in the queue. A *dispatch* is the batcher's decision to run some of them now, with its reasons. A *batch*
-is what goes to a worker: the same work as a flat list of entries. *Events* come back, by entry index.
+A *request* waits in the queue. A *dispatch* is the batcher's decision to run some requests now, and its reasons. A *batch* is the
+same work as a flat list of entries, which goes to a worker. *Events* come back from the worker, by index of entry.
 """
 
 from collections.abc import Hashable, Sequence
 from enum import Enum, IntEnum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypedDict
 
 from weir.errors import ModelError, WeirError
 
-# How a payload is encoded: a content type, or OBJECT for a Python value of this process tree.
+# The encoding of a payload is a content type, or OBJECT for a Python value.
 OBJECT = "object"
-# How an answer may be wanted: as OBJECT, but the arrays of a tensor model may lie in shared memory. They cannot be written to,
-# and their place is given back when the last of them is gone.
+# A form for answers: like OBJECT, but arrays of a tensor model may lie in shared memory. They are read-only, and their place is
+# released when the last of them is deleted.
 LENT = "lent"
 JSON = "application/json"
 MSGPACK = "application/msgpack"
@@ -23,10 +23,10 @@ KSERVE = "application/vnd.kserve.v2+json"
 
 
 class Kind(IntEnum):
-    """What the payload of a request is.
+    """The kind of a request's payload.
 
-    ITEM: one item, never divided. ITEMS: a list of items of equal rows and cost, divided between items (items that
-    differ travel as requests of their own). TENSORS: a dict of arrays with the batch as first dimension, divided along it.
+    ITEM: one item, which is never divided. ITEMS: a list of items of equal rows and cost, which may be divided between items; items
+    that differ are separate requests. TENSORS: a dict of arrays with the batch as first dimension, which may be divided along it.
     """
 
     ITEM = 0
@@ -35,35 +35,35 @@ class Kind(IntEnum):
 
 
 class Express(NamedTuple):
-    """The batch key of an express call, which has batches of its own that do not wait behind other requests. `call` tells such
-    calls apart; its requests of equal `key` share batches."""
+    """The batch key of an express call, which has batches of its own that do not wait behind other requests. `call` identifies the
+    call; its requests of equal `key` share batches."""
 
     call: object
     key: Hashable = None
 
 
 def with_key(key: Hashable, inner: Hashable) -> Hashable:
-    """Return the batch key of requests with `key`, which their caller gave, and `inner`, which distinguishes their items."""
+    """Return the batch key that combines `key`, which the caller gave, with `inner`, which distinguishes items."""
     if isinstance(key, Express):
         return Express(key.call, with_key(key.key, inner))
     return inner if key is None else (inner, key)
 
 
 class Reason(IntEnum):
-    """Why a batch was cut. Its lower-case name is what metrics and explanations show."""
+    """Why a batch was cut. Metrics and explanations show the name in lower case."""
 
-    SIZE = 0  # as many rows as a batch may have, or as the policy waits for
+    SIZE = 0  # it has as many rows as a batch may have, or as the policy waits for
     DELAY = 1  # the oldest request has waited as long as it may
-    DEADLINE = 2  # an answer would have come too late, had it waited longer
+    DEADLINE = 2  # with a longer wait, an answer would have been too late
     POLICY = 3  # the policy's own rule (a control limit, a table)
-    IDLE = 4  # a worker was idle and the policy does not wait
-    DRAIN = 5  # nothing more will come
-    RETRY = 6  # part of a batch whose worker died
-    EXPRESS = 7  # a call with batches of its own, which do not wait for the policy
+    IDLE = 4  # a worker was idle, and the policy does not wait
+    DRAIN = 5  # no more requests will come
+    RETRY = 6  # it is a part of a batch whose worker died
+    EXPRESS = 7  # an express call, whose batches do not wait for the policy
 
 
 class Wakeup(IntEnum):
-    """What made the batcher look: an arrival, a worker that became free, or the timer."""
+    """Why the batcher was polled: an arrival, a worker that became free, or the timer."""
 
     ARRIVAL = 0
     WORKER = 1
@@ -71,17 +71,16 @@ class Wakeup(IntEnum):
 
 
 class Request(Protocol):
-    """What the batcher and the executors need of a request; each frontend has a class of its own.
+    """The attributes and methods of a request that the batcher and the executors use. Each frontend has its own classes.
 
-    The frontend sets the first group of attributes; batching/request_state.py writes the second.
-    Exactly one of `finish` and `fail` is called, once, unless the caller has cancelled. For a streaming model,
-    `part` is called any number of times before.
+    The frontend sets the first group of attributes; only batching/request_state.py writes the second. Either `finish` or `fail` is
+    called, exactly once, unless the caller has cancelled. For a streaming model, `part` may be called any number of times before.
     """
 
     kind: Kind
     payload: Any  # ITEM: the item; ITEMS: a sequence of items; TENSORS: dict name -> array
     content_type: str  # how `payload` (ITEMS: each element of it) is encoded; OBJECT if it is a Python value
-    accept: str  # how the answer is wanted; OBJECT for a Python value
+    accept: str  # the encoding of the answer; OBJECT for a Python value
     rows: int
     cost: float
     key: Hashable  # requests of different keys never share a batch; tensor shapes are part of it
@@ -89,24 +88,24 @@ class Request(Protocol):
     arrival: float  # instants are seconds of the service's clock
     timeout: float
     deadline: float  # arrival + timeout
-    large: bool  # shares with other sizes, as a single row does not
-    tag: float  # in a queue by length the lowest goes first, and among equals the one that arrived first (see embedding/fair_queue.py)
-    brief: bool  # part of what is done in a batch: in a queue by length, batches with such requests are short, so that they are done soon
-    door: str  # the frontend that it came by: "python", "http", ...
-    trace: Any  # the header `traceparent` that it came with, or None; its Trace once it is in the queue, if requests are traced
+    large: bool  # whether it waits among the large requests, which small ones may overtake
+    tag: float  # a queue by length serves the lowest tag first, then the earliest arrival (see embedding/fair_queue.py)
+    brief: bool  # in a queue by length, batches with such a request are kept short, so that they are done soon
+    door: str  # the frontend by which it came: "python", "http", ...
+    trace: Any  # the header `traceparent`, or None; a Trace once the request is in the queue, if requests are traced
 
     settled: bool  # whether it has ended (answered, failed or cancelled)
-    taken: int  # rows (ITEMS: items) dispatched so far; `rows` as soon as nothing of it is left in the queue
-    overtaken: int  # batches that have gone before it out of the order of arrival
-    partial: Any  # answers gathered so far, while only some pieces of a divided request are back
+    taken: int  # rows (ITEMS: items) dispatched so far; equals `rows` when nothing of it is left in the queue
+    overtaken: int  # how many batches with later requests have gone before it
+    partial: Any  # the answers to some pieces of a divided request, until all pieces are back
 
     def part(self, output: Any, dispatch: "Dispatch") -> None:
-        """Deliver one of several answers; more may come. Raises a WeirError (Overloaded) if
-        its reader cannot take it; then `fail` is called with that error."""
+        """Deliver one of several answers; more may come. Raises a WeirError (Overloaded) if the reader cannot take it, after
+        which `fail` is called with that error."""
 
     def finish(self, output: Any, dispatch: "Dispatch") -> None:
-        """Deliver the (last) answer: a value, encoded bytes or a Block; or NO_ANSWER, when a streaming model has given its
-        last part before. ITEMS: a list with a WeirError in a failed item's place."""
+        """Deliver the (last) answer: a value, encoded bytes or a Block; or NO_ANSWER if the last part of a streaming model has
+        already been delivered. For ITEMS it is a list, with a WeirError in the place of a failed item."""
 
     def fail(self, error: WeirError) -> None:
         """Deliver the error that ends the whole request."""
@@ -118,17 +117,48 @@ class NoAnswer(Enum):
     NO_ANSWER = "no further answer"
 
 
-NO_ANSWER = NoAnswer.NO_ANSWER  # what `finish` gets of a streaming request whose last answer was a part
+NO_ANSWER = NoAnswer.NO_ANSWER  # the argument of `finish` for a streaming request whose last answer was a part
+
+
+class DispatchRecord(TypedDict):
+    """A batch, in rows, why it was dispatched (`reason`), and what the policy knew and wanted then. Ages are in seconds."""
+
+    batch_id: int
+    worker: int
+    rows: int
+    cost: float
+    padding: float
+    reason: str
+    waiting: int
+    oldest_age: float
+    limit: int | None
+    wakeup: str
+    at: float
+    attempt: int
 
 
 class Dispatch:
-    """A decision to run these requests now, and its explanation.
+    """A decision to run some requests now, and its explanation.
 
-    `slices` is None when every request is in it whole; else, for each request, the half-open range of its rows
-    (TENSORS) or items (ITEMS) that is in this batch, or None for the whole. `plain` says that every request is one
-    ITEM, so that the batch's entries are the requests. `padding` is the part of `cost` that is padding. `oldest_age` and `waiting` (rows of the group) are as they were
-    when the decision was made; `limit` is the number of rows that the policy waited for, if it had one. `seconds` is how long
-    it has occupied its worker, once it is back.
+    Attributes:
+        batch_id, worker: the number of the batch, and the index of its worker.
+        requests: the requests.
+        slices: None if all requests are in it as a whole; else for each request the half-open range of its rows (TENSORS) or
+            items (ITEMS) in this batch, or None for all.
+        rows, cost: the size of the batch.
+        padding: the part of `cost` that is padding.
+        reason: why the batch was cut.
+        waiting: rows waiting in the group at the decision.
+        oldest_age: seconds that the oldest request of the group had waited at the decision.
+        limit: the number of rows that the policy waited for, or None.
+        wakeup: why the batcher was polled.
+        at: the instant of the decision, in seconds of the service's clock.
+        attempt: how many times a worker has died with these requests.
+        plain: whether every request is one ITEM, so that the entries of the batch are the requests.
+        seconds: how long the batch has occupied its worker, once it is back.
+        entries: the batch's entries, which collate.py keeps here.
+        begun: the entries that have received a part, or None.
+        missed: whether a deadline of its requests passed, or a caller gave up shortly before.
     """
 
     __slots__ = (
@@ -153,34 +183,22 @@ class Dispatch:
         self.limit = limit
         self.wakeup = wakeup
         self.at = at
-        self.attempt = attempt  # how many times a worker has died with these requests
+        self.attempt = attempt
         self.plain = plain
         self.padding = padding
         self.seconds = 0.0
-        self.entries: list[tuple[Request, int, int]] | None = None  # collate.py's memory of the batch's entries
-        self.begun: set[int] | None = None  # entries that have received a part
-        self.missed = False  # a deadline of its requests passed, or their callers gave up shortly before
+        self.entries: list[tuple[Request, int, int]] | None = None
+        self.begun: set[int] | None = None
+        self.missed = False
 
     def explain(self) -> dict[str, Any]:
-        """Return the explanation as a JSON-able dict."""
-        return {
-            "batch_id": self.batch_id,
-            "worker": self.worker,
-            "rows": self.rows,
-            "cost": self.cost,
-            "padding": self.padding,
-            "reason": self.reason.name.lower(),
-            "waiting": self.waiting,
-            "oldest_age": self.oldest_age,
-            "limit": self.limit,
-            "wakeup": self.wakeup.name.lower(),
-            "at": self.at,
-            "attempt": self.attempt,
-        }
+        """Return the explanation as a JSON-able dict with the fields of DispatchRecord."""
+        own = {name: getattr(self, name) for name in DispatchRecord.__annotations__}
+        return own | {"reason": self.reason.name.lower(), "wakeup": self.wakeup.name.lower()}
 
 
 class Batch:
-    """What a worker gets: a flat list of entries (collate.py makes it from a Dispatch).
+    """A flat list of entries for a worker, which collate.py makes from a Dispatch.
 
     `content_types` and `accepts` are one string when all entries agree, else one per entry.
     """
@@ -207,8 +225,8 @@ class Timing(NamedTuple):
 
 
 class EventKind(IntEnum):
-    """PART: one of several answers. DONE: the (last) answer, the request's end. ERROR: the request's end. END: the end of a
-    streaming request without a further answer; its output says nothing."""
+    """PART: one of several answers. DONE: the (last) answer, which ends the request. ERROR: an error, which ends the request. END:
+    the end of a streaming request without a further answer; its output has no meaning."""
 
     PART = 0
     DONE = 1
@@ -217,12 +235,11 @@ class EventKind(IntEnum):
 
 
 class Events:
-    """What a worker says of a batch: one event per entry named.
+    """A worker's report on a batch: one event for each entry in `indices`.
 
-    `indices` None means all entries in order; `kinds` None means all DONE. `outputs` is aligned to them: encoded
-    bytes, a Block or a value, or a WeirError for ERROR. `final` is True in the last Events of a batch: its place
-    is free again and `timing` is set; each entry has then had exactly one DONE, ERROR or END (entries cancelled by us
-    may have none).
+    `indices` None means all entries in order; `kinds` None means that all are DONE. `outputs` has an output for each: encoded
+    bytes, a Block or a value, or a WeirError for ERROR. `final` is True in the last Events of a batch: its place is free again and
+    `timing` is set. Each entry has then had exactly one DONE, ERROR or END, except entries that were cancelled.
     """
 
     __slots__ = ("batch_id", "final", "indices", "kinds", "outputs", "timing")
@@ -240,29 +257,33 @@ class Events:
 
 
 class Observer(Protocol):
-    """Is notified of what happens, once for each batch, and never decides. Its methods are called on the event loop and must return quickly."""
+    """Is told what happens, once per batch. Its methods are called on the event loop and must return quickly.
+
+    `model` is the label of the service; instants are in seconds of its clock.
+    """
 
     def refused(self, model: str, door: str, error: WeirError) -> None:
-        """A request was refused before it entered the queue (Overloaded, refused early, draining, invalid)."""
+        """A request that came by the frontend `door` was refused before it entered the queue."""
 
     def dispatched(self, model: str, dispatch: Dispatch) -> None:
         """A batch was cut and handed to a worker."""
 
     def answered(self, model: str, requests: Sequence[Request], error: WeirError | None, now: float) -> None:
-        """These requests ended at `now`: all were answered, or all failed with the same kind of error (Cancelled when the caller left)."""
+        """These requests ended at `now`: all were answered, or all failed with the same type of error (Cancelled if the caller
+        left)."""
 
     def streamed(self, model: str, requests: Sequence[Request], firsts: Sequence[Request], now: float) -> None:
         """Each of these requests to a streaming model got an answer at `now`; those in `firsts` their first."""
 
     def computed(self, model: str, dispatch: Dispatch, timing: Timing, now: float) -> None:
-        """A batch came back whole."""
+        """A batch has ended, and took these times in its worker."""
 
     def failed(self, model: str, errors: Sequence[ModelError], now: float) -> None:
-        """The model failed so many entries of a batch: it raised, or returned a wrong value. `answered` is called for the
-        requests too; a list of items may be answered although some of them failed."""
+        """The model failed for some entries of a batch, one for each of `errors`: it raised, or returned a wrong value. `answered`
+        is called for the requests too; a list of items may be answered although some of them failed."""
 
     def worker_changed(self, model: str, worker: int, state: str, reason: str) -> None:
-        """A worker went to `state`: starting, ready, lost, stopped or failed."""
+        """A worker is now in `state`: starting, ready, lost, stopped or failed."""
 
     def transferred(self, model: str, door: str, received_bytes: int, sent_bytes: int) -> None:
-        """A frontend read a body and wrote an answer of these sizes."""
+        """The frontend `door` read a body and wrote an answer of these sizes."""

@@ -1,6 +1,6 @@
-"""The contract that a user implements: a class with `predict`, and whatever else it wants to say.
+"""The class that users implement: Model, with `predict` and any of its other methods and attributes.
 
-The class object is read in the server process (its attributes, `measure`, `examples`); instances live only in workers.
+The server process uses only the class itself (its attributes, `measure`, `examples`); instances exist only in workers.
 """
 
 import inspect
@@ -10,41 +10,44 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from weir.errors import SettingsError, Unsupported
 
-# The datatypes of the Open Inference Protocol, and what numpy calls them. Of BF16, which numpy does not have, the bits.
+# numpy's names of the datatypes of the Open Inference Protocol. numpy has no BF16: its arrays have the bits.
 DATATYPES = {
     "BOOL": "bool", "UINT8": "uint8", "UINT16": "uint16", "UINT32": "uint32", "UINT64": "uint64", "INT8": "int8",
     "INT16": "int16", "INT32": "int32", "INT64": "int64", "FP16": "float16", "FP32": "float32", "FP64": "float64",
     "BYTES": "object", "BF16": "uint16",
 }  # fmt: skip
 
-# What becomes of requests whose lengths differ (Tensor.varying).
+# How requests of different lengths are batched (Tensor.varying).
 GROUP, PAD, RAGGED = "group", "pad", "ragged"
 
-# Whether requests have the batch as first dimension (Tensor.batch).
+# Whether the first dimension of a request's tensors is the batch (Tensor.batch).
 REQUIRED, OPTIONAL, NONE = "required", "optional", "none"
 
-# What the dimensions of an image are (Tensor.format).
+# The order of an image's dimensions (Tensor.format).
 FORMATS = ("", "FORMAT_NHWC", "FORMAT_NCHW")
 
 
 class Tensor(NamedTuple):
-    """Declares one named tensor of a tensor model: name, datatype (as in the Open Inference Protocol), and shape with
-    the batch as first dimension; -1 stands for any length.
+    """Declares one tensor of a tensor model.
 
-    `batch` says whether requests have that dimension, and is equal for all tensors of a model: "required"; "optional" (a
-    request of the Open Inference Protocol may leave it out of all its tensors, is one row then, and is answered without it);
-    or "none": the model cannot batch. Then `shape` is the whole shape ([] is a scalar), and each request runs alone, as it is.
-
-    A request may leave an `optional` input out: `predict` does not find it in its batch then.
-
-    `varying` says what becomes of requests in which the lengths of an input's other -1 differ: "group" (they go into
-    batches of their own), "pad" (each row is filled up with `pad_value` to the longest in the batch), or "ragged" (the
-    rows, of which the second dimension varies, come one after the other without that dimension). `predict` finds the
-    true lengths under the name `lengths` (by default the input's name and "_lengths"): INT64, one per row, or with several
-    -1 one column for each.
-
-    An output that is `like` a padded or ragged input has that input's lengths where its own shape says -1: it comes back
-    from `predict` padded or ragged too, and each request gets its own rows in their true lengths.
+    Attributes:
+        name: its name in requests and in the batch of `predict`.
+        datatype: as in the Open Inference Protocol; see DATATYPES.
+        shape: its shape with the batch as first dimension; -1 stands for any length.
+        varying: how requests are batched in which the other -1 of an input have different lengths. "group": only requests of
+            equal lengths share a batch. "pad": each row is filled up with `pad_value` to the longest in the batch. "ragged":
+            the rows, whose second dimension varies, are concatenated without that dimension.
+        pad_value: the value for padding.
+        lengths: the name under which `predict` gets the true lengths of a padded or ragged input; by default its name and
+            "_lengths". They are INT64, of shape (rows,), or (rows, n) with several -1.
+        like: for an output, the name of a padded or ragged input. The output's -1 have the same lengths as that input's:
+            `predict` returns it padded or ragged too, and each request gets its own rows in their true lengths.
+        batch: whether requests have the batch dimension; equal for all tensors of a model. "required"; "optional": a request
+            of the Open Inference Protocol may leave it out of all its tensors, which means one row, and is answered without
+            it; "none": the model cannot batch. Then `shape` is the whole shape ([] is a scalar), and each request runs alone.
+        optional: whether a request may leave the input out. It is not in the batch of `predict` then.
+        format: the order of an image's dimensions, such as FORMAT_NCHW. It is only shown in the model's configuration.
+        reshape: the shape that an ONNX file has instead of this one; both without the batch.
     """
 
     name: str
@@ -56,24 +59,24 @@ class Tensor(NamedTuple):
     like: str = ""
     batch: str = REQUIRED
     optional: bool = False
-    format: str = ""  # FORMAT_NCHW, say; shown in the model's configuration, and not looked at
-    reshape: Sequence[int] | None = None  # what an ONNX file has in the place of this shape; both without the batch
+    format: str = ""
+    reshape: Sequence[int] | None = None
 
     @property
     def lengths_name(self) -> str:
-        """Where `predict` finds the true lengths of this input."""
+        """The name under which `predict` gets the true lengths of this input."""
         return self.lengths or f"{self.name}_lengths"
 
     @property
     def variable(self) -> tuple[int, ...]:
-        """Which dimensions besides the first may have any length."""
+        """The indices of the dimensions, besides the first, that may have any length."""
         return tuple(place for place, length in enumerate(self.shape) if place and length == -1)
 
 
 class Measure(NamedTuple):
-    """What `Model.measure` may say of an item before it waits in the queue.
+    """The size of an item, which `Model.measure` may return before the item enters the queue.
 
-    `rows` counts against `max_batch_size`, `cost` against `max_batch_cost`; only items of equal `key` share a batch.
+    `max_batch_size` limits the `rows` of a batch and `max_batch_cost` its `cost`; only items of equal `key` share a batch.
     """
 
     rows: int = 1
@@ -82,67 +85,68 @@ class Measure(NamedTuple):
 
 
 class Example(NamedTuple):
-    """An example item and, if the answer is known, what it must be (compared by the deep health check)."""
+    """An example item and, if known, the expected answer, which the deep health check and `weir check` compare."""
 
     item: Any
     expected: Any = ...
 
 
 class Last(NamedTuple):
-    """What the `predict` of a streaming model yields for an item as its last answer."""
+    """The last answer to an item, as the `predict` of a streaming model may yield it."""
 
     answer: Any
 
 
 class Model:
-    """Subclass this, implement `predict`, serve it.
+    """Subclass this, implement `predict`, and serve the class.
 
-    In a worker process the order is: the constructor with the parameters given, `load_shared`, `load`, warm-up on `examples`; then
-    for each batch `decode` (only for `content_types`), validation against `Input`, `preprocess` of each item (or
-    `preprocess_batch`), `predict`, `postprocess` of each item (or `postprocess_batch`), validation against `Output`,
-    `encode`; at the end `unload`.
+    A worker calls the constructor with the given parameters, `load_shared` and `load`, and runs the warm-up on `examples`. Then for
+    each batch it calls `decode` (only for `content_types`), validates items against `Input`, calls `preprocess` for each item (or
+    `preprocess_batch`), `predict`, `postprocess` for each item (or `postprocess_batch`), validates answers against `Output`, and
+    calls `encode`. At the end it calls `unload`.
 
-    `preprocess` may raise, and `predict` and the batch forms may return in an item's place, a RequestError such as
-    InvalidRequest or ValidationFailed: that item alone gets it. Any other exception is a ModelError of the item
-    (`preprocess`, `postprocess`) or of the batch (`predict`), which is then retried in halves so that only the
-    offending items fail.
+    A RequestError, such as InvalidRequest or ValidationFailed, fails a single item: `preprocess` may raise it, and `predict` and the
+    batch forms may return it in the item's place. Any other exception is a ModelError of the item (`preprocess`, `postprocess`) or
+    of the batch (`predict`), which is then tried again in halves, so that only the items that cause it fail.
     """
 
-    # Types of one item and of one answer: a pydantic model, a msgspec struct, or anything msgspec can convert to.
+    # Types of an item and of an answer: a pydantic model, a msgspec struct, or anything that msgspec can convert to.
     Input: ClassVar[Any] = None
     Output: ClassVar[Any] = None
 
-    # Items are texts, or may be: in the Open Inference Protocol an element is then a text as it is, and not a JSON document.
+    # Whether items may be texts. An element in the Open Inference Protocol is then plain text, not a JSON document.
     plain_texts: ClassVar[bool] = False
 
     # A tensor model declares these; `predict` then gets and returns a dict of arrays.
     inputs: ClassVar[Sequence[Tensor]] = ()
     outputs: ClassVar[Sequence[Tensor]] = ()
-    # A model that was compiled for certain batch sizes: each batch is filled up to the next of these, with copies of its
+    # For a model that was compiled for certain batch sizes: each batch is filled up to the next of these sizes with copies of its
     # last row or item, whose answers are dropped. `max_batch_size` must be at most the largest of them.
     allowed_batch_sizes: ClassVar[Sequence[int] | None] = None
-    # Why the tensors of a model have no batch (Tensor.batch); shown in its configuration.
+    # Why the tensors of the model have no batch (Tensor.batch); shown in its configuration.
     unbatched: ClassVar[str] = ""
-    # Arrays that `predict` gets cannot be written to, and are good until it returns: large ones lie where the request was
-    # received. True: they are the model's own, at the price of a copy.
+    # False: the arrays that `predict` gets are read-only and valid until it returns, as large ones lie where the request was
+    # received. True: they are writable copies.
     owns_inputs: ClassVar[bool] = False
 
-    # Items, or Example values: warm-up, deep health check, OpenAPI. A tensor model's example is a dict of arrays or lists.
+    # Items, or Examples, for the warm-up, the deep health check and OpenAPI. For a tensor model, dicts of arrays or lists.
     examples: ClassVar[Sequence[Any]] = ()
     # Batch sizes to warm up at; None means 1, the largest, and one between.
     warmup_sizes: ClassVar[Sequence[int] | None] = None
 
-    # Whether `predict` is a generator that gives several answers to an item: see `predict`.
+    # Whether `predict` is a generator that gives several answers to an item; see `predict`.
     streaming: ClassVar[bool] = False
 
-    # Content types of the model's own, read by `decode` and written by `encode`.
+    # The model's own content types, which `decode` reads and `encode` writes.
     content_types: ClassVar[Sequence[str]] = ()
 
-    # Defaults for settings of the same name; flags, TOML and keyword arguments override them. None: Weir's own default.
+    # Defaults for the settings of the same names; flags, TOML and keyword arguments override them. None: Weir's own default.
     workers: ClassVar[int | None] = None
     max_batch_size: ClassVar[int | None] = None
     max_batch_cost: ClassVar[float | None] = None
-    padded: ClassVar[bool | None] = None  # costs are lengths: a batch costs its rows times its longest
+    padded: ClassVar[bool | None] = (
+        None  # whether costs are lengths, so that a batch costs its rows times its longest row
+    )
     max_padding: ClassVar[float | None] = None
     padding_cost: ClassVar[float | None] = None
     max_queue_delay: ClassVar[float | None] = None
@@ -151,104 +155,111 @@ class Model:
     pipeline_depth: ClassVar[int | None] = None
     predict_timeout: ClassVar[float | None] = None
 
-    # Set by the worker before `load`: which worker of this model this is, from 0.
+    # Set by the worker before `load`: the index of this worker, from 0.
     worker_index: int = 0
-    # Set by the worker too, for `output`: returns an array of this shape and dtype.
+    # Also set by the worker, for `output`: returns a new array of this shape and dtype.
     _allocate: Callable[[tuple[int, ...], Any], Any] | None = None
 
     def load_shared(self) -> None:
-        """Load what is the same in all workers and is only read afterwards, for example weights.
+        """Load what all workers share and only read afterwards, such as weights.
 
-        With this method, the worker processes of a model are forked from one in which the constructor and it have been called: what it has loaded is in memory
-        once. No thread may be left running when it returns, and nothing that a forked process cannot use: no session on a GPU, no
-        connection. Worker threads share it too: it is called once in the first of them, and each has a shallow copy of that model. A
-        worker that runs inline, and one that attaches from outside, calls it before `load`.
+        If a model overrides this, its worker processes are forked from a process in which the constructor and this method have been
+        called, so that what it loads is in memory once. When it returns, no thread may be running, and nothing may be open that a
+        forked process cannot use, such as a session on a GPU or a connection. With worker threads, it is called once, in the first
+        thread, and each thread has a shallow copy of that model. Inline and external workers call it before `load`.
         """
 
     def load(self) -> None:
-        """Load weights. Called once, in the worker, before anything else; raise to fail the start."""
+        """Load weights. The worker calls this once, before the first batch; an exception fails the start."""
 
     def input_buffers(self, rows: int) -> Mapping[str, Any]:
-        """Return arrays of the model's own, by input, into which each batch of a tensor model is gathered: for example pinned memory,
-        or the memory that a compiled model is bound to. Called once, after `load`.
+        """Return arrays by input name into which each batch of a tensor model is gathered, such as pinned memory, or the memory that a
+        compiled model is bound to. The worker calls this once, after `load`.
 
-        An array has room for `rows` rows, the most that a batch can have. `predict` gets the first rows of it, writable. An
-        input that is padded is padded to the array's lengths; a batch that does not fit into them comes as if
-        there were no array for it.
+        An array must have room for `rows` rows, the largest batch. `predict` gets its first rows, which are writable. A padded input
+        is padded to the array's lengths. A batch that does not fit into an array comes as if there were none.
         """
         return {}
 
     def output(self, name: str, *shape: int) -> Any:
-        """Return a new array for `predict` to fill and return as the output `name`, of this shape (rows first); its contents
-        are arbitrary. A large one lies in shared memory, where there is room, and reaches the server without being
-        copied. It is good for one batch; a streaming model no longer writes to it once it has yielded it. KeyError if the model declares no such output."""
+        """Return a new array of this shape (rows first), which `predict` can fill and return as the output `name`.
+
+        Its contents are arbitrary. A large array lies in shared memory, if there is room, and reaches the server without a copy. It
+        is valid for one batch; a streaming model must not write to it after it has yielded it. Raises KeyError if the model
+        declares no such output.
+        """
         import numpy  # only tensor models need it
 
         dtype = numpy.dtype(DATATYPES[{tensor.name: tensor.datatype for tensor in self.outputs}[name]])
         return numpy.empty(shape, dtype) if self._allocate is None else self._allocate(shape, dtype)
 
     def preprocess(self, item: Any) -> Any:
-        """Turn one decoded and validated item into what `predict` takes."""
+        """Return what `predict` gets for one decoded and validated item."""
         return item
 
     def preprocess_batch(self, items: list[Any]) -> list[Any]:
-        """Do the same for all items at once, in order; an error in an item's place fails that item alone.
+        """Return what `predict` gets for all items of a batch, in order. An error in an item's place fails that item only.
 
-        Override this one or `preprocess`; this one wins.
+        This may be overridden instead of `preprocess`; if both are, this one is used.
         """
         raise NotImplementedError  # never called unless overridden
 
     def predict(self, batch: Any) -> Any:
-        """Compute the answers: a list of preprocessed items in, a list of as many answers out, in order.
+        """Compute the answers to a batch: take a list of preprocessed items, and return a list of as many answers, in order.
 
-        A tensor model gets a dict of arrays and returns one, with the batch as first dimension; where its tensors have no
-        batch (Tensor.batch), the arrays of one request.
+        A tensor model gets a dict of arrays and returns one, with the batch as first dimension; or without a batch (Tensor.batch),
+        the arrays of one request.
 
-        A streaming model's is a generator. It gets the list of preprocessed items (of a tensor model: of dicts of arrays,
-        one for each request) and yields dicts: answers to give now, by index in that list. An item may be named in any
-        number of them, or in none. `Last(answer)` is an item's last answer; a WeirError ends that item alone; when
-        predict returns, every other item ends too. A `yield` returns a frozenset of the indices of items that have
-        ended, by `Last`, by an error or because their readers have left: compute nothing more for them,
-        as what is yielded for them is dropped. When no item is left, the generator is closed (GeneratorExit). What
-        predict raises after its first yield is a ModelError of all items that have not ended; nothing is computed again.
+        For a streaming model, this is a generator. It gets the list of preprocessed items (for a tensor model, a list of dicts of
+        arrays, one per request) and yields dicts with the answers to give now, by index in that list. An item may have any number
+        of answers. `Last(answer)` is an item's last answer, and a WeirError ends that item only; when `predict` returns, all other
+        items end too. Each `yield` returns a frozenset of the indices of items that have ended, by `Last`, by an error or because
+        their readers have left. Compute nothing more for them: further answers to them are dropped. When no item is left, the
+        generator is closed (GeneratorExit). An exception after the first `yield` is a ModelError of all items that have not ended;
+        nothing is computed again.
         """
         raise NotImplementedError(f"{type(self).__name__}.predict is not implemented")
 
     def postprocess(self, item: Any, *preprocessed: Any) -> Any:
-        """Turn one answer of `predict` into the answer to the caller. May take the preprocessed item as second argument."""
+        """Return the answer to the caller for one answer of `predict`. An override may take the preprocessed item as second
+        argument."""
         return item
 
     def postprocess_batch(self, items: list[Any]) -> list[Any]:
-        """Do the same for all answers at once. Override this one or `postprocess`; this one wins."""
+        """Return the answers to the callers for all answers of a batch, in order. This may be overridden instead of `postprocess`; if
+        both are, this one is used."""
         raise NotImplementedError  # never called unless overridden
 
     def unload(self) -> None:
-        """Free what `load` took. Called when the worker is asked to end, not when it is killed.
+        """Free what `load` has taken. The worker calls this when it is stopped, but not when it is killed.
 
-        With a parameter, `unload(self, error=None)`, it is also called when the model ends its worker by an exception, in the
-        warm-up or by SystemExit; `error` is that exception, and None when the worker was asked to end.
+        An override with a parameter, `unload(self, error=None)`, is also called when an exception of the model ends the worker,
+        which may be one in the warm-up or SystemExit. `error` is that exception, or None when the worker was stopped.
         """
 
     def decode(self, body: bytes, content_type: str) -> Any:
-        """Turn a body of one of `content_types` into an item. May do without the second argument."""
+        """Return the item in a body of one of `content_types`. An override may leave the second parameter out."""
         raise NotImplementedError(f"{type(self).__name__} declares content_types but no decode")
 
     def encode(self, value: Any, content_type: str) -> bytes:
-        """Turn an answer into a body of one of `content_types`. May do without the second argument."""
+        """Return the body of one of `content_types` for an answer. An override may leave the second parameter out."""
         raise NotImplementedError(f"{type(self).__name__} declares content_types but no encode")
 
     @classmethod
     def measure(cls, item: Any) -> Measure | int | None:
-        """Say how large an item is, from the item alone: rows, cost, batch key. Runs in the server process for every
-        item, so it must be fast and import no model framework. Override it only if items differ."""
+        """Return the size of an item: its rows, or a Measure with rows, cost and batch key; None for one row of cost 1.
+
+        This runs in the server process for every item, so it must be fast and import no model framework. Override it only if items
+        differ in size.
+        """
         return None
 
     @classmethod
     def from_function(cls, function: Callable[[list[Any]], Any], /, **attributes: Any) -> "type[Model]":
-        """Return a model class whose `predict` is `function`: a list of items in, a list of as many answers out.
+        """Return a model class whose `predict` is `function`, which takes a list of items and returns a list of as many answers.
 
-        `function` is anything that can be called (a function, a bound method, a numpy function), but no class; its name becomes
-        the model's. `attributes` are class attributes of the model: `Input`, `examples`, `max_batch_size` and so on.
+        `function` may be anything that can be called (a function, a bound method, a numpy function) except a class; its name becomes
+        the model's name. `attributes` are class attributes of the model: `Input`, `examples`, `max_batch_size` and so on.
         Raises SettingsError if `function` cannot be called, or is a coroutine function.
         """
         if isinstance(function, type) or not callable(function):
@@ -273,10 +284,9 @@ class Model:
 
 M = TypeVar("M", bound=Model)
 
-# The attribute of a class that `Model.from_function` has made: the function.
-FUNCTION = "__weir_function__"
+FUNCTION = "__weir_function__"  # the attribute of a class made by `Model.from_function` that holds the function
 
-# A name this like one of Model's own is taken for a slip of the pen. "encoder" and "preprocessing" are words of their own.
+# A name that is so similar to an attribute of Model counts as a typing mistake, unless it is another word, such as "encoder".
 _LIKENESS = 0.85
 _DERIVED = ("r", "d", "er", "ed", "or", "ing", "ion")
 
@@ -302,9 +312,9 @@ def is_batched(model: type[Model]) -> bool:
 
 
 def check_model(model: Any) -> type[Model]:
-    """Return `model` if it is a usable Model class, or the class that is made of it if it is a function.
+    """Return `model` if it is a usable Model class; for a function, return a model class made of it.
 
-    Raises SettingsError, which says what is wrong.
+    Raises SettingsError that says what is wrong.
     """
     if callable(model) and not isinstance(model, type):
         model = Model.from_function(model)
@@ -318,7 +328,9 @@ def check_model(model: Any) -> type[Model]:
     if bool(model.inputs) != bool(model.outputs):
         raise SettingsError(f"{model.__name__}: a tensor model declares both inputs and outputs")
     if overrides(model, "measure") and not isinstance(_raw(model, "measure"), (classmethod, staticmethod)):
-        raise SettingsError(f"{model.__name__}.measure: must be a classmethod or staticmethod (no model exists yet)")
+        raise SettingsError(
+            f"{model.__name__}.measure: must be a classmethod or staticmethod (the server process has no instance)"
+        )
     check_tensors(model)
     if model.streaming:
         _check_not_joined(model, "a streaming model")
@@ -328,7 +340,7 @@ def check_model(model: Any) -> type[Model]:
 
 
 def _check_content_types(model: type[Model]) -> None:
-    """Refuse content types that are no sequence of texts, and those that no method of `model` reads or writes."""
+    """Raise SettingsError unless content_types is a sequence of texts that a method of `model` reads or writes."""
     types: Any = model.content_types
     where = f"{model.__name__}: content_types={types!r:.100}"
     if isinstance(types, str) or not isinstance(types, Sequence) or not all(isinstance(each, str) for each in types):
@@ -338,15 +350,15 @@ def _check_content_types(model: type[Model]) -> None:
 
 
 def function_of(model: type[Model]) -> Callable[..., Any] | None:
-    """Return the function that `model` was made of by `Model.from_function`; None for any other class."""
+    """Return the function of a model made by `Model.from_function`; None for any other class."""
     made = vars(model).get(FUNCTION)
     return None if made is None else made.__func__
 
 
 def check_attributes(model: type[Model], known: Iterable[str]) -> None:
-    """Raise SettingsError if a class attribute of `model` is almost, but not quite, one of the names in `known`.
+    """Raise SettingsError if a class attribute of `model` has a name that is similar, but not equal, to one in `known`.
 
-    `max_batchsize` or `preproces` would say nothing to anybody. A name that begins with an underscore is the model's own business.
+    An attribute such as `max_batchsize` or `preproces` would have no effect. Names that begin with an underscore are not checked.
     """
     wanted = {_plain(name): name for name in known}
     own = [name for kind in model.__mro__ if issubclass(kind, Model) and kind is not Model for name in vars(kind)]
@@ -377,7 +389,7 @@ def _nearest(name: str, wanted: Mapping[str, str]) -> str | None:
 
 
 def _check_hooks(model: type[Model]) -> None:
-    """Refuse hooks that return a coroutine: a worker does not await it."""
+    """Raise SettingsError for methods that return a coroutine, which a worker would not await."""
     for name in vars(Model):
         hook = getattr(model, name)
         if not name.startswith("_") and callable(hook) and not isinstance(hook, type):
@@ -392,12 +404,12 @@ def _check_synchronous(model: str, name: str, hook: Any) -> None:
 
 
 def _check_not_joined(model: type[Model], what: str) -> None:
-    """Refuse attributes for batches where a model gets its requests one by one: nothing is joined, padded or filled up for it."""
+    """Raise SettingsError for attributes that are for batches if the model gets its requests one by one."""
     varying = [f"{tensor.name!r} varies" for tensor in model.inputs if tensor.varying != GROUP]
     sizes = ["allowed_batch_sizes is set"] if model.allowed_batch_sizes is not None else []
     buffers = ["it has input_buffers"] if overrides(model, "input_buffers") else []
-    for said in (*varying, *sizes, *buffers):
-        raise SettingsError(f"{model.__name__}: {said}, but {what} gets the requests one by one, as they are")
+    for wrong in (*varying, *sizes, *buffers):
+        raise SettingsError(f"{model.__name__}: {wrong}, but {what} gets the requests one by one, as they are")
 
 
 def _raw(model: type[Model], name: str) -> Any:
@@ -405,7 +417,7 @@ def _raw(model: type[Model], name: str) -> Any:
 
 
 def check_tensors(model: type[Model]) -> None:
-    """Raise SettingsError unless what `model` declares of tensors and batch sizes can be."""
+    """Raise SettingsError unless the tensors and batch sizes that `model` declares are valid."""
     for tensors in (model.inputs, model.outputs):
         names = [tensor.name for tensor in tensors]
         for tensor in tensors:
@@ -444,7 +456,7 @@ def _check_tensor(model: type[Model], tensor: Tensor) -> None:
         raise _wrong(model, tensor, f"has shape {list(tensor.shape)}; each length is positive or -1")
     if not tensor.shape and tensor.batch != NONE:
         raise _wrong(
-            model, tensor, "has shape []; it starts with the batch dimension (a model without has batch='none')"
+            model, tensor, "has shape []; it must start with the batch dimension (without one, set batch='none')"
         )
 
 
@@ -459,7 +471,7 @@ def _check_varying(model: type[Model], tensor: Tensor) -> None:
         raise _wrong(model, tensor, f"has shape {list(tensor.shape)}; only the second length of a ragged one is -1")
     wanted = bytes if tensor.datatype == "BYTES" and tensor.pad_value != 0 else (bool, int, float)
     if not isinstance(tensor.pad_value, wanted):
-        raise _wrong(model, tensor, f"has pad_value={tensor.pad_value!r}, which is no {tensor.datatype}")
+        raise _wrong(model, tensor, f"has pad_value={tensor.pad_value!r}, which is not a {tensor.datatype}")
 
 
 def _check_like(model: type[Model], tensor: Tensor) -> None:
@@ -469,7 +481,7 @@ def _check_like(model: type[Model], tensor: Tensor) -> None:
         return
     known = {each.name: each for each in model.inputs if each.varying != GROUP}
     if tensor.like not in known:
-        raise _wrong(model, tensor, f"has like={tensor.like!r}, which is no padded or ragged input")
+        raise _wrong(model, tensor, f"has like={tensor.like!r}, which is not a padded or ragged input")
     source = known[tensor.like]
     places = tensor.variable == (1,) if source.varying == RAGGED else len(tensor.variable) == len(source.variable)
     if not places:
@@ -481,26 +493,23 @@ def _wrong(model: type[Model], tensor: Tensor, what: str) -> SettingsError:
     return SettingsError(f"{model.__name__}: tensor {tensor.name!r} {what}")
 
 
-# A model without code of its own: its workers attach from outside.
-
-
 class External(Model):
-    """Serve this, or a subclass of it, for a model whose workers are programs of their own, in any language.
+    """Serve this class, or a subclass, for a model whose workers are separate programs in any language.
 
-    They attach to the setting `worker_socket`, pull batches and leave as they like. Request bodies reach them as they came,
-    and what they answer is the response. A subclass may say `content_types`, `measure`, `examples` and settings.
+    The workers connect to the address in the setting `worker_socket`, pull batches, and may leave at any time. They get request bodies
+    as they came, and their answers are the responses. A subclass may have `content_types`, `measure`, `examples` and settings.
     """
 
     executor: ClassVar[str] = "external"
 
     def predict(self, batch: Any) -> Any:
-        """Refuse: there is nothing here that could."""
+        """Raise Unsupported: the workers compute, not this class."""
         raise Unsupported(f"{type(self).__name__}: its workers attach from outside (executor=external)")
 
     def decode(self, body: bytes, content_type: str) -> Any:
-        """Return the body as it is."""
+        """Return the body unchanged."""
         return body
 
     def encode(self, value: Any, content_type: str) -> bytes:
-        """Return the answer as it is."""
+        """Return the answer unchanged."""
         return bytes(value)

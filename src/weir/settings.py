@@ -1,10 +1,10 @@
 """Composes the settings of all parts from a file, the environment and flags.
 
-Each setting is stated once, as a field of its part's dataclass (config.py). From the field's name follow the flag
-(`--max-batch-size`), the TOML key (`max_batch_size`) and the variable (`WEIR_MAX_BATCH_SIZE`).
+Each setting is declared once, as a field of its part's dataclass (config.py). The flag (`--max-batch-size`), the TOML key
+(`max_batch_size`) and the variable (`WEIR_MAX_BATCH_SIZE`) follow from the field's name.
 
-Precedence, low to high: default < model class < TOML < environment < flag. In TOML, a key at the top is for every model
-and one in `[models.NAME]` for that model.
+Precedence, low to high: default < model class < TOML < environment < flag. In TOML, a key at the top holds for all models, and
+one in `[models.NAME]` for that model.
 """
 
 import re
@@ -31,30 +31,30 @@ from weir.workers.settings import WorkerSettings
 
 PREFIX = "WEIR_"
 TARGET_RULE = "must be module:Class or path/file.py:Class"
-CONFIG = "WEIR_CONFIG"  # the same as --config
+CONFIG = "WEIR_CONFIG"  # the variable for --config
 
-# Kubernetes sets these in every pod beside a Service called "weir": they are not meant for us.
+# Kubernetes sets these in every pod if there is a Service called "weir". They are not settings of ours.
 _KUBERNETES = re.compile(r"WEIR_(SERVICE_HOST|SERVICE_PORT.*|PORT_\d+_.*)")
 _KUBERNETES_PORT = re.compile(r"WEIR_PORT=(tcp|udp|sctp)://.*")
 
 
 @dataclass(frozen=True)
 class NamingSettings:
-    """What belongs to one model only."""
+    """Settings that belong to one model only."""
 
-    name: str | None = setting(None, "name of the model, if not its class name in lower case")
+    name: str | None = setting(None, "name of the model (default: its class name in lower case)")
     params: dict[str, Any] = setting(
         {}, "argument of the model's constructor: JSON, or else plain text", metavar="KEY=VALUE"
     )
-    route: list[str] = setting([], "path of the model's own, beside /infer/NAME", metavar="PATH")
+    route: list[str] = setting([], "the model's own path, besides /infer/NAME", metavar="PATH")
 
 
 @dataclass(frozen=True)
 class ProcessSettings:
-    """What concerns the server's own process."""
+    """Settings of the server's own process."""
 
     server_cpu_affinity: list[int] = setting(
-        [], "CPU numbers of the server's own process; workers have theirs (cpu_affinity), or all that it had", metavar="NUMBERS",
+        [], "CPUs for the server's own process; workers use cpu_affinity, or all CPUs that the server had at its start", metavar="NUMBERS",
         rule=(lambda value: all(number >= 0 for number in value), "must be numbers from 0 on"),
     )  # fmt: skip
 
@@ -71,7 +71,7 @@ MODEL_PARTS: dict[str, type[Any]] = {
 SERVER_PARTS: dict[str, type[Any]] = {
     "HTTP": HttpSettings,
     "gRPC": GrpcSettings,
-    "Doors": FrontendsSettings,
+    "Frontends": FrontendsSettings,
     "Open Inference Protocol": KserveSettings,
     "Access": AccessSettings,
     "Control": ControlSettings,
@@ -82,11 +82,16 @@ SERVER_PARTS: dict[str, type[Any]] = {
 
 
 class ServerKind(NamedTuple):
-    """What one command serves: which settings its models and its server have, and how its models are named.
+    """What one command serves: the settings that its models and its server have, and how its models are named.
 
-    `named` splits a TARGET into the name that it gives its model and the target itself; `key` is what a table of a model calls its
-    target, `form` what it must be. `fallback` returns the targets of a server that was given none, or raises SettingsError. `found` says in
-    words what a setting is that nobody says, where this kind finds that out and its part's default does not hold.
+    Attributes:
+        model_parts: the dataclasses of the models' settings, by heading.
+        server_parts: the dataclasses of the server's settings, by heading.
+        named: splits a TARGET into the model's name and the target itself.
+        key: the key of a target in the table of a model.
+        form: the form of a target, for errors.
+        fallback: returns the targets of a server that was given none, or raises SettingsError.
+        found: by name, a text for the default of a setting that is determined at the start.
     """
 
     model_parts: Mapping[str, type[Any]]
@@ -99,7 +104,11 @@ class ServerKind(NamedTuple):
 
 
 class Declared(NamedTuple):
-    """One setting as its part declares it. `of_model`: may differ between the models of one server. `found` is that of its Kind."""
+    """A setting as its part declares it.
+
+    `part` is its heading; `of_model` tells whether it may differ between the models of one server; `found` is that of the
+    ServerKind; the other fields are those of config.setting.
+    """
 
     name: str
     hint: Any
@@ -114,13 +123,13 @@ class Declared(NamedTuple):
 
     @property
     def flag(self) -> str:
-        """The flag; of a table of values the singular, for each flag gives one."""
+        """The flag. For a table of values it is in the singular, as each flag gives one value."""
         name = self.name.removesuffix("s") if isinstance(self.default, dict) else self.name
         return "--" + name.replace("_", "-")
 
     @property
     def is_switch(self) -> bool:
-        """Whether it is on or off, so that it has two flags."""
+        """Whether its value is true or false, so that it has two flags."""
         return self.hint is bool or bool in get_args(self.hint)
 
     @property
@@ -130,7 +139,11 @@ class Declared(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """All that a server needs to know."""
+    """All settings of a server.
+
+    `more` has the dataclasses that only this kind of server has, by heading. `general` are the settings for every model that a
+    model's own file overrides; `overriding` are those that override the model's own file.
+    """
 
     models: list[ModelToServe]
     http: HttpSettings
@@ -142,18 +155,17 @@ class Settings(NamedTuple):
     repository: RepositorySettings
     telemetry: TelemetrySettings
     process: ProcessSettings
-    more: Mapping[str, Any] = MappingProxyType({})  # what the server of this kind has beside those, by heading
-    # Settings for every model: `general` from the file, and those that override a model's own file.
+    more: Mapping[str, Any] = MappingProxyType({})
     general: Mapping[str, Any] = MappingProxyType({})
-    louder: Mapping[str, Any] = MappingProxyType({})
+    overriding: Mapping[str, Any] = MappingProxyType({})
 
-    def around(self, own: Mapping[str, Any]) -> dict[str, Any]:
-        """Return `own`, the settings of a model in the repository, with those that hold for every model."""
-        return _layered(_layered(dict(self.general), dict(own)), dict(self.louder))
+    def complete(self, own: Mapping[str, Any]) -> dict[str, Any]:
+        """Return `own`, the settings in the file of a model of the repository, together with those that hold for every model."""
+        return _layered(_layered(dict(self.general), dict(own)), dict(self.overriding))
 
 
 def default_name(target: str) -> str:
-    """Return the name of a model that was given none: its class name in lower case. SettingsError if `target` names nothing."""
+    """Return the default name of a model: its class name in lower case. Raises SettingsError for an empty `target`."""
     if not target.strip():
         raise SettingsError(f"TARGET {target!r}: {TARGET_RULE}")
     return target.rpartition(":")[2].rpartition(".")[2].lower()
@@ -161,12 +173,12 @@ def default_name(target: str) -> str:
 
 def _nothing() -> Sequence[str]:
     raise SettingsError(
-        "nothing to serve: name a TARGET (module:Class or path/file.py:Class), a model in --config, or a "
+        "nothing to serve: give a TARGET (module:Class or path/file.py:Class), a model in --config, or a "
         "--model-repository"
     )
 
 
-# What `weir serve` serves.
+# The kind of `weir serve`.
 MODELS = ServerKind(
     MODEL_PARTS, SERVER_PARTS, lambda target: (default_name(target), target), "target",
     "module:Class or path/file.py:Class", _nothing,
@@ -174,7 +186,7 @@ MODELS = ServerKind(
 
 
 def declared_settings(kind: ServerKind = MODELS) -> dict[str, Declared]:
-    """Return every setting there is, by name."""
+    """Return all settings of servers of this kind, by name."""
     return {
         declared.name: declared._replace(found=kind.found.get(declared.name))
         for parts, of_model in ((kind.model_parts, True), (kind.server_parts, False))
@@ -184,7 +196,7 @@ def declared_settings(kind: ServerKind = MODELS) -> dict[str, Declared]:
 
 
 def declared_by(kind: type[Any], part: str, of_model: bool = True) -> list[Declared]:
-    """Return the settings that the dataclass `kind` declares; `part` is their heading."""
+    """Return the settings that the dataclass `kind` declares, under the heading `part`."""
     hints = get_type_hints(kind)
     return [
         Declared(
@@ -206,30 +218,38 @@ def read_settings(
     given: Mapping[str, Any] = MappingProxyType({}),
     ignored: Collection[str] = (),
 ) -> Settings:
-    """Return the models to serve and the settings. `given` are values from a program; they override all other sources.
-    `ignored` are variables that other commands read.
+    """Return all settings of a server, with the models to serve.
 
-    `targets` are of the form that `kind` reads; `flags` has the texts given for each setting, by name;
-    `config` is the path of a TOML file. Raises SettingsError naming the source, the value and the rule.
+    Arguments:
+        targets: the TARGETs of the command line.
+        flags: the texts given for each setting, by name.
+        environment: the environment variables.
+        config: the path of a TOML file; by default that in the variable CONFIG.
+        kind: the kind of server.
+        given: values from a program, which override all other sources.
+        ignored: variables that other commands read.
+
+    Raises SettingsError naming the source, the value and the rule.
     """
     catalog = declared_settings(kind)
     general, tables = _read_file(config or environment.get(CONFIG), catalog, kind.key)
-    said = _layered(_from_environment(environment, catalog, ignored), _from_flags(flags, catalog))
-    said = _layered(said, _from_table(dict(given), "settings", list(catalog), catalog))
-    server = _layered(general, said)
+    from_flags = {name: value_of(catalog[name], texts) for name, texts in flags.items()}
+    high = _layered(_from_environment(environment, catalog, ignored), from_flags)
+    high = _layered(high, _from_table(dict(given), "settings", list(catalog), catalog))
+    server = _layered(general, high)
     only_repository = bool(server.get("model_repository")) and not (targets or tables)
-    models = [] if only_repository else _models(targets, general, tables, said, catalog, kind)
+    models = [] if only_repository else _models(targets, general, tables, high, catalog, kind)
     parts = {
         part: dataclass(**{name: value for name, value in server.items() if catalog[name].part == part})
         for part, dataclass in {**SERVER_PARTS, **kind.server_parts}.items()
     }
     own = [parts.pop(part) for part in SERVER_PARTS]
     settings = Settings(models, *own)._replace(more=parts)
-    return settings._replace(general=_of_every_model(general, catalog), louder=_of_every_model(said, catalog))
+    return settings._replace(general=_of_every_model(general, catalog), overriding=_of_every_model(high, catalog))
 
 
 def read_model_table(table: dict[str, Any], source: str) -> dict[str, Any]:
-    """Return the settings of one model that a table in a file of its own states. Raises SettingsError naming `source`."""
+    """Return the settings in a model's own file, in their declared types. Raises SettingsError naming `source`."""
     catalog = declared_settings()
     allowed = [name for name, declared in catalog.items() if declared.of_model and declared.part != "Model"]
     return _from_table(table, source, allowed, catalog)
@@ -243,7 +263,7 @@ def _of_every_model(values: dict[str, Any], catalog: dict[str, Declared]) -> dic
 
 
 def _layered(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
-    """Return both, `high` winning; tables (params) are merged key by key."""
+    """Return `low` and `high` together; `high` overrides, and tables (params) are merged key by key."""
     merged = {**low, **high}
     for name in low.keys() & high.keys():
         if isinstance(low[name], dict):
@@ -252,36 +272,36 @@ def _layered(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
 
 
 def _models(
-    targets: Sequence[str], general: dict[str, Any], tables: dict[str, dict[str, Any]], said: dict[str, Any],
+    targets: Sequence[str], general: dict[str, Any], tables: dict[str, dict[str, Any]], high: dict[str, Any],
     catalog: dict[str, Declared], kind: ServerKind,
 ) -> list[ModelToServe]:  # fmt: skip
-    named = _named_targets(targets, tables, said, kind)
+    named = _named_targets(targets, tables, high, kind)
     for name in ("name", "route"):
-        if said.get(name) and len(named) > 1:
+        if high.get(name) and len(named) > 1:
             where = f"{catalog[name].flag} or {catalog[name].variable}"
-            raise SettingsError(f"{where}: {said[name]!r} is for one model, but {', '.join(named)} are served")
+            raise SettingsError(f"{where}: {high[name]!r} is for one model, but {', '.join(named)} are served")
     models = []
     for name, target in named.items():
-        values = _layered(_layered(general, tables.get(name, {})), said)
+        values = _layered(_layered(general, tables.get(name, {})), high)
         settings = _of_every_model(values, catalog)
         models.append(ModelToServe(target, name, values.get("params", {}), values.get("route", []), settings))
     return models
 
 
 def _named_targets(
-    targets: Sequence[str], tables: dict[str, dict[str, Any]], said: dict[str, Any], kind: ServerKind
+    targets: Sequence[str], tables: dict[str, dict[str, Any]], high: dict[str, Any], kind: ServerKind
 ) -> dict[str, str]:
-    """Return the target of each model: those given first, then those of the file."""
+    """Return the target of each model by name: first those of the command line, then those of the file."""
     named: dict[str, str] = {}
     key = kind.key
     for given in targets or ([] if tables else kind.fallback()):
         name, target = kind.named(given)
-        name = said["name"] if said.get("name") is not None else name
+        name = high["name"] if high.get("name") is not None else name
         if name in named:
             raise SettingsError(f"{target}: the name {name!r} is taken by {named[name]}; names must differ (--name)")
         in_file = tables.get(name, {}).get(key, target)
         if in_file != target:
-            raise SettingsError(f"{target}: [models.{name}] says {key}={in_file!r}; it must be given once")
+            raise SettingsError(f"{target}: [models.{name}] has {key}={in_file!r}; it must be given once")
         named[name] = target
     for name, table in tables.items():
         if name not in named and key not in table:
@@ -290,15 +310,8 @@ def _named_targets(
     return named
 
 
-def _from_flags(flags: Mapping[str, Sequence[str]], catalog: dict[str, Declared]) -> dict[str, Any]:
-    values = {}
-    for name, texts in flags.items():
-        values[name] = value_of(catalog[name], texts)
-    return values
-
-
 def value_of(declared: Declared, texts: Sequence[str]) -> Any:
-    """Return the value that a flag gave as `texts`. Raises SettingsError naming the flag, the value and the rule."""
+    """Return the value of a flag that was given with `texts`. Raises SettingsError naming the flag, the value and the rule."""
     return _checked(declared, partial(from_texts, declared.hint, texts, declared.flag), declared.flag)
 
 
@@ -311,7 +324,7 @@ def _from_environment(
         if not variable.startswith(PREFIX) or variable == CONFIG or _is_of_kubernetes(variable, text):
             continue
         if variable in ignored and variable not in by_variable:
-            continue  # one environment may be that of several commands
+            continue  # several commands may share an environment
         if variable not in by_variable:
             raise SettingsError(_unknown(variable, [*by_variable, CONFIG]))
         declared = by_variable[variable]
@@ -326,7 +339,7 @@ def _is_of_kubernetes(variable: str, text: str) -> bool:
 def _read_file(
     path: str | None, catalog: dict[str, Declared], key: str
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Return what the TOML file says for all, and for each model, whose target it calls `key`."""
+    """Return the values in the TOML file for all models, and those for each model by name. `key` is the key of a model's target."""
     if path is None:
         return {}, {}
     try:
@@ -361,7 +374,7 @@ def _from_table(table: dict[str, Any], source: str, allowed: list[str], catalog:
 
 def _misplaced(name: str, where: str, allowed: list[str], catalog: dict[str, Declared]) -> str:
     if name in ("name", "route") or (name in ("target", "directory") and ": models." not in where):
-        return f"{where}: belongs to one model: say it in [models.NAME]" + (", as NAME" if name == "name" else "")
+        return f"{where}: belongs to one model: set it in [models.NAME]" + (", as NAME" if name == "name" else "")
     if name in catalog:
         return f"{where}: is a setting of the whole server, not of one model"
     if ": models." not in where and name.lower().rstrip("s") == "model":
@@ -376,7 +389,8 @@ def _unknown(where: str, known: list[str], name: str | None = None) -> str:
 
 
 def _checked(declared: Declared, read: Callable[[], Any], source: str) -> Any:
-    """Return what `read` does if it keeps the setting's rule. Here, not only in the dataclass, so that the source is named."""
+    """Return the result of `read`. Raises SettingsError if it breaks the setting's rule: this checks the rule, although the dataclass
+    does too, because the error can name the source here."""
     try:
         value = read()
     except SettingsError:

@@ -1,4 +1,4 @@
-"""Fakes for tests of what is built on Weir: a clock, an executor, a request and an observer that remember.
+"""Fakes for tests of programs that use Weir: a clock, an executor, a request and an observer, which record what happens.
 
 clock, executor = FakeClock(), FakeExecutor(lambda batch: [x * x for x in batch])
 async with weir.Service(Square, executor=executor, clock=clock) as service:
@@ -34,7 +34,7 @@ Answer = Callable[[list[Any]], list[Any]]
 
 
 class FakeClock:
-    """A clock that stands still until `advance` is called. Give it to a Service, whose timers then fire within `advance`."""
+    """A clock that stands still until `advance` is called. The timers of a Service that uses it fire within `advance`."""
 
     def __init__(self, now: float = 1000.0) -> None:
         self._now = now
@@ -42,17 +42,17 @@ class FakeClock:
         self._sequence = count()
 
     def __call__(self) -> float:
-        """Return the time now, in seconds."""
+        """Return the present time in seconds."""
         return self._now
 
     def call_at(self, when: float, callback: Callable[[], Any]) -> "FakeTimer":
-        """Call `callback` when the time is advanced to `when` or beyond."""
+        """Call `callback` when the clock is advanced to the instant `when` or beyond. Return the timer."""
         timer = FakeTimer(callback)
         heapq.heappush(self._timers, (when, next(self._sequence), timer))
         return timer
 
     def advance(self, seconds: float) -> None:
-        """Let `seconds` pass, firing each timer at its own instant, in order."""
+        """Advance the clock by `seconds`, and fire each timer at its own instant, in order."""
         end = self._now + seconds
         while self._timers and self._timers[0][0] <= end:
             when, _, timer = heapq.heappop(self._timers)
@@ -62,24 +62,24 @@ class FakeClock:
 
 
 class FakeTimer:
-    """One armed timer of a FakeClock."""
+    """An armed timer of a FakeClock."""
 
     def __init__(self, callback: Callable[[], Any]) -> None:
         self._callback: Callable[[], Any] | None = callback
 
     def cancel(self) -> None:
-        """Never fire."""
+        """Disarm the timer."""
         self._callback = None
 
     def fire(self) -> None:
-        """Call back, unless cancelled."""
+        """Call the callback, unless the timer was cancelled or has fired."""
         callback, self._callback = self._callback, None
         if callback is not None:
             callback()
 
 
 class FakeWorkerState:
-    """What `FakeExecutor.states` says of a worker."""
+    """The state of a worker in `FakeExecutor.states`."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -91,22 +91,29 @@ class FakeWorkerState:
 
 
 class FakeExecutor:
-    """An executor without workers: it remembers batches, and answers them with a function or on command.
+    """An executor without workers, which records batches and answers them with a function or on the test's command.
 
-    With `answer`, a function from a list of decoded items to a list of answers, each batch is answered in the next turn
-    of the loop; JSON and msgpack payloads are decoded and answers encoded as each request wants. An answer that is a
-    WeirError fails its entry alone. Without `answer` the
-    test calls `answer_next`, `reply`, `lose` and `end`.
+    With `answer`, a function from a list of decoded items to a list of answers, each batch is answered in the next turn of the
+    event loop. JSON and msgpack payloads are decoded, and answers are encoded as each request accepts them. An answer that is a
+    WeirError fails only its entry. Without `answer`, the test must call `answer_next`, `reply`, `lose` and `end`.
+
+    Attributes:
+        batches: all batches so far, each with its worker.
+        pending: those that are not answered yet, the oldest first.
+        cancelled: the arguments of each call of `cancel`.
+        blocks: the blocks given out by `reserve`.
+        give_blocks: whether `reserve` returns a block.
+        started, stopped: whether it has been started or stopped.
     """
 
     def __init__(
         self, answer: Answer | None = None, *, workers: int = 1, places: int = 1, start_error: Exception | None = None
     ) -> None:
-        self.batches: list[tuple[int, Batch]] = []  # all ever run, with their worker
-        self.pending: list[tuple[int, Batch]] = []  # those not answered yet, oldest first
+        self.batches: list[tuple[int, Batch]] = []
+        self.pending: list[tuple[int, Batch]] = []
         self.cancelled: list[tuple[int, int, list[int]]] = []
         self.blocks: list[FakeBlock] = []
-        self.give_blocks = False  # whether `reserve` gives one
+        self.give_blocks = False
         self.started = False
         self.stopped = False
         self._answer = answer
@@ -125,10 +132,10 @@ class FakeExecutor:
         """The payloads of each batch so far."""
         return [batch.payloads for _, batch in self.batches]
 
-    # The contract of an Executor.
+    # The Executor protocol.
 
     async def start(self, listener: Listener) -> None:
-        """Announce every worker at once, or raise the start error."""
+        """Report every worker as ready at once, or raise the start error."""
         if self._start_error is not None:
             raise self._start_error
         self._listener = listener
@@ -137,7 +144,7 @@ class FakeExecutor:
             self.revive(worker)
 
     def run(self, worker: int, batch: Batch) -> None:
-        """Remember the batch; answer it in the next turn of the loop if there is a function for it."""
+        """Record the batch, and answer it in the next turn of the event loop if there is a function for that."""
         self.batches.append((worker, batch))
         self.pending.append((worker, batch))
         self._states[worker].in_flight += 1
@@ -145,7 +152,7 @@ class FakeExecutor:
             asyncio.get_running_loop().call_soon(self._answer_now, worker, batch)
 
     def cancel(self, worker: int, batch_id: int, indices: Sequence[int]) -> None:
-        """Remember what was cancelled."""
+        """Record the arguments."""
         self.cancelled.append((worker, batch_id, list(indices)))
 
     def reserve(self, size_bytes: int) -> Block | None:
@@ -157,14 +164,14 @@ class FakeExecutor:
         return block
 
     async def stop(self) -> None:
-        """Forget what is pending."""
+        """Forget the pending batches."""
         self.stopped = True
         self.pending.clear()
         for state in self._states:
             state.state, state.in_flight = "stopped", 0
 
     async def add_worker(self) -> None:
-        """Announce one worker more, or raise the start error."""
+        """Report one more worker as ready, or raise the start error."""
         if self._start_error is not None:
             raise self._start_error
         self._states.append(FakeWorkerState(len(self._states)))
@@ -179,46 +186,46 @@ class FakeExecutor:
         return self._states
 
     def gauges(self) -> dict[str, Any]:
-        """Return the numbers for metrics."""
+        """Return numbers for metrics."""
         restarts = sum(state.restarts for state in self._states)
         return {"arena_bytes": 0, "arena_free_bytes": 0, "restarts": restarts}
 
-    # What the test commands.
+    # Called by the test.
 
     def answer_next(self, answer: Answer) -> None:
-        """Answer the oldest pending batch with what `answer` makes of its payloads (as they are, undecoded)."""
+        """Answer the oldest pending batch with the result of `answer` for its payloads, which are not decoded."""
         worker, batch = self.pending[0]
         self.reply(worker, whole(batch.batch_id, answer(batch.payloads)))
 
     def reply(self, worker: int, events: Events) -> None:
-        """Say `events` of a batch of `worker`."""
+        """Report `events` of a batch of `worker`."""
         if events.final:
             self._forget(events.batch_id)
         self.listener.received(worker, events)
 
     def lose(self, worker: int, reason: str = "killed by the test") -> None:
-        """Let `worker` die with all that it was running."""
+        """Report that `worker` has died, with all its batches."""
         self.pending = [(owner, batch) for owner, batch in self.pending if owner != worker]
         state = self._states[worker]
         state.state, state.in_flight, state.reason = "lost", 0, reason
         self.listener.worker_lost(worker, reason)
 
     def revive(self, worker: int) -> None:
-        """Announce `worker`, the first time or again."""
+        """Report `worker` as ready, for the first time or again."""
         state = self._states[worker]
         state.restarts += state.state == "lost"
         state.state, state.reason = "ready", ""
         self.listener.worker_ready(worker, self._places)
 
     def end(self, reason: str = "no worker is coming back") -> None:
-        """Say that no worker is left and that none can be started; `revive` brings one back."""
+        """Report that there is no worker and that none can be started; `revive` brings one back."""
         for state in self._states:
             state.state, state.reason = "failed", reason
         self.listener.unavailable(reason)
 
     @property
     def listener(self) -> Listener:
-        """The Listener that was given to `start`."""
+        """The Listener that was given to `start`. Raises RuntimeError before that."""
         if self._listener is None:
             raise RuntimeError("this FakeExecutor has not been started")
         return self._listener
@@ -238,7 +245,7 @@ class FakeExecutor:
 
 
 class FakeBlock:
-    """A Block in ordinary memory that counts its shares."""
+    """A Block in ordinary memory, which counts its shares."""
 
     def __init__(self, size_bytes: int) -> None:
         self.shares = 1
@@ -254,16 +261,17 @@ class FakeBlock:
         self.shares += 1
 
     def release(self) -> None:
-        """Give one share back; more than were taken is an error."""
+        """Give a share back. Raises RuntimeError if there is none left."""
         if self.shares == 0:
             raise RuntimeError("a FakeBlock was released more often than retained")
         self.shares -= 1
 
 
 class FakeRequest(RequestBase):
-    """A request without a caller, which remembers how it ended.
+    """A request without a caller, which records how it ended.
 
-    `parts` come before; `output`, `dispatch` and `error` are set by it; `ends` counts how often it came (it must be once).
+    `parts` are the parts delivered before the end. The end sets `output` and `dispatch`, or `error`. `ends` counts the ends; it must
+    never be more than 1.
     """
 
     __slots__ = ("dispatch", "ends", "error", "output", "parts")
@@ -284,22 +292,22 @@ class FakeRequest(RequestBase):
         self.ends = 0
 
     def part(self, output: Any, dispatch: Dispatch) -> None:
-        """Remember one of several answers."""
+        """Record one of several answers."""
         self.parts.append(output)
 
     def finish(self, output: Any, dispatch: Dispatch) -> None:
-        """Remember the answer."""
+        """Record the answer."""
         self.output, self.dispatch = output, dispatch
         self.ends += 1
 
     def fail(self, error: WeirError) -> None:
-        """Remember the error."""
+        """Record the error."""
         self.error = error
         self.ends += 1
 
 
 class RecordingObserver(Observer):
-    """An observer that remembers its notifications, each kind in a list of its own."""
+    """An observer that records the arguments of all calls, in one list per method."""
 
     def __init__(self) -> None:
         self.refusals: list[tuple[str, str, WeirError]] = []
@@ -337,19 +345,19 @@ class RecordingObserver(Observer):
 
     @property
     def ends(self) -> int:
-        """How many requests had their end."""
+        """The number of requests that have ended."""
         return sum(len(requests) for requests, _, _ in self.answers)
 
 
 def whole(batch_id: int, outputs: list[Any]) -> Events:
-    """Return the final events of a batch: an answer for each entry, or its error where a WeirError stands."""
+    """Return the final events of a batch whose entries have these outputs; a WeirError fails its entry."""
     kinds = [EventKind.ERROR if isinstance(output, WeirError) else EventKind.DONE for output in outputs]
     failed = EventKind.ERROR in kinds
     return Events(batch_id, outputs, kinds=kinds if failed else None, timing=Timing(0.0, 0.0, 0.0))
 
 
 def decoded(payload: Any, content_type: str) -> Any:
-    """Return the item that `payload` encodes: JSON, msgpack, or as it is."""
+    """Return the item in `payload`, decoded if it is JSON or msgpack."""
     if isinstance(payload, FakeBlock):
         payload = bytes(payload.view)
     if content_type == JSON:
@@ -360,7 +368,7 @@ def decoded(payload: Any, content_type: str) -> Any:
 
 
 def encoded(value: Any, accept: str) -> Any:
-    """Return `value` as a caller who accepts that type gets it; errors stay errors."""
+    """Return `value` encoded for a caller who accepts that content type; errors are returned unchanged."""
     if isinstance(value, WeirError):
         return value
     if accept == JSON:

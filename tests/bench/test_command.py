@@ -68,7 +68,7 @@ def test_a_run_that_left_late_fails(served: Served, capsys: pytest.CaptureFixtur
     code = command(f"{served.url}/infer/square", "--rate", 200, "--duration", 0.3, "--max-lag-ms", 1e-6)
     shown = capsys.readouterr()
     assert code == 1 and "answered" in shown.out
-    assert shown.err.startswith("weir: ") and "requests left late" in shown.err
+    assert shown.err.startswith("weir: ") and "requests were sent late" in shown.err
 
 
 def test_what_is_wrong_takes_one_line_and_is_said_before_any_load(served: Served, tmp_path: Path) -> None:
@@ -76,14 +76,14 @@ def test_what_is_wrong_takes_one_line_and_is_said_before_any_load(served: Served
     for arguments, wrong in (
         (("http://127.0.0.1:1/x", "--rate", 5), "no server there: Connection refused"),
         ((f"{served.url}/infer/circle", "--rate", 5, "--data", 3), "404 ModelNotFound: .*there are square, power"),
-        ((f"{served.url}/infer/circle", "--rate", 5), "takes no requests at this path, but at /infer/square"),
+        ((f"{served.url}/infer/circle", "--rate", 5), "accepts no requests at this path, but at /infer/square"),
         ((square, "--rate", 5, "--data", "three"), "400 InvalidRequest"),
         ((square, "--rate", 5, "-H", "nothing"), "--header='nothing': must be NAME: VALUE"),
         ((square, "--rate", 5, "--policy", "full"), "--policy and --set are for models in this process"),
         ((square, "--rate", 5, "--json", tmp_path / "no" / "a.json"), "must be a folder that you may write to"),
         (("--in-process", f"{MODELS}:Square", "--set", "wrkers=1"), "did you mean workers"),
         (("--in-process", f"{MODELS}:Square", "--set", "workers"), "must be KEY=VALUE"),
-        (("--rate", 5), "nothing to measure: name a URL"),
+        (("--rate", 5), "nothing to measure: give a URL"),
     ):
         with pytest.raises(SettingsError, match=wrong) as caught:
             command(*arguments)

@@ -155,14 +155,14 @@ def test_small_requests_are_compared_with_large_ones() -> None:
     plan = TablesPlan([], [], [], [], [], batch=4, patience=Patience(1, 0.0))
     (table,) = Tables(plan, server.serve, told.append).measure()
     assert [row[:4] for row in table.rows] == [(8, 32, 1, 256), (2, 1, 128, 256)]
-    assert "of the throughput of large ones (wished: 0.9 or more)" in table.remark and len(told) == plan.steps
+    assert "of the throughput of large ones (target: 0.9 or more)" in table.remark and len(told) == plan.steps
 
 
 def test_it_is_said_what_one_text_at_a_time_gets() -> None:
     (table,) = Tables(
         TablesPlan([], [1, 8], [], [], [], patience=ONCE, small_and_large=False), Counting().serve, list[str]().append
     ).measure()
-    assert "By 1 at a time it gets " in table.remark
+    assert "With 1 at a time it gets " in table.remark
 
 
 def test_an_empty_plan_starts_nothing() -> None:

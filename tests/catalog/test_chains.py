@@ -198,7 +198,7 @@ def test_one_deadline_and_one_cancellation_hold_for_all_steps() -> None:
     run(main())
 
 
-def test_doors_ask_a_chain_as_they_ask_a_model() -> None:
+def test_frontends_call_a_chain_as_they_call_a_model() -> None:
     class Asked(RequestBase):
         def finish(self, output: Any, dispatch: Dispatch) -> None:
             got.append(output)

@@ -4,7 +4,7 @@ from functools import partial
 import pytest
 
 from weir import Draining, Overloaded
-from weir.catalog.manager import MOST_CHANGES, ChangeQueue
+from weir.catalog.manager import MAX_CHANGES, ChangeQueue
 
 
 def test_changes_are_made_in_the_order_in_which_they_were_asked_for() -> None:
@@ -46,7 +46,7 @@ def test_the_line_is_bounded_and_ends_with_the_server() -> None:
         async def for_ever() -> None:
             await asyncio.Event().wait()
 
-        asked = [asyncio.ensure_future(changes.make(for_ever)) for _ in range(MOST_CHANGES)]
+        asked = [asyncio.ensure_future(changes.make(for_ever)) for _ in range(MAX_CHANGES)]
         await asyncio.sleep(0)
         with pytest.raises(Overloaded, match="that is the limit"):
             await changes.make(for_ever)

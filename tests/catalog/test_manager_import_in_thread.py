@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from weir.catalog.manager import SWITCH, import_in_thread
+from weir.catalog.manager import IMPORT_SWITCH_INTERVAL, import_in_thread
 
 
 def test_work_is_done_in_a_thread_that_lets_the_loop_go_on() -> None:
@@ -14,7 +14,7 @@ def test_work_is_done_in_a_thread_that_lets_the_loop_go_on() -> None:
 
     before = sys.getswitchinterval(), gc.isenabled()
     main, interval, collects = asyncio.run(import_in_thread(work))
-    assert not main and interval == pytest.approx(SWITCH) and not collects
+    assert not main and interval == pytest.approx(IMPORT_SWITCH_INTERVAL) and not collects
     assert (sys.getswitchinterval(), gc.isenabled()) == before
 
 

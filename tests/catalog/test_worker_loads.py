@@ -137,7 +137,10 @@ def test_parameters_without_a_meaning_here_are_refused_by_name(name: str) -> Non
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ({"input_size": 3}, "parameter 'input_size': is no setting, and the constructor of Scaled takes factor, tag"),
+        (
+            {"input_size": 3},
+            "parameter 'input_size': is not a setting, and the constructor of Scaled takes factor, tag",
+        ),
         ({"batch_size": "8"}, "parameter batch_size='8': must be of type int"),
         ({"workers": True}, "parameter workers=True: must be of type int"),
         ({"timeout": "5ms"}, "parameter timeout='5ms': must be a number of milliseconds"),

@@ -70,7 +70,7 @@ def test_an_answer_that_is_no_json_is_an_error_of_ours(name: str) -> None:
     with (
         answering(page) as stranger,
         kit.asking(name, stranger, timeout=5.0, retry=NEVER) as client,
-        pytest.raises(errors.WeirError, match="no JSON"),
+        pytest.raises(errors.WeirError, match="is not JSON"),
     ):
         client.models()
 

@@ -204,7 +204,7 @@ def test_what_http_has_not_is_refused(running: Running, client: EmbeddingClient)
     with pytest.raises(SettingsError, match="port_out"):
         EmbeddingClient(running.server.url, port_out=5556)
     with pytest.raises(
-        SettingsError, match="speaks HTTP: name the server's HTTP address, such as http://localhost:8000"
+        SettingsError, match="speaks HTTP: give the server's HTTP address, such as http://localhost:8000"
     ):
         EmbeddingClient("tcp://localhost:5555", port_out=5556)
     with pytest.raises(SettingsError, match="must begin with one of http://, https://, unix:"):

@@ -3,17 +3,17 @@
 from queue import SimpleQueue
 
 from weir.client import ConnectionLost
-from weir.client.websocket import MOST_KEPT, Got, Mail
+from weir.client.websocket import MAX_KEPT, AnswerRouter, Received
 from weir.errors import Overloaded
 from weir.wire.websocket import ErrorMessage
 
 
-def answered(box: SimpleQueue[Got]) -> list[Got]:
+def answered(box: SimpleQueue[Received]) -> list[Received]:
     return [box.get_nowait() for _ in range(box.qsize())]
 
 
 def test_each_answer_goes_to_whoever_waits_for_it() -> None:
-    mail, one, two = Mail("ws://x"), SimpleQueue[Got](), SimpleQueue[Got]()
+    mail, one, two = AnswerRouter("ws://x"), SimpleQueue[Received](), SimpleQueue[Received]()
     first, second = mail.expect(one), mail.expect(two)
     for own in (second, "somebody else's", first):
         assert mail.deliver(f'{{"id": "{own}", "error": "no {own}", "status": 400}}')
@@ -24,19 +24,19 @@ def test_each_answer_goes_to_whoever_waits_for_it() -> None:
 
 
 def test_a_reader_who_stays_behind_gets_what_was_kept_and_holds_back_nobody() -> None:
-    mail, slow, quick = Mail("ws://x"), SimpleQueue[Got](), SimpleQueue[Got]()
+    mail, slow, quick = AnswerRouter("ws://x"), SimpleQueue[Received](), SimpleQueue[Received]()
     own, other = mail.expect(slow), mail.expect(quick)
-    for _ in range(MOST_KEPT + 100):
+    for _ in range(MAX_KEPT + 100):
         assert mail.deliver(f'{{"id": "{own}", "error": "x"}}')
     assert mail.deliver(f'{{"id": "{other}", "error": "x"}}')
     kept = answered(slow)
-    assert len(kept) == MOST_KEPT + 1
+    assert len(kept) == MAX_KEPT + 1
     assert isinstance(kept[-1], Overloaded)
     assert quick.qsize() == 1
 
 
 def test_the_end_of_the_connection_reaches_those_who_wait_and_those_who_come_late() -> None:
-    mail, early, late = Mail("ws://x"), SimpleQueue[Got](), SimpleQueue[Got]()
+    mail, early, late = AnswerRouter("ws://x"), SimpleQueue[Received](), SimpleQueue[Received]()
     mail.expect(early)
     assert not mail.deliver("{no JSON")
     mail.close()

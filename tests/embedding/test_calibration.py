@@ -13,13 +13,13 @@ from tests.embedding.text_models import Summing
 
 from weir.embedding import calibration
 from weir.embedding.calibration import (
-    LEAST_TIMES,
     LONGEST_SECONDS,
     MAX_ROWS,
-    MOST_SECONDS,
-    MOST_TIMES,
+    MAX_SECONDS,
+    MAX_TIMES,
+    MIN_TIMES,
     SERVER_SECONDS,
-    TWICE,
+    SLOW_TIMES,
     Budget,
     MeasuringRounds,
     Size,
@@ -87,13 +87,13 @@ def test_what_was_measured_while_much_else_ran_is_neither_used_nor_kept(
     found, _ = budget(tmp_path, lambda: 2 ** random.randint(0, 9))
     assert (found.max_batch_cost, found.max_batch_size, found.max_padding, found.padding_cost) == (512.0, 64, 16.0, 1.0)
     assert list(tmp_path.iterdir()) == []
-    assert "of 512 tokens until they are measured at the next start" in caplog.text
+    assert "they have 512 tokens, and the next start measures again" in caplog.text
     assert budget(tmp_path)[1] != []
     assert budget(tmp_path)[1] == []
 
 
 def test_the_measurements_that_were_used_last_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibration, "MOST_KEPT", 2)
+    monkeypatch.setattr(calibration, "MAX_KEPT", 2)
     names = [{"model": name} for name in "abc"]
     for place, name in enumerate(names[:2], start=1):
         before = set(tmp_path.iterdir())
@@ -208,9 +208,9 @@ def test_sizes_double_until_one_takes_long() -> None:
         *(Timed(rows, 64, 0.064 * rows, 0) for rows in (1, 2, 4)),
         Timed(1, 256, 0.256, 0),
     ]
-    assert sizes.count(Size(8, 16)) == sizes.count(Size(2, 64)) == LEAST_TIMES
-    assert sizes.count(Size(16, 16)) == sizes.count(Size(1, 256)) == TWICE
-    assert rounds.agree and rounds.share <= 1
+    assert sizes.count(Size(8, 16)) == sizes.count(Size(2, 64)) == MIN_TIMES
+    assert sizes.count(Size(16, 16)) == sizes.count(Size(1, 256)) == SLOW_TIMES
+    assert rounds.is_reliable and rounds.share <= 1
 
 
 def test_or_until_two_are_clearly_slower() -> None:
@@ -237,19 +237,22 @@ def test_a_size_is_measured_again_until_two_times_are_close() -> None:
         return LONGEST_SECONDS * (1 + (time if time < 5 else 0))
 
     rounds, sizes = measured(seconds, 16)
-    assert (len(sizes), rounds.timed()[0].seconds, rounds.agree) == (6, LONGEST_SECONDS, True)
+    assert (len(sizes), rounds.timed()[0].seconds, rounds.is_reliable) == (6, LONGEST_SECONDS, True)
 
 
 def test_in_vain() -> None:
     rounds, sizes = measured(lambda size, time: 1.0 / 2**time, 16)
-    assert (sizes.count(Size(1, 16)), rounds.agree) == (MOST_TIMES, False)
+    assert (sizes.count(Size(1, 16)), rounds.is_reliable) == (MAX_TIMES, False)
     rounds, sizes = measured(lambda size, time: SERVER_SECONDS / 2**time, 16)
-    assert (sizes.count(Size(1, 16)), rounds.agree) == (LEAST_TIMES, True)  # what the server takes is more
+    assert (sizes.count(Size(1, 16)), rounds.is_reliable) == (MIN_TIMES, True)  # what the server takes is more
 
 
 def test_there_is_an_end_also_where_all_takes_long() -> None:
-    rounds, sizes = measured(lambda size, time: MOST_SECONDS / 2**time, 16, 64)
-    assert ([sizes.count(Size(1, length)) for length in (16, 64)], rounds.agree) == ([TWICE, TWICE], False)
+    rounds, sizes = measured(lambda size, time: MAX_SECONDS / 2**time, 16, 64)
+    assert ([sizes.count(Size(1, length)) for length in (16, 64)], rounds.is_reliable) == (
+        [SLOW_TIMES, SLOW_TIMES],
+        False,
+    )
 
 
 def test_a_size_that_was_slow_by_accident_is_not_the_last() -> None:

@@ -15,17 +15,18 @@ from tests.embedding.text_models import DIMENSIONS, PerToken, Summing, Words, ve
 from tests.embedding.tokens.test_threads import Held
 
 from weir import Service
-from weir.embedding import encoder as front
-from weir.embedding.encoder import LONGEST_TIMEOUT, Accepted, Encoder, release_free_memory
+from weir.embedding import encoder as encoder_module
+from weir.embedding.encoder import Encoder, OpenRequests, release_free_memory
 from weir.embedding.recipe import Pooling
-from weir.embedding.requests import EncodeRequest, TextRequest, highest_places
+from weir.embedding.requests import EncodeRequest, TextRequest, max_pooled_places
 from weir.embedding.texts import Encodes, Tokens
-from weir.embedding.tokens.threads import BRIEF_CHARACTERS
+from weir.embedding.tokens.threads import INLINE_CHARACTERS
 from weir.errors import DeadlineExceeded, Draining, InvalidRequest, ModelError, ModelNotReady, Overloaded, TooLarge
 from weir.messages import Dispatch, Request
 from weir.model import Model
 from weir.protocols.account import CLAIM, Account
 from weir.protocols.settings import HttpSettings
+from weir.serving.settings import LONGEST_TIMEOUT
 from weir.telemetry.recorder import SilentObserver
 from weir.testing import FakeClock, FakeExecutor
 
@@ -50,7 +51,7 @@ class Heard(SilentObserver):
 async def serving(
     model: type[Model] = Summing, words: Words | None = None, options: dict[str, Any] | None = None, **settings: Any
 ) -> AsyncIterator[Encoder]:
-    """Serve a model inline, with its front."""
+    """Serve a model inline, with its encoder."""
     chosen: dict[str, Any] = {"executor": "inline", "max_batch_size": 8} | settings
     async with Service(model, **chosen) as service:
         encoder = Encoder(
@@ -63,7 +64,7 @@ async def serving(
 
 
 async def waiting(encoder: Encoder, count: int) -> None:
-    """Return when so many texts wait in the line."""
+    """Return when so many texts wait in the queue."""
     for _ in range(100_000):
         if encoder._service.state()["waiting"] == count:
             return
@@ -204,15 +205,15 @@ def test_long_texts_may_be_read_in_pieces() -> None:
 
 def test_what_is_highest_over_tokens_is_highest_over_pieces() -> None:
     async def main() -> None:
-        async with serving(options={"split": True, "highest": [True, False, True, False]}) as encoder:
+        async with serving(options={"split": True, "max_pooled": [True, False, True, False]}) as encoder:
             (vector,) = (await of(encoder, [LONG])).vectors
         first, second = numpy.array(vector_of("a b c d e f")), numpy.array(vector_of("g h i"))
-        mean, highest = (6 * first + 3 * second) / 9, numpy.maximum(first, second)
-        assert vector.tolist() == pytest.approx([highest[0], mean[1], highest[2], mean[3]])
+        mean, max_pooled = (6 * first + 3 * second) / 9, numpy.maximum(first, second)
+        assert vector.tolist() == pytest.approx([max_pooled[0], mean[1], max_pooled[2], mean[3]])
 
     asyncio.run(main())
     poolings = (Pooling.MEAN_MAX, Pooling.CLS, Pooling.HIERARCHICAL)
-    assert highest_places(poolings, 8) == [False, False, True, True, False, False, True, True]
+    assert max_pooled_places(poolings, 8) == [False, False, True, True, False, False, True, True]
 
 
 def test_callers_may_say_what_becomes_of_long_texts() -> None:
@@ -278,7 +279,7 @@ def test_who_leaves_takes_all_along(count: int) -> None:
                 await asking
             assert encoder._service.state()["waiting"] == 0
             assert {type(error).__name__ for _, error in heard.ends} == {"Cancelled"}
-            assert (encoder._held, encoder._in_queue, len(encoder._shares)) == (0, 0, 0)
+            assert (encoder._held, encoder._in_queue, len(encoder._callers)) == (0, 0, 0)
 
     asyncio.run(main())
 
@@ -288,7 +289,7 @@ def test_who_leaves_while_the_texts_are_read() -> None:
         words = Words()
         words.gate.clear()
         async with serving(words=words) as encoder:
-            long = "a" * (BRIEF_CHARACTERS + 1)
+            long = "a" * (INLINE_CHARACTERS + 1)
             asked = [asyncio.ensure_future(of(encoder, [long] + [f"{n}" for n in range(count)])) for count in (0, 400)]
             await asyncio.to_thread(words.began.wait)
             for each in asked:
@@ -487,17 +488,17 @@ def test_the_memory_of_a_large_request_is_given_back(monkeypatch: pytest.MonkeyP
     async def main() -> None:
         given = asyncio.Event()
         loop = asyncio.get_running_loop()
-        monkeypatch.setattr(front, "release_free_memory", lambda: loop.call_soon_threadsafe(given.set))
-        monkeypatch.setattr(front, "GIVE_BACK", (0.0, 1e6))
+        monkeypatch.setattr(encoder_module, "release_free_memory", lambda: loop.call_soon_threadsafe(given.set))
+        monkeypatch.setattr(encoder_module, "RELEASE_AFTER", (0.0, 1e6))
         async with serving() as encoder:
             assert len((await of(encoder, [f"{number}" for number in range(2000)])).counts) == 2000
-            assert encoder._giving_back == []
+            assert encoder._release_timers == []
             for _ in range(2):
                 given.clear()
                 assert len((await of(encoder, [f"{number}" for number in range(2001)])).counts) == 2001
                 await given.wait()
-                assert len(encoder._giving_back) == 2
-        assert encoder._giving_back == []
+                assert len(encoder._release_timers) == 2
+        assert encoder._release_timers == []
 
     asyncio.run(main())
     release_free_memory()
@@ -509,7 +510,7 @@ def test_all_of_a_large_request_goes_through_the_line_before_the_end() -> None:
         words.gate.clear()
         async with serving(words=words) as encoder:
             large = asyncio.ensure_future(of(encoder, [f"{number}" for number in range(4 * encoder.window)]))
-            small = asyncio.ensure_future(of(encoder, ["a" * (BRIEF_CHARACTERS + 1)]))
+            small = asyncio.ensure_future(of(encoder, ["a" * (INLINE_CHARACTERS + 1)]))
             await asyncio.sleep(0)
             draining = asyncio.ensure_future(encoder.drain())
             await asyncio.sleep(0)
@@ -525,7 +526,7 @@ def test_all_of_a_large_request_goes_through_the_line_before_the_end() -> None:
 
 def test_what_is_not_finished_in_time() -> None:
     async def main() -> None:
-        accepted = Accepted()
+        accepted = OpenRequests()
         accepted.begin()
         assert not await accepted.drained(0.0)
         accepted.end()
@@ -552,10 +553,10 @@ def assert_at_rest(encoder: Encoder) -> None:
     """Nothing waits, nothing is counted that is not there."""
     batcher = encoder._service._driver.batcher
     assert (batcher.is_empty, batcher.waiting_rows, batcher.unsettled()) == (True, 0, [])
-    assert (encoder._held, encoder._in_queue, len(encoder._shares)) == (0, 0, 0)
-    assert (encoder._accepted._count, encoder._shares._shares) == (0, {})
-    assert encoder._shares.now >= 0
-    assert (encoder._shares._tags, dict(encoder._shares._ended)) == ([], {})
+    assert (encoder._held, encoder._in_queue, len(encoder._callers)) == (0, 0, 0)
+    assert (encoder._open_requests._count, encoder._callers._shares) == (0, {})
+    assert encoder._callers.now >= 0
+    assert (encoder._callers._tags, dict(encoder._callers._ended)) == ([], {})
 
 
 async def one(encoder: Encoder, chance: Random, ends: list[str]) -> None:
@@ -675,7 +676,7 @@ def test_what_is_not_even_read_in_time_is_too_late(urgent: bool) -> None:
         words = Words()
         words.gate.clear()
         async with serving(words=words) as encoder:
-            text = "a" * (BRIEF_CHARACTERS + 1) if urgent else "a " * 20_000
+            text = "a" * (INLINE_CHARACTERS + 1) if urgent else "a " * 20_000
             with pytest.raises(DeadlineExceeded):
                 await asyncio.wait_for(of(encoder, [text], timeout=0.01), PATIENCE)
             assert_at_rest(encoder)

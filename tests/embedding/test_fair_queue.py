@@ -1,4 +1,4 @@
-"""shares.py: who goes next."""
+"""fair_queue.py: whose text enters the queue next."""
 
 from collections import Counter
 

@@ -14,7 +14,7 @@ import pytest
 from tests.embedding.hashing import DIMENSIONS, HashingEncoder, vector_of
 from tests.embedding.served_texts import MAX_TEXTS, Served, served
 
-from weir.embedding.encoder import SMALL
+from weir.embedding.encoder import SMALL_REQUEST
 from weir.embedding.http import Listing, send_listing
 from weir.errors import Cancelled, DeadlineExceeded, ModelError, Overloaded
 from weir.frontends.http.fast.handover import HandOver
@@ -149,7 +149,7 @@ def test_who_has_been_given_up_has_the_connection_closed() -> None:
 def test_small_calls_stay_on_it(handed_over: list[bytes]) -> None:
     async def main() -> None:
         async with served(HashingEncoder()) as server:
-            for count in (1, SMALL, 1):
+            for count in (1, SMALL_REQUEST, 1):
                 answer = await server.client.post(OPENAI, json={"input": [f"text {place}" for place in range(count)]})
                 assert len(answer.json()["data"]) == count
             async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
@@ -160,7 +160,7 @@ def test_small_calls_stay_on_it(handed_over: list[bytes]) -> None:
 
 
 @pytest.mark.parametrize(("said", "headers"), [
-    ({"input": [f"text {place}" for place in range(SMALL + 1)]}, []),
+    ({"input": [f"text {place}" for place in range(SMALL_REQUEST + 1)]}, []),
     ({"input": "a" * 40_000}, []),
     ({"input": "a"}, ["expect: 100-continue"]),
     ({"input": "a"}, ["content-encoding: identity", "x-request-priority: high"]),
@@ -304,8 +304,8 @@ def test_the_largest_answers_come_in_bits_and_say_the_same(monkeypatch: pytest.M
     async def main() -> None:
         async with served(HashingEncoder()) as server:
             for largest in (1_000_000, 100):
-                monkeypatch.setattr("weir.embedding.http._LARGEST", largest)
-                monkeypatch.setattr("weir.embedding.http._NUMBERS_AT_ONCE", 10 * DIMENSIONS)
+                monkeypatch.setattr("weir.embedding.http._STREAMED_ABOVE", largest)
+                monkeypatch.setattr("weir.embedding.http._NUMBERS_PER_PART", 10 * DIMENSIONS)
                 found.append(await server.client.post(path, json=said, headers={"x-request-id": "r1"}))
             sizes.append(server.counted()["weir_texts_total", "hashing", "encode" if path == "/encode" else "openai"])
 
@@ -323,14 +323,14 @@ def test_the_largest_answers_come_in_bits_and_say_the_same(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("at_once", [1, 90_000, 300_000])
 def test_whole_it_says_the_same_as_in_bits(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
-    monkeypatch.setattr("weir.embedding.http._NUMBERS_AT_ONCE", at_once)
+    monkeypatch.setattr("weir.embedding.http._NUMBERS_PER_PART", at_once)
     made = listing([])
     assert msgspec.json.decode(made.whole().body) == {"id": 1, "result": list(range(10))}
     assert made.whole().body == b"".join(made.parts())
 
 
 def test_a_client_of_http_1_0_gets_it_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weir.embedding.http._LARGEST", 100)
+    monkeypatch.setattr("weir.embedding.http._STREAMED_ABOVE", 100)
 
     async def ask(server: Served) -> bytes:
         reader, writer = await asyncio.open_connection(server.client.base_url.host, server.client.base_url.port)

@@ -148,7 +148,7 @@ def test_an_answer_says_which_token_ids_are_of_another_model(client: Any, caplog
     (texts("a"), {"dimensions": 0}, "parameter 'dimensions'=0: must be an integer from 1 to"),
     (texts("a"), {"dimensions": 1000}, "parameter 'dimensions'=1000: must be an integer from 1 to"),
     (texts("a"), {"prompt": 7}, "parameter 'prompt'=7: must be a text"),
-    (texts("a"), {"prompt": "qury"}, "it has query"),
+    (texts("a"), {"prompt": "qury"}, "there are query"),
     (texts("a"), {"client": ""}, "parameter 'client' '': must have 1 to 128 characters"),
 ])  # fmt: skip
 def test_what_is_wrong_is_refused_in_a_line(
@@ -327,13 +327,13 @@ def test_an_answer_to_items_says_which_token_ids_are_of_another_model(
     (["a", 3], "must be a text, a list of words, or a list of token ids"),
     ([2, 99999], "token id 1 is 99999"),
     ({}, "text: is missing"),
-    ({"text": "a", "colour": 1}, "'colour': there is no such field; there are text, pair"),
+    ({"text": "a", "colour": 1}, "colour: there is no such field; there are text, pair"),
     ({"text": ["a"], "pair": "b"}, "text: must be a text"),
     ({"text": "a", "pair": ""}, "pair: must not be empty"),
     ({"text": "a", "is_tokenized": True}, "must be a list of words"),
     ({"text": "a", "dimensions": 1000}, "dimensions=1000: must be 1 to"),
     ({"text": "a", "truncate": "no"}, "truncate='no': must be true or false"),
-    ({"text": "a", "prompt": "qury"}, "it has query"),
+    ({"text": "a", "prompt": "qury"}, "there are query"),
 ])  # fmt: skip
 def test_a_wrong_item_fails_alone(http: httpx.Client, item: Any, rule: str) -> None:
     alone = http.post("/infer/small", json=item)
@@ -443,12 +443,12 @@ def test_of_many_wishes_only_some_are_under_way() -> None:
         encoder: Any = Waiting()
         exchange = TextExchange(EmbeddingContext({}, HttpSettings(), 1000, TextCounts()), "http", encoder, client="one")
         items: list[Any] = [Item(str(place), TextOptions(prompt=f"{place}: ")) for place in range(1000)]
-        ends: list[Any] = await ItemGroups(exchange, ask, items).ends(None)
+        ends: list[Any] = await ItemGroups(exchange, ask, items).results(None)
         assert [end.numbers[0] for end in ends] == list(range(1000))
         assert (encoder.ended, encoder.most) == (1000, 64)
         assert 0 < min(encoder.timeouts) <= max(encoder.timeouts) <= ask.timeout
         ask.timeout = 0.0
-        late: list[Any] = await ItemGroups(exchange, ask, items[:2]).ends(None)
+        late: list[Any] = await ItemGroups(exchange, ask, items[:2]).results(None)
         assert [type(end).__name__ for end in late] == ["DeadlineExceeded"] * 2
 
     asyncio.run(main())

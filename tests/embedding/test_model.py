@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.embedding import tiny
 
-from weir.embedding.model import TextEncoder, TokenIds, filled, runs, tokens_in
+from weir.embedding.model import TextEncoder, TokenIds, estimated_tokens, padded_inputs, runs
 from weir.embedding.texts import Tokens
 from weir.errors import InvalidRequest, SettingsError
 from weir.messages import JSON, MSGPACK, OBJECT, OCTETS, Batch
@@ -135,10 +135,10 @@ def test_each_token_may_have_a_vector(directory: Path, cache: str, mask_special:
     assert long.shape == (len(ids_of(runner, "the weather is lovely")), tiny.HIDDEN)
     assert short.shape == (count, tiny.HIDDEN)
     fixed = loaded(directory, cache, pooling="none", fixed_length=True, max_length=20, mask_special=mask_special)
-    (filled,) = encode(fixed, "so sunny")
-    assert filled.shape == (20, tiny.HIDDEN)
-    assert same(filled[:count], short)
-    assert not filled[count:].any()
+    (padded_inputs,) = encode(fixed, "so sunny")
+    assert padded_inputs.shape == (20, tiny.HIDDEN)
+    assert same(padded_inputs[:count], short)
+    assert not padded_inputs[count:].any()
     assert bool(short[0].any()) is not mask_special
 
 
@@ -204,11 +204,11 @@ def test_what_cannot_be_is_said_when_the_model_is_loaded(
 
 def test_size_is_known_of_tokens_and_estimated_of_texts() -> None:
     assert TextEncoder.measure(Tokens(bytes(48))).cost == 12
-    assert tokens_in(bytes(48)) == 12
-    assert tokens_in("a text of english words, forty characters") == 3 + 41 // 4
-    assert tokens_in([1, 2, 3]) == 3
-    assert tokens_in({"text": "abcd", "pair": "abcd"}) == tokens_in(("abcd", "abcd")) == 8
-    assert tokens_in(None) == tokens_in(b"") == tokens_in({}) == 1
+    assert estimated_tokens(bytes(48)) == 12
+    assert estimated_tokens("a text of english words, forty characters") == 3 + 41 // 4
+    assert estimated_tokens([1, 2, 3]) == 3
+    assert estimated_tokens({"text": "abcd", "pair": "abcd"}) == estimated_tokens(("abcd", "abcd")) == 8
+    assert estimated_tokens(None) == estimated_tokens(b"") == estimated_tokens({}) == 1
 
 
 def read(*ids: int, second: int = 0) -> TokenIds:
@@ -239,7 +239,7 @@ def test_nothing_makes_no_run() -> None:
 
 
 def test_shorter_texts_are_filled_up_and_do_not_count_there() -> None:
-    inputs = filled([read(2, 7, 3), read(2, 5, 3, 6, 3, second=3)], pad_id=1, mask_special=False)
+    inputs = padded_inputs([read(2, 7, 3), read(2, 5, 3, 6, 3, second=3)], pad_id=1, mask_special=False)
     assert inputs.ids.tolist() == [[2, 7, 3, 1, 1], [2, 5, 3, 6, 3]]
     assert inputs.mask.tolist() == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]
     assert inputs.types.tolist() == [[0, 0, 0, 0, 0], [0, 0, 0, 1, 1]]
@@ -248,18 +248,18 @@ def test_shorter_texts_are_filled_up_and_do_not_count_there() -> None:
 
 
 def test_special_tokens_do_not_count_where_that_is_asked_unless_there_are_no_others() -> None:
-    inputs = filled([read(2, 7, 8, 3), read(2, 3)], pad_id=0, mask_special=True)
+    inputs = padded_inputs([read(2, 7, 8, 3), read(2, 3)], pad_id=0, mask_special=True)
     assert inputs.pool.tolist() == [[0, 1, 1, 0], [1, 1, 0, 0]]
 
 
 def test_hidden_tokens_are_not_there_for_the_others() -> None:
     texts = [read(2, 7, 8, 3), read(2, 3), read(2, 5, 3, 6, 3, second=3)]
-    inputs = filled(texts, pad_id=0, mask_special=True, hide_special=True)
+    inputs = padded_inputs(texts, pad_id=0, mask_special=True, hide_special=True)
     assert inputs.mask.tolist() == [[0, 1, 1, 0, 0], [1, 1, 0, 0, 0], [0, 1, 0, 1, 0]]
     assert inputs.pool.tolist() == inputs.mask.tolist()
-    shown = filled(texts, pad_id=0, mask_special=False, hide_special=True)
+    shown = padded_inputs(texts, pad_id=0, mask_special=False, hide_special=True)
     assert shown.pool.tolist() == inputs.pool.tolist() and shown.ids.tolist() == inputs.ids.tolist()
 
 
 def test_a_fixed_length_fills_every_text_up() -> None:
-    assert filled([read(2, 3)], pad_id=0, mask_special=False, length=4).ids.shape == (1, 4)
+    assert padded_inputs([read(2, 3)], pad_id=0, mask_special=False, length=4).ids.shape == (1, 4)

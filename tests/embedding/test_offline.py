@@ -8,8 +8,9 @@ from tests.embedding import tiny
 
 from weir.embedding.offline import (
     POOLINGS,
-    Labelled,
-    Layers,
+    LabelledTexts,
+    LayerStudy,
+    as_dict,
     check_labels,
     cosine_distances,
     draw,
@@ -20,7 +21,6 @@ from weir.embedding.offline import (
     separation,
     study_layers,
     table,
-    to_dict,
 )
 from weir.errors import SettingsError
 
@@ -87,7 +87,7 @@ def test_equal_vectors_have_no_plane() -> None:
     assert plane.tolist() == [[0.0, 0.0]] * 3 and share == 0.0
 
 
-FOUND = Labelled(["one, two", "three"], ["a", "b"])
+FOUND = LabelledTexts(["one, two", "three"], ["a", "b"])
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_every_form_says_the_same(tmp_path: Path, name: str, content: str) -> No
 @pytest.mark.parametrize(("name", "content"), [("x.txt", "one\ntwo\n"), ("x.jsonl", '"one"\n{"text": "two"}')])
 def test_labels_may_be_missing_where_none_are_wanted(tmp_path: Path, name: str, content: str) -> None:
     (tmp_path / name).write_text(content)
-    assert read_labelled(tmp_path / name, labels=False) == Labelled(["one", "two"], ["", ""])
+    assert read_labelled(tmp_path / name, labels=False) == LabelledTexts(["one", "two"], ["", ""])
     with pytest.raises(SettingsError, match="line 1: has no label"):
         read_labelled(tmp_path / name)
 
@@ -150,26 +150,26 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def layers(model: Path, cache: str) -> Layers:
+def layers(model: Path, cache: str) -> LayerStudy:
     return study_layers(model, TEXTS, LABELS, neighbours=1, cache=cache)
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
 @pytest.mark.parametrize("layer", [-3, -2, -1])
 def test_a_layer_is_what_a_model_of_that_layer_says(
-    layers: Layers, model: Path, cache: str, pooling: str, layer: int
+    layers: LayerStudy, model: Path, cache: str, pooling: str, layer: int
 ) -> None:
     served = encode(model, TEXTS, pooling=pooling, layers=(layer,), normalize=False, cache=cache)
     np.testing.assert_allclose(layers.vectors[pooling][layer], served, rtol=1e-4, atol=1e-5)
 
 
-def test_the_table_has_a_line_for_each_layer(layers: Layers) -> None:
+def test_the_table_has_a_line_for_each_layer(layers: LayerStudy) -> None:
     columns, *lines = table(layers)
     assert [line[0] for line in lines] == ["-3", "-2", "-1"] and len(columns) == 7
-    assert to_dict(layers)["mean"]["-1"]["knn_accuracy"] == pytest.approx(float(lines[-1][1]), abs=0.001)
+    assert as_dict(layers)["mean"]["-1"]["knn_accuracy"] == pytest.approx(float(lines[-1][1]), abs=0.001)
 
 
-def test_the_picture_has_a_panel_for_each_layer(layers: Layers, tmp_path: Path) -> None:
+def test_the_picture_has_a_panel_for_each_layer(layers: LayerStudy, tmp_path: Path) -> None:
     draw(layers, tmp_path / "layers.png")
     drawn = (tmp_path / "layers.svg").read_text()
     assert all(f"layer {layer}: kNN" in drawn for layer in (-3, -2, -1)) and "weather" in drawn

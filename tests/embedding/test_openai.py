@@ -11,6 +11,7 @@ import numpy as np
 import openai
 import pytest
 from openapi_spec_validator import validate
+from tests.described import answer_faults, body_faults
 from tests.embedding.hashing import DIMENSIONS, HashingEncoder, vector_of
 from tests.embedding.served_texts import MAX_TEXTS, Served, routes_of, served
 
@@ -23,11 +24,12 @@ from weir.embedding.metrics import TextCounts
 from weir.embedding.openai import openai_paths
 from weir.errors import DeadlineExceeded, Draining, ModelError, Overloaded
 from weir.frontends.http.openapi import openapi
-from weir.frontends.http.pages import HTTP_DOORS, code_of
+from weir.frontends.http.pages import HTTP_FRONTENDS, code_of
 from weir.protocols.settings import HttpSettings
 
 TEXTS = ["first do it", "then do it right", "then do it better"]
 EXPECTED = np.stack([vector_of(text) for text in TEXTS])
+LONG = "one two three four five six seven"  # more tokens than the encoder reads
 
 
 def asking(*encoders: HashingEncoder, **http: Any) -> Callable[[Callable[[Served], Awaitable[Any]]], Any]:
@@ -119,7 +121,7 @@ def test_what_fails_is_an_error_of_the_stock_client(error: Any, kind: type[opena
         assert caught.value.response.headers["retry-after"] == "2"
 
 
-@pytest.mark.parametrize(("document", "param", "rule"), [
+WRONG: list[tuple[Any, str | None, str]] = [
     ({}, "input", "is missing"),
     ({"input": []}, "input", "has 0 texts, must have 1 to 50"),
     ({"input": ["a"] * (MAX_TEXTS + 1)}, "input", "has 51 texts"),
@@ -134,12 +136,18 @@ def test_what_fails_is_an_error_of_the_stock_client(error: Any, kind: type[opena
     ({"input": "a", "dimensions": 0}, "dimensions", "must be 1 or more"),
     ({"input": "a", "user": "x" * 513}, "user", "has 513 characters, must have at most 512"),
     ({"input": "a", "dimensions": 9}, "dimensions", "must be at most 8"),
-    ({"input": "a", "dimensions": True}, "dimensions", "must be a whole number"),
-    ({"input": "a", "model": 3}, "model", "must be a text"),
+    ({"input": "a", "dimensions": True}, "dimensions", "dimensions=True: must be an integer or null"),
+    ({"input": "a", "model": 3}, "model", "model=3: must be a text or null"),
+    ({"input": "a", "truncate": "no"}, "truncate", "truncate='no': must be true or false or null"),
+    ({"input": None}, "input", "is missing"),
+    ({"input": "a", "a - at `$.b`": 3}, "a - at `$.b`", "there is no such field"),
     ({"input": "a", "best": 3}, "best", "there is no such field"),
     ({"input": "a", "input_type": "query"}, "input_type", "there is no such field; there are input, model"),
     ([1], None, "must be an object"),
-])  # fmt: skip
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("document", "param", "rule"), WRONG)
 def test_what_is_wrong_is_named(document: Any, param: str | None, rule: str) -> None:
     answer = post(HashingEncoder(), document)
     assert answer.status_code == 400
@@ -201,7 +209,7 @@ def test_headers_say_who_asks_and_until_when() -> None:
 
 
 def test_the_line_counts_them_by_the_codes_of_http() -> None:
-    assert {openai_door.NAME, encode_door.NAME} <= HTTP_DOORS
+    assert {openai_door.NAME, encode_door.NAME} <= HTTP_FRONTENDS
     assert code_of(openai_door.NAME, Overloaded) == "429" and code_of(encode_door.NAME, None) == "200"
 
 
@@ -334,4 +342,36 @@ def test_every_route_is_described_and_no_other() -> None:
 
 
 def test_the_description_is_valid() -> None:
-    validate(openapi(Registry([]), {}, more={**openai_paths(), **bert_paths()}))
+    validate(described())
+
+
+def described() -> dict[str, Any]:
+    return openapi(Registry([]), {**openai_paths(), **bert_paths()})
+
+
+@pytest.mark.parametrize(("body", "rule"), [(body, rule) for body, _, rule in WRONG])
+def test_the_description_refuses_what_the_server_refuses(body: Any, rule: str) -> None:
+    of_this_server = ("51 texts", "at most 8")  # its number of texts, its vectors
+    assert bool(body_faults(described(), "/v1/embeddings", body)) != rule.endswith(of_this_server)
+
+
+@pytest.mark.parametrize("body", [
+    {"input": "a"}, {"input": ["a", "b"]}, {"input": [3, 4]}, {"input": [[3], [4, 5]], "model": None},
+    {"input": "a", "encoding_format": "base64", "dimensions": 4, "user": "me", "truncate": True, "prompt": "query: ", "store": False},
+])  # fmt: skip
+def test_answers_are_as_described(body: Any) -> None:
+    async def ask(server: Served) -> None:
+        document, client = described(), server.client
+        assert body_faults(document, "/v1/embeddings", body) == []
+        answers = {
+            "/v1/embeddings": [
+                await client.post("/v1/embeddings", json=each) for each in (body, {"input": LONG}, {"input": 3})
+            ],
+            "/v1/models": [await client.get("/v1/models")],
+            "/v1/models/{model}": [await client.get("/v1/models/hashing"), await client.get("/v1/models/other")],
+        }
+        for path, found in answers.items():
+            for answer in found:
+                assert answer_faults(document, path, answer) == [], answer.text
+
+    asking(HashingEncoder())(ask)

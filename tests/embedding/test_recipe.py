@@ -6,17 +6,25 @@ import pytest
 from tests.embedding import tiny
 
 from weir.embedding.checkpoint.reading import Checkpoint, read_checkpoint
-from weir.embedding.recipe import OLD_NAMES, Pooling, Precision, Recipe, dimensions_of, pooling_named, poolings_named
+from weir.embedding.recipe import (
+    BERT_AS_SERVICE_NAMES,
+    Pooling,
+    Precision,
+    Recipe,
+    dimensions_of,
+    pooling_named,
+    poolings_named,
+)
 from weir.errors import SettingsError
 
 
 @pytest.mark.parametrize("pooling", Pooling)
 def test_a_pooling_is_found_by_its_name(pooling: Pooling) -> None:
     assert pooling_named(pooling.value) is pooling
-    assert pooling_named(pooling.value.upper()) is pooling or pooling.value.upper() in OLD_NAMES
+    assert pooling_named(pooling.value.upper()) is pooling or pooling.value.upper() in BERT_AS_SERVICE_NAMES
 
 
-@pytest.mark.parametrize(("name", "pooling"), OLD_NAMES.items())
+@pytest.mark.parametrize(("name", "pooling"), BERT_AS_SERVICE_NAMES.items())
 def test_the_old_names_are_understood(name: str, pooling: Pooling) -> None:
     assert pooling_named(name) is pooling
 
@@ -29,7 +37,7 @@ def test_an_unknown_pooling_is_refused_with_those_there_are() -> None:
 def test_several_are_joined_unless_one_stands_alone() -> None:
     assert poolings_named("cls + REDUCE_MEAN") == (Pooling.CLS, Pooling.MEAN)
     assert poolings_named("none") == (Pooling.NONE,)
-    with pytest.raises(SettingsError, match="'mean\\+none': none stands alone"):
+    with pytest.raises(SettingsError, match="'mean\\+none': none cannot be joined with other poolings"):
         poolings_named("mean+none")
 
 
@@ -67,5 +75,5 @@ def test_dimensions_are_those_of_the_layers_and_what_follows(bare: Checkpoint, t
     assert dimensions_of(dense, Recipe(Pooling.MEAN)) == 20
     assert dimensions_of(dense, Recipe(Pooling.NONE)) == 32
     assert dimensions_of(dense, Recipe(Pooling.CLASSIFICATION)) == 3
-    with pytest.raises(SettingsError, match=r"make vectors of 64 numbers, and the dense layer .* reads 32"):
+    with pytest.raises(SettingsError, match=r"make vectors of 64 numbers, but the dense layer .* takes 32"):
         dimensions_of(dense, Recipe(Pooling.MEAN_MAX))

@@ -9,18 +9,18 @@ from opentelemetry.trace import SpanKind, StatusCode
 from tests.embedding.test_encoder import of, serving
 from tests.telemetry.test_tracing import CALLER, Kept, attributes, ids, times
 
-from weir.embedding.requests import MOST_SPANS
+from weir.embedding.requests import MAX_SPANS
 from weir.errors import InvalidRequest
 from weir.telemetry.tracing import Tracing
 
 
-def traced(texts: list[Any], **said: Any) -> Kept:
+def traced(texts: list[Any], **options: Any) -> Kept:
     """Encode in a server that traces; return the spans."""
 
     async def main() -> Kept:
         kept = Kept()
         async with serving(observers=[Tracing(kept)]) as encoder:
-            await of(encoder, texts, **said)
+            await of(encoder, texts, **options)
         return kept
 
     return asyncio.run(main())
@@ -46,18 +46,18 @@ def test_a_call_has_its_reading_and_its_texts_below() -> None:
 
 
 def test_a_large_call_has_spans_of_its_first_texts_only() -> None:
-    count = MOST_SPANS + 40
+    count = MAX_SPANS + 40
     kept = traced([f"w{number}" for number in range(count)])
     (call,) = kept.named("encode summing")
     assert call.parent is None and attributes(call)["weir.texts"] == count
-    assert len(kept.named("infer summing")) == MOST_SPANS == len(below(kept, "infer summing", call))
+    assert len(kept.named("infer summing")) == MAX_SPANS == len(below(kept, "infer summing", call))
     assert sum(attributes(span)["weir.texts"] for span in below(kept, "tokenize", call)) == count
 
 
 def test_of_rounds_of_reading_there_are_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weir.embedding.encoder.CHUNK", 1)
-    kept = traced([f"w{number}" for number in range(MOST_SPANS + 2)])
-    assert len(kept.named("tokenize")) == MOST_SPANS
+    kept = traced([f"w{number}" for number in range(MAX_SPANS + 2)])
+    assert len(kept.named("tokenize")) == MAX_SPANS
 
 
 def test_what_is_wrong_is_in_the_span() -> None:

@@ -109,7 +109,7 @@ def test_a_prompt_stands_before_each_text(server: EmbeddingServer, client: Embed
         refused = http.post("/v1/embeddings", json={"input": TEXTS, "prompt": "qury"}).json()["error"]
     np.testing.assert_allclose([each["embedding"] for each in answer["data"]], expected, atol=1e-5)
     assert refused["param"] == "prompt"
-    assert "it has query" in refused["message"]
+    assert "there are query" in refused["message"]
 
 
 def test_a_server_may_put_a_prompt_before_every_text(folder: Path, client: EmbeddingClient) -> None:
@@ -239,7 +239,7 @@ def test_a_key_is_asked_for_at_every_door(folder: Path) -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "", "::", "192.0.2.1"])
 def test_zeromq_that_others_reach_cannot_be_had_with_a_key(folder: Path, host: str) -> None:
     settings = SETTINGS | {"cache": str(folder / "cache"), "api_key": "k3y", "zmq_port": 0, "host": host}
-    with pytest.raises(SettingsError, match=r"api_key, zmq_port=0, host=.*: over ZeroMQ nobody can be asked for a key"):
+    with pytest.raises(SettingsError, match=r"api_key, zmq_port=0, host=.*: ZeroMQ cannot send a key"):
         weir.embedding.serve(folder / "small", **settings)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from weir.embedding.bert_as_service.settings import ZeroMqSettings
-from weir.embedding.server_settings import TEXTS, named
+from weir.embedding.server_settings import TEXTS, split_target
 from weir.embedding.settings import CallerSettings
 from weir.embedding.text_model import TARGET, read_model
 from weir.errors import SettingsError
@@ -39,11 +39,11 @@ def test_what_is_found_out_is_a_setting_of_a_model() -> None:
 @pytest.mark.parametrize("target", ["=dir", "name="])
 def test_a_half_name_is_refused(target: str) -> None:
     with pytest.raises(SettingsError, match="must be DIRECTORY or NAME=DIRECTORY"):
-        named(target)
+        split_target(target)
 
 
 def test_a_path_with_an_equals_sign_is_a_path() -> None:
-    assert named("models/a=b") == ("a=b", "models/a=b")
+    assert split_target("models/a=b") == ("a=b", "models/a=b")
 
 
 def test_a_file_may_say_all_and_flags_win(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def test_reading_and_computing_overlap(tmp_path: Path) -> None:
             TextEncoder, params=params, observers=[timeline], max_batch_size=8, pipeline_depth=2
         ) as service:
             encoder = Encoder(
-                service, checkpoint.tokenizer(), dimensions=tiny.HIDDEN, max_length=20, heard=timeline.read
+                service, checkpoint.tokenizer(), dimensions=tiny.HIDDEN, max_length=20, on_round=timeline.read
             )
             encoded = await encoder.encode(texts, door="test")
             assert encoded.vectors.shape == (COUNT, tiny.HIDDEN)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tests.embedding import tiny_tokens
 
-from weir.embedding.checkpoint.weights import HEADS, POOLER, names_of
+from weir.embedding.checkpoint.weights import HEADS, POOLER, weight_names
 
 FAMILIES = ("bert", "roberta", "xlm-roberta", "distilbert", "mpnet")
 HIDDEN, HEADS_PER_LAYER, WIDE, POSITIONS = 32, 4, 64, 64
@@ -123,7 +123,7 @@ def weights(
     """Return random weights by the names that the family has in its files."""
     layers = config.get("num_hidden_layers", config.get("n_layers", 0))
     prefix = PREFIXES[family] if labels else ""
-    names = {name: prefix + name for name in names_of(family, layers).values()}
+    names = {name: prefix + name for name in weight_names(family, layers).values()}
     # Neither DistilBERT nor a RoBERTa with a classifier has one.
     if pooler and family != "distilbert" and not (labels and family != "bert"):
         names |= {name: prefix + name for name in POOLER.values()}

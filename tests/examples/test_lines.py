@@ -1,4 +1,4 @@
-"""The example of a door is opened by a real server that finds it by its entry point."""
+"""The example of a frontend is opened by a real server that finds it by its entry point."""
 
 import signal
 import socket
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.served import Served
 
-ENTRY_POINTS = "[weir.doors]\nlines = examples.lines:LineDoor\n"
+ENTRY_POINTS = "[weir.doors]\nlines = examples.lines:LineFrontend\n"
 
 
 @pytest.fixture

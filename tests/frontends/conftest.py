@@ -1,4 +1,4 @@
-"""The doors and the loops that the tests of HTTP go through: the same tests run through each."""
+"""The frontends and the loops that the tests of HTTP go through: the same tests run through each."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from tests.frontends.http.doors import DOORS, Running, Serve, running
+from tests.frontends.http.servers import SERVERS, Running, Serve, running
 from tests.frontends.http.sockets import LOOPS, Run
 
 from weir.catalog.registry import Registry
@@ -15,9 +15,9 @@ from weir.protocols.settings import HttpSettings
 from weir.serving.service import Service
 
 
-@pytest.fixture(params=DOORS)
+@pytest.fixture(params=SERVERS)
 def serve(request: pytest.FixtureRequest) -> Iterator[Serve]:
-    """Start servers through each door in turn."""
+    """Start servers through each frontend in turn."""
     with ExitStack() as stack:
 
         def start(

@@ -14,13 +14,13 @@ from weir.protocols.settings import HttpSettings
 
 
 class Settings:
-    """What doors know of the server."""
+    """What frontends know of the server."""
 
     http = HttpSettings()
 
 
 class Hatch:
-    """A door that never opens."""
+    """A frontend that never opens."""
 
     address = "hatch:"
 
@@ -57,9 +57,9 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frontend, "entry_points", lambda group: points.select(group=group))
 
 
-def test_one_that_asks_for_no_key_is_not_opened_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frontend_without_keys_is_refused_where_the_server_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
     keyed = CONTEXT._replace(access=Access(AccessSettings(api_key="k3y")))
-    with pytest.raises(SettingsError, match=r"door='hatch': does not ask for the API key"):
+    with pytest.raises(SettingsError, match=r"door='hatch': does not ask callers for the API key"):
         open_frontends({"hatch": 1}, keyed)
     assert open_frontends({"hatch": None}, keyed) == []
     monkeypatch.setattr(Hatch, "asks_for_key", True, raising=False)

@@ -1,4 +1,4 @@
-"""The WebSocket door: a real server, and the client of the websockets library."""
+"""The WebSocket frontend: a real server, and the client of the websockets library."""
 
 import asyncio
 import socket
@@ -23,7 +23,7 @@ from weir.frontends.websocket import WebSockets
 from weir.protocols.access import allowed
 from weir.protocols.settings import HttpSettings
 from weir.testing import FakeExecutor, RecordingObserver
-from weir.wire.inference import AskedOutput, InferenceRequest, InferenceResponse, TensorValue
+from weir.wire.inference import InferenceRequest, InferenceResponse, RequestedOutput, TensorValue
 from weir.wire.websocket import ErrorMessage, read_answer, write_cancel, write_request
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
@@ -36,9 +36,9 @@ def test_json_and_binary_on_both_paths() -> None:
             for path in ("/v2/ws", "/models/infer"):
                 async with server.connect(path) as client:
                     for binary in (False, True):
-                        wanted = [AskedOutput("sum", {"binary_data": binary})]
-                        asked = InferenceRequest("sum", [values], id=f"{binary}", outputs=wanted)
-                        await client.send(write_request(asked, binary=binary))
+                        wanted = [RequestedOutput("sum", {"binary_data": binary})]
+                        request = InferenceRequest("sum", [values], id=f"{binary}", outputs=wanted)
+                        await client.send(write_request(request, binary=binary))
                         message = await client.recv()
                         assert isinstance(message, bytes) is binary
                         got = read_answer(message)
@@ -89,7 +89,9 @@ def test_a_stream_has_a_last_answer_or_an_end() -> None:
             assert await answer(client) == ("3", "a", False)
             assert await failure(client) == ErrorMessage("enough", "3", "InvalidRequest", 400)
             values = TensorValue("x", "FP32", numpy.ones((2, 2), "float32"))
-            await client.send(write_request(InferenceRequest("prefixes", [values], outputs=[AskedOutput("rows", {})])))
+            await client.send(
+                write_request(InferenceRequest("prefixes", [values], outputs=[RequestedOutput("rows", {})]))
+            )
             rows = [await next_answer(client) for _ in range(3)]
             assert [
                 [output.array.tolist() for output in part.outputs]
@@ -108,7 +110,7 @@ def test_errors_are_messages_and_end_no_connection() -> None:
         ):
             for message, name, kind, status, text in (
                 ("{", "", "InvalidRequest", 400, "must be a message as JSON"),
-                ('{"id": "7"}', "7", "InvalidRequest", 400, "has no 'model_name'"),
+                ('{"id": "7"}', "7", "InvalidRequest", 400, "has neither 'model_name' nor 'cancel'"),
                 (
                     item("nobody", 1, "8"),
                     "8",
@@ -117,7 +119,7 @@ def test_errors_are_messages_and_end_no_connection() -> None:
                     "Request for unknown model: 'nobody' is not found",
                 ),
                 (item("sum", 1, "9"), "9", "InvalidRequest", 400, "tensor 'input'"),
-                (b"\0\0\0\x02{}", "", "InvalidRequest", 400, "has no 'model_name'"),
+                (b"\0\0\0\x02{}", "", "InvalidRequest", 400, "has neither 'model_name' nor 'cancel'"),
                 (item("count", 1, "a", parameters={"timeout": 1}), "a", "DeadlineExceeded", 408, "timeout"),
             ):
                 await client.send(message)
@@ -179,7 +181,7 @@ def test_an_id_is_of_one_request_at_a_time_and_can_be_cancelled() -> None:
     asyncio.run(main())
 
 
-def test_whoever_leaves_ends_what_he_asked_for() -> None:
+def test_a_client_that_leaves_ends_its_requests() -> None:
     async def main() -> None:
         heard = RecordingObserver()
         async with serving(Service(Ticking, executor="thread", observers=[heard])) as server:
@@ -242,7 +244,7 @@ def test_a_reader_who_does_not_read_is_ended_and_holds_back_nobody() -> None:
     asyncio.run(main())
 
 
-def test_every_door_feeds_the_same_batch() -> None:
+def test_every_frontend_feeds_the_same_batch() -> None:
     async def main() -> None:
         heard = RecordingObserver()
         service = Service(Prefixes, observers=[heard], policy="full:6", max_queue_delay=20.0)
@@ -258,14 +260,14 @@ def test_every_door_feeds_the_same_batch() -> None:
         async with serving(service) as server, server.connect() as client:
             values = TensorValue("x", "FP32", numpy.array(rows, "float32"))
             await client.send(write_request(InferenceRequest("prefixes", [values])))
-            told, events = await asyncio.gather(in_process(), by_events(server.server.port))
+            answer, events = await asyncio.gather(in_process(), by_events(server.server.port))
             parts = [await next_answer(client) for _ in range(3)]
-        assert told == [[1], [2]]
+        assert answer == [[1], [2]]
         assert events.count("data: ") == 2
         assert [len(part.outputs) for part in parts if isinstance(part, InferenceResponse)] == [2, 2, 0]
         assert [dispatch.rows for dispatch in heard.dispatches] == [6]
-        doors = [request.door for requests, _, _ in heard.answers for request in requests]
-        assert sorted(doors) == ["http", "python", "websocket"]
+        frontends = [request.door for requests, _, _ in heard.answers for request in requests]
+        assert sorted(frontends) == ["http", "python", "websocket"]
 
     asyncio.run(main())
 
@@ -294,10 +296,10 @@ def test_a_drain_answers_what_is_under_way_and_says_good_bye() -> None:
                 assert await server.server.drain(20)
                 assert await answers(client) == list(range(2, 401))
                 for closed in (client, idle):
-                    with pytest.raises(ConnectionClosed) as said:
+                    with pytest.raises(ConnectionClosed) as raised:
                         await closed.recv()
-                    assert said.value.rcvd is not None
-                    assert said.value.rcvd.code == 1001
+                    assert raised.value.rcvd is not None
+                    assert raised.value.rcvd.code == 1001
             assert server.websockets.open == 0
 
     asyncio.run(main())
@@ -307,10 +309,10 @@ def test_a_message_over_the_limit_closes_the_connection() -> None:
     async def main() -> None:
         async with serving(Service(Sum, executor="thread"), max_body_size=1000) as server, server.connect() as client:
             await client.send("x" * 1001)
-            with pytest.raises(ConnectionClosed) as said:
+            with pytest.raises(ConnectionClosed) as raised:
                 await client.recv()
-            assert said.value.rcvd is not None
-            assert said.value.rcvd.code == 1009
+            assert raised.value.rcvd is not None
+            assert raised.value.rcvd.code == 1009
 
     asyncio.run(main())
 
@@ -359,10 +361,10 @@ def test_pages_of_other_origins_are_refused_unless_cors_lets_them(
 def test_a_refused_origin_gets_403() -> None:
     async def main() -> None:
         async with serving(Service(Sum, executor="thread"), cors_origins=["http://good.example"]) as server:
-            with pytest.raises(InvalidStatus) as said:
+            with pytest.raises(InvalidStatus) as raised:
                 async with server.connect(origin="http://evil.example"):
                     pass
-            assert said.value.response.status_code == 403
+            assert raised.value.response.status_code == 403
             async with server.connect(origin="http://good.example"):
                 pass
 

@@ -48,8 +48,8 @@ class Server:
 
 
 @asynccontextmanager
-async def serving(*services: Service, **said: Any) -> AsyncIterator[Server]:
-    registry, settings = Registry(services), HttpSettings(port=0, **said)
+async def serving(*services: Service, **options: Any) -> AsyncIterator[Server]:
+    registry, settings = Registry(services), HttpSettings(port=0, **options)
     context = KserveContext(registry, settings)
     websockets = WebSockets(registry, settings, context.account)
     app = make_app(registry, settings, context=context, websockets=websockets)
@@ -63,10 +63,10 @@ async def serving(*services: Service, **said: Any) -> AsyncIterator[Server]:
         await server.stop()
 
 
-def item(model: str, value: Any, id: str = "", **said: Any) -> str:
+def item(model: str, value: Any, id: str = "", **fields: Any) -> str:
     """A request with one item, as JSON."""
     tensor = {"name": "input", "datatype": "BYTES", "shape": [1], "data": [json.dumps(value)]}
-    return json.dumps({"model_name": model, "id": id, "inputs": [tensor], **said})
+    return json.dumps({"model_name": model, "id": id, "inputs": [tensor], **fields})
 
 
 async def next_answer(client: ClientConnection) -> InferenceResponse | ErrorMessage:

@@ -150,7 +150,7 @@ def zmtp(data: bytes) -> None:
 def zeromq(data: bytes) -> None:
     """The frames of a request, cut at each 0xFF."""
     with contextlib.suppress(InvalidRequest):
-        ask = zeromq_frames.read_ask(data.split(b"\xff"))
+        ask = zeromq_frames.read_request(data.split(b"\xff"))
         assert len(zeromq_frames.read_texts(ask)) == ask.size
 
 

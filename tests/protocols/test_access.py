@@ -20,8 +20,8 @@ def keyed(tmp_path: Path, text: str = KEY, control: Control | None = None) -> Ac
 
 
 def headers(value: str, **more: str) -> list[tuple[bytes, bytes]]:
-    said = {"authorization": value, **more}
-    return [(name.encode(), text.encode("latin-1")) for name, text in said.items()]
+    answer = {"authorization": value, **more}
+    return [(name.encode(), text.encode("latin-1")) for name, text in answer.items()]
 
 
 def basic(password: str, user: str = "anybody") -> str:
@@ -103,14 +103,14 @@ def test_settings_that_contradict_each_other_or_cannot_be_read(tmp_path: Path) -
         Access(AccessSettings(api_key_file=str(tmp_path / "none")))
 
 
-@pytest.mark.parametrize("said", [
+@pytest.mark.parametrize("text", [
     {"flags": {"api_key": [KEY, "again"]}}, {"environment": {"WEIR_API_KEY": f"{KEY} {KEY}"}}, {"text": "api_key = 123454321"},
 ])  # fmt: skip
-def test_no_message_shows_it(tmp_path: Path, said: dict[str, Any]) -> None:
+def test_no_message_shows_it(tmp_path: Path, text: dict[str, Any]) -> None:
     file = tmp_path / "weir.toml"
-    file.write_text(said.get("text", ""))
+    file.write_text(text.get("text", ""))
     with pytest.raises(SettingsError) as refused:
-        read_settings(["a:B"], said.get("flags", {}), said.get("environment", {}), str(file))
+        read_settings(["a:B"], text.get("flags", {}), text.get("environment", {}), str(file))
     assert "not shown" in str(refused.value) and KEY not in str(refused.value) and "12345" not in str(refused.value)
 
 

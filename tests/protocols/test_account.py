@@ -12,8 +12,8 @@ from weir.protocols.account import CLAIM, Account, allow_descriptors, charge, us
 from weir.protocols.settings import HttpSettings
 
 
-def made(max_bytes: int = 100, **said: Any) -> Account:
-    return Account(HttpSettings(max_waiting_bytes=max_bytes, **said))
+def made(max_bytes: int = 100, **settings: Any) -> Account:
+    return Account(HttpSettings(max_waiting_bytes=max_bytes, **settings))
 
 
 def test_what_exceeds_the_limit_is_refused_and_not_charged() -> None:
@@ -29,7 +29,7 @@ def test_what_exceeds_the_limit_is_refused_and_not_charged() -> None:
     assert (account.held_bytes, account.refused) == (0, 2)
 
 
-def test_pressure_is_told_once() -> None:
+def test_pressure_is_logged_once() -> None:
     account = made(100)
     account.take(100)
     assert not account.pressed()

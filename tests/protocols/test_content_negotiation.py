@@ -27,7 +27,7 @@ def test_what_a_model_reads(model: type[Model], batch: bool, types: list[str]) -
         (Shout, "text/plain", "text/plain"), (Reader, "text/plain", JSON),
     ],
 )  # fmt: skip
-def test_what_it_writes_unasked(model: type[Model], sent: str, preferred: str) -> None:
+def test_the_preferred_type_of_answers(model: type[Model], sent: str, preferred: str) -> None:
     assert write_types(model, False, sent)[0] == preferred
 
 
@@ -59,12 +59,12 @@ def test_a_models_own_type_comes_before_any_other_meaning() -> None:
         ("application/json;q=oops, application/msgpack", MSGPACK),
     ],
 )  # fmt: skip
-def test_wishes(value: str, wanted: str) -> None:
+def test_preferences(value: str, wanted: str) -> None:
     assert accept_of(value, [JSON, MSGPACK, "text/plain"]) == wanted
 
 
 @pytest.mark.parametrize("value", ["text/html", "image/*", "application/json;q=0", "*/*;q=0", "nonsense"])
-def test_wishes_that_cannot_be_met(value: str) -> None:
+def test_preferences_that_cannot_be_met(value: str) -> None:
     with pytest.raises(UnsupportedMediaType, match="answers are written as"):
         accept_of(value, [JSON])
 
@@ -73,7 +73,7 @@ def test_weights() -> None:
     assert weighted("gzip;q=0.5, ZSTD ; q=1.0,br") == {"gzip": 0.5, "zstd": 1.0, "br": 1.0}
 
 
-def test_of_many_wishes_the_first_are_looked_at() -> None:
+def test_of_many_preferences_the_first_are_read() -> None:
     assert list(weighted(",".join(["a"] * 63 + ["b", "c"]))) == ["a", "b"]
 
 

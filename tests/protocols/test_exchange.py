@@ -18,7 +18,7 @@ from weir.protocols.kserve.metadata import find
 from weir.serving.inference import DEFAULT_SCHEDULE, StreamPart, schedule_of
 from weir.serving.service import Service
 from weir.testing import FakeClock, RecordingObserver
-from weir.wire.inference import AskedOutput, InferenceRequest, InferenceResponse, TensorValue
+from weir.wire.inference import InferenceRequest, InferenceResponse, RequestedOutput, TensorValue
 
 
 class Pair(Model):
@@ -131,30 +131,30 @@ def test_an_item_that_fails_fails_the_request_and_is_named(model: type[Model]) -
 
 
 @pytest.mark.parametrize(
-    ("request_", "error", "said"),
+    ("request_", "error", "message"),
     [
         (InferenceRequest("affine", [tensor([[1, 2, 3]], "z")]), InvalidRequest, "'z'"),
         (InferenceRequest("affine", []), InvalidRequest, "'x': is missing"),
         (InferenceRequest("affine", [tensor([[1, 2, 3]], datatype="FP64")]), InvalidRequest, "'FP64', must be FP32"),
         (InferenceRequest("affine", [tensor([[1, 2]])]), InvalidRequest, r"\[1, 2\]"),
         (InferenceRequest("affine", [tensor(np.zeros((9, 3)))]), TooLarge, "9 rows"),
-        (InferenceRequest("affine", [tensor([[1, 2, 3]])], outputs=[AskedOutput("z", {})]), InvalidRequest, "'z'.*'y'"),
+        (InferenceRequest("affine", [tensor([[1, 2, 3]])], outputs=[RequestedOutput("z", {})]), InvalidRequest, "'z'.*'y'"),
         (
-            InferenceRequest("affine", [tensor([[1, 2, 3]])], outputs=[AskedOutput("y", {})] * 2), InvalidRequest,
+            InferenceRequest("affine", [tensor([[1, 2, 3]])], outputs=[RequestedOutput("y", {})] * 2), InvalidRequest,
             "'y'.*twice",
         ),
         (
-            InferenceRequest("affine", [tensor([[1, 2, 3]])], outputs=[AskedOutput("y", {"classification": 3})]),
+            InferenceRequest("affine", [tensor([[1, 2, 3]])], outputs=[RequestedOutput("y", {"classification": 3})]),
             Unsupported, "'classification'=3",
         ),
         (InferenceRequest("affine", [tensor([[1, 2, 3]])], parameters={"priority": -1}), InvalidRequest, "'priority'=-1"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named_and_the_observers_hear_of_it(
-    request_: InferenceRequest, error: type[Exception], said: str
+    request_: InferenceRequest, error: type[Exception], message: str
 ) -> None:
     async def test(service: Service) -> None:
-        with pytest.raises(error, match=said):
+        with pytest.raises(error, match=message):
             await infer(service, request_, door="grpc")
 
     observer = with_service(Affine, test, max_queue_size=8)
@@ -183,14 +183,14 @@ def test_cancelling_withdraws_the_request() -> None:
 
     async def main() -> None:
         async with Service(Affine, executor="inline", clock=clock, policy="control-limit:4") as service:
-            asked = asyncio.ensure_future(
+            request = asyncio.ensure_future(
                 infer(service, InferenceRequest("affine", [tensor([[1, 2, 3]])]), door="grpc")
             )
             await asyncio.sleep(0)
             assert service.state()["waiting"] == 1
-            asked.cancel()
+            request.cancel()
             with pytest.raises(asyncio.CancelledError):
-                await asked
+                await request
             assert service.state()["waiting"] == 0
 
     asyncio.run(main())
@@ -234,9 +234,9 @@ def test_the_shortest_timeout_holds() -> None:
             submit(request, now)
 
         service.submit = spy  # type: ignore[method-assign]  # to see what goes into the line
-        asked = InferenceRequest("affine", [tensor([[1, 2, 3]])], parameters={"timeout": 2_000_000})
+        sent = InferenceRequest("affine", [tensor([[1, 2, 3]])], parameters={"timeout": 2_000_000})
         for timeout in (None, 1.0, 3.0):
-            await infer(service, asked, door="grpc", timeout=timeout)
+            await infer(service, sent, door="grpc", timeout=timeout)
         await infer(service, InferenceRequest("affine", [tensor([[1, 2, 3]])]), door="grpc")
         assert seen == [pytest.approx(2.0), 1.0, pytest.approx(2.0), service.settings.timeout]
 
@@ -324,7 +324,7 @@ def test_leaving_ends_the_request() -> None:
 
 def test_a_stream_is_for_one_item() -> None:
     async def test(service: Service) -> None:
-        with pytest.raises(InvalidRequest, match="tensor 'input': has 2 items, a stream is for one"):
+        with pytest.raises(InvalidRequest, match="tensor 'input': has 2 items, a stream takes one"):
             await anext(stream(service, InferenceRequest("count", [items(b"1", b"2")]), door="grpc"))
         with pytest.raises(Unsupported, match="'count' streams its answers"):
             await infer(service, InferenceRequest("count", [items(b"1")]), door="grpc")

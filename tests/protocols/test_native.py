@@ -8,7 +8,7 @@ from tests.frontends.http.models import Add, Echo, Words
 from weir.catalog.registry import Registry
 from weir.errors import InvalidRequest, MethodNotAllowed, ModelNotFound, TooLarge
 from weir.messages import JSON
-from weir.protocols.native import RequestHead, read_ask
+from weir.protocols.native import RequestHead, read_head
 from weir.protocols.settings import HttpSettings
 from weir.serving.service import Service
 from weir.testing import FakeExecutor
@@ -19,32 +19,32 @@ def registry_of(*models: Any, **settings: Any) -> Registry:
 
 
 def read(registry: Registry, path: str, *headers: tuple[bytes, bytes], method: str = "POST") -> RequestHead | None:
-    return read_ask(registry, HttpSettings(max_body_size=1000), method, path, headers)
+    return read_head(registry, HttpSettings(max_body_size=1000), method, path, headers)
 
 
 def test_without_headers_everything_has_its_default() -> None:
-    ask = read(registry_of(Echo, timeout=7.0), "/infer/echo")
-    assert ask is not None
-    assert (ask.content_type, ask.accept, ask.timeout, ask.priority, ask.key) == (JSON, JSON, 7.0, 0, None)
-    assert (ask.plain, ask.batch, ask.explain, ask.coding, ask.accept_coding) == (True, False, False, "", "")
+    head = read(registry_of(Echo, timeout=7.0), "/infer/echo")
+    assert head is not None
+    assert (head.content_type, head.accept, head.timeout, head.priority, head.key) == (JSON, JSON, 7.0, 0, None)
+    assert (head.plain, head.batch, head.explain, head.coding, head.accept_coding) == (True, False, False, "", "")
 
 
 @pytest.mark.parametrize(("model", "path"), [(Echo, "/infer/echo/batch"), (Add, "/infer/add"), (Words, "/infer/words")])
-def test_what_a_door_must_read_itself_is_not_plain(model: Any, path: str) -> None:
-    ask = read(registry_of(model), path)
-    assert ask is not None
-    assert not ask.plain
+def test_what_the_server_must_read_itself_is_not_plain(model: Any, path: str) -> None:
+    head = read(registry_of(model), path)
+    assert head is not None
+    assert not head.plain
 
 
 def test_every_header_is_read() -> None:
-    ask = read(
+    head = read(
         registry_of(Echo), "/inference", (b"x-request-timeout", b" 1.5 "), (b"x-request-priority", b"-3"),
         (b"x-batch-key", b"blue"), (b"x-explain", b"1"), (b"x-request-id", b"42"), (b"content-encoding", b"gzip"),
         (b"accept-encoding", b"zstd"), (b"content-length", b"1000"), (b"accept", b"text/html"), (b"accept", b"*/*"),
     )  # fmt: skip
-    assert ask is not None
-    assert (ask.timeout, ask.priority, ask.key, ask.explain, ask.request_id) == (1.5, -3, "blue", True, b"42")
-    assert (ask.coding, ask.accept_coding, ask.accept) == ("gzip", "zstd", JSON)
+    assert head is not None
+    assert (head.timeout, head.priority, head.key, head.explain, head.request_id) == (1.5, -3, "blue", True, b"42")
+    assert (head.coding, head.accept_coding, head.accept) == ("gzip", "zstd", JSON)
 
 
 @pytest.mark.parametrize(
@@ -69,9 +69,9 @@ def test_lengths(length: bytes, error: type[Exception]) -> None:
 def test_a_model_named_batch() -> None:
     registry = Registry([Service(Echo, name="batch", executor=FakeExecutor())])
     for path, batch in (("/infer/batch", False), ("/infer/batch/batch", True)):
-        ask = read(registry, path)
-        assert ask is not None
-        assert (ask.service.name, ask.batch) == ("batch", batch)
+        head = read(registry, path)
+        assert head is not None
+        assert (head.service.name, head.batch) == ("batch", batch)
 
 
 def test_the_model_is_looked_up_before_the_method() -> None:
@@ -91,6 +91,6 @@ def test_timeouts_that_are_none(value: bytes) -> None:
     ("value", "seconds"), [(b"5", 5.0), (b".5", 0.5), (b"5.", 5.0), (b"1e-3", 0.001), (b"1e8", 1e8)]
 )
 def test_timeouts(value: bytes, seconds: float) -> None:
-    ask = read(registry_of(Echo), "/infer/echo", (b"x-request-timeout", value))
-    assert ask is not None
-    assert ask.timeout == seconds
+    head = read(registry_of(Echo), "/infer/echo", (b"x-request-timeout", value))
+    assert head is not None
+    assert head.timeout == seconds

@@ -1,4 +1,4 @@
-"""Long bodies are read in threads, at every door."""
+"""Long bodies are read in threads, at every frontend."""
 
 import asyncio
 import json
@@ -12,10 +12,10 @@ import grpc
 import httpx
 import numpy as np
 import pytest
-from tests.frontends.grpc.kit import INFER, asking, refused, serving
-from tests.frontends.http.doors import DOORS, running
+from tests.frontends.grpc.kit import INFER, make_request, refused, serving
 from tests.frontends.http.fast.kit import ArenaExecutor, always, post, run, settled, site, statuses
 from tests.frontends.http.models import Words
+from tests.frontends.http.servers import SERVERS, running
 from tests.frontends.http.sockets import until
 from tests.frontends.websocket_kit import Sum
 from tests.frontends.websocket_kit import serving as serving_sockets
@@ -83,9 +83,9 @@ def test_errors_come_back() -> None:
         def exhaust() -> None:
             raise MemoryError
 
-        with pytest.raises(Overloaded, match="no memory now to read a body of 1048576 bytes"):
+        with pytest.raises(Overloaded, match="not enough memory now to read a body of 1048576 bytes"):
             await off_loop(1 << 20, exhaust)
-        with pytest.raises(Overloaded, match="no memory now to write an answer of 1048576 bytes"):
+        with pytest.raises(Overloaded, match="not enough memory now to write an answer of 1048576 bytes"):
             await off_loop(1 << 20, exhaust, writes=True)
         found: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         work_later(1 << 20, read, found.set_result)
@@ -111,19 +111,19 @@ def test_what_nobody_waits_for_is_let_go_of_before_its_turn() -> None:
         go_on = threading.Event()
         first = asyncio.ensure_future(off_loop(1 << 20, go_on.wait))
         await asyncio.sleep(0)
-        work = Work()
-        gone = weakref.ref(work)
-        awaited = asyncio.ensure_future(off_loop(1 << 20, work))
+        job = Work()
+        gone = weakref.ref(job)
+        awaited = asyncio.ensure_future(off_loop(1 << 20, job))
         await asyncio.sleep(0)
-        del work
+        del job
         awaited.cancel()
         with pytest.raises(asyncio.CancelledError):
             await awaited
         assert gone() is None
-        work = Work()
-        gone = weakref.ref(work)
-        cancel = work_later(1 << 20, work, lambda found: pytest.fail("it was cancelled"))
-        del work
+        job = Work()
+        gone = weakref.ref(job)
+        cancel = work_later(1 << 20, job, lambda found: pytest.fail("it was cancelled"))
+        del job
         assert cancel()
         assert gone() is None
         ended: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -143,9 +143,9 @@ def threads_of(functions: dict[str, Callable[..., Any]], monkeypatch: pytest.Mon
     names: list[str] = []
 
     def noted(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **said: Any) -> Any:
+        def call(*args: Any, **options: Any) -> Any:
             names.append(thread())
-            return function(*args, **said)
+            return function(*args, **options)
 
         return call
 
@@ -167,10 +167,10 @@ def writers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     )
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_long_answers_over_http(door: str, writers: list[str]) -> None:
+@pytest.mark.parametrize("kind", SERVERS)
+def test_long_answers_over_http(kind: str, writers: list[str]) -> None:
     service = Service(Vector, executor="inline", max_queue_size=2 * MANY, max_batch_size=2 * MANY)
-    with running(door, Registry([service]), HttpSettings(port=0)) as server:
+    with running(kind, Registry([service]), HttpSettings(port=0)) as server:
         for count, where in ((MANY, "weir-write"), (3, "")):
             numbers = [float(place) for place in range(count)]
             twice = [2 * number for number in numbers]
@@ -178,9 +178,9 @@ def test_long_answers_over_http(door: str, writers: list[str]) -> None:
                 {"inputs": [{**tensor(None, [1, count]), "parameters": {"binary_data_size": 4 * count}}]}
             )
             body = header.replace('"data": null, ', "").encode() + np.array(numbers, "<f4").tobytes()
-            said = {"Inference-Header-Content-Length": str(len(body) - 4 * count)}
+            headers = {"Inference-Header-Content-Length": str(len(body) - 4 * count)}
             for _ in range(3):  # a header that came before is not read again
-                answer = server.client.post("/v2/models/vector/infer", content=body, headers=said)
+                answer = server.client.post("/v2/models/vector/infer", content=body, headers=headers)
                 assert [each["data"] for each in answer.json()["outputs"]] == [[sum(numbers)], twice]
             answer = server.client.post("/v2/models/vector/generate", json={"x": numbers})
             assert answer.json()["twice"] == twice
@@ -195,11 +195,11 @@ def test_long_answers_over_http(door: str, writers: list[str]) -> None:
 def test_long_answers_over_websocket_keep_their_order(left: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     writing, go_on = threading.Event(), threading.Event()
 
-    def held(*said: Any) -> Any:
+    def held(*arguments: Any) -> Any:
         if thread().startswith("weir-write"):
             writing.set()
             assert go_on.wait(20)
-        return plain(*said)
+        return plain(*arguments)
 
     plain = tensors.write_json
     monkeypatch.setattr("weir.wire.kserve_json.write_json", held)
@@ -210,8 +210,8 @@ def test_long_answers_over_websocket_keep_their_order(left: bool, monkeypatch: p
             account = server.server.account
             async with server.connect(max_size=None) as client:
                 for name, count in (("long", MANY), ("short", 2)):
-                    said = {"model_name": "vector", "inputs": [tensor([[0.5] * count], [1, count])], "id": name}
-                    await client.send(json.dumps(said))
+                    answer = {"model_name": "vector", "inputs": [tensor([[0.5] * count], [1, count])], "id": name}
+                    await client.send(json.dumps(answer))
                 await asyncio.to_thread(writing.wait)
                 assert account.held_bytes > 12 * MANY
                 if not left:
@@ -245,7 +245,7 @@ def tensor(data: Any, shape: list[int], name: str = "x") -> dict[str, Any]:
 
 @pytest.mark.parametrize("padding", [0, LONG_BODY])
 def test_calls_that_load_models_over_http_and_grpc(padding: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    places = ("weir.frontends.http.asgi.decode_json", "weir.protocols.kserve.metadata.decode_json")
+    places = ("weir.wire.kserve_json.decode_json", "weir.protocols.kserve.metadata.decode_json")
     read_in = threads_of(dict.fromkeys(places, decode_json), monkeypatch)
     model = ModelToServe("tests.frontends.grpc.kit:Double", "double", {}, [], {"executor": "inline"})
 
@@ -262,8 +262,8 @@ def test_calls_that_load_models_over_http_and_grpc(padding: int, monkeypatch: py
             assert rig.context.registry.get("double").batching.max_queue_size == 9
             transport = httpx.ASGITransport(make_app(rig.context.registry, rig.context.http, context=rig.context))
             async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-                said = {"parameters": {"config": config.replace("9", "7")}}
-                answer = await client.post("/v2/repository/models/double/load", json=said)
+                document = {"parameters": {"config": config.replace("9", "7")}}
+                answer = await client.post("/v2/repository/models/double/load", json=document)
                 assert answer.status_code == 200, answer.text
                 assert rig.context.registry.get("double").batching.max_queue_size == 7
                 answer = await client.post("/v2/repository/index", content='{"ready": true' + " " * padding + "}")
@@ -279,27 +279,30 @@ MANY = LONG_ANSWER // 8  # numbers of an answer that is long
 NESTED = [[1.5]] * COUNT
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_the_open_inference_protocol_over_http(door: str, readers: list[str]) -> None:
+@pytest.mark.parametrize("kind", SERVERS)
+def test_the_open_inference_protocol_over_http(kind: str, readers: list[str]) -> None:
     service = Service(Vector, executor="inline", max_queue_size=2 * COUNT, max_batch_size=2 * COUNT)
-    with running(door, Registry([service]), HttpSettings(port=0)) as server:
+    with running(kind, Registry([service]), HttpSettings(port=0)) as server:
 
-        def ask(data: Any, shape: list[int]) -> Any:
-            said = {"inputs": [tensor(data, shape)], "outputs": [{"name": "sum", "parameters": {"binary_data": True}}]}
-            return server.client.post("/v2/models/vector/infer", json=said)
+        def call(data: Any, shape: list[int]) -> Any:
+            answer = {
+                "inputs": [tensor(data, shape)],
+                "outputs": [{"name": "sum", "parameters": {"binary_data": True}}],
+            }
+            return server.client.post("/v2/models/vector/infer", json=answer)
 
-        answer = ask(NESTED, [COUNT, 1])
+        answer = call(NESTED, [COUNT, 1])
         assert answer.status_code == 200
         assert np.frombuffer(answer.content[-4 * COUNT :], "<f4").tolist() == [1.5] * COUNT
-        assert ask([[1.0]], [1, 1]).status_code == 200
-        wrong = ask([*NESTED[:-1], ["a"]], [COUNT, 1])
+        assert call([[1.0]], [1, 1]).status_code == 200
+        wrong = call([*NESTED[:-1], ["a"]], [COUNT, 1])
         assert wrong.status_code == 400 and 'has the element \\"a\\"' in wrong.text
         assert [name.startswith("weir-read") for name in readers] == [True, False, True]
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_a_list_of_tensors_over_http(door: str, readers: list[str]) -> None:
-    with running(door, Registry([Service(Vector, executor="inline")]), HttpSettings(port=0)) as server:
+@pytest.mark.parametrize("kind", SERVERS)
+def test_a_list_of_tensors_over_http(kind: str, readers: list[str]) -> None:
+    with running(kind, Registry([Service(Vector, executor="inline")]), HttpSettings(port=0)) as server:
         items = [{"x": [[float(place)]]} for place in range(1000)]
         answer = server.client.post("/infer/vector/batch", json=items)
         assert [each["output"]["sum"] for each in answer.json()] == [[float(place)] for place in range(1000)]
@@ -327,7 +330,7 @@ def test_grpc(readers: list[str]) -> None:
                 assert list(answer.outputs[0].contents.fp32_contents) == values
             code, text = await refused(rig.call("ModelInfer", **typed([0.5] * COUNT, 3, "8")))
             assert code is grpc.StatusCode.INVALID_ARGUMENT and "its shape [1, 3] takes 3" in text
-            assert (await refused(rig.infer(asking(1, 2, model="other"))))[0] is grpc.StatusCode.NOT_FOUND
+            assert (await refused(rig.infer(make_request(1, 2, model="other"))))[0] is grpc.StatusCode.NOT_FOUND
             stream = rig.stream()
             for count, name in ((COUNT, "fine"), (3, "wrong")):
                 await stream.write(ModelInferRequest(**typed([0.5] * COUNT, count, name)).SerializeToString())
@@ -350,9 +353,9 @@ class Longer(Model):
         return {"numbers": np.full((1, count), 3, np.int32), "texts": np.full((1, count), b"3", object)}
 
 
-def asking_longer(count: int, **said: Any) -> InferenceRequest:
+def make_longer_request(count: int, **options: Any) -> InferenceRequest:
     counts = TensorValue("count", "INT32", np.array([[count]], np.int32))
-    return InferenceRequest("longer", [counts], **said)
+    return InferenceRequest("longer", [counts], **options)
 
 
 def test_long_answers_of_grpc(writers: list[str]) -> None:
@@ -364,19 +367,19 @@ def test_long_answers_of_grpc(writers: list[str]) -> None:
         async with serving(Service(Longer, executor="inline")) as rig:
             account = rig.context.account
             for count in (1, 1, 1, COUNT, COUNT):  # of a known form, from the third on
-                assert fits(count, await rig.raw(INFER, write_request(asking_longer(count))))
+                assert fits(count, await rig.raw(INFER, write_request(make_longer_request(count))))
             typed = ModelInferRequest(model_name="longer")
             typed.inputs.add(name="count", datatype="INT32", shape=[1, 1]).contents.int_contents.append(COUNT)
             answer = kserve_grpc.ModelInferResponse.FromString(await rig.raw(INFER, typed.SerializeToString()))
             assert list(answer.outputs[0].contents.int_contents) == [3] * COUNT
             stream = rig.stream()
             for count in (1, COUNT):
-                await stream.write(write_request(asking_longer(count)))
+                await stream.write(write_request(make_longer_request(count)))
                 error, _ = kserve_grpc.read_stream_response(await stream.read())
                 assert not error
             await stream.done_writing()
             account.take(account.max_bytes - 100_000)  # too little room for what is to be written
-            code, text = await refused(rig.raw(INFER, write_request(asking_longer(COUNT))))
+            code, text = await refused(rig.raw(INFER, write_request(make_longer_request(COUNT))))
             assert (code, "max_waiting_bytes" in text) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
 
     asyncio.run(main())
@@ -394,7 +397,7 @@ def test_who_leaves_while_an_answer_of_grpc_waits_to_be_written_frees_it(writers
         async with serving(Service(Longer, executor="inline")) as rig:
             before = asyncio.ensure_future(off_loop(1 << 20, held, writes=True))
             await asyncio.to_thread(begun.wait)
-            call = rig.raw(INFER, write_request(asking_longer(COUNT)))
+            call = rig.raw(INFER, write_request(make_longer_request(COUNT)))
             await until(lambda: rig.context.account.held_bytes > COUNT)
             call.cancel()
             await until(lambda: rig.context.account.held_bytes == 0)
@@ -407,7 +410,7 @@ def test_who_leaves_while_an_answer_of_grpc_waits_to_be_written_frees_it(writers
 
 
 def test_an_answer_of_grpc_that_cannot_be_written_in_its_thread_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*said: Any, **options: Any) -> bytes:
+    def broken(*arguments: Any, **options: Any) -> bytes:
         assert thread() != "MainThread"
         raise InvalidRequest("it cannot be written")
 
@@ -415,7 +418,7 @@ def test_an_answer_of_grpc_that_cannot_be_written_in_its_thread_is_an_error(monk
 
     async def main() -> None:
         async with serving(Service(Longer, executor="inline")) as rig:
-            code, text = await refused(rig.raw(INFER, write_request(asking_longer(COUNT))))
+            code, text = await refused(rig.raw(INFER, write_request(make_longer_request(COUNT))))
             assert (code, text) == (grpc.StatusCode.INVALID_ARGUMENT, "it cannot be written")
             await until(lambda: rig.context.account.held_bytes == 0)
 
@@ -446,8 +449,8 @@ def test_websockets(readers: list[str]) -> None:
     async def main() -> None:
         async with serving_sockets(Service(Sum, executor="thread")) as server, server.connect(max_size=None) as client:
             for name, data in (("fine", [[0.5] * COUNT]), ("wrong", [[0.5] * (COUNT - 1) + ["a"]])):
-                said = {"model_name": "sum", "inputs": [tensor(data, [1, COUNT])]}
-                await client.send(json.dumps({**said, "id": name}))
+                answer = {"model_name": "sum", "inputs": [tensor(data, [1, COUNT])]}
+                await client.send(json.dumps({**answer, "id": name}))
             ends = [read_answer(await client.recv()) for _ in range(2)]
             fine = next(end for end in ends if isinstance(end, InferenceResponse))
             wrong = next(end for end in ends if isinstance(end, ErrorMessage))
@@ -461,13 +464,13 @@ def test_websockets(readers: list[str]) -> None:
 def test_who_leaves_while_the_body_is_read_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     reading, go_on = threading.Event(), threading.Event()
 
-    def held(*said: Any) -> Any:
+    def held(*arguments: Any) -> Any:
         reading.set()
         assert go_on.wait(20)
-        return plain(*said)
+        return plain(*arguments)
 
-    plain = inference.read_item
-    monkeypatch.setattr("weir.frontends.http.fast.native.read_item", held)
+    plain = inference.item_entry
+    monkeypatch.setattr("weir.frontends.http.fast.native.item_entry", held)
 
     async def body() -> None:
         executor = ArenaExecutor()
@@ -494,9 +497,9 @@ def test_who_leaves_while_the_body_is_read_leaves_nothing_behind(monkeypatch: py
 @pytest.mark.parametrize(
     "path", ["/infer/vector", "/infer/vector/batch", "/v2/models/vector/infer", "/v2/repository/index"]
 )
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("kind", SERVERS)
 def test_what_is_compressed_is_forgotten_when_its_client_leaves(
-    door: str, path: str, monkeypatch: pytest.MonkeyPatch
+    kind: str, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, go_on, ended = threading.Semaphore(0), threading.Event(), threading.Semaphore(0)
 
@@ -511,8 +514,8 @@ def test_what_is_compressed_is_forgotten_when_its_client_leaves(
         return b"{}"
 
     monkeypatch.setattr("weir.frontends.http.asgi.decompress", held)
-    monkeypatch.setattr("weir.serving.inference.read_work", lambda *said: pytest.fail("nobody waits for it"))
-    with running(door, Registry([Service(Vector, executor="inline")]), HttpSettings(port=0)) as server:
+    monkeypatch.setattr("weir.serving.inference.item_entries", lambda *arguments: pytest.fail("nobody waits for it"))
+    with running(kind, Registry([Service(Vector, executor="inline")]), HttpSettings(port=0)) as server:
         before = server.call(lambda: len(asyncio.all_tasks()))
         packed = compress(b" " * (LONG_BODY + 1), "gzip")
         head = f"POST {path} HTTP/1.1\r\nHost: test\r\nContent-Encoding: gzip\r\nContent-Length: {len(packed)}\r\n\r\n"

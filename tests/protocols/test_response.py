@@ -11,7 +11,7 @@ from tests.frontends.http.models import Add, Echo
 from weir import errors
 from weir.catalog.registry import Registry
 from weir.messages import JSON, MSGPACK, Dispatch, Kind, Reason, Wakeup
-from weir.protocols.native import RequestHead, items_answer, read_ask
+from weir.protocols.native import RequestHead, items_answer, read_head
 from weir.protocols.response import HttpResponse, batch_body, encode_safely, error_answer, explain_headers
 from weir.protocols.settings import HttpSettings
 from weir.serving.inference import items_response, output_body
@@ -27,18 +27,18 @@ class Ended(FakeRequest):
         self.end = end
 
 
-def ask_for(model: Any, path: str = "/inference", **headers: str) -> RequestHead:
+def read_head_of(model: Any, path: str = "/inference", **headers: str) -> RequestHead:
     registry = Registry([Service(model, executor=FakeExecutor())])
     given = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-    ask = read_ask(registry, HttpSettings(), "POST", path, given)
-    assert ask is not None
-    return ask
+    head = read_head(registry, HttpSettings(), "POST", path, given)
+    assert head is not None
+    return head
 
 
-def answer_of(ask: RequestHead, requests: list[Ended]) -> HttpResponse:
+def answer_of(head: RequestHead, requests: list[Ended]) -> HttpResponse:
     """Return what is written for requests that have ended."""
-    response = items_response(ask, requests)
-    return items_answer(ask, response, response.write())
+    response = items_response(head, requests)
+    return items_answer(head, response, response.write())
 
 
 def test_an_error_is_a_document() -> None:
@@ -93,29 +93,29 @@ def test_details_of_any_kind_can_be_written(details: Any) -> None:
 def test_a_block_is_copied_and_released() -> None:
     block = FakeBlock(3)
     block.view[:] = b"123"
-    assert output_body(ask_for(Echo), block) == b"123"
+    assert output_body(read_head_of(Echo), block) == b"123"
     assert block.shares == 0
 
 
-def test_tensors_are_written_as_asked_for() -> None:
+def test_tensors_are_written_in_the_accepted_type() -> None:
     arrays = {"sum": numpy.array([[1.5, 2.0]], numpy.float32)}
-    assert output_body(ask_for(Add), arrays) == b'{"sum":[[1.5,2.0]]}'
-    packed = output_body(ask_for(Add, accept=MSGPACK), arrays)
+    assert output_body(read_head_of(Add), arrays) == b'{"sum":[[1.5,2.0]]}'
+    packed = output_body(read_head_of(Add, accept=MSGPACK), arrays)
     assert msgspec.msgpack.decode(packed) == {"sum": [[1.5, 2.0]]}
 
 
 def test_tensors_that_json_cannot_say_are_the_models_error() -> None:
     arrays = {"sum": numpy.array([b"\xff"], object)}
     with pytest.raises(errors.ModelError, match="application/json"):
-        output_body(ask_for(Add), arrays)
+        output_body(read_head_of(Add), arrays)
 
 
 def test_a_list_is_answered_item_by_item() -> None:
-    ask = ask_for(Echo, "/infer/echo/batch")
+    head = read_head_of(Echo, "/infer/echo/batch")
     together = Ended([b"1", errors.InvalidRequest("no")], kind=Kind.ITEMS)
     alone = [Ended(b"1"), Ended(errors.InvalidRequest("no"))]
     for requests in ([together], alone):
-        answer = answer_of(ask, requests)
+        answer = answer_of(head, requests)
         assert answer.status == 200
         assert [item.get("code") for item in json.loads(answer.body)] == [None, 400]
 
@@ -123,7 +123,7 @@ def test_a_list_is_answered_item_by_item() -> None:
 def test_a_list_that_failed_as_a_whole_has_its_code() -> None:
     late = Ended(errors.DeadlineExceeded("late"), kind=Kind.ITEMS)
     with pytest.raises(errors.DeadlineExceeded, match="late"):
-        answer_of(ask_for(Echo, "/infer/echo/batch"), [late])
+        answer_of(read_head_of(Echo, "/infer/echo/batch"), [late])
 
 
 def test_what_the_errors_of_a_list_say_together_is_bounded() -> None:

@@ -1,4 +1,4 @@
-"""The settings of the HTTP door hold their rules."""
+"""The settings of the HTTP frontend hold their rules."""
 
 from typing import Any
 

@@ -9,7 +9,7 @@ import pytest
 
 from weir.errors import Conflict, Forbidden, InvalidRequest, TooLarge, WeirError
 from weir.protocols.shared_memory import Memory, Regions
-from weir.wire.inference import AskedOutput, InferenceRequest, InferenceResponse, Parameters, TensorValue
+from weir.wire.inference import InferenceRequest, InferenceResponse, Parameters, RequestedOutput, TensorValue
 
 SIZE = 4096
 
@@ -148,9 +148,9 @@ def test_outputs_go_where_they_are_wanted(regions: Regions, tmp_path: Path) -> N
     regions.register("r", "mine", 0, 512)
     place: Parameters = {"shared_memory_region": "r", "shared_memory_byte_size": 8, "shared_memory_offset": 4}
     values = [TensorValue(name, "INT32", np.array([7, 8], np.int32)) for name in ("a", "b")]
-    asked = InferenceRequest("m", [], outputs=[AskedOutput("a", {}), AskedOutput("b", dict(place))])
+    request = InferenceRequest("m", [], outputs=[RequestedOutput("a", {}), RequestedOutput("b", dict(place))])
     memory = Memory(regions, lambda: None)
-    memory.hold(asked)
+    memory.hold(request)
     regions.unregister()  # while it is computed
     assert regions.status() == []
     memory.take_outputs(InferenceResponse("m", values))
@@ -167,22 +167,22 @@ def test_who_may_not_does_not(regions: Regions) -> None:
     with pytest.raises(Forbidden):
         memory.find("x", {"shared_memory_region": "r", "shared_memory_byte_size": 1})
     with pytest.raises(Forbidden):
-        asked = InferenceRequest("m", [], outputs=[AskedOutput("a", {"shared_memory_region": "r"})])
-        memory.hold(asked)
+        request = InferenceRequest("m", [], outputs=[RequestedOutput("a", {"shared_memory_region": "r"})])
+        memory.hold(request)
 
 
 def test_a_region_that_is_unregistered_is_closed_when_its_last_request_ends(regions: Regions) -> None:
     before = len(os.listdir("/proc/self/fd"))
     regions.register("r", "mine", 0, 512)
-    asked = InferenceRequest(
-        "m", [], outputs=[AskedOutput("a", {"shared_memory_region": "r", "shared_memory_byte_size": 8})]
+    request = InferenceRequest(
+        "m", [], outputs=[RequestedOutput("a", {"shared_memory_region": "r", "shared_memory_byte_size": 8})]
     )
     memory = Memory(regions, lambda: None)
-    memory.hold(asked)
+    memory.hold(request)
     regions.unregister("r")
     assert len(os.listdir("/proc/self/fd")) == before + 1
     with pytest.raises(InvalidRequest, match="Unable to find shared memory region"):
-        Memory(regions, lambda: None).hold(asked)  # who comes later does not find it
+        Memory(regions, lambda: None).hold(request)  # who comes later does not find it
     del memory
     assert len(os.listdir("/proc/self/fd")) == before
 
@@ -191,4 +191,4 @@ def test_a_place_outside_of_a_region_is_refused_before_anything_is_computed(regi
     regions.register("r", "mine", 0, 16)
     place: Parameters = {"shared_memory_region": "r", "shared_memory_byte_size": 17}
     with pytest.raises(InvalidRequest, match="bytes 0 to 17 lie outside of its 16"):
-        Memory(regions, lambda: None).hold(InferenceRequest("m", [], outputs=[AskedOutput("a", place)]))
+        Memory(regions, lambda: None).hold(InferenceRequest("m", [], outputs=[RequestedOutput("a", place)]))

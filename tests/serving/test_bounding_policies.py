@@ -14,11 +14,11 @@ class Short:
 
     def __init__(self) -> None:
         self.max_waiting = 2
-        self.asked = 0
+        self.decisions = 0
 
     def decide(self, seen: Observation) -> Decision:
         """Dispatch one."""
-        self.asked += 1
+        self.decisions += 1
         return Decision(1)
 
     def fresh(self) -> "Short":
@@ -26,7 +26,7 @@ class Short:
         return Short()
 
 
-def test_doors_are_refused_and_calls_in_process_wait_outside() -> None:
+def test_requests_of_frontends_are_refused_and_calls_in_process_wait() -> None:
     async def main() -> None:
         async with serving(None, policy=Short()) as rig:
             calls = [rig.service.infer(item) for item in range(5)]
@@ -55,6 +55,6 @@ def test_each_service_has_a_memory_of_its_own() -> None:
             mine, others = one.service.policy, other.service.policy
             assert isinstance(mine, Short)
             assert isinstance(others, Short)
-            assert (policy.asked, mine.asked, others.asked) == (0, 1, 0)
+            assert (policy.decisions, mine.decisions, others.decisions) == (0, 1, 0)
 
     asyncio.run(main())

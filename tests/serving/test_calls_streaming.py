@@ -94,7 +94,7 @@ def test_several_streams_run_at_once_beside_calls(source: Any) -> None:
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_inputs_and_errors_are_returned_when_asked_for(source: Any) -> None:
+def test_inputs_and_errors_are_returned_on_request(source: Any) -> None:
     def picky(batch: list[Any]) -> list[Any]:
         return [ModelError("odd") if x % 2 else x for x in batch]
 
@@ -210,7 +210,7 @@ class Odd(Model):
         return [ModelError("odd") if x % 2 else x for x in batch]
 
 
-def test_nothing_is_said_of_errors_in_a_stream_that_was_left() -> None:
+def test_errors_in_an_abandoned_stream_are_not_logged() -> None:
     async def main() -> None:
         complaints: list[dict[str, Any]] = []
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))

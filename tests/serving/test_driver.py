@@ -116,7 +116,7 @@ def test_an_answer_that_comes_after_its_deadline_is_not_given() -> None:
     asyncio.run(main())
 
 
-def test_a_request_of_the_past_is_refused_and_stays_the_doors() -> None:
+def test_a_late_request_is_refused_and_stays_with_the_frontend() -> None:
     async def main() -> None:
         async with serving() as rig:
             late = FakeRequest(1, arrival=rig.service.now() - 5.0, timeout=1.0)
@@ -128,7 +128,7 @@ def test_a_request_of_the_past_is_refused_and_stays_the_doors() -> None:
     asyncio.run(main())
 
 
-def test_doors_are_refused_while_the_line_is_full() -> None:
+def test_requests_of_frontends_are_refused_while_the_queue_is_full() -> None:
     async def main() -> None:
         async with serving(None, max_queue_size=2) as rig:
             request(rig.service, "running")
@@ -199,7 +199,7 @@ def test_deadlines_and_cancellation_hold_outside_too() -> None:
     asyncio.run(main())
 
 
-def test_a_door_that_fails_at_delivering_harms_no_neighbour(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_frontend_that_fails_at_delivery_harms_no_neighbour(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(FakeRequest):
         def finish(self, output: Any, dispatch: Dispatch) -> None:
             raise RuntimeError("the socket is on fire")
@@ -351,7 +351,7 @@ def test_a_policy_that_raises_is_logged_and_replaced(caplog: pytest.LogCaptureFi
     assert "a bug of the policy" in caplog.text
 
 
-def test_a_door_that_fails_at_delivering_a_piece_or_an_error_harms_no_neighbour(
+def test_a_frontend_that_fails_to_deliver_a_part_or_an_error_harms_no_neighbour(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Broken(FakeRequest):

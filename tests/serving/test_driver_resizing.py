@@ -37,7 +37,7 @@ def test_a_worker_that_leaves_finishes_what_it_has() -> None:
     async def main() -> None:
         async with serving(None) as rig:
             await rig.service.add_worker()
-            asked = [await running(rig, item) for item in (1, 2)]
+            requests = [await running(rig, item) for item in (1, 2)]
             leaving = asyncio.ensure_future(rig.service.remove_worker())
             last = request(rig.service, 3)
             await turns()
@@ -49,7 +49,7 @@ def test_a_worker_that_leaves_finishes_what_it_has() -> None:
             assert (rig.service.workers.workers, len(rig.executor.states())) == (1, 1)
             rig.executor.answer_next(squares)
             rig.executor.answer_next(squares)
-            assert [each.output for each in (*asked, last)] == [1, 4, 9]
+            assert [each.output for each in (*requests, last)] == [1, 4, 9]
 
     asyncio.run(main())
 
@@ -58,7 +58,7 @@ def test_what_a_leaving_worker_does_not_finish_runs_again_elsewhere() -> None:
     async def main() -> None:
         async with serving(None, workers=2, drain_timeout=5.0) as rig:
             await rig.service.add_worker()
-            asked = [await running(rig, item) for item in (1, 2)]
+            requests = [await running(rig, item) for item in (1, 2)]
             leaving = asyncio.ensure_future(rig.service.remove_worker())
             await turns()
             rig.executor.answer_next(squares)
@@ -67,7 +67,7 @@ def test_what_a_leaving_worker_does_not_finish_runs_again_elsewhere() -> None:
             assert [worker for worker, _ in rig.executor.pending] == [1, 0]
             rig.executor.pending.pop(0)
             rig.executor.answer_next(squares)
-            assert [each.output for each in asked] == [1, 4]
+            assert [each.output for each in requests] == [1, 4]
 
     asyncio.run(main())
 
@@ -76,7 +76,7 @@ def test_a_leaving_worker_that_dies_does_not_come_back() -> None:
     async def main() -> None:
         async with serving(None) as rig:
             await rig.service.add_worker()
-            asked = [await running(rig, item) for item in (1, 2)]
+            requests = [await running(rig, item) for item in (1, 2)]
             leaving = asyncio.ensure_future(rig.service.remove_worker())
             await turns()
             rig.executor.lose(1)
@@ -85,7 +85,7 @@ def test_a_leaving_worker_that_dies_does_not_come_back() -> None:
             assert [worker for worker, _ in rig.executor.pending] == [0]
             while rig.executor.pending:
                 rig.executor.answer_next(squares)
-            assert [each.output for each in asked] == [1, 4]
+            assert [each.output for each in requests] == [1, 4]
 
     asyncio.run(main())
 

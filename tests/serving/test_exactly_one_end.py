@@ -13,9 +13,7 @@ from weir import Model, ModelError, Service
 from weir.errors import WeirError
 from weir.testing import FakeExecutor, FakeRequest
 
-NAMES = (
-    "call call call impatient list door cancel answer answer fail lose revive pass turn turn"  # the more, the likelier
-)
+NAMES = "call call call impatient list request cancel answer answer fail lose revive pass turn turn"  # the more, the likelier
 STEPS = st.lists(st.tuples(st.sampled_from(NAMES.split()), st.integers(0, 9)), max_size=60)
 
 
@@ -35,7 +33,7 @@ class Hooked(Service):
 
 
 class Counted(FakeRequest):
-    """A door's request; `cancelled` when its peer left."""
+    """A frontend's request; `cancelled` when its peer left."""
 
     cancelled = False
 
@@ -50,7 +48,7 @@ class Script:
     def __init__(self, rig: Rig) -> None:
         self.rig = rig
         self.calls: list[tuple[Any, asyncio.Future[Any]]] = []
-        self.doors: list[Counted] = []
+        self.requests: list[Counted] = []
         self.refused = 0
         self.lost: set[int] = set()
         self.next_item = 0
@@ -70,14 +68,14 @@ class Script:
         elif name == "list":
             items = [self.item() for _ in range(number + 1)]
             self.calls.append((items, rig.service.infer_many(items, timeout=timeout, return_errors=True)))
-        elif name == "door":
+        elif name == "request":
             self.submit(timeout)
         elif name == "cancel" and self.calls:
             self.calls[number % len(self.calls)][1].cancel()
-            if self.doors:
-                door = self.doors[number % len(self.doors)]
-                door.cancelled = door.cancelled or not door.ends
-                rig.service.cancel(door)
+            if self.requests:
+                request = self.requests[number % len(self.requests)]
+                request.cancelled = request.cancelled or not request.ends
+                rig.service.cancel(request)
         elif name in ("answer", "fail") and executor.pending:
             executor.answer_next(squares if name == "answer" else bad_every_other)
         elif name == "lose" and number % 2 not in self.lost:
@@ -91,13 +89,13 @@ class Script:
             await turns(4)
 
     def submit(self, timeout: float) -> None:
-        door = Counted(self.item(), arrival=self.rig.service.now(), timeout=timeout)
+        request = Counted(self.item(), arrival=self.rig.service.now(), timeout=timeout)
         try:
-            self.rig.service.submit(door)
+            self.rig.service.submit(request)
         except WeirError:
             self.refused += 1
         else:
-            self.doors.append(door)
+            self.requests.append(request)
 
     def check(self) -> None:
         for payload, call in self.calls:
@@ -108,13 +106,13 @@ class Script:
             assert error is None or isinstance(error, WeirError)
             if error is None:
                 self.check_answer(payload, call.result())
-        for door in self.doors:
-            assert door.ends == (0 if door.cancelled else 1)
-            if door.ends and door.error is None:
-                assert door.output == door.payload**2
+        for request in self.requests:
+            assert request.ends == (0 if request.cancelled else 1)
+            if request.ends and request.error is None:
+                assert request.output == request.payload**2
         observed = Counter(id(request) for requests, _, _ in self.rig.heard.answers for request in requests)
         assert set(observed.values()) <= {1}
-        assert len(observed) + len(self.rig.heard.refusals) == len(self.calls) + len(self.doors) + self.refused
+        assert len(observed) + len(self.rig.heard.refusals) == len(self.calls) + len(self.requests) + self.refused
 
     def check_answer(self, payload: Any, answer: Any) -> None:
         if not isinstance(payload, list):

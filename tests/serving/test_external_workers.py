@@ -105,7 +105,7 @@ def test_without_a_worker_requests_wait_for_as_long_as_they_may(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("address", ["tcp:0.0.0.0:0", "tcp:[::]:0", "tcp:10.1.2.3:9"])
-def test_a_server_takes_workers_of_other_machines_only_if_told_so(address: str) -> None:
+def test_a_server_takes_workers_of_other_machines_only_if_allowed(address: str) -> None:
     model = ModelToServe("weir:External", "m", {}, [], {"worker_socket": address})
     with pytest.raises(weir.SettingsError, match="--allow-control"):
         ServiceMaker([])(model)

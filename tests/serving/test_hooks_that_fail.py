@@ -40,8 +40,8 @@ def test_an_error_in_an_items_place_is_that_items_alone(all_fail: bool) -> None:
         async with serving(kind=Picky) as rig:
             calls = [rig.service.infer(x) for x in range(4)]
             answers = await asyncio.gather(*calls, return_exceptions=True)
-            said = [str(answer) for answer in answers]
-            assert said == (["before"] * 4 if all_fail else ["0", "before", "after", "9"])
+            found = [str(answer) for answer in answers]
+            assert found == (["before"] * 4 if all_fail else ["0", "before", "after", "9"])
             assert rig.executor.sizes == ([] if all_fail else [3])
 
     asyncio.run(main())

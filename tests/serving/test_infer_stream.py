@@ -179,7 +179,7 @@ def test_the_time_limit_of_predict_is_for_each_yield(executor: str) -> None:
     asyncio.run(main())
 
 
-def test_a_worker_that_dies_amid_a_stream_is_not_asked_again_for_it() -> None:
+def test_a_stream_whose_worker_died_is_not_run_again() -> None:
     async def main() -> None:
         async with Service(Dying) as service:
             begun, silent, killer = (service.infer_stream(item) for item in ("begun", "silent", "die"))
@@ -259,7 +259,7 @@ def test_large_parts_come_through_shared_memory_and_give_it_back() -> None:
     asyncio.run(main())
 
 
-def test_one_answer_and_several_are_asked_for_differently() -> None:
+def test_one_answer_and_several_have_methods_of_their_own() -> None:
     async def main() -> None:
         async with Service(Count, executor="inline") as service:
             for call in (service.infer(3), service.infer_many([3]), anext(service.stream([3]))):
@@ -316,7 +316,7 @@ def test_a_hook_after_a_batch_is_refused() -> None:
         async def after_batch(self, results: list[Any]) -> list[Any]:
             return results
 
-    with pytest.raises(SettingsError, match=r"Hooked\.after_batch: sees no answers of a streaming model"):
+    with pytest.raises(SettingsError, match=r"Hooked\.after_batch: gets no answers of a streaming model"):
         Hooked(executor="inline")
 
 

@@ -73,10 +73,10 @@ def test_the_old_one_is_as_ready_as_the_newest() -> None:
             for newer in (pair.new, pair.newest):
                 pair.replaced.append(pair.old.replace_with(newer))
             assert pair.old.ready and not pair.old.draining
-            asked = request(pair.old, 3)
+            sent = request(pair.old, 3)
             await turns()
             pair.answer(2)
-            assert asked.output == 9
+            assert sent.output == 9
             await pair.newest.stop(0.0)
             assert pair.old.not_ready_reason == "stopped"
             with pytest.raises(ModelNotReady, match="stopped"):
@@ -124,7 +124,7 @@ def test_calls_outside_of_a_full_line_are_answered_by_the_old() -> None:
     asyncio.run(main())
 
 
-def test_a_refusal_is_the_new_ones_and_told_once() -> None:
+def test_a_refusal_is_the_new_ones_and_reported_once() -> None:
     async def main() -> None:
         async with Pair() as pair:
             pair.replaced.append(pair.old.replace_with(pair.new))
@@ -143,11 +143,11 @@ def test_memory_of_the_old_one_may_be_submitted_to_the_new_one() -> None:
                 executor.give_blocks = True
             block = pair.old.reserve(10)
             pair.replaced.append(pair.old.replace_with(pair.new))
-            asked = request(pair.old, block)
+            sent = request(pair.old, block)
             assert pair.old.reserve(10) is pair.executors[1].blocks[0]
             await turns()
             pair.executors[1].answer_next(lambda batch: [len(each.view) for each in batch])
-            assert asked.output == 10
+            assert sent.output == 10
             assert pair.executors[0].blocks[0].shares == 0
 
     asyncio.run(main())
@@ -200,9 +200,9 @@ def test_whoever_holds_a_service_reaches_the_newest_and_keeps_none_between() -> 
             await former.stop(0.0)
             between.append(weakref.ref(former.driver))
         del former, new
-        call, asked = service.infer(3), request(service, 4)
+        call, sent = service.infer(3), request(service, 4)
         await turns()
-        assert (await call, asked.output) == (9, 16)
+        assert (await call, sent.output) == (9, 16)
         gc.collect()
         assert sum(each() is not None for each in between) == 0
         await service.stop(0.0)

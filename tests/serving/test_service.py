@@ -20,6 +20,7 @@ from weir import (
 )  # fmt: skip
 from weir.errors import Conflict, Overloaded
 from weir.messages import JSON, Kind
+from weir.serving.service import ModelHealth
 from weir.testing import FakeExecutor, FakeRequest
 
 
@@ -51,7 +52,7 @@ def typed(content_types: Any) -> type[Model]:
     return type("Typed", (Square,), {"content_types": content_types})
 
 
-def test_a_service_is_named_after_its_model_unless_told_otherwise() -> None:
+def test_a_service_is_named_after_its_model_unless_set_otherwise() -> None:
     assert Service(Square).name == "square"
     assert Service(Square, name="quadrat").name == "quadrat"
 
@@ -320,17 +321,17 @@ def test_a_timeout_that_is_none_is_refused(timeout: float) -> None:
     asyncio.run(main())
 
 
-def test_doors_get_what_they_submit_answered_as_they_accept_it() -> None:
+def test_frontends_get_answers_in_the_type_that_they_accept() -> None:
     async def main() -> None:
         async with serving() as rig:
-            door = FakeRequest(b"3", arrival=rig.service.now(), content_type=JSON, accept=JSON)
+            request = FakeRequest(b"3", arrival=rig.service.now(), content_type=JSON, accept=JSON)
             whole = FakeRequest(
                 [b"1", b"2"], arrival=rig.service.now(), content_type=JSON, kind=Kind.ITEMS, rows=2, cost=2
             )
-            rig.service.submit(door)
+            rig.service.submit(request)
             rig.service.submit(whole)
             await turns()
-            assert door.output == b"9"
+            assert request.output == b"9"
             assert whole.output == [1, 4]
             gone = FakeRequest(b"3", arrival=rig.service.now())
             rig.service.submit(gone)
@@ -419,7 +420,7 @@ def test_deep_health_runs_the_examples() -> None:
     class Raising(Square):
         examples: ClassVar[Any] = ("x",)
 
-    async def health(model: type[Model]) -> dict[str, Any]:
+    async def health(model: type[Model]) -> ModelHealth:
         async with serving(lambda batch: [ModelError("bad") if x == "x" else x * x for x in batch], model=model) as rig:
             return await rig.service.deep_health()
 

@@ -71,7 +71,7 @@ def test_no_setting_is_declared_twice() -> None:
         ({"env": {"A": 3}}, "env=.*: must be a list, each element a table"),
     ],
 )
-def test_a_value_of_another_type_is_told_the_type(settings: dict[str, object], says: str) -> None:
+def test_a_value_of_another_type_is_refused_with_the_type(settings: dict[str, object], says: str) -> None:
     with pytest.raises(SettingsError, match=says):
         compose(Plain, settings)
 

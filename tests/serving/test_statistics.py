@@ -29,11 +29,11 @@ def test_counts_agree_with_the_models_ledger(tmp_path: Path) -> None:
             for number in range(5):
                 await service.infer(number)
         ledger = [int(line) for line in path.read_text().split()]
-        said = service.statistics.to_dict()
-        assert said["inference_count"] == sum(ledger) == 142
-        assert said["execution_count"] == len(ledger)
-        assert {each["batch_size"]: each["compute_infer"]["count"] for each in said["batch_stats"]} == Counter(ledger)
-        assert said["inference_stats"]["success"]["count"] == 1 + 37 + 5
-        assert said["last_inference"] > 1_600_000_000_000
+        answer = service.statistics.to_dict()
+        assert answer["inference_count"] == sum(ledger) == 142
+        assert answer["execution_count"] == len(ledger)
+        assert {each["batch_size"]: each["compute_infer"]["count"] for each in answer["batch_stats"]} == Counter(ledger)
+        assert answer["inference_stats"]["success"]["count"] == 1 + 37 + 5
+        assert answer["last_inference"] > 1_600_000_000_000
 
     asyncio.run(main())

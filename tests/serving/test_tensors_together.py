@@ -1,4 +1,4 @@
-"""Tensors from different doors, and of different lengths, in one batch of a real worker."""
+"""Tensors from different frontends, and of different lengths, in one batch of a real worker."""
 
 import asyncio
 import json
@@ -41,8 +41,8 @@ class RaggedReversed(Reversed):
         return {"y": numpy.concatenate([row[::-1] for row in rows]), "rows": numpy.full(count, count)}
 
 
-class Asked(RequestBase):
-    """A request of a door."""
+class TensorsRequest(RequestBase):
+    """A request of a frontend."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -55,21 +55,21 @@ class Asked(RequestBase):
         self.answer.set_exception(error)
 
 
-def from_json(service: Service, row: list[float]) -> Asked:
+def from_json(service: Service, row: list[float]) -> TensorsRequest:
     tensor = {"name": "x", "datatype": "FP32", "shape": [1, len(row)], "data": row}
     body = json.dumps({"inputs": [tensor], "id": "7"}).encode()
     outline = BodyPeek(service.model.inputs)(body)
-    return Asked(body, service.now(), 30.0, key=outline.key, content_type=KSERVE, accept=KSERVE)
+    return TensorsRequest(body, service.now(), 30.0, key=outline.key, content_type=KSERVE, accept=KSERVE)
 
 
-def from_binary(service: Service, rows: list[list[float]]) -> Asked:
+def from_binary(service: Service, rows: list[list[float]]) -> TensorsRequest:
     array = numpy.array(rows, numpy.float32)
     block = service.reserve(array.nbytes)
     assert block is not None
     block.view[: array.nbytes] = array.tobytes()
     view = numpy.frombuffer(block.view, numpy.float32, array.size).reshape(array.shape)
     arrays = ArenaArrays({"x": view}, block)
-    return Asked(
+    return TensorsRequest(
         arrays, service.now(), 30.0, kind=Kind.TENSORS, rows=len(rows), cost=float(len(rows)), accept=LENT,
         key=shape_key(arrays, service.model.inputs),
     )  # fmt: skip
@@ -85,9 +85,9 @@ def test_they_share_a_batch_and_each_gets_its_own(model: type[Model]) -> None:
             python = await service.infer({"x": [[8.0, 9.0, 10.0, 11.0, 12.0]]})
             assert python["y"].tolist() == [[12, 11, 10, 9, 8]]
             assert python["rows"].tolist() == [4]
-            said = json.loads(await body.answer)
-            assert (said["model_name"], said["id"]) == (service.name, "7")
-            assert [output["data"] for output in said["outputs"]] == [[3, 2, 1], [4]]
+            found = json.loads(await body.answer)
+            assert (found["model_name"], found["id"]) == (service.name, "7")
+            assert [output["data"] for output in found["outputs"]] == [[3, 2, 1], [4]]
             answer = await binary.answer
             assert answer["y"].tolist() == [[5, 4], [7, 6]]
             del answer, binary

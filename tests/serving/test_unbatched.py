@@ -43,9 +43,9 @@ class Short(Total):
         return {"sum": batch["x"].sum(axis=1), "shape": np.array(batch["x"].shape)}
 
 
-def asked(model: Any, *values: Any, **said: Any) -> list[Any]:
+def answers_of(model: Any, *values: Any, **settings: Any) -> list[Any]:
     async def main() -> list[Any]:
-        async with Service(model, **said) as service:
+        async with Service(model, **settings) as service:
             return await asyncio.gather(*(service.infer({"x": value}) for value in values), return_exceptions=True)
 
     return asyncio.run(main())
@@ -55,7 +55,7 @@ def asked(model: Any, *values: Any, **said: Any) -> list[Any]:
 @pytest.mark.parametrize("depth", [1, 2])
 def test_each_request_runs_alone_as_it_is(executor: str, depth: int) -> None:
     values = [np.full((rows, 2), rows, np.float32) for rows in (1, 4, 4, 2, 0)]
-    answers = asked(Total, *values, executor=executor, pipeline_depth=1 if executor == "inline" else depth)
+    answers = answers_of(Total, *values, executor=executor, pipeline_depth=1 if executor == "inline" else depth)
     assert [(float(each["sum"]), each["shape"].tolist()) for each in answers] == [
         (2.0, [1, 2]), (32.0, [4, 2]), (32.0, [4, 2]), (8.0, [2, 2]), (0.0, [0, 2]),
     ]  # fmt: skip
@@ -63,15 +63,15 @@ def test_each_request_runs_alone_as_it_is(executor: str, depth: int) -> None:
 
 def test_a_model_may_own_what_it_gets() -> None:
     given = np.zeros((2, 2), np.float32)
-    (answer,) = asked(Own, given, executor="inline")
+    (answer,) = answers_of(Own, given, executor="inline")
     assert (float(answer["sum"]), given.sum()) == (4.0, 0.0)
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    (refused,) = asked(Total, [[1.0, 2.0, 3.0]], executor="inline")
+    (refused,) = answers_of(Total, [[1.0, 2.0, 3.0]], executor="inline")
     assert isinstance(refused, InvalidRequest)
     assert refused.message == "tensor 'x': has shape [1, 3], must be [-1, 2] (-1: any length)"
-    (wrong,) = asked(Short, [[1.0, 2.0]], executor="inline")
+    (wrong,) = answers_of(Short, [[1.0, 2.0]], executor="inline")
     assert isinstance(wrong, ModelError)
     assert wrong.message == "predict returned wrong tensors: tensor 'sum': has shape [1], must be [] (-1: any length)"
 
@@ -129,7 +129,7 @@ def test_a_configuration_says_that_a_class_does_not_batch(tmp_path: Path, tensor
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ("max_batch_size: 4", "'x' has no batch dimension, says the model itself: max_batch_size must be 0"),
+        ("max_batch_size: 4", "'x' has no batch dimension in the model itself: max_batch_size must be 0"),
         ('batch_dimension: "no"', "batch_dimension='no': must be 'required', 'optional' or 'none'"),
         ("max_batch_size: -1", "max_batch_size=-1: must be 1 or more"),
         ("max_batch_size: 1.5", "max_batch_size=1.5"),

@@ -29,7 +29,7 @@ ROW = list(range(16))
 
 
 def ask(url: str, address: str) -> dict[str, str]:
-    """Ask at each door with a trace context; return the one that came back."""
+    """Ask at each frontend with a trace context; return the one that came back."""
     rows = {"INPUT0": [ROW], "INPUT1": [ROW]}
     inputs = [{"name": name, "datatype": "INT32", "shape": [1, 16], "data": ROW} for name in rows]
     answered: dict[str, str] = {}
@@ -61,7 +61,7 @@ def ask(url: str, address: str) -> dict[str, str]:
     return answered
 
 
-def test_spans_of_every_door_arrive() -> None:
+def test_spans_of_every_frontend_arrive() -> None:
     with subprocess.Popen([sys.executable, str(RECEIVER)], stdout=subprocess.PIPE, text=True) as receiver:
         assert receiver.stdout is not None
         endpoint = f"http://127.0.0.1:{int(receiver.stdout.readline())}"
@@ -118,7 +118,7 @@ def test_a_share_is_a_share() -> None:
 
 CALLER = f"00-{'e' * 32}-{'f' * 16}-01"
 TENSORS = {"inputs": [{"name": "input", "datatype": "BYTES", "shape": [3], "data": ["d", "e", "f"]}]}
-# By the door that the span names and the texts of a call: where, and what.
+# By the frontend that the span names and the texts of a call: where, and what.
 CALLS: dict[tuple[str, int], tuple[str, Any]] = {
     ("openai", 2): ("/v1/embeddings", {"input": ["a", "b"]}),
     ("encode", 1): ("/encode", {"texts": ["c"]}),
@@ -128,7 +128,7 @@ CALLS: dict[tuple[str, int], tuple[str, Any]] = {
 }
 
 
-def test_a_call_at_each_door_of_texts_is_one_trace(tmp_path: Path) -> None:
+def test_a_call_at_each_endpoint_of_texts_is_one_trace(tmp_path: Path) -> None:
     directory = sentence_model(tmp_path / "tiny", "bert")
     with subprocess.Popen([sys.executable, str(RECEIVER)], stdout=subprocess.PIPE, text=True) as receiver:
         assert receiver.stdout is not None

@@ -63,7 +63,7 @@ def value(metrics: Metrics, name: str, **labels: str) -> float:
     return shown(metrics).get((name, tuple(sorted(labels.items()))), 0.0)
 
 
-def test_requests_are_counted_by_model_door_and_code() -> None:
+def test_requests_are_counted_by_model_frontend_and_code() -> None:
     metrics = Metrics()
     metrics.own("square").answered("square", [ask(0.0), ask(0.0), ask(0.0, "python")], None, 1.0)
     metrics.refused("square", "http", Overloaded("full"))

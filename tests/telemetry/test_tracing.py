@@ -47,7 +47,7 @@ class Square(Model):
 
 
 class Asking(RequestBase):
-    """A request of some door."""
+    """A request of some frontend."""
 
     def finish(self, output: Any, dispatch: Any) -> None: ...
 
@@ -90,7 +90,7 @@ def test_a_request_has_its_queue_and_compute_as_children_and_links_to_its_batch(
         assert attributes(batch)["weir.predict_seconds"] > 0
 
 
-def test_a_door_says_where_a_request_comes_from() -> None:
+def test_a_span_names_the_frontend_of_its_request() -> None:
     async def main() -> Kept:
         kept = Kept()
         async with Service(Square, observers=[Tracing(kept)], executor="inline") as service:

@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as hnp
 from weir.errors import InvalidRequest, WeirError
 from weir.model import Model, Tensor
 from weir.wire import kserve_binary, kserve_json
-from weir.wire.inference import AskedOutput, InferenceRequest, TensorValue, bind
+from weir.wire.inference import InferenceRequest, RequestedOutput, TensorValue, bind
 from weir.wire.kserve_json import BodyPeek
 from weir.wire.tensors import BINARY_ONLY, DTYPES, Arrays, batch_key
 from weir.workers.run.kserve import BodyReader, Listed
@@ -45,12 +45,12 @@ def tensors(draw: st.DrawFn, name: str) -> TensorValue:
 @st.composite
 def requests(draw: st.DrawFn) -> InferenceRequest:
     names = draw(st.lists(TEXTS, max_size=3, unique=True))
-    asked = draw(
+    outputs = draw(
         st.none()
-        | st.lists(st.builds(AskedOutput, TEXTS, PARAMETERS), min_size=1, max_size=2, unique_by=lambda a: a.name)
+        | st.lists(st.builds(RequestedOutput, TEXTS, PARAMETERS), min_size=1, max_size=2, unique_by=lambda a: a.name)
     )
     inputs = [draw(tensors(name)) for name in names]
-    return InferenceRequest("m", inputs, id=draw(TEXTS), outputs=asked, parameters=draw(PARAMETERS))
+    return InferenceRequest("m", inputs, id=draw(TEXTS), outputs=outputs, parameters=draw(PARAMETERS))
 
 
 def assert_same(one: InferenceRequest, other: InferenceRequest) -> None:
@@ -172,11 +172,11 @@ def outcome(read: Any) -> Any:
 
 @settings(max_examples=300)
 @given(NEARLY)
-def test_worker_and_door_agree_on_every_body(claimed: Any) -> None:
+def test_worker_and_server_agree_on_every_body(claimed: Any) -> None:
     body = json.dumps(claimed).encode()
-    at_the_door = outcome(lambda: bind(kserve_json.read_request(body, "m").inputs, Two.inputs))
-    assert outcome(lambda: in_the_worker(body)) == at_the_door
-    if at_the_door is not InvalidRequest:
+    in_the_server = outcome(lambda: bind(kserve_json.read_request(body, "m").inputs, Two.inputs))
+    assert outcome(lambda: in_the_worker(body)) == in_the_server
+    if in_the_server is not InvalidRequest:
         arrays = in_the_worker(body)
         outline = BodyPeek(Two.inputs)(body)
         assert outline.rows == len(arrays["x"])

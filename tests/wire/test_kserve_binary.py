@@ -6,7 +6,7 @@ import pytest
 
 from weir.errors import InvalidRequest
 from weir.model import Tensor
-from weir.wire.inference import AskedOutput, InferenceRequest, InferenceResponse, TensorValue
+from weir.wire.inference import InferenceRequest, InferenceResponse, RequestedOutput, TensorValue
 from weir.wire.kserve_binary import (
     ALIGNMENT,
     binary_outputs,
@@ -103,7 +103,7 @@ def test_tensors_take_their_bytes_in_order() -> None:
         ([binary("x", [1], "INT32", True)], b"\0", "binary_data_size True"),
         ([binary("x", [2], "INT32", 4)], b"\0\0\0\0", "tensor 'x': has 4 bytes, INT32 [2] takes 8"),
         ([binary("x", [2**61], "INT64", 8)], b"\0" * 8, "takes more than"),
-        ([binary("x", [1], "INT32", 4, data=[1])], b"\0\0\0\0", "only one may be"),
+        ([binary("x", [1], "INT32", 4, data=[1])], b"\0\0\0\0", "only one is allowed"),
         ([binary("x", [1], "INT32", 4)], b"\0\0\0\0\0", "body: has 1 bytes after the last binary tensor"),
         ([binary("x", [2], "BYTES", 5)], b"\1\0\0\0a", "5 bytes cannot hold 2 BYTES elements"),
         ([binary("x", [1], "BYTES", 5)], b"\2\0\0\0a", "element 0 is cut off: 1 of 2 bytes"),
@@ -121,14 +121,18 @@ def test_the_header_must_be_within_the_body() -> None:
 def test_binary_and_shared_memory_exclude_each_other() -> None:
     both = binary("x", [1], "INT8", 1)
     both["parameters"]["shared_memory_region"] = "r"
-    assert "only one may be" in refused([both], b"\0")
+    assert "only one is allowed" in refused([both], b"\0")
 
 
 def test_which_outputs_are_binary() -> None:
-    asked = [AskedOutput("a", {"binary_data": False}), AskedOutput("b", {}), AskedOutput("c", {"binary_data": True})]
-    some = binary_outputs(InferenceRequest("m", [], outputs=asked))
+    outputs = [
+        RequestedOutput("a", {"binary_data": False}),
+        RequestedOutput("b", {}),
+        RequestedOutput("c", {"binary_data": True}),
+    ]
+    some = binary_outputs(InferenceRequest("m", [], outputs=outputs))
     assert [some(name) for name in "abc"] == [False, False, True]
-    most = binary_outputs(InferenceRequest("m", [], outputs=asked, parameters={"binary_data_output": True}))
+    most = binary_outputs(InferenceRequest("m", [], outputs=outputs, parameters={"binary_data_output": True}))
     assert [most(name) for name in "abcd"] == [False, True, True, True]
     assert not binary_outputs(InferenceRequest("m", []))("a")
 

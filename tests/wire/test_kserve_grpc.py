@@ -10,7 +10,7 @@ from google.protobuf import descriptor_pb2
 
 from weir.errors import InvalidRequest
 from weir.wire import kserve_grpc as protobuf
-from weir.wire.inference import AskedOutput, InferenceRequest, InferenceResponse, Parameters, TensorValue
+from weir.wire.inference import InferenceRequest, InferenceResponse, Parameters, RequestedOutput, TensorValue
 from weir.wire.kserve_grpc import (
     COMPILED,
     FIELDS,
@@ -46,7 +46,7 @@ def value(name: str, array: Any, datatype: str = "FP32", **parameters: Any) -> T
     return TensorValue(name, datatype, array, parameters)
 
 
-def asked(**fields: Any) -> InferenceRequest:
+def request_with(**fields: Any) -> InferenceRequest:
     return read_request(parse_request(ModelInferRequest(**fields).SerializeToString()))
 
 
@@ -57,7 +57,7 @@ def tensor(**fields: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("more", [[], [value("large", LARGE, "INT32")]], ids=["small", "large"])
 def test_a_request_there_and_back(more: list[TensorValue]) -> None:
     inputs = [value("x", FLOATS, note="n"), value("t", TEXTS, "BYTES"), *more]
-    outputs = [AskedOutput("y", {"k": 1}), AskedOutput("z", {})]
+    outputs = [RequestedOutput("y", {"k": 1}), RequestedOutput("z", {})]
     sent = InferenceRequest("m", inputs, version="2", id="7", outputs=outputs, parameters=PARAMETERS)
     parsed = parse_request(write_request(sent))
     read = read_request(parsed)
@@ -111,7 +111,9 @@ def test_inputs_in_shared_memory_take_no_raw_contents() -> None:
     parameters = {"shared_memory_region": {"string_param": "r"}}
     inputs = [tensor(parameters=parameters), tensor(name="y")]
     body = ModelInferRequest(inputs=inputs, raw_input_contents=[bytes(8)]).SerializeToString()
-    found = read_request(parse_request(body), find=lambda name, said: memoryview(b"\1\0\0\0\2\0\0\0") if said else None)
+    found = read_request(
+        parse_request(body), find=lambda name, message: memoryview(b"\1\0\0\0\2\0\0\0") if message else None
+    )
     assert [each.array.tolist() for each in found.inputs] == [[1, 2], [0, 0]]
     with pytest.raises(InvalidRequest, match="tensor 'x': has shared_memory_region, but shared memory cannot be used"):
         read_request(parse_request(body))
@@ -135,12 +137,12 @@ def test_in_a_stream() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"inputs": [tensor()]}, "tensor 'x': has no data, neither contents nor an element of raw_input_contents"),
         (
             {"inputs": [tensor(contents={"int_contents": [1, 2]})], "raw_input_contents": [bytes(8)]},
-            "tensor 'x': has contents, but raw_input_contents or shared memory too; only one may be",
+            "tensor 'x': has contents, but raw_input_contents or shared memory too; only one is allowed",
         ),
         ({"inputs": [tensor()], "raw_input_contents": [bytes(7)]}, r"'x': has 7 bytes, INT32 \[2\] takes 8"),
         ({"inputs": [tensor()], "raw_input_contents": [bytes(8)] * 2}, "raw_input_contents: has 2 elements, 1 more"),
@@ -158,13 +160,13 @@ def test_in_a_stream() -> None:
         ),
     ],
 )
-def test_what_is_refused(fields: dict[str, Any], said: str) -> None:
-    with pytest.raises(InvalidRequest, match=said):
-        asked(**fields)
+def test_what_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        request_with(**fields)
 
 
 def test_no_elements_need_no_data() -> None:
-    assert asked(inputs=[tensor(shape=[0])]).inputs[0].array.shape == (0,)
+    assert request_with(inputs=[tensor(shape=[0])]).inputs[0].array.shape == (0,)
 
 
 @pytest.mark.parametrize("padding", [0, 10_000], ids=["small", "large"])
@@ -205,13 +207,13 @@ def test_large_and_small_are_read_alike() -> None:
 
 def test_empty_contents_beside_raw_bytes_say_nothing() -> None:
     raw = np.array([1, 2], np.int32).tobytes()
-    read = asked(inputs=[tensor(contents={})], raw_input_contents=[raw])
+    read = request_with(inputs=[tensor(contents={})], raw_input_contents=[raw])
     assert read.inputs[0].array.tolist() == [1, 2]
-    with pytest.raises(InvalidRequest, match="only one may be"):
-        asked(inputs=[tensor(contents={"int_contents": [1, 2]})], raw_input_contents=[raw])
+    with pytest.raises(InvalidRequest, match="only one is allowed"):
+        request_with(inputs=[tensor(contents={"int_contents": [1, 2]})], raw_input_contents=[raw])
     with pytest.raises(InvalidRequest, match="has 0 elements in int_contents, its shape \\[2\\] takes 2"):
-        asked(inputs=[tensor(contents={})])
-    assert asked(inputs=[tensor(contents={}, shape=[0])]).inputs[0].array.tolist() == []
+        request_with(inputs=[tensor(contents={})])
+    assert request_with(inputs=[tensor(contents={}, shape=[0])]).inputs[0].array.tolist() == []
 
 
 Contents = message("inference.InferTensorContents")
@@ -239,7 +241,7 @@ def test_written_and_read_again(datatype: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("datatype", "contents", "said"),
+    ("datatype", "contents", "message"),
     [
         ("FP16", {}, r"tensor 'x': FP16 has no typed form, it must be sent in raw_input_contents"),
         ("INT32", {"fp32_contents": [1, 2]}, r"tensor 'x': has fp32_contents, INT32 takes int_contents only"),
@@ -250,8 +252,8 @@ def test_written_and_read_again(datatype: str) -> None:
         ("UINT16", {"uint_contents": [65536, 0]}, r"has the element 65536, out of the range of UINT16"),
     ],
 )
-def test_typed_elements_that_are_refused(datatype: str, contents: dict[str, Any], said: str) -> None:
-    with pytest.raises(InvalidRequest, match=said):
+def test_typed_elements_that_are_refused(datatype: str, contents: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
         read_typed("x", datatype, [2], 2, Contents(**contents))
 
 

@@ -7,7 +7,7 @@ import pytest
 from weir.errors import InvalidRequest, TooLarge
 from weir.model import Tensor
 from weir.wire import kserve_json as kserve_outline
-from weir.wire.inference import AskedOutput, InferenceRequest, InferenceResponse, TensorValue
+from weir.wire.inference import InferenceRequest, InferenceResponse, RequestedOutput, TensorValue
 from weir.wire.kserve_json import (
     BodyPeek,
     read_generate,
@@ -34,19 +34,24 @@ def refused(data: bytes) -> str:
 
 
 def test_read_everything() -> None:
-    asked = [{"name": "y"}, {"name": "z", "parameters": {"a": 1.5}}]
-    more = {"id": "7", "parameters": {"priority": 1, "b": True, "c": "d"}, "outputs": asked, "unknown": {"ignored": []}}
+    outputs = [{"name": "y"}, {"name": "z", "parameters": {"a": 1.5}}]
+    more = {
+        "id": "7",
+        "parameters": {"priority": 1, "b": True, "c": "d"},
+        "outputs": outputs,
+        "unknown": {"ignored": []},
+    }
     request = read_request(body({**X, "parameters": {"p": 2}}, **more), "m", "3")
     assert (request.model, request.version, request.id) == ("m", "3", "7")
     assert request.parameters == {"priority": 1, "b": True, "c": "d"}
-    assert request.outputs == [AskedOutput("y", {}), AskedOutput("z", {"a": 1.5})]
+    assert request.outputs == [RequestedOutput("y", {}), RequestedOutput("z", {"a": 1.5})]
     (x,) = request.inputs
     assert (x.name, x.datatype, x.parameters) == ("x", "INT32", {"p": 2})
     assert x.array.dtype == numpy.int32
     assert x.array.tolist() == [[1, 2], [3, 4]]
 
 
-def test_nothing_asked_for_is_everything() -> None:
+def test_no_requested_outputs_means_all() -> None:
     assert read_request(body(X), "m").outputs is None
     assert read_request(body(X, outputs=None, id=None, parameters=None), "m").outputs is None
     assert read_request(body(X, outputs=[]), "m").outputs is None
@@ -93,7 +98,7 @@ def test_bytes_may_lie_elsewhere() -> None:
     (x,) = read_request(body(there), "m", find=find).inputs
     assert x.array.tolist() == [1, 2]
     assert x.parameters == {"mine": 1}
-    with pytest.raises(InvalidRequest, match="only one may be"):
+    with pytest.raises(InvalidRequest, match="only one is allowed"):
         read_request(body({**there, "data": [1, 2]}), "m", find=find)
     with pytest.raises(InvalidRequest, match=r"has 8 bytes, INT32 \[3\] takes 12"):
         read_request(body({**there, "shape": [3]}), "m", find=find)
@@ -125,7 +130,9 @@ def test_a_response_goes_through() -> None:
 
 def test_a_request_goes_through() -> None:
     x = TensorValue("x", "UINT64", numpy.array([2**64 - 1], numpy.uint64))
-    request = InferenceRequest("m", [x], id="1", outputs=[AskedOutput("y", {"binary_data": True})], parameters={"a": 1})
+    request = InferenceRequest(
+        "m", [x], id="1", outputs=[RequestedOutput("y", {"binary_data": True})], parameters={"a": 1}
+    )
     again = read_request(write_request(request), "m")
     assert again.inputs[0].array.tolist() == [2**64 - 1]
     assert (again.id, again.outputs, again.parameters) == ("1", request.outputs, {"a": 1})
@@ -170,7 +177,7 @@ def test_parameters_that_take_long_to_read_are_bounded() -> None:
     for where in ("parameters", "inputs", "outputs"):
         many: dict[str, Any] = {"parameters": {f"{place}": -1e308 for place in range(10_000)}}
         body = {"inputs": [], **(many if where == "parameters" else {where: [{"name": "x", **many}]})}
-        with pytest.raises(InvalidRequest, match=r"^parameters: \d+ bytes of them, there may be 65536$"):
+        with pytest.raises(InvalidRequest, match=r"^parameters: have \d+ bytes, must have at most 65536$"):
             read_request(json.dumps(body).encode(), "m")
 
 

@@ -82,8 +82,8 @@ def test_an_answer_is_aligned_to_the_ids_whatever_its_order() -> None:
     ],
 )
 def test_bodies_may_be_bytes_or_texts_even_of_no_language(form: Callable[[bytes], bytes]) -> None:
-    said = b"\x81" + pack(IDS[0]) + form(b"\xff\x00x")
-    assert decode_reply(said, IDS[:1]).bodies == [b"\xff\x00x"]
+    answer = b"\x81" + pack(IDS[0]) + form(b"\xff\x00x")
+    assert decode_reply(answer, IDS[:1]).bodies == [b"\xff\x00x"]
 
 
 def test_ids_that_failed_but_are_not_of_the_batch_are_left_out() -> None:

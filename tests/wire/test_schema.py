@@ -183,7 +183,7 @@ def test_pydantic_is_not_imported_for_others() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_of_thousands_of_errors_only_their_number_is_told() -> None:
+def test_of_thousands_of_errors_only_the_number_is_reported() -> None:
     # Pydantic lists all of them at a kilobyte each.
     schema = schema_of(Annotated[list[int], pydantic.Field(max_length=10**6)], "Input")
     with pytest.raises(ValidationFailed, match=f"^item: {MAX_LISTED + 1} errors") as caught:
@@ -227,6 +227,11 @@ def test_a_document_is_read_as_its_type() -> None:
         ({"name": "x", "areas": [{}, {"unit": "mile"}]}, "areas.1.unit='mile': invalid enum value 'mile'"),
         ({"name": "x", "labels": {"a": "b", "c": 3, "d": 4}}, "labels.c=3: must be a text"),
         ({"name": "x", "nmae": 1}, "nmae: there is no such field; there are name, count, rate, areas, labels"),
+        (
+            {"name": "x", "a - at `$.b`": 1},
+            "a - at `$.b`: there is no such field; there are name, count, rate, areas, labels",
+        ),
+        ({"name": 3, "n" * 99: 1}, f"{'n' * 80}: there is no such field; there are name, count, rate, areas, labels"),
         ([], "body=[]: must be an object"),
     ],
 )

@@ -359,7 +359,7 @@ def test_the_place_of_a_text_that_is_cut_in_a_character(body: bytes, where: str)
 
 
 @pytest.mark.parametrize("body", [b"", b'"fine"', rb'"\ud83d\ude00"', rb'["\ud83d', b"[" * 100_000 + rb'"\ud83d"'])
-def test_nothing_is_said_of_what_is_wrong_in_other_ways(body: bytes) -> None:
+def test_other_errors_are_left_as_they_are(body: bytes) -> None:
     assert find_half(body) is None
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weir import InvalidRequest, TooLarge
-from weir.wire.inference import AskedOutput, InferenceRequest, InferenceResponse, TensorValue
+from weir.wire.inference import InferenceRequest, InferenceResponse, RequestedOutput, TensorValue
 from weir.wire.websocket import (
     CancelMessage,
     ErrorMessage,
@@ -24,11 +24,11 @@ from weir.wire.websocket import (
 )  # fmt: skip
 
 
-def request(**said: object) -> InferenceRequest:
+def request(**options: object) -> InferenceRequest:
     values = TensorValue("x", "FP32", numpy.array([[1.5, 2.5]], "float32"))
     words = numpy.array([b"one", b"\xfftwo"], object)
-    inputs = [values] if said.pop("plain", False) else [values, TensorValue("words", "BYTES", words)]
-    return InferenceRequest("simple", inputs, id="7", **said)  # type: ignore[arg-type]  # said by the test
+    inputs = [values] if options.pop("plain", False) else [values, TensorValue("words", "BYTES", words)]
+    return InferenceRequest("simple", inputs, id="7", **options)  # type: ignore[arg-type]  # said by the test
 
 
 def test_a_request_as_text() -> None:
@@ -52,7 +52,7 @@ def test_a_request_in_the_words_of_amds_client() -> None:
 
 
 def test_a_request_as_binary() -> None:
-    message = write_request(request(outputs=[AskedOutput("y", {"binary_data": True})], parameters={"priority": 1}))
+    message = write_request(request(outputs=[RequestedOutput("y", {"binary_data": True})], parameters={"priority": 1}))
     assert isinstance(message, bytes)
     (length,) = struct.unpack_from(">I", message)
     header = json.loads(message[4 : 4 + length])
@@ -62,10 +62,10 @@ def test_a_request_as_binary() -> None:
     assert isinstance(read, InferenceRequest)
     assert (read.model, read.version, read.id, read.parameters) == ("simple", "", "7", {"priority": 1})
     assert [tensor.array.tolist() for tensor in read.inputs] == [[[1.5, 2.5]], [b"one", b"\xfftwo"]]
-    assert read.outputs == [AskedOutput("y", {"binary_data": True})]
+    assert read.outputs == [RequestedOutput("y", {"binary_data": True})]
 
 
-def test_a_response_takes_the_form_that_was_asked_for() -> None:
+def test_a_response_has_the_requested_form() -> None:
     response = InferenceResponse("simple", [TensorValue("y", "INT32", numpy.array([3], "int32"))], id="7")
     text = write_response(request(), response)
     assert isinstance(text, str)
@@ -89,15 +89,15 @@ def test_cancelling_and_failing() -> None:
     [
         ("", "message: must be|body: must be a message as JSON"),
         ("[]", "must be a message as JSON"),
-        ("{}", "has no 'model_name'"),
-        ('{"model_name": "", "inputs": []}', "has no 'model_name'"),
+        ("{}", "has neither 'model_name' nor 'cancel'"),
+        ('{"model_name": "", "inputs": []}', "has neither 'model_name' nor 'cancel'"),
         ('{"model_name": 7}', "must be a message as JSON"),
         ('{"model_name": "m"}', "must be an inference request as JSON"),
         ('{"model_name": "\ud800"}', "must be a message as JSON"),
-        (b"", "has 0 bytes, a binary one begins with the JSON's length in 4"),
+        (b"", "has 0 bytes, must begin with the length of its JSON in 4"),
         (b"\0\0\0", "has 3 bytes"),
         (b"\xff\xff\xff\xff{}", "says that its JSON has 4294967295 bytes, but 2 follow"),
-        (b"\0\0\0\x02{}rest", "has no 'model_name'"),
+        (b"\0\0\0\x02{}rest", "has neither 'model_name' nor 'cancel'"),
         (b'\0\0\0\x1f{"model_name": "m", "inputs":[]}rest', "JSON"),
         (b'\0\0\0\x20{"model_name": "m", "inputs":[]}rest', "4 bytes after the last binary tensor"),
     ],

@@ -401,7 +401,7 @@ def test_results_for_python_callers_are_values(arena: Arena, accepts: str | list
     results.close()
 
 
-def test_results_for_doors_stay_blocks(arena: Arena) -> None:
+def test_results_for_frontends_stay_blocks(arena: Arena) -> None:
     results = Results(arena.fd, MIB)
     block = results.block(0, 4)
     events = Events(1, [block])

@@ -1,4 +1,4 @@
-"""Large tensors are read where they lie: by the model in the request's place in the arena, by a door in the worker's results."""
+"""Large tensors are read where they lie: by the model in the request's place in the arena, by a frontend in the worker's results."""
 
 import asyncio
 import gc

@@ -1,15 +1,15 @@
-"""A load generator: open loop, true to the microsecond as far as it can be, and honest about how far that was.
+"""A load generator: it sends requests at exact instants (an open loop), and reports how late each one was actually sent.
 
     from weir.bench import bench
     report = bench("http://localhost:8000/infer/square", rate=500, duration=30)
     print(report.outcome.p99_ms.value, report.outcome.errors)
 
-rounds.py    when requests leave, and one round of them: open or closed loop
-target.py    what is under load, the ledger of a round, and what a server counts of its batches
+rounds.py    the instants of requests, and one round of them: an open or a closed loop
+target.py    the contract of a target, the ledger of a round, and the batches that a server counts
 targets/     servers over HTTP, gRPC and WebSocket, and models in this process
-run.py       all rounds of all targets, and what was measured
+run.py       all rounds of all targets, and the results
 report.py    the progress bar, tables, Markdown, JSON and the figure
-vectors.py   the tables of a server of sentence vectors
+vectors.py   the tables for a server of text vectors
 """
 
 import asyncio
@@ -41,17 +41,23 @@ def bench(
     *targets: str | type[Model] | type[Service] | Target, data: str | Sequence[Any] | None = None,
     headers: Mapping[str, str] | None = None, timeout: float = 10.0, progress: bool = False, **settings: Any,
 ) -> Report:  # fmt: skip
-    """Put load on `targets`, one beside the other, and return what was measured.
+    """Put the same load on `targets`, in turns, and return the results.
 
-    A target is a URL (http://HOST:PORT/PATH, https, http://unix:SOCKET:/PATH, grpc://HOST:PORT/MODEL or ws://HOST:PORT/MODEL), a model's
-    class, which is served in this process, or a Target already made (InProcessTarget takes settings of the service). `data`, `headers` and `timeout` are
-    of HttpTarget; `settings` those of LoadSettings: `arrivals`, `rate`, `duration`, `concurrency`, `warm_up`, `rounds`,
-    `seed`, `max_lag_ms`.
+    Arguments:
+        targets: each is a URL (http://HOST:PORT/PATH, https, http://unix:SOCKET:/PATH, grpc://HOST:PORT/MODEL or
+            ws://HOST:PORT/MODEL), a model's class, which is served in this process, or a Target (InProcessTarget takes
+            settings of the service).
+        data: the bodies to send; see `read_payloads`. None sends the model's own example.
+        headers: headers of each HTTP request.
+        timeout: seconds until a request counts as failed.
+        progress: whether to show a bar on stderr.
+        settings: those of LoadSettings: `arrivals`, `rate`, `duration`, `concurrency`, `warm_up`, `rounds`, `seed`,
+            `max_lag_ms`.
 
-    `progress` shows a bar on stderr. Runs an event loop of its own; within one, await `run_bench`. Raises SettingsError when a setting is wrong or a target
-    cannot be had. A run that is no measurement says so in the report's `failures`.
+    This runs an event loop of its own; within an event loop, await `run_bench` instead. Raises SettingsError for a wrong setting
+    or a target that does not answer. If the measurement is invalid, the report's `failures` say why.
     """
-    with suppress(RuntimeError):  # what it raises where there is none
+    with suppress(RuntimeError):  # raised if no event loop runs
         asyncio.get_running_loop()
         raise SettingsError(
             "bench: cannot run where an event loop runs; await run_bench([target, ...], LoadSettings(...))"
@@ -62,7 +68,7 @@ def bench(
 
 
 def run_shown(targets: Sequence[Target], settings: LoadSettings, *, progress: bool) -> Report:
-    """Await `run_bench` in an event loop of its own, with a bar on stderr if `progress`."""
+    """Run `run_bench` in an event loop of its own, with a bar on stderr if `progress`. Raises what it raises."""
 
     async def run(display: Display) -> Report:
         shown = asyncio.ensure_future(display.run())

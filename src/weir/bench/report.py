@@ -1,7 +1,7 @@
-"""How a run is shown: its progress while it goes on; then a table with a column for each target, Markdown, JSON and a figure.
+"""Shows a run: its progress, and its results as a table with a column for each target, as Markdown, JSON and a figure.
 
-Another process draws the progress bar: drawing takes milliseconds, which would be send lag. It reads one JSON document per line,
-{"done", "whole", "text"}, and draws on stderr until its input ends.
+A process of its own draws the progress bar, because drawing takes milliseconds, which would add to the send lag. It reads one JSON
+document per line, {"done", "whole", "text"}, and draws on stderr until its input ends.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ _LABELS = dict(zip(QUANTILES, ("p50", "p90", "p95", "p99", "p99.9"), strict=True
 
 
 def to_dict(report: Report) -> dict[str, Any]:
-    """Return all but the single response times as a JSON-able dict; what is unknown is None."""
+    """Return the report without the individual response times as a JSON-able dict; unknown values are None."""
     values = {name: value for name, value in vars(report).items() if name != "outcomes"}
     outcomes = {
         name: {key: _plain(value) for key, value in vars(outcome).items() if key not in _HIDDEN}
@@ -51,11 +51,11 @@ def _plain(value: Any) -> Any:
 
 
 def headline(report: Report) -> str:
-    """Return in one line what was done."""
+    """Return one line of text that describes the load."""
     rate = "" if report.rate is None else f", {report.rate:,.6g} requests/s"
     rounds = "" if report.rounds == 1 else f" in {report.rounds} rounds, taking turns"
     warm_up = report.warm_up * report.rounds
-    return f"{report.arrivals}{rate}, {report.duration:g} s{rounds}; of these {warm_up:g} s to warm up, not counted"
+    return f"{report.arrivals}{rate}, {report.duration:g} s{rounds}; {warm_up:g} s of these are the warm-up and not counted"
 
 
 def table(report: Report) -> Table:
@@ -76,14 +76,14 @@ def markdown(report: Report) -> str:
     lines += ["| " + " | ".join(["", *names]) + " |", "| --- |" + " ---: |" * len(names)]
     lines += ["| " + " | ".join([label, *cells]) + " |" for label, cells in rows(report)]
     if report.failures:
-        lines += ["", "This run is no measurement:", "", *(f"- {line}" for line in report.failures)]
+        lines += ["", "This measurement is invalid:", "", *(f"- {line}" for line in report.failures)]
     return "\n".join(lines) + "\n"
 
 
 def rows(report: Report) -> list[Row]:
-    """Return the lines of the table: a label, and a cell for each target. Lines that say nothing of any are left out."""
+    """Return the rows of the table: a label, and a cell for each target. Rows without any content are left out."""
     outcomes = list(report.outcomes.values())
-    found = [*_requests(outcomes), *_times(outcomes), *_ours(outcomes), *_batches(outcomes)]
+    found = [*_requests(outcomes), *_times(outcomes), *_sending(outcomes), *_batches(outcomes)]
     return [(label, cells) for label, cells in found if any(cells)]
 
 
@@ -106,7 +106,7 @@ def _times(outcomes: list[Outcome]) -> Iterator[Row]:
     yield "max", [_number(each.max_ms) for each in outcomes]
 
 
-def _ours(outcomes: list[Outcome]) -> Iterator[Row]:
+def _sending(outcomes: list[Outcome]) -> Iterator[Row]:
     if outcomes[0].rate is not None:
         lags = [each.lag for each in outcomes]
         yield "send lag, ms: p50 / p99 / max", [" / ".join(map(_number, lag)) for lag in lags]
@@ -139,16 +139,14 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
-# The figure of a run: how response times are distributed, and how they went over time.
-
-
 _POINTS = 400  # of a curve
 _STRIPES = 100  # of the time axis
-_MARKED = (0.5, 0.1, 0.01, 0.001)  # shares that have a name: p50, p90, p99, p99.9
+_MARKED = (0.5, 0.1, 0.01, 0.001)  # the shares beyond p50, p90, p99 and p99.9
 
 
 def draw(report: Report, path: Path) -> None:
-    """Write `path` as PNG and SVG. Raises SettingsError without matplotlib."""
+    """Draw the distribution of response times and their course over time, and write `path` as PNG and SVG. Raises SettingsError
+    without matplotlib."""
     with figure(path, 1, 2, size=(9.6, 3.8)) as (drawing, axes):
         drawing.suptitle(headline(report), fontsize=9)
         for each in axes.flat:
@@ -165,7 +163,7 @@ def draw(report: Report, path: Path) -> None:
 def _draw_tail(axes: Any, outcome: Outcome, style: dict[str, Any]) -> None:
     times = np.sort(outcome.times_ms)
     beyond = 1.0 - np.arange(len(times)) / len(times)
-    # As many points to each decade of the share: the tail is what is looked at.
+    # Equally many points in each decade of the share, as the tail matters most.
     shown = np.unique(np.searchsorted(-beyond, -np.geomspace(1.0, beyond[-1], _POINTS)).clip(0, len(times) - 1))
     marks = [int(np.searchsorted(-beyond[shown], -share)) for share in _MARKED if share > beyond[-1]]
     axes.plot(times[shown], beyond[shown], label=outcome.target, markevery=marks, **style)
@@ -192,13 +190,13 @@ def _label_tail(axes: Any) -> None:
 
 
 def _label_course(axes: Any) -> None:
-    axes.set(xlabel="instant at which the request was to leave, s", ylabel="response time, ms")
+    axes.set(xlabel="instant at which the request was to be sent, s", ylabel="response time, ms")
     axes.set_title("thick: median, thin: largest", fontsize=8, loc="right")
     _number_plainly(axes.yaxis)
 
 
 def _number_plainly(axis: Any, steps: tuple[float, ...] = (1.0, 2.0, 5.0)) -> None:
-    """Write plain numbers at a logarithmic axis."""
+    """Label a logarithmic axis with plain numbers."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axis.set_major_locator(LogLocator(subs=steps))
@@ -206,17 +204,14 @@ def _number_plainly(axis: Any, steps: tuple[float, ...] = (1.0, 2.0, 5.0)) -> No
     axis.set_minor_formatter(NullFormatter())
 
 
-# The progress bar.
-
-
 _INTERVAL = 0.25  # seconds
-_LOOKED_AT = 256  # requests whose send lag is shown
+_LAG_REQUESTS = 256  # the shown send lag is that of so many requests
 
 
 class Display:
-    """What the run shows itself on: `watch` is told of each turn, and `run` shows how it goes until it is cancelled.
+    """The progress bar of a run. `watch` must be called for each turn, and `run` shows the progress until it is cancelled.
 
-    Use it as a context manager; without `shown` it does nothing.
+    Use it as a context manager. Without `shown` it does nothing.
     """
 
     def __init__(self, shown: bool, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -231,7 +226,7 @@ class Display:
         if self._shown:
             command = [sys.executable, "-c", "from weir.bench.report import draw_progress; draw_progress()"]
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
-            assert self._process.stdin is not None, "it was asked for"
+            assert self._process.stdin is not None, "stdin is a pipe"
             os.set_blocking(self._process.stdin.fileno(), False)
         return self
 
@@ -240,7 +235,7 @@ class Display:
         self._turn, self._ledger, self._since = turn, ledger, self._clock()
 
     async def run(self) -> None:
-        """Show the state a few times a second. What the other process does not read in time is lost."""
+        """Show the progress a few times a second. States that the other process does not read in time are dropped."""
         while self._process is not None and self._process.stdin is not None:
             await asyncio.sleep(_INTERVAL)
             if self._turn is not None:
@@ -259,14 +254,14 @@ class Display:
 
 
 def state_line(turn: Turn, ledger: Ledger, elapsed: float) -> bytes:
-    """Return what is to be drawn `elapsed` seconds after the beginning of a turn."""
+    """Return the line to draw `elapsed` seconds after the start of a turn, as JSON."""
     done = turn.index * turn.seconds + min(elapsed, turn.seconds)
     text = f"{ledger.begun:,} sent, {ledger.over - ledger.failed:,} ok, {ledger.failed:,} failed"
     if ledger.recent:
         times = sorted(ledger.recent)
         p50, p99 = (times[int(share * len(times))] * 1000.0 for share in (0.5, 0.99))
         text += f", p50 {p50:.3g} p99 {p99:.3g} ms"
-    last = range(max(0, ledger.begun - _LOOKED_AT), ledger.begun)
+    last = range(max(0, ledger.begun - _LAG_REQUESTS), ledger.begun)
     lags = [ledger.sent[index] - ledger.intended[index] for index in last if ledger.sent[index] == ledger.sent[index]]
     if lags:
         text += f", send lag {max(lags) * 1000.0:.2g} ms"
@@ -277,8 +272,8 @@ def state_line(turn: Turn, ledger: Ledger, elapsed: float) -> bytes:
 
 
 def draw_progress() -> None:
-    """Draw what comes on stdin, until its end."""
-    os.nice(10)  # what is measured goes first
+    """Draw the states that are read from stdin, until its end."""
+    os.nice(10)  # the measurement has priority
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
     from rich.table import Column
@@ -289,5 +284,5 @@ def draw_progress() -> None:
     with Progress(*columns, text, console=console, transient=True, auto_refresh=False, expand=True) as progress:
         row = progress.add_task("", total=None)
         for line in sys.stdin.buffer:
-            said: dict[str, Any] = msgspec.json.decode(line)
-            progress.update(row, completed=said["done"], total=said["whole"], description=said["text"], refresh=True)
+            state: dict[str, Any] = msgspec.json.decode(line)
+            progress.update(row, completed=state["done"], total=state["whole"], description=state["text"], refresh=True)

@@ -1,7 +1,8 @@
-"""One round of load on one target: when requests leave, what wakes the loop for them, and how they are sent.
+"""One round of load on one target: the instants of requests, the timer for them, and how they are sent.
 
-`LoadSettings` say what is asked for; `make_load` makes the instants of every round, the same for each target. `OpenLoop` sends each request at its
-instant, `ClosedLoop` as soon as another has its answer; `run_round` runs one of them until each request has its end.
+`LoadSettings` describe the load. `make_load` makes the instants of every round, which are the same for each target. `OpenLoop`
+sends each request at its instant; `ClosedLoop` sends one as soon as another is answered. `run_round` runs one of them until every
+request has ended.
 """
 
 import asyncio
@@ -26,22 +27,22 @@ from weir.simulation.arrivals import Arrivals, parse_arrivals
 Floats = NDArray[np.float64]
 
 _SHORTEST_ROUND = 0.05  # seconds
-_MOST_REQUESTS = 20_000_000  # each is in the books: some gigabytes
+_MAX_REQUESTS = 20_000_000  # the ledger of so many takes some gigabytes
 _FINITE = (lambda value: 0 < value < inf, "must be greater than 0, and finite")
 
 
 @dataclass(frozen=True)
 class LoadSettings:
-    """How a run is made. Durations are in seconds."""
+    """The load of a run. Durations are in seconds."""
 
     arrivals: str | Arrivals = setting(
-        "poisson", "when requests leave (poisson, constant, gamma:cv=2, trace:FILE, ...)"
+        "poisson", "when requests are sent (poisson, constant, gamma:cv=2, trace:FILE, ...)"
     )
-    rate: float | None = setting(None, "requests per second, where the arrivals do not say", rule=_FINITE)
+    rate: float | None = setting(None, "requests per second, unless the arrivals state it", rule=_FINITE)
     duration: float | None = setting(None, "seconds of load (default: 10, or a trace's own)", rule=_FINITE)
     concurrency: int | None = setting(
         None,
-        "closed loop instead: so many callers, each waiting for its answer before it asks again",
+        "closed loop instead: this many callers, each of which waits for its answer before it sends again",
         rule=AT_LEAST_ONE,
     )
     warm_up: float = setting(0.1, "share of each round that is not counted", rule=(
@@ -50,8 +51,8 @@ class LoadSettings:
     rounds: int | None = setting(
         None, "rounds, in which targets take turns (default: 5, or 1 for a single target)", rule=AT_LEAST_ONE
     )
-    seed: int = setting(1, "of what is random in the arrivals", rule=AT_LEAST_ZERO)
-    max_lag_ms: float = setting(1.0, "send lag at p99 above which the run fails", rule=POSITIVE)
+    seed: int = setting(1, "seed of random arrivals", rule=AT_LEAST_ZERO)
+    max_lag_ms: float = setting(1.0, "send lag in ms at p99 above which the run fails", rule=POSITIVE)
 
     def __post_init__(self) -> None:
         check(self)
@@ -59,8 +60,11 @@ class LoadSettings:
 
 @dataclass(frozen=True, eq=False)
 class Load:
-    """Rounds of `round_seconds`. Open loop: `times[r]` has the instants of round r, in seconds from its start; closed loop:
-    `times` is None, and `concurrency` callers ask."""
+    """The load of each target, in rounds of `round_seconds` seconds.
+
+    In an open loop, `times[r]` has the instants of round r, in seconds from its start. In a closed loop, `times` is None, and
+    there are `concurrency` callers.
+    """
 
     arrivals: str
     rate: float | None  # intended, requests per second
@@ -72,12 +76,12 @@ class Load:
 
 
 def make_load(settings: LoadSettings, targets: int) -> Load:
-    """Return what `settings` ask for; the same for every target. Raises SettingsError."""
+    """Return the load that `settings` describe for each of `targets` targets. Raises SettingsError."""
     rounds = settings.rounds or (1 if targets == 1 else 5)
     if settings.concurrency is not None:
         if settings.rate is not None:
             raise SettingsError(
-                f"rate={settings.rate:g}: a closed loop (concurrency) has none of its own; state one of them"
+                f"rate={settings.rate:g}: a closed loop (concurrency) has no rate; give one of them only"
             )
         seconds = _round_seconds(settings.duration or 10.0, rounds)
         name = f"closed:{settings.concurrency}"
@@ -90,7 +94,7 @@ def make_load(settings: LoadSettings, targets: int) -> Load:
     duration = settings.duration or (10.0 if length is None else float(times[-1]) + 1e-6)
     if not len(times):
         raise SettingsError(
-            f"arrivals={settings.arrivals!r}: none within {duration:g} s; a longer duration or a higher rate"
+            f"arrivals={settings.arrivals!r}: none within {duration:g} s; give a longer duration or a higher rate"
         )
     seconds = _round_seconds(duration, rounds)
     edges = np.searchsorted(times, np.arange(1, rounds) * seconds)
@@ -99,9 +103,9 @@ def make_load(settings: LoadSettings, targets: int) -> Load:
 
 
 def _check_count(rate: float, duration: float) -> None:
-    if rate * duration > _MOST_REQUESTS:
+    if rate * duration > _MAX_REQUESTS:
         raise SettingsError(
-            f"rate={rate:g}, duration={duration:g}: are {rate * duration:.3g} requests; must be at most {_MOST_REQUESTS:,}"
+            f"rate={rate:g}, duration={duration:g}: are {rate * duration:.3g} requests; must be at most {_MAX_REQUESTS:,}"
         )
 
 
@@ -128,7 +132,7 @@ def _text(settings: LoadSettings) -> str:
 
 
 def _arrivals(settings: LoadSettings) -> Arrivals:
-    """Return the process; where its text states neither a load nor a rate, `rate` is put in."""
+    """Return the process of arrivals. If its text states neither a load nor a rate, `rate` is inserted."""
     text, rate = settings.arrivals, settings.rate
     if not isinstance(text, str):
         return text
@@ -136,19 +140,16 @@ def _arrivals(settings: LoadSettings) -> Arrivals:
     parts = [part for part in rest.split(",") if part]
     stated = name == "trace" or any(part.startswith("rate=") or "=" not in part for part in parts)
     if stated and rate is not None:
-        raise SettingsError(f"rate={rate:g}: arrivals={text!r} state their own; state one of them")
+        raise SettingsError(f"rate={rate:g}: arrivals={text!r} state their own rate; give one of them only")
     if not stated and rate is None:
-        raise SettingsError(f"arrivals={text!r}: how many a second? Give --rate (requests per second)")
+        raise SettingsError(f"arrivals={text!r}: state no rate; give --rate (requests per second)")
     return parse_arrivals(text if stated else f"{name}:{','.join([f'rate={rate!r}', *parts])}")
-
-
-# A timer exact to hundredths of a millisecond: the event loop's own timers count whole milliseconds.
 
 
 _CLOCK_MONOTONIC = 1  # the clock of time.monotonic
 _TFD_NONBLOCK_CLOEXEC = os.O_NONBLOCK | os.O_CLOEXEC
 _TFD_TIMER_ABSTIME = 1
-_SOONEST = 1e-9  # 0 would disarm it
+_SOONEST = 1e-9  # seconds; 0 would disarm the timer
 
 
 class _Timespec(ctypes.Structure):
@@ -160,14 +161,18 @@ class _Itimerspec(ctypes.Structure):
 
 
 class Waker(Protocol):
-    """Calls back once, not before the instant that it was last set to."""
+    """A timer that calls back once."""
 
     def set(self, when: float, callback: Callable[[], None]) -> None:
-        """Call back at `when`, seconds of the clock; what was set before is forgotten."""
+        """Call back at `when`, in seconds of the clock, and not before; an earlier setting is forgotten."""
 
 
 class Alarm:
-    """A Waker for the running event loop and time.monotonic: a timer of the kernel's (timerfd). Close it."""
+    """A Waker for the running event loop and time.monotonic. It must be closed.
+
+    It is a timer of the kernel (timerfd), exact to hundredths of a millisecond: an event loop's own timers count whole
+    milliseconds.
+    """
 
     def __init__(self) -> None:
         self._callback: Callable[[], None] = lambda: None
@@ -180,7 +185,7 @@ class Alarm:
         self._loop.add_reader(self._file, self._fire)
 
     def set(self, when: float, callback: Callable[[], None]) -> None:
-        """Call back at `when`; at once if that is over."""
+        """See Waker. An instant in the past calls back at once."""
         self._callback = callback
         seconds, fraction = divmod(max(when, _SOONEST), 1.0)
         self._value.value.seconds, self._value.value.nanoseconds = int(seconds), int(fraction * 1e9)
@@ -190,12 +195,12 @@ class Alarm:
     def _fire(self) -> None:
         try:
             os.read(self._file, 8)
-        except BlockingIOError:  # it was set anew since
+        except BlockingIOError:  # the alarm has been set again since
             return
         self._callback()
 
     def close(self) -> None:
-        """Never call back again. Idempotent."""
+        """Disarm the timer and release it. Idempotent."""
         if self._file >= 0:
             self._loop.remove_reader(self._file)
             os.close(self._file)
@@ -210,23 +215,19 @@ class Alarm:
         self.close()
 
 
-# Sends requests, each at its own time (open loop) or as soon as an answer has come (closed loop).
-
-
-# Seconds before an instant that the loop turns without sleeping: to be woken takes up to about so long.
+# Seconds before an instant for which the event loop turns without sleeping: a wake-up takes up to about so long.
 SPIN = 0.0001
-# Requests that leave in one turn of the loop, so that answers are read in between.
-_BURST = 32
+_BURST = 32  # requests that are sent in one turn of the event loop, so that answers are read in between
 
 Clock = Callable[[], float]
 Send = Callable[[int], None]
 
 
 class OpenLoop:
-    """Calls `send(index)` for each request of the ledger at its intended instant, or as soon after as can be.
+    """Calls `send(index)` for each request of the ledger at its intended instant, or as soon after it as possible.
 
-    `tick` begins; it sees itself to be called again. `soon(callback)` calls back in the next turn of
-    the event loop. `finished()` is called when the last request was begun.
+    Call `tick` once to begin. `soon(callback)` must call back in the next turn of the event loop. `finished()` is called when the
+    last request has begun.
     """
 
     def __init__(
@@ -242,7 +243,7 @@ class OpenLoop:
         self._spin = spin
 
     def tick(self) -> None:
-        """Let leave what is due, then wait for the next."""
+        """Send the requests that are due, and arrange the next call of this method."""
         ledger = self._ledger
         intended = ledger.intended
         index, count = ledger.begun, len(intended)
@@ -266,7 +267,7 @@ class OpenLoop:
 
 
 class ClosedLoop:
-    """Keeps `concurrency` requests under way until the instant `end`: each leaves when another has its answer."""
+    """Keeps `concurrency` requests under way until the instant `end`: it sends one whenever another has ended."""
 
     def __init__(
         self, ledger: Ledger, send: Send, *, clock: Clock, soon: Callable[[Callable[[], None]], object],
@@ -279,15 +280,15 @@ class ClosedLoop:
         self._finished = finished
         self._end = end
         self._under_way = concurrency
-        ledger.hear = self._ended
+        ledger.on_end = self._ended
 
     def start(self) -> None:
-        """Begin all callers."""
+        """Send the first request of each caller."""
         for _ in range(self._under_way):
             self._next()
 
     def _ended(self, index: int) -> None:
-        self._soon(self._next)  # not from within: an end may come while the next request is being sent
+        self._soon(self._next)  # not at once: a request may end while it is being sent
 
     def _next(self) -> None:
         now = self._clock()
@@ -306,7 +307,7 @@ _SWEEP_INTERVAL = 0.05  # seconds
 
 
 class Round(NamedTuple):
-    """What came of a round: its books, when it began (on the books' clock), and what the server counted meanwhile."""
+    """The results of a round: its ledger, its start in seconds of the ledger's clock, and what the server counted meanwhile."""
 
     ledger: Ledger
     start: float
@@ -321,7 +322,7 @@ async def run_round(
     clock: Clock = time.monotonic,
     watch: Callable[[Ledger], None] = lambda ledger: None,
 ) -> Round:
-    """Run round `index` of `load` until each of its requests has its end; `watch` is shown the ledger at the start."""
+    """Run round `index` of `load` until every request has ended. `watch` is called with the ledger at the start."""
     before = await target.counts()
     start = clock() + _LEAD
     ledger = Ledger() if load.times is None else Ledger((load.times[index] + start).tolist())
@@ -367,7 +368,7 @@ async def _run_closed(target: Target, ledger: Ledger, concurrency: int, end: flo
 
 
 async def _settled(target: Target, ledger: Ledger, finished: asyncio.Future[None]) -> None:
-    """Wait until all have been sent and have their ends."""
+    """Wait until `finished` is done and every request has ended."""
     while not (finished.done() and ledger.open == 0):
         if finished.done():
             await asyncio.sleep(_SWEEP_INTERVAL / 10)

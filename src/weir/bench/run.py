@@ -1,4 +1,4 @@
-"""A whole run: targets side by side, in rounds, and what was measured of each."""
+"""A whole run: rounds of load in which the targets take turns, and the results of each target."""
 
 import gc
 import time
@@ -16,13 +16,13 @@ from weir.bench.target import OK, TIMEOUT, UNSENT, Batches, Ledger, Target, batc
 from weir.errors import SettingsError
 from weir.simulation.statistics import STRETCHES, Estimate, estimate
 
-_FEWEST = 10  # stretches that an interval is made of
-_ROUNDING = 1e-9  # seconds; an instant is a difference of two on a clock that may have run for months
+_FEWEST = 10  # an interval needs at least so many stretches
+_ROUNDING = 1e-9  # seconds; instants are differences of times on a clock that may have run for months
 
 
 class Lag(NamedTuple):
-    """How much later than intended requests left, in ms: our own doing, not the server's. One that never left, for want of a
-    connection, counts with the time until it was given up."""
+    """How much later than intended requests were sent, in ms: a delay of this program, not of the server. A request that was never
+    sent, for lack of a connection, counts with the time until it was given up."""
 
     p50_ms: float
     p99_ms: float
@@ -31,23 +31,21 @@ class Lag(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What was measured of one target, without warm-up (but for `batches`).
+    """The results of one target, without the warm-up (which only `batches` includes).
 
-    Response times are in ms, from the instant at which a request was *meant* to leave; those of requests that were given up
-    count until then. Estimates have 95 % intervals (batch means; infinite where the requests are too few for one). `rate`
-    is what was meant, `sent_rate` what left and `throughput` the good answers, all per second of load. `errors` counts the
-    failed requests by what went wrong.
+    Response times are in ms, from the instant at which a request was *to be* sent. A request that was given up counts with the
+    time until then. Estimates have 95 % intervals (batch means; infinite if there are too few requests).
     """
 
     target: str
-    rate: float | None
-    sent_rate: float
-    throughput: float
+    rate: float | None  # intended, requests per second; None in a closed loop
+    sent_rate: float  # requests sent per second of load
+    throughput: float  # successful answers per second of load
     requests: int
-    answered: int  # well
+    answered: int  # successfully
     timeouts: int
-    unfinished: int  # never sent, for want of a connection, or without any end
-    errors: dict[str, int]
+    unfinished: int  # never sent, for lack of a connection, or never ended
+    errors: dict[str, int]  # other failed requests by what went wrong
     response_time_ms: Estimate
     p50_ms: Estimate
     p90_ms: Estimate
@@ -59,12 +57,12 @@ class Outcome:
     connections: int | None
     held: int  # requests that waited for a connection because no more were allowed
     batches: Batches | None
-    times_ms: Floats  # each response time, in the order in which requests were meant to leave
-    instants: Floats  # seconds from the start of the run (rounds laid end to end) at which they were
+    times_ms: Floats  # each response time, in the order of the intended instants
+    instants: Floats  # the intended instants, in seconds from the start of the run (rounds laid end to end)
 
 
 def make_outcome(target: str, load: Load, rounds: Sequence[Round], connections: int | None, held: int) -> Outcome:
-    """Return what `rounds` of one target measured together."""
+    """Return the results of all `rounds` of one target together."""
     intended, sent, ended = (_instants(rounds, name) for name in ("intended", "sent", "ended"))
     kinds = np.concatenate([np.array(each.ledger.kinds)[np.array(each.ledger.outcomes, np.int64)] for each in rounds])
     begun = np.repeat(np.arange(len(rounds)) * load.round_seconds, [len(each.ledger.intended) for each in rounds])
@@ -112,7 +110,8 @@ def _quantile(times: Floats, q: float) -> Estimate:
 
 
 def _estimate(times: Floats, of: Callable[[Floats], Any], least: float = 10.0) -> Estimate:
-    """Return `of(times)` with its interval, from stretches of at least `least` requests; without, if they are too few."""
+    """Return `of(times)` with an interval from stretches of at least `least` requests each; without an interval if there are too
+    few requests."""
     if not len(times):
         return Estimate(np.nan, np.nan, np.nan)
     stretches = min(STRETCHES, int(len(times) / least))
@@ -122,11 +121,11 @@ def _estimate(times: Floats, of: Callable[[Floats], Any], least: float = 10.0) -
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """What a run measured. `outcomes` has each target's by its name; `failures` say, one line each, why the run is no
-    measurement (none: it is one)."""
+    """The results of a run. `outcomes` has those of each target by name. `failures` has one line for each reason why the measurement
+    is invalid; it is empty for a valid one."""
 
     arrivals: str
-    rate: float | None  # meant, requests per second; None in a closed loop
+    rate: float | None  # intended, requests per second; None in a closed loop
     duration: float  # seconds of load on each target
     rounds: int
     warm_up: float  # seconds of each round
@@ -137,13 +136,13 @@ class Report:
 
     @property
     def outcome(self) -> Outcome:
-        """The first target's, which is the only one as a rule."""
+        """The results of the first target, which is usually the only one."""
         return next(iter(self.outcomes.values()))
 
 
 @dataclass(frozen=True)
 class Turn:
-    """A round of one target: the `index`-th of `count` turns, each of so many seconds."""
+    """A round of one target: number `index` (from 0) of `count` turns of `seconds` seconds each."""
 
     target: str
     index: int
@@ -156,12 +155,12 @@ Watch = Callable[[Turn, Ledger], None]
 
 async def run_bench(
     targets: Sequence[Target], settings: LoadSettings, *, clock: Clock = time.monotonic,
-    watch: Watch = lambda turn, books: None,
+    watch: Watch = lambda turn, ledger: None,
 ) -> Report:  # fmt: skip
-    """Put the same load on each of `targets`, in turns, and return what was measured.
+    """Put the same load on each of `targets`, in turns, and return the results.
 
-    `watch(turn, books)` is called at the start of each round. Raises SettingsError when a
-    target cannot be had; all that was opened is closed again.
+    `watch(turn, ledger)` is called at the start of each round. Raises SettingsError for a wrong setting or a target that does not
+    answer. All targets are closed at the end, also after an error.
     """
     names = [target.name for target in targets]
     if not names or len(set(names)) < len(names):
@@ -190,14 +189,14 @@ async def run_bench(
 
 
 def _turned(targets: Sequence[Target], index: int) -> list[Target]:
-    """Let another target be the first in each round: what is first may find the machine in another state."""
+    """Return the targets, beginning with another one in each round: the first one may find the machine in another state."""
     first = index % len(targets)
     return [*targets[first:], *targets[:first]]
 
 
 @contextmanager
 def _without_pauses() -> Iterator[None]:
-    """Keep the garbage collector away from what is there already: to look through it takes longer than a request."""
+    """Hide all present objects from the garbage collector while the block runs: examining them takes longer than a request."""
     gc.collect()
     gc.freeze()
     try:
@@ -223,10 +222,10 @@ def _report(load: Load, settings: LoadSettings, outcomes: dict[str, Outcome]) ->
 def _failures(outcome: Outcome, max_lag_ms: float) -> list[str]:
     lines = []
     if outcome.rate is not None and outcome.lag.p99_ms > max_lag_ms:
-        held = f", {outcome.held} of them for want of a connection (max_connections)" if outcome.held else ""
+        held = f", {outcome.held} of them for lack of a connection (max_connections)" if outcome.held else ""
         lines.append(
-            f"{outcome.target}: requests left late: {outcome.lag.p99_ms:.2f} ms at p99, which must be at most"
-            f" {max_lag_ms:g} ms (max_lag_ms){held}; the load is not what was asked for"
+            f"{outcome.target}: requests were sent late: {outcome.lag.p99_ms:.2f} ms at p99, which must be at most"
+            f" {max_lag_ms:g} ms (max_lag_ms){held}; the load was not the requested one"
         )
     if not outcome.answered:
         worst = max(outcome.errors, key=lambda kind: outcome.errors[kind], default="timeout")

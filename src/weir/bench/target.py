@@ -1,4 +1,4 @@
-"""What is measured: something that takes requests."""
+"""The contract of a target of load, the ledger of a round, and the batches that a server counts."""
 
 from array import array
 from collections import deque
@@ -11,16 +11,20 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from weir.errors import SettingsError
 
-# The batches of a run: what the server counted at its end, less what it had counted at its start.
-
-
 TIMES = ("queue", "predict", "total")
 
 
 @dataclass(frozen=True)
 class Counts:
-    """What a server has counted since its start: rows, batches by reason and by size (not cumulated), and of each time its
-    sum in seconds and how many were summed."""
+    """What a server has counted since its start. The counts of a run are those at its end minus those at its start.
+
+    Attributes:
+        rows: rows in all batches.
+        reasons: batches by the reason why they were cut.
+        sizes: batches by the upper bound of their size in rows, not cumulated.
+        seconds: the sum of each of TIMES.
+        times: how many values each sum has.
+    """
 
     rows: float = 0.0
     reasons: Mapping[str, float] = field(default_factory=dict)
@@ -46,11 +50,16 @@ class Counts:
 
 @dataclass(frozen=True)
 class Batches:
-    """How the requests of a run were batched (warm-up included).
+    """How the requests of a run were batched, including those of the warm-up.
 
-    `sizes` counts the batches of up to so many rows, and of more than the size before it; `reasons` says why they were
-    cut. `queue_time_ms`, `predict_time_ms` and `total_time_ms` are means: of a request until dispatch, of a batch in
-    `predict`, of a request in the server.
+    Attributes:
+        count: the number of batches.
+        mean_rows: rows per batch.
+        reasons: batches by the reason why they were cut.
+        sizes: batches by size: each key is the upper bound of a range of sizes, which begins above the next smaller key.
+        queue_time_ms: mean time of a request until its dispatch.
+        predict_time_ms: mean time of a batch in `predict`.
+        total_time_ms: mean time of a request in the server.
     """
 
     count: int
@@ -63,7 +72,7 @@ class Batches:
 
 
 def batches_of(counts: Counts) -> Batches:
-    """Return `counts`, to be read."""
+    """Return the Batches that `counts` describe."""
     count = sum(counts.reasons.values())
     return Batches(
         count=round(count),
@@ -79,7 +88,7 @@ def _mean_ms(seconds: float, number: float) -> float:
 
 
 def read_counts(text: str, model: str) -> Counts:
-    """Return what `/metrics` says of one model. Raises SettingsError if it does not."""
+    """Return the counts of one model from the text of `/metrics`. Raises SettingsError if the text cannot be parsed."""
     samples: dict[str, list[tuple[dict[str, str], float]]] = {}
     try:
         for family in text_string_to_metric_families(text):
@@ -91,20 +100,20 @@ def read_counts(text: str, model: str) -> Counts:
     sums = [name for name in samples if name.endswith("_batch_size_sum")]
     namespace = sums[0].removesuffix("_batch_size_sum") if sums else "weir"
     return Counts(
-        rows=_sole(samples, f"{namespace}_batch_size_sum"),
+        rows=_sum(samples, f"{namespace}_batch_size_sum"),
         reasons={labels["reason"]: value for labels, value in samples.get(f"{namespace}_batches_total", [])},
         sizes=_sizes(samples.get(f"{namespace}_batch_size_bucket", [])),
-        seconds={name: _sole(samples, f"{namespace}_{name}_time_seconds_sum") for name in TIMES},
-        times={name: _sole(samples, f"{namespace}_{name}_time_seconds_count") for name in TIMES},
+        seconds={name: _sum(samples, f"{namespace}_{name}_time_seconds_sum") for name in TIMES},
+        times={name: _sum(samples, f"{namespace}_{name}_time_seconds_count") for name in TIMES},
     )
 
 
-def _sole(samples: dict[str, list[tuple[dict[str, str], float]]], name: str) -> float:
+def _sum(samples: dict[str, list[tuple[dict[str, str], float]]], name: str) -> float:
     return sum(value for _, value in samples.get(name, []))
 
 
 def _sizes(buckets: list[tuple[dict[str, str], float]]) -> dict[float, float]:
-    """Undo the cumulation of a histogram."""
+    """Return the counts of a cumulative histogram's buckets, not cumulated, by upper bound."""
     sizes, before = {}, 0.0
     for bound, value in sorted((float(labels["le"]), value) for labels, value in buckets):
         sizes[bound] = value - before
@@ -112,36 +121,42 @@ def _sizes(buckets: list[tuple[dict[str, str], float]]) -> dict[float, float]:
     return sizes
 
 
-# The record of one round: for each request, when it was due, when it was sent, when it ended and how.
-
-
 OK, TIMEOUT, UNSENT = "ok", "timeout", "unsent"
-_RECENT = 512  # response times that the live figures are taken from
+_RECENT = 512  # response times that the live figures are computed from
 
 
 class Ledger:
-    """A request is its index. All instants are seconds of one clock.
+    """The record of one round. A request is its index; all instants are in seconds of one clock.
 
-    `outcomes` has for each request the index of its outcome in `kinds`; 0 while it has none. `hear(index)` is called at
-    each end.
+    Attributes:
+        intended: when each request was to be sent.
+        sent: when it was sent; NaN before.
+        ended: when it ended; NaN before.
+        outcomes: the index in `kinds` of how it ended; 0 before.
+        kinds: the different outcomes.
+        begun: how many requests were given to the target.
+        over: how many have ended.
+        failed: how many of these have failed.
+        recent: the last response times, in seconds.
+        on_end: is called with the index of each request that ends.
     """
 
-    def __init__(self, intended: Iterable[float] = (), hear: Callable[[int], None] | None = None) -> None:
+    def __init__(self, intended: Iterable[float] = (), on_end: Callable[[int], None] | None = None) -> None:
         self.intended = array("d", intended)
         count = len(self.intended)
         self.sent = array("d", [nan]) * count
         self.ended = array("d", [nan]) * count
         self.outcomes = array("H", [0]) * count
         self.kinds = ["", OK]
-        self.begun = 0  # requests that were handed to the target
-        self.over = 0  # requests that have had their end
-        self.failed = 0  # of these, the ones that were not answered well
+        self.begun = 0
+        self.over = 0
+        self.failed = 0
         self.recent: deque[float] = deque(maxlen=_RECENT)
-        self.hear = hear
+        self.on_end = on_end
         self._codes = {OK: 1}
 
     def add(self, intended: float) -> int:
-        """Enter one more request, and return its index."""
+        """Add a request that is to be sent at `intended`, and return its index."""
         self.intended.append(intended)
         self.sent.append(nan)
         self.ended.append(nan)
@@ -149,7 +164,8 @@ class Ledger:
         return len(self.intended) - 1
 
     def end(self, index: int, now: float, outcome: str) -> None:
-        """Note the end of a request: OK, or what went wrong in a few words. Each has one."""
+        """Record the end of a request at `now`. `outcome` is OK, or a few words about what went wrong. Call this once per
+        request."""
         self.ended[index] = now
         self.over += 1
         code = self._codes.get(outcome)
@@ -160,53 +176,56 @@ class Ledger:
         if code != 1:
             self.failed += 1
         self.recent.append(now - self.intended[index])
-        if self.hear is not None:
-            self.hear(index)
+        if self.on_end is not None:
+            self.on_end(index)
 
     @property
     def open(self) -> int:
-        """How many requests were begun and have no end yet."""
+        """The number of requests that have begun and not ended."""
         return self.begun - self.over
 
 
 class Target(Protocol):
-    """All methods are called from one event loop. `send` notes in the ledger of the round when the request left and, once
-    it is so, how it ended; every request has an end, at the latest when `give_up` has been called for long enough."""
+    """Something that load can be put on. All methods are called in one event loop.
+
+    `send` records in the round's ledger when the request was sent, and later how it ended. Every request ends, at the latest
+    after its timeout, if `give_up` is called from time to time.
+    """
 
     @property
     def name(self) -> str:
-        """What it is called in tables."""
+        """Its name in tables."""
 
     @property
     def connections(self) -> int | None:
-        """How many connections were open at most; None where there are none."""
+        """The largest number of connections that were open at a time; None if it has no connections."""
 
     @property
     def held(self) -> int:
-        """How many requests had to wait for a connection, because no more were allowed."""
+        """How many requests had to wait for a connection because no more were allowed."""
 
     async def open(self) -> None:
-        """Get ready, and make sure that requests are answered. Raises SettingsError, in one line."""
+        """Connect, and check that a request is answered. Raises SettingsError."""
 
     async def start_round(self, ledger: Ledger) -> None:
-        """Get ready for a round, whose books are `ledger`."""
+        """Record all further requests in `ledger`."""
 
     def send(self, index: int) -> None:
         """Send the request `index` of the round."""
 
     def give_up(self) -> None:
-        """End what has been under way for too long. Called some twenty times a second."""
+        """End requests that have timed out. Called some twenty times a second."""
 
     async def counts(self) -> Counts | None:
-        """Return what has been counted so far; None if it cannot be known."""
+        """Return what has been counted so far; None if that is unknown."""
 
     async def close(self) -> None:
-        """Leave nothing open. Idempotent."""
+        """Close all connections. Idempotent."""
 
 
 class LedgerTarget:
-    """What targets have in common: they report to the ledger of the round. By default no request waits for a connection, none is given up
-    here, and nobody counts batches."""
+    """Base class of targets. It keeps the ledger of the round. By default no request waits for a connection, `give_up` does nothing,
+    and no batches are counted."""
 
     def __init__(self, name: str, clock: Callable[[], float]) -> None:
         self.name = name
@@ -215,16 +234,16 @@ class LedgerTarget:
 
     @property
     def held(self) -> int:
-        """How many requests had to wait because no more connections were allowed."""
+        """See Target."""
         return 0
 
     async def start_round(self, ledger: Ledger) -> None:
-        """Report to `ledger` from now on."""
+        """See Target."""
         self._ledger = ledger
 
     def give_up(self) -> None:
-        """Do nothing: each request has an end by itself."""
+        """Do nothing: every request ends by itself."""
 
     async def counts(self) -> Counts | None:
-        """Return None: it cannot be known."""
+        """Return None: batches are not counted."""
         return None

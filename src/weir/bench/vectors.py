@@ -1,4 +1,5 @@
-"""How fast a server of sentence vectors answers clients that each wait for one answer before they ask again, or keep several requests under way."""
+"""Measures how fast a server of text vectors answers: with clients that wait for each answer, and with clients that keep several
+requests under way. The tables are those of bert-as-service's benchmark."""
 
 import os
 import random
@@ -9,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from itertools import cycle
 from pathlib import Path
 from statistics import median
@@ -23,19 +24,19 @@ from weir.client.embedding import EmbeddingTransport
 from weir.errors import SettingsError
 from weir.figures import figure, styles
 
-# Each is one token for the usual models of English.
+# Each word is one token for the usual English models.
 _WORDS = (
     "the of and to in was he is for it with as his on be at by had not are but from or have an they which one you were all her she "
     "there would their we him been has when who will more no if out so up said what its about than into them can only other time new some"
 )
 WORDS: Sequence[str] = tuple(_WORDS.split())
-WARM = 64  # texts of a first request, which is not counted
+WARM = 64  # texts in the first request, which is not counted
 
 Connect = Callable[[], EmbeddingClient]
 
 
 class Clients(NamedTuple):
-    """So many, each of which asks for so many texts of so many words at once, and keeps `ahead` such requests under way."""
+    """`number` clients. Each sends `batch` texts of `words` words per request, and keeps `ahead` requests under way."""
 
     number: int
     batch: int
@@ -44,39 +45,43 @@ class Clients(NamedTuple):
 
     @property
     def under_way(self) -> int:
-        """Texts of all of them together that the server has at a time."""
+        """How many texts of all clients together the server has at a time."""
         return self.number * self.batch * self.ahead
 
 
 class Patience(NamedTuple):
-    """How often each client asks: at most `repeats` times, and no more once `seconds` are over; at least once."""
+    """How often each client repeats its request: at most `repeats` times and for `seconds` seconds, but at least once."""
 
     repeats: int
     seconds: float
 
 
 def texts_of(clients: Clients, vocabulary: Sequence[str] = WORDS, seed: int = 0) -> list[list[str]]:
-    """Return what each client asks for: words by chance, no text twice but by chance. All together are the same texts
-    wherever as many are under way."""
-    chance = random.Random(seed)
+    """Return the texts of each client, made of random words. All clients together have the same texts whenever equally many are
+    under way."""
+    generator = random.Random(seed)
     return [
-        [" ".join(chance.choices(vocabulary, k=clients.words)) for _ in range(clients.batch * clients.ahead)]
+        [" ".join(generator.choices(vocabulary, k=clients.words)) for _ in range(clients.batch * clients.ahead)]
         for _ in range(clients.number)
     ]
 
 
 def measure(connect: Connect, clients: Clients, patience: Patience, vocabulary: Sequence[str] = WORDS) -> list[float]:
-    """Return the texts per second that each client got that waits for each answer. Begins when all of them are connected and
-    have had an answer. Raises what a call raises."""
+    """Return the texts per second of each client, where each waits for its answer before it sends again.
+
+    The measurement begins when every client is connected and has had an answer. Raises what a call raises.
+    """
     return _together(connect, clients, vocabulary, lambda client, texts: _waiting(client, texts, patience), Event())
 
 
 def measure_steady(
     connect: Connect, clients: Clients, seconds: float, vocabulary: Sequence[str] = WORDS
 ) -> list[float]:
-    """Return the texts per second that each client got that keeps `clients.ahead` requests under way, for `seconds` and at least
-    one answer. Counted is only while all of them ask: from when all that was asked first is answered, and the others go on until the
-    last has been counted. All is answered at the end. Raises what a call raises."""
+    """Return the texts per second of each client, where each keeps `clients.ahead` requests under way for `seconds` seconds.
+
+    Only times count at which all clients send. The count of a client begins when its first `ahead` requests are answered, and has at
+    least one answer. All clients go on until the last one has been counted. Raises what a call raises.
+    """
     over, lock, left = Event(), Lock(), [clients.number]
 
     def counted() -> None:
@@ -108,12 +113,12 @@ def _together(
             raise
 
     with ThreadPoolExecutor(clients.number) as pool:
-        asking = [pool.submit(connected, texts) for texts in texts_of(clients, vocabulary)]
-        failed = [error for each in asking if (error := each.exception()) is not None]
-        # One whose call failed says why; those that waited for it only know that somebody did.
+        futures = [pool.submit(connected, texts) for texts in texts_of(clients, vocabulary)]
+        failed = [error for each in futures if (error := each.exception()) is not None]
+        # The client whose call failed knows the reason. Those that waited for it have a BrokenBarrierError only.
         for error in sorted(failed, key=lambda error: type(error).__name__ == "BrokenBarrierError"):
             raise error
-        return [each.result() for each in asking]
+        return [each.result() for each in futures]
 
 
 def _waiting(client: EmbeddingClient, texts: list[str], patience: Patience) -> float:
@@ -127,7 +132,7 @@ def _waiting(client: EmbeddingClient, texts: list[str], patience: Patience) -> f
 
 
 class _Steady:
-    """One client's requests. `counted` is called once it has been measured; it asks on until `over`."""
+    """The requests of one client. `counted` is called when it has been measured; it goes on sending until `over` is set."""
 
     def __init__(self, clients: Clients, seconds: float, counted: Callable[[], None], over: Event) -> None:
         self._clients = clients
@@ -135,18 +140,18 @@ class _Steady:
         self._counted = counted
         self._over = over
         self._answered = 0
-        self._began: float | None = None  # when all that was asked first was answered
+        self._began: float | None = None  # when its first `ahead` requests were answered
         self._rate: float | None = None
 
     def rate(self, client: EmbeddingClient, texts: list[str]) -> float:
-        for _ in client.encode_async(self._asked(texts), ahead=self._clients.ahead):
+        for _ in client.encode_async(self._requests(texts), ahead=self._clients.ahead):
             self._answered += 1
             self._look(time.perf_counter())
         if self._rate is None:
             raise RuntimeError("another client's call failed")
         return self._rate
 
-    def _asked(self, texts: list[str]) -> Iterator[list[str]]:
+    def _requests(self, texts: list[str]) -> Iterator[list[str]]:
         batch = self._clients.batch
         requests = cycle([texts[place : place + batch] for place in range(0, len(texts), batch)])
         while not self._over.is_set():
@@ -161,21 +166,18 @@ class _Steady:
             self._counted()
 
 
-# The tables that bert-as-service has been measured by: length, size of a request, clients, size of a batch, layer.
-
-
-UNDER_WAY = 256  # texts, in small requests or in large ones
-CALLERS = 8  # clients of small requests, of one text each
-LARGE_CLIENTS = 2  # so that one's texts are computed while the other's answer is on its way
+UNDER_WAY = 256  # texts under way where small requests are compared with large ones
+CALLERS = 8  # clients of small requests, which have one text each
+LARGE_CLIENTS = 2  # so that the texts of one are computed while the answer to the other travels
 ROUNDS = 3
-WISHED = 0.9
+TARGET_SHARE = 0.9  # of the throughput of large requests that small ones should reach
 
-# A server with these flags, for the length of a block.
+# Runs a server with these flags while the block runs.
 Serve = Callable[[Sequence[str]], AbstractContextManager[Connect]]
 
 
 class Table(NamedTuple):
-    """A measured table: whole numbers, and rates, which are no whole numbers. `remark` stands below it."""
+    """A table of results: ints are counts, floats are rates. `remark` is shown below it."""
 
     title: str
     columns: Sequence[str]
@@ -183,15 +185,17 @@ class Table(NamedTuple):
     remark: str = ""
 
     def markdown(self) -> str:
-        """Return it as Markdown."""
+        """Return the table as Markdown."""
         lines = [self.columns, ["---:"] * len(self.columns), *(map(_shown, row) for row in self.rows)]
         table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
         return f"### {self.title}\n\n{table}\n" + (f"\n{self.remark}\n" if self.remark else "")
 
 
 class TablesPlan(NamedTuple):
-    """What is to be measured. An empty list leaves a table out. `length` is that of texts, in tokens, where it is not what changes, `batch`
-    is how many a client asks for at once."""
+    """What is to be measured. An empty list leaves its table out.
+
+    `length` and `batch` are the tokens of a text and the texts of a request in tables where they do not vary.
+    """
 
     lengths: Sequence[int] = (20, 40, 80, 160, 320)
     batches: Sequence[int] = (1, 4, 8, 16, 64, 256, 512, 1024, 2048, 4096)
@@ -206,13 +210,13 @@ class TablesPlan(NamedTuple):
 
     @property
     def steps(self) -> int:
-        """How many measurements that is."""
+        """The number of measurements."""
         lists = (self.lengths, self.batches, self.clients, self.batch_sizes, self.layers)
         return sum(map(len, lists)) + 2 * ROUNDS * self.small_and_large
 
 
 class Tables:
-    """Measures what `plan` says with servers of `serve`; `progress` hears of each measurement."""
+    """Measures the tables of `plan` with servers from `serve`; `progress` is called with a text after each measurement."""
 
     def __init__(self, plan: TablesPlan, serve: Serve, progress: Callable[[str], None]) -> None:
         self._plan = plan
@@ -220,7 +224,7 @@ class Tables:
         self._progress = progress
 
     def measure(self) -> Iterator[Table]:
-        """Yield each table when it is done. Servers are started anew where what changes is a setting of theirs."""
+        """Yield each table when it is done. Where a setting of the server varies, a server is started for each value."""
         plan = self._plan
         if plan.lengths:
             yield self._by_setting("Length of texts", "tokens", "--max-length", plan.lengths)
@@ -239,41 +243,42 @@ class Tables:
         if plan.batches:
             rates = {batch: sum(self._rates(connect, Clients(1, batch, plan.length))) for batch in plan.batches}
             least = min(rates)
-            said = (
-                "The client waits for each answer before it asks again, so that nothing else is under way. "
-                f"By {least} at a time it gets {rates[least] / max(rates.values()):.2f} of what it gets at best."
+            remark = (
+                "The client waits for each answer before it sends again, so that nothing else is under way. "
+                f"With {least} at a time it gets {rates[least] / max(rates.values()):.2f} of its best rate."
             )
-            yield Table("Texts in a request of one client", ["texts", "texts/s"], list(rates.items()), said)
+            yield Table("Texts in a request of one client", ["texts", "texts/s"], list(rates.items()), remark)
         if plan.clients:
             yield self._by_clients(connect)
         if plan.small_and_large:
             yield self._small_and_large(connect)
 
     def _by_clients(self, connect: Connect) -> Table:
-        """Counted while all of them ask: who is answered first, and counted then, would seem to be faster than all together are."""
+        """Measure while all clients send: otherwise those that are answered first would seem faster than all together."""
         plan, rows = self._plan, []
         for count in plan.clients:
             rate = self._steady(connect, Clients(count, plan.batch, plan.length))
             rows.append((count, rate / count, rate))
-        said = f"{plan.batch} texts a request; each client waits for its answer before it asks again."
-        return Table("Clients", ["clients", "texts/s each", "texts/s in all"], rows, said)
+        remark = f"{plan.batch} texts a request; each client waits for its answer before it sends again."
+        return Table("Clients", ["clients", "texts/s each", "texts/s in all"], rows, remark)
 
     def _by_setting(self, title: str, column: str, flag: str, values: Sequence[int]) -> Table:
         plan, rows = self._plan, []
         for value in values:
             length = value if flag == "--max-length" else plan.length
-            told = ["--max-length", str(length)]
-            if flag == "--max-batch-size":  # full of texts, and computed as one
-                told += [flag, str(value), "--max-batch-cost", str(value * length), "--run-tokens", str(value * length)]
+            flags = ["--max-length", str(length)]
+            if flag == "--max-batch-size":  # full batches, each of which is computed as a whole
+                cost = str(value * length)
+                flags += [flag, str(value), "--max-batch-cost", cost, "--run-tokens", cost]
             elif flag != "--max-length":
-                told += [flag, str(value)]
-            with self._serve(told) as connect:
+                flags += [flag, str(value)]
+            with self._serve(flags) as connect:
                 rates = self._rates(connect, Clients(1, plan.batch, length), f"{flag} {value}: ")
             rows.append((value, sum(rates)))
         return Table(title, [column, "texts/s"], rows, f"One client, {plan.batch} texts a request.")
 
     def _small_and_large(self, connect: Connect) -> Table:
-        """The same texts, as many of them under way: one a request, or in two large requests."""
+        """Compare requests of one text with two large requests: the same texts, and equally many under way."""
         plan = self._plan
         kinds = {
             "small": Clients(CALLERS, 1, plan.length, UNDER_WAY // CALLERS),
@@ -284,13 +289,13 @@ class Tables:
             for kind in sorted(kinds, reverse=bool(turn % 2)):
                 rates[kind].append(self._steady(connect, kinds[kind], f"{kind} requests: "))
         share = median(small / large for small, large in zip(rates["small"], rates["large"], strict=True))
-        said = f"Small requests reach {share:.2f} of the throughput of large ones (wished: {WISHED} or more)."
+        remark = f"Small requests reach {share:.2f} of the throughput of large ones (target: {TARGET_SHARE} or more)."
         rows = [
             (clients.number, clients.ahead, clients.batch, clients.under_way, median(rates[kind]))
             for kind, clients in kinds.items()
         ]
         columns = ["clients", "requests each has under way", "texts in a request", "texts under way", "texts/s"]
-        return Table("Small requests and large ones", columns, rows, said)
+        return Table("Small requests and large ones", columns, rows, remark)
 
     def _steady(self, connect: Connect, clients: Clients, what: str = "") -> float:
         rate = sum(measure_steady(connect, clients, self._plan.patience.seconds, self._plan.vocabulary))
@@ -311,20 +316,17 @@ def _shown(value: float) -> str:
     return f"{value:,.0f}" if isinstance(value, int) or value >= 100 else f"{value:.1f}"
 
 
-# The tables of sentence vectors in files: as Markdown or JSON, and as a picture.
-
-
 _ACROSS = 3  # panels in a row
 
 
 def as_json(tables: Sequence[Table], machine: Mapping[str, Any]) -> str:
-    """Return `tables` and what they were measured on as an object of `tables` and `machine`."""
-    said = {"machine": machine, "tables": [table._asdict() for table in tables]}
-    return msgspec.json.format(msgspec.json.encode(said), indent=2).decode() + "\n"
+    """Return an object with `tables` and `machine`, the facts about the machine, as JSON."""
+    document = {"machine": machine, "tables": [table._asdict() for table in tables]}
+    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
 
 
 def as_markdown(tables: Sequence[Table], machine: Mapping[str, Any]) -> str:
-    """Return `tables` as Markdown, what they were measured on below."""
+    """Return `tables` as Markdown, followed by the facts about the machine."""
     return "\n".join([*(table.markdown() for table in tables), f"<sub>{_listed(machine)}.</sub>\n"])
 
 
@@ -334,7 +336,8 @@ def _listed(facts: Mapping[str, Any]) -> str:
 
 
 def draw(tables: Sequence[Table], path: Path) -> None:
-    """Write `path` as PNG and SVG: a panel for each table whose first column is what was changed. Raises SettingsError without matplotlib."""
+    """Write `path` as PNG and SVG, with a panel for each table whose first column is the varied value. Raises SettingsError without
+    matplotlib."""
     shown = [table for table in tables if table.columns[1].startswith("texts/s")]
     across = min(_ACROSS, max(1, len(shown)))
     with figure(path, -(-max(1, len(shown)) // across), across) as (_, axes):
@@ -357,15 +360,12 @@ def _panel(axes: Any, table: Table) -> None:
         axes.legend(fontsize=8)
 
 
-# A server of sentence vectors in a process of its own, for as long as it is measured.
-
-
-ANSWER_SECONDS = 600.0  # thousands of texts in one request take their time on a CPU
+ANSWER_SECONDS = 600.0  # a request of thousands of texts takes long on a CPU
 
 
 class RunningServer(NamedTuple):
-    """A server that runs: where HTTP is, and where clients are to ask over ZeroMQ, the ports of requests and of answers (None: over HTTP). A
-    call connects a client."""
+    """A running server: its URL, and its ZeroMQ ports for requests and answers (None: clients use HTTP). Calling it returns a new
+    client."""
 
     http: str
     zmq_ports: tuple[int, int] | None = None
@@ -381,47 +381,55 @@ class RunningServer(NamedTuple):
 
 @contextmanager
 def text_server(flags: Sequence[str], *, zmq: bool = False, timeout: float = 300.0) -> Iterator[RunningServer]:
-    """Run `weir embed serve` with `flags` until the end of the block, which begins when it is ready; clients ask it
-    over ZeroMQ if `zmq`. Raises SettingsError with its own words if it does not start, or is not ready after `timeout` seconds.
+    """Run `weir embed serve` with `flags` in a process of its own while the block runs, which begins when the server is ready.
+
+    Clients use ZeroMQ if `zmq`, else HTTP. Raises SettingsError with the server's output if it does not start, and if it is not ready
+    after `timeout` seconds.
     """
-    port, *others = _free_ports(3 if zmq else 1)
-    ports = ["--port", str(port), "--host", "127.0.0.1"]
-    if zmq:
-        ports += ["--zmq-port", str(others[0]), "--zmq-port-out", str(others[1])]
-    command = [sys.executable, "-m", "weir", "embed", "serve", *flags, *ports, "--log-level", "warning"]
-    with tempfile.TemporaryFile() as words:
+    with reserve_ports(3 if zmq else 1) as (port, *others), tempfile.TemporaryFile() as output:
+        ports = ["--port", str(port), "--host", "127.0.0.1"]
+        if zmq:
+            ports += ["--zmq-port", str(others[0]), "--zmq-port-out", str(others[1])]
+        command = [sys.executable, "-m", "weir", "embed", "serve", *flags, *ports, "--log-level", "warning"]
         server = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=words, stdin=subprocess.DEVNULL, env=_without_key()
+            command, stdout=subprocess.DEVNULL, stderr=output, stdin=subprocess.DEVNULL, env=_without_key()
         )
         http = f"http://127.0.0.1:{port}"
         try:
-            _wait(server, http, timeout, words)
+            _wait(server, http, timeout, output)
             yield RunningServer(http, (others[0], others[1]) if zmq else None)
         finally:
             _end(server)
 
 
 def _without_key() -> dict[str, str]:
-    """Return the environment: the key of the user's other servers is none of this one, which its clients do not know."""
+    """Return the environment without API keys: the clients here would not send the key of the user's other servers."""
     return {name: value for name, value in os.environ.items() if name not in ("WEIR_API_KEY", "WEIR_API_KEY_FILE")}
 
 
-def _free_ports(count: int) -> list[int]:
-    """Return ports that are free at this moment."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [int(each.getsockname()[1]) for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
+@contextmanager
+def reserve_ports(count: int) -> Iterator[list[int]]:
+    """Yield ports that the system gives to nobody else until the end of the block; a server that names one may listen there.
+
+    A socket that is bound but does not listen keeps its port, and SO_REUSEADDR lets another bind the same one (socket(7)).
+    """
+    with ExitStack() as sockets:
+        ports = []
+        for _ in range(count):
+            reserved = sockets.enter_context(socket.socket())
+            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            reserved.bind(("127.0.0.1", 0))
+            ports.append(int(reserved.getsockname()[1]))
+        yield ports
 
 
-def _wait(server: "subprocess.Popen[bytes]", url: str, timeout: float, words: IO[bytes]) -> None:
+def _wait(server: "subprocess.Popen[bytes]", url: str, timeout: float, output: IO[bytes]) -> None:
     end = time.monotonic() + timeout
     while time.monotonic() < end:
         if server.poll() is not None:
-            words.seek(0)
-            said = words.read().decode(errors="replace").strip()
-            raise SettingsError(f"the server did not start: {said[-2000:]}")
+            output.seek(0)
+            text = output.read().decode(errors="replace").strip()
+            raise SettingsError(f"the server did not start: {text[-2000:]}")
         try:
             with EmbeddingClient(url, timeout=10.0, ignore_all_checks=True) as client:
                 client.encode(["ready"])

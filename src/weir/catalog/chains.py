@@ -1,13 +1,13 @@
 """Chains: models whose steps are other models of the same server.
 
-A batch of a chain is what left the chain's own queue in one turn of the loop; each of its items goes its own way through the steps, and leaves as soon as
-it has its end. How the items of many batches are put together again is up to the models of the steps.
+A chain has a queue of its own. A batch of a chain is what left that queue in one turn of the event loop. Each item then goes
+through the steps separately and is answered as soon as its last step is done. Each step's model batches the items anew.
 """
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from typing import Any, ClassVar, NamedTuple, Union
+from typing import Any, ClassVar, NamedTuple
 
 from weir.batching.collate import entries_of
 from weir.errors import (
@@ -30,11 +30,11 @@ from weir.workers.local import LocalState
 from weir.workers.run.codecs import Reader, Writer
 from weir.workers.run.steps import model_error
 
-PLACES = 4096  # batches under way at a time; what the models' own lines hold is the true limit
+PLACES = 4096  # batches in flight at a time; in practice the queues of the steps' models are the limit
 
 
 class ChainBatch:
-    """A batch: the task of each entry that has no end yet."""
+    """A batch in flight. `tasks` has a task for each entry that is not answered yet, by the entry's index."""
 
     def __init__(self, batch: Batch, began: float) -> None:
         self.batch = batch
@@ -43,8 +43,10 @@ class ChainBatch:
 
 
 class ChainExecutor(ExecutorBase):
-    """Sends every item through the steps of `chain`. `now` is the service's clock; `generation`, which is set before the start, knows
-    the requests of a batch. See the Executor protocol."""
+    """An executor that sends every item through the steps of `chain`. See the Executor protocol.
+
+    `now` is the service's clock. `generation` must be set before the start: it knows the requests of a batch.
+    """
 
     generation: Generation
 
@@ -58,7 +60,7 @@ class ChainExecutor(ExecutorBase):
         self._writer = Writer(chain.model(), (KeyboardInterrupt,), chain.label)
 
     async def start(self, listener: Listener) -> None:
-        """See that the steps can be. Raises SettingsError."""
+        """Check the steps, and report the one worker as ready. Raises SettingsError; see ChainSteps.check."""
         self._listener = listener
         self._state.state = "starting"
         self.chain.check()
@@ -66,7 +68,7 @@ class ChainExecutor(ExecutorBase):
         listener.worker_ready(0, PLACES)
 
     def run(self, worker: int, batch: Batch) -> None:
-        """Send the entries of `batch` on their way."""
+        """Start a task for each entry of `batch`."""
         dispatch = self.generation.driver.batcher.dispatch_of(batch.batch_id)
         if dispatch is None:
             return
@@ -76,7 +78,7 @@ class ChainExecutor(ExecutorBase):
             under_way.tasks[index] = asyncio.ensure_future(self._enter(under_way, index, request))
 
     def cancel(self, worker: int, batch_id: int, indices: Sequence[int]) -> None:
-        """Withdraw these entries from the lines that they are in."""
+        """Cancel these entries, which also cancels their requests at the steps' models."""
         under_way = self._batches.get(batch_id)
         for index in indices:
             task = under_way.tasks.pop(index, None) if under_way is not None else None
@@ -85,7 +87,7 @@ class ChainExecutor(ExecutorBase):
                 self._ended(under_way, [], [])
 
     async def stop(self) -> None:
-        """Withdraw all that is under way."""
+        """Cancel everything in flight."""
         self._state.state = "stopped"
         tasks = [task for each in self._batches.values() for task in each.tasks.values()]
         self._batches.clear()
@@ -94,7 +96,7 @@ class ChainExecutor(ExecutorBase):
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def states(self) -> Sequence[LocalState]:
-        """Return the state of what stands for the worker."""
+        """Return the state of the one worker that stands for all steps."""
         return [self._state]
 
     async def _enter(self, under_way: ChainBatch, index: int, request: Request) -> None:
@@ -128,7 +130,7 @@ class ChainExecutor(ExecutorBase):
             self._state.in_flight -= 1
         if final or indices:
             events = Events(batch_id, outputs, indices=indices, kinds=kinds, final=final, timing=timing)
-            # Not at once: the code that cancelled it is still running.
+            # Not at once: the code that cancelled the entry is still running.
             asyncio.get_running_loop().call_soon(self._listener.received, 0, events)
 
 
@@ -137,23 +139,29 @@ def _type_of(types: str | list[str], index: int) -> str:
 
 
 class Step(NamedTuple):
-    """Asks one model. `model` is a name, or a Service that others start and stop; `version` "" is the default one.
+    """One call of one model.
 
-    In a chain of tensors `inputs` says for an input of the model which of the chain's tensors it gets, `outputs` what an output
-    of it is called in the chain. What they do not name has the same name in both.
+    Arguments:
+        model: a name, or a Service that someone else starts and stops.
+        version: "" is the default version.
+        inputs: in a chain of tensors, the name in the chain by the name of the model's input.
+        outputs: in a chain of tensors, the name in the chain by the name of the model's output.
+
+    A tensor that `inputs` or `outputs` does not list has the same name in the model and in the chain.
     """
 
-    model: "str | Service"
+    model: str | Service
     version: str = ""
     inputs: Mapping[str, str] = {}
     outputs: Mapping[str, str] = {}
 
 
 class Branch(NamedTuple):
-    """Goes all `paths` at the same time, from the same item. Its answer is a dict with the answer of each path.
+    """Sends the same item through all `paths` at the same time. The result is a dict with the answer of each path.
 
-    With `fail_fast` the first error is the item's and the other paths are withdrawn; otherwise a path that failed has
-    `{"error": text, "type": class}` for its answer, unless all have failed: the first one's error is the item's then. In a chain of tensors each path adds its own to the chain's tensors.
+    With `fail_fast`, the first error fails the item, and the other paths are cancelled. Without it, the answer of a failed path
+    is `{"error": text, "type": class}`; if all paths fail, the first path's error fails the item. In a chain of tensors, the
+    tensors of each path are added to those of the chain.
     """
 
     paths: Mapping[str, "Steps"]
@@ -161,10 +169,11 @@ class Branch(NamedTuple):
 
 
 class Switch(NamedTuple):
-    """Goes the path in `cases` that the item's value says, or `default`; without a default other values are refused.
+    """Sends the item through the path that `cases` has for a value of the item, or else through `default`.
 
-    `on` is a key of the item (a dict), a function of the item, or None: the item itself. In a chain of tensors it is the name of a
-    tensor, all of whose elements must be equal.
+    `on` says which value: a key of the item (a dict), a function of the item, or None for the item itself. In a chain of tensors
+    it is the name of a tensor, all of whose elements must be equal. A value that is not in `cases` is refused with
+    InvalidRequest if there is no `default`.
     """
 
     on: str | Callable[[Any], Any] | None
@@ -172,19 +181,19 @@ class Switch(NamedTuple):
     default: "Steps | None" = None
 
 
-Part = Union[Step, Branch, Switch, str, "Service"]
+Part = Step | Branch | Switch | str | Service
 Steps = Sequence[Part]
 
 
 def paths_of(part: Branch | Switch) -> list[Steps]:
-    """Return the paths that may be gone."""
+    """Return all paths of a branch or a switch."""
     if isinstance(part, Branch):
         return list(part.paths.values())
     return [*part.cases.values(), *([] if part.default is None else [part.default])]
 
 
 def steps_in(steps: Steps) -> Iterator[Step]:
-    """Yield every step, those of branches and switches too."""
+    """Yield every step, including those inside branches and switches."""
     for part in steps:
         if isinstance(part, (Branch, Switch)):
             for path in paths_of(part):
@@ -193,29 +202,29 @@ def steps_in(steps: Steps) -> Iterator[Step]:
             yield as_step(part)
 
 
-def as_step(part: "Step | str | Service") -> Step:
-    """Return a Step for what may stand for one."""
+def as_step(part: Step | str | Service) -> Step:
+    """Return `part` as a Step: a name or a Service becomes a step without further settings."""
     return part if isinstance(part, Step) else Step(part)
 
 
 def check_steps(steps: Any, label: str, *, tensors: bool) -> None:
-    """Raise SettingsError unless `steps` can be those of a chain of items, or of tensors."""
+    """Raise SettingsError unless `steps` is a valid list of steps for a chain of items, or with `tensors` of tensors."""
     if isinstance(steps, str) or not isinstance(steps, Sequence) or not steps:
         raise SettingsError(f"{label}: steps={steps!r:.100}: must be a list of at least one step")
     for part in steps:
         if isinstance(part, (Branch, Switch)):
-            _check_parting(part, label, tensors)
+            _check_paths(part, label, tensors)
             for path in paths_of(part):
                 check_steps(path, label, tensors=tensors)
         elif not tensors and isinstance(part, Step) and (part.inputs or part.outputs):
             raise SettingsError(
                 f"{label}: step {name_of(part)!r}: inputs and outputs are for chains that declare tensors"
             )
-        elif not (isinstance(part, (Step, str)) or hasattr(part, "enter")):
+        elif not isinstance(part, (Step, str, Service)):
             raise SettingsError(f"{label}: {part!r:.100}: is no step: must be a name, a Step, a Branch or a Switch")
 
 
-def _check_parting(part: Branch | Switch, label: str, tensors: bool) -> None:
+def _check_paths(part: Branch | Switch, label: str, tensors: bool) -> None:
     if not paths_of(part):
         raise SettingsError(f"{label}: {type(part).__name__}: must have at least one path")
     if isinstance(part, Branch) and tensors and not part.fail_fast:
@@ -225,27 +234,30 @@ def _check_parting(part: Branch | Switch, label: str, tensors: bool) -> None:
 
 
 def name_of(step: Step) -> str:
-    """Return what a step is called in messages."""
+    """Return the name of a step as messages show it."""
     if not isinstance(step.model, str):
         return step.model.label
     return f"{step.model}/{step.version}" if step.version else step.model
 
 
-Find = Callable[[str, str], "Service"]
+Find = Callable[[str, str], Service]
 
 
 class ItemWalk:
-    """Goes on behalf of `request`: its deadline, priority and key hold at every step. `find` knows the models; `tensors`: the
-    chain declares tensors."""
+    """Takes one item through the steps on behalf of `request`, whose deadline, priority and key hold at every step.
+
+    `find` finds the models; `tensors` tells whether the chain declares tensors.
+    """
 
     def __init__(self, request: Request, find: Find, *, tensors: bool) -> None:
         self._request = request
         self._find = find
         self._tensors = tensors
-        self._begun = False  # what has been computed already is worth some waiting
+        self._begun = False  # a later step waits for a full queue rather than lose what is already computed
 
     async def go(self, steps: Steps, value: Any) -> Any:
-        """Return what becomes of `value`. Raises the error of the step that fails; cancelling it withdraws the requests under way."""
+        """Return the result of `steps` for `value`. Raises the error of the step that fails. Cancelling the coroutine cancels
+        its requests."""
         for part in steps:
             if isinstance(part, Branch):
                 value = await self._branch(part, value)
@@ -260,17 +272,17 @@ class ItemWalk:
         try:
             service = service_of(step, self._find)
             if not self._tensors:
-                return await self._asked(service, value)
-            answer = await self._asked(service, _given(step, service, value))
+                return await self._call(service, value)
+            answer = await self._call(service, _given(step, service, value))
         except ModelNotFound as error:
             raise ModelNotReady(f"step {name!r}: {error.message}") from error
         except WeirError as error:
             raise _at(name, error) from error
         return {**value, **{step.outputs.get(output, output): array for output, array in answer.items()}}
 
-    def _asked(self, service: "Service", payload: Any) -> Call:
-        """Put `payload` into the queue of `service`. While that is full, a caller of this process waits, any other is told
-        so at his first step."""
+    def _call(self, service: Service, payload: Any) -> Call:
+        """Put `payload` into the queue of `service`. If the queue is full, a caller in this process waits; any other caller gets
+        Overloaded at the first step, and waits at later steps."""
         request, now = self._request, service.now()
         left = request.deadline - now
         if left <= 0:
@@ -290,7 +302,7 @@ class ItemWalk:
         found = self._switch_value(switch.on, value)
         try:
             path = switch.cases.get(found, switch.default)
-        except TypeError:  # not hashable: no case either
+        except TypeError:  # the value is not hashable, so it cannot be a case
             path = switch.default
         if path is None:
             raise InvalidRequest(f"switch: {brief(found, 100)}: must be one of {', '.join(map(repr, switch.cases))}")
@@ -322,12 +334,12 @@ class ItemWalk:
         return _merged(answers) if self._tensors else answers
 
 
-def service_of(step: Step, find: Find) -> "Service":
+def service_of(step: Step, find: Find) -> Service:
     """Return the service that runs `step` now. Raises ModelNotFound."""
     return find(step.model, step.version) if isinstance(step.model, str) else step.model
 
 
-def _given(step: Step, service: "Service", value: Mapping[str, Any]) -> dict[str, Any]:
+def _given(step: Step, service: Service, value: Mapping[str, Any]) -> dict[str, Any]:
     if not is_tensor_model(service.model):
         raise ModelError("takes items, and the chain has tensors")
     given = {}
@@ -342,13 +354,13 @@ def _given(step: Step, service: "Service", value: Mapping[str, Any]) -> dict[str
 def _single_value(name: str, array: Any) -> Any:
     values = set(array.ravel().tolist())
     if len(values) != 1:
-        raise InvalidRequest(f"tensor {name!r}: decides which way a request goes: its elements must be equal")
+        raise InvalidRequest(f"tensor {name!r}: decides which way a request goes, so its elements must be equal")
     found = values.pop()
     return found.decode("utf-8", "replace") if isinstance(found, bytes) else found
 
 
 def _answers(tasks: Mapping[str, "asyncio.Future[Any]"]) -> dict[str, Any]:
-    """Return what came of each path. Raises the first error where all have failed: there is no answer then."""
+    """Return the answer or the error of each path. Raises the first path's error if all paths have failed."""
     answers = {name: _answer(task) for name, task in tasks.items()}
     for task in tasks.values():
         if task.exception() is None:
@@ -376,21 +388,20 @@ def _at(name: str, error: WeirError) -> WeirError:
     return placed
 
 
-# Default for the items under way in all steps together: the queues of later steps are long.
-CAPACITY = {"capacity": 4096}
+CAPACITY = {"capacity": 4096}  # default for the items in all steps together
 FORCED = {"policy": "greedy", "workers": 1}  # a chain has no worker that a policy could wait for
 
 
 class Chained(Model):
-    """What a chain declares. There is no worker that makes an instance do anything."""
+    """Declares a chain's tensors and examples. It computes nothing: the models of the steps do."""
 
     def preprocess(self, item: Any) -> Any:
-        """Return the item. A model that overrides this gets the requests one by one, as a chain needs them."""
+        """Return the item. Overriding this makes the requests arrive one by one, as a chain needs them."""
         return item
 
     def predict(self, batch: Any) -> Any:
-        """Refuse it."""
-        raise NotImplementedError("a chain asks the models of its steps")
+        """Raise NotImplementedError."""
+        raise NotImplementedError("a chain computes nothing itself; the models of its steps do")
 
 
 class Chain(Service):
@@ -399,15 +410,15 @@ class Chain(Service):
         class Captions(weir.Chain):
             steps = ["describe", weir.Branch({"english": ["polish"], "german": ["translate"]})]
 
-    A chain calls each step as any other caller does: the step has its own workers, and batches the chain's items with those of other callers. An item
-    that fails leaves at once. The timeout of a request holds for all steps together, and withdrawing it withdraws it from
-    the step that it is at.
+    A chain calls each step as any other caller does: the step has its own workers, and batches the chain's items with those of
+    other callers. An item that fails is answered at once. The timeout of a request covers all steps together, and cancelling the
+    request cancels it at the step where it is.
 
-    The item goes into the first step, each step's answer into the next, the last one's answer is the chain's. With `inputs` and
-    `outputs` it is a chain of tensors: these have names, each step takes those that it declares and adds its own.
+    The item goes into the first step, each step's answer goes into the next step, and the last step's answer is the chain's. With
+    `inputs` and `outputs` it is a chain of tensors: each step takes the tensors that it declares, by name, and adds its outputs.
 
-    The arguments replace the class attributes of the same names; the others are those of Service. `policy` and `workers` mean
-    nothing. Raises SettingsError for steps that cannot be.
+    The arguments override the class attributes of the same names; the others are those of Service, of which `policy` and
+    `workers` have no effect. Raises SettingsError for invalid steps.
     """
 
     model = Chained
@@ -432,14 +443,14 @@ class Chain(Service):
         options: dict[str, Any] = {**CAPACITY, **settings, **FORCED, "name": name, "executor": executor}
         super().__init__(model, **options)
         executor.generation = self.generation
-        self.generation.unmet = chain.unmet  # it is as ready as its steps
+        self.generation.unmet = chain.unmet  # a chain is ready when its steps are
 
 
 class ChainSteps:
-    """The steps of one chain: what they need, whether they fit together, and an item's way through them.
+    """The steps of one chain: which models they need, whether they fit together, and how they answer an item.
 
-    `find` finds the service of a step, of a name and a version ("": the default one); the Registry sets it. `model` declares the
-    tensors of the chain. Raises SettingsError for steps that cannot be.
+    `model` declares the tensors of the chain. `find` returns the service of a name and a version ("": the default one); the
+    Registry sets it. Raises SettingsError for invalid steps.
     """
 
     def __init__(self, parts: Steps, name: str, version: str, model: type[Model]) -> None:
@@ -452,12 +463,12 @@ class ChainSteps:
         check_steps(parts, name, tensors=self._tensors)
 
     def needs(self, name: str, versions: Collection[str] | None = None) -> bool:
-        """Tell whether a step is the model `name`; with `versions`, whether it names one of these."""
+        """Tell whether a step is the model `name`; with `versions`, whether a step names one of these versions of it."""
         steps = [step for step in steps_in(self.parts) if step.model == name]
         return any(versions is None or (step.version and step.version in versions) for step in steps)
 
     def unmet(self) -> str:
-        """Return why a step takes no requests; "" if all do."""
+        """Return why a step does not accept requests; "" if all steps do."""
         for step in steps_in(self.parts):
             try:
                 reason = service_of(step, self.find).not_ready_reason
@@ -473,7 +484,7 @@ class ChainSteps:
         return self._declared(answer) if self._tensors else answer
 
     def _declared(self, tensors: dict[str, Any]) -> dict[str, Any]:
-        """Return the chain's outputs of all its tensors, as declared."""
+        """Return those of `tensors` that are the chain's outputs, in the datatypes that it declares."""
         from weir.wire.tensors import to_arrays  # only tensors need numpy
 
         missing = [tensor.name for tensor in self.model.outputs if tensor.name not in tensors]
@@ -485,36 +496,39 @@ class ChainSteps:
             raise ModelError(f"the chain's outputs: {error.message}") from error
 
     def check(self, find: Find | None = None) -> None:
-        """Raise SettingsError unless each step is there, gives one answer, does not lead back here, and has its tensors. `find`
-        knows the models instead of the Registry, to tell what would be so with others."""
+        """Raise SettingsError unless every step can be found, gives one answer, leads into no circle, and gets the tensors that
+        it needs.
+
+        `find` is used instead of the Registry, to check how the chain would be with other models.
+        """
         self._check_steps(self, (self.name,), find)
         if self._tensors:
-            there = self._flow(self.parts, {tensor.name: tensor for tensor in self.model.inputs}, find or self.find)
+            known = self._flow(self.parts, {tensor.name: tensor for tensor in self.model.inputs}, find or self.find)
             for tensor in self.model.outputs:
-                self._check_fits(f"output {tensor.name!r}", tensor, tensor.name, there, is_batched(self.model))
+                self._check_fits(f"output {tensor.name!r}", tensor, tensor.name, known, is_batched(self.model))
 
-    def _flow(self, steps: Steps, there: dict[str, Tensor], find: Find) -> dict[str, Tensor]:
-        """Return the tensors that there may be after `steps`, where those of `there` are before. Raises SettingsError."""
+    def _flow(self, steps: Steps, known: dict[str, Tensor], find: Find) -> dict[str, Tensor]:
+        """Return the tensors that may exist after `steps`; `known` are those before them. Raises SettingsError."""
         for part in steps:
             if isinstance(part, (Branch, Switch)):
                 for path in paths_of(part):
-                    there = there | self._flow(path, there, find)
+                    known = known | self._flow(path, known, find)
                 continue
             step = as_step(part)
             model = service_of(step, find).model
             for tensor in model.inputs:
                 what = f"step {name_of(step)!r}: input {tensor.name!r}"
                 source = step.inputs.get(tensor.name, tensor.name)
-                self._check_fits(what, tensor, source, there, is_batched(model))
-            there = there | {step.outputs.get(tensor.name, tensor.name): tensor for tensor in model.outputs}
-        return there
+                self._check_fits(what, tensor, source, known, is_batched(model))
+            known = known | {step.outputs.get(tensor.name, tensor.name): tensor for tensor in model.outputs}
+        return known
 
-    def _check_fits(self, what: str, tensor: Tensor, source: str, there: dict[str, Tensor], batched: bool) -> None:
-        if source not in there:
+    def _check_fits(self, what: str, tensor: Tensor, source: str, known: dict[str, Tensor], batched: bool) -> None:
+        if source not in known:
             raise SettingsError(
-                f"{self.label}: {what}: no tensor {source!r} can be there; there are {', '.join(there)}"
+                f"{self.label}: {what}: no tensor {source!r} can be there; there are {', '.join(known)}"
             )
-        given = there[source]
+        given = known[source]
         if given.datatype != tensor.datatype:
             raise SettingsError(f"{self.label}: {what}: is {tensor.datatype}, {source!r} is {given.datatype} there")
         lengths = zip(given.shape, tensor.shape, strict=False)
@@ -524,7 +538,7 @@ class ChainSteps:
                 f"{self.label}: {what}: has shape {list(tensor.shape)}, {source!r} has {list(given.shape)} there"
             )
 
-    def _check_steps(self, chain: "ChainSteps", way: tuple[str, ...], find: Find | None) -> None:
+    def _check_steps(self, chain: "ChainSteps", above: tuple[str, ...], find: Find | None) -> None:
         for step in steps_in(chain.parts):
             try:
                 service = service_of(step, find or chain.find)
@@ -536,13 +550,13 @@ class ChainSteps:
                 raise SettingsError(f"{self.label}: step {name_of(step)!r}: takes items, the chain has tensors")
             if self._tensors and is_batched(self.model) and not is_batched(service.model):
                 raise SettingsError(
-                    f"{self.label}: step {name_of(step)!r}: cannot batch, and the chain divides and takes batches: it must have "
+                    f"{self.label}: step {name_of(step)!r}: cannot batch, but the chain accepts batches: the chain must have "
                     "max_batch_size 0 (or tensors with batch='none') too"
                 )
-            if service.name in way:
-                raise SettingsError(f"{self.label}: steps lead in a circle: {' -> '.join((*way, service.name))}")
+            if service.name in above:
+                raise SettingsError(f"{self.label}: steps lead in a circle: {' -> '.join((*above, service.name))}")
             if (inner := chain_of(service)) is not None:
-                self._check_steps(inner, (*way, service.name), find)
+                self._check_steps(inner, (*above, service.name), find)
 
 
 def chain_of(service: Service) -> ChainSteps | None:
@@ -556,22 +570,23 @@ def _nowhere(name: str, version: str) -> Service:
 
 
 def dependents(name: str, services: Iterable[Service], versions: Collection[str] | None = None) -> list[ChainSteps]:
-    """Return the chains among `services` of which the model `name` is a step; with `versions`, in one of these by its number."""
+    """Return the chains among `services` that have the model `name` as a step; with `versions`, only those that name one of
+    these versions of it."""
     return [chain for chain in map(chain_of, services) if chain is not None and chain.needs(name, versions)]
 
 
-def missing(services: Iterable[Service], there: Collection[str]) -> list[str]:
-    """Return the models that are steps of chains among `services` and not `there`, each once."""
+def missing(services: Iterable[Service], running: Collection[str]) -> list[str]:
+    """Return the names of the models that are steps of chains among `services` and not in `running`, each once."""
     chains = [chain for chain in map(chain_of, services) if chain is not None]
     names = [step.model for chain in chains for step in steps_in(chain.parts) if isinstance(step.model, str)]
-    return [name for name in dict.fromkeys(names) if name not in there]
+    return [name for name in dict.fromkeys(names) if name not in running]
 
 
-def waves(services: Sequence[Service]) -> list[list[Service]]:
-    """Return `services` such that a chain comes before its steps: those of one list may end at the same time."""
-    left, found = list(services), []
+def stop_order(services: Sequence[Service]) -> list[list[Service]]:
+    """Return `services` in groups, in the order in which the groups may be stopped: a chain comes before its steps."""
+    left, groups = list(services), []
     while left:
-        first = [service for service in left if not dependents(service.name, left)] or left
-        found.append(first)
-        left = [service for service in left if service not in first]
-    return found
+        group = [service for service in left if not dependents(service.name, left)] or left
+        groups.append(group)
+        left = [service for service in left if service not in group]
+    return groups

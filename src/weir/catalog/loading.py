@@ -1,6 +1,7 @@
-"""From a TARGET or an entry of a repository to a Service that has not been started, and to its profile.
+"""Makes Services and profiles from TARGETs and from descriptions of models.
 
-Imports the code, and applies the parameters of a load call. A profile is measured as the service would run: the same settings, the same workers, one of them.
+This imports the users' code and applies the parameters of load calls. A profile is measured as the service would run, with the
+same settings, but with one worker.
 """
 
 import asyncio
@@ -41,12 +42,13 @@ _FORM = "must be module:Class or path/file.py:Class"
 
 
 def load_target(target: str, *, fresh: bool = False) -> type[Model] | type[Service]:
-    """Import and return the Model or Service class that `target` names; of a function, the model made of it. With `fresh` its module is read anew if it is loaded
-    already; not so those that it imports.
+    """Import and return the Model or Service class that `target` names; for a function, a model made of it.
 
-    Modules are looked for as `python -m` does, the working directory first; of a file, the folder that it is in (or
-    that its package is in) joins sys.path, so that worker processes find the class under the same name.
-    Raises SettingsError, one line that says what was looked for and where.
+    With `fresh`, a module that is already imported is read again; the modules that it imports are not.
+
+    Modules are found as `python -m` finds them, the working directory first. For a file, its folder (or the folder of its
+    package) is added to sys.path, so that worker processes find the class under the same name.
+    Raises SettingsError with one line that says what was looked for and where.
     """
     place, _, name = target.rpartition(":")
     if not (place and name):
@@ -62,7 +64,7 @@ def _load_file(target: str, path: Path) -> ModuleType:
     if not path.is_file():
         raise SettingsError(f"TARGET {target!r}: no file {path.absolute()}")
     folder, parts = path.absolute().parent, [path.stem]
-    while (folder / "__init__.py").is_file():  # a file of a package: it may import its neighbours relatively
+    while (folder / "__init__.py").is_file():  # a file of a package may use relative imports
         parts.insert(0, folder.name)
         folder = folder.parent
     _add_to_path(folder)
@@ -79,7 +81,7 @@ def _load_file(target: str, path: Path) -> ModuleType:
 
 
 def _import_apart(target: str, path: Path) -> ModuleType:
-    """Import a file whose name another module has: in a model repository every file is called the same."""
+    """Import a file under a name of its own, as another module already has its name: files are often all called model.py."""
     name = f"{path.stem}_{crc32(bytes(path)):08x}"
     if name in sys.modules:
         return sys.modules[name]
@@ -107,9 +109,9 @@ def _load_module(target: str, name: str) -> ModuleType:
 
 
 def read_anew(target: str, name: str, path: Path, folder: str | None = None) -> ModuleType:
-    """Read the code at `path` and let it be the module `name`. Classes of the former module live on where they are referenced.
+    """Read the code at `path` and make it the module `name`. Classes of the former module stay valid where they are in use.
 
-    `folder`: where workers look for the modules that it imports first. Raises SettingsError; the module before stays then.
+    `folder` is where workers first look for the modules that it imports. Raises SettingsError; the former module stays then.
     """
     try:
         text = Text(path.read_bytes(), folder)
@@ -153,7 +155,7 @@ def _import(target: str, name: str) -> ModuleType:
 
 
 def _describe(error: BaseException) -> str:
-    """Return the error and the line of the user's code that raised it, in one line."""
+    """Return one line of text: the error, and the line of the user's code that raised it."""
     text = " ".join(f"{type(error).__name__}: {error}".split())
     if isinstance(error, SyntaxError):
         return text
@@ -168,7 +170,7 @@ def _add_to_path(folder: Path) -> None:
 
 
 def class_in(module: ModuleType, name: str, target: str) -> type[Model] | type[Service]:
-    """Return the class `name` of `module`. Raises SettingsError naming those there are if it is no usable model."""
+    """Return the class `name` of `module`. Raises SettingsError, which names the module's models, if it is no model."""
     found: Any = module
     for part in name.split("."):
         found = getattr(found, part, None)
@@ -188,7 +190,7 @@ def class_in(module: ModuleType, name: str, target: str) -> type[Model] | type[S
 
 
 def _candidates_text(module: ModuleType, name: str) -> str:
-    """Say which models the module has, the one most like `name` first."""
+    """Return a text that lists the module's models, the one most similar to `name` first."""
     names = [
         own for own, value in vars(module).items()
         if isinstance(value, type) and issubclass(value, (Model, Service)) and value.__module__ == module.__name__
@@ -200,30 +202,30 @@ def _candidates_text(module: ModuleType, name: str) -> str:
     return f"; its models: {', '.join(names)}"
 
 
-# AMD's names for what Weir calls otherwise, with the factor to our unit.
+# Parameters that have another name in Weir, with the factor from the AMD Inference Server's unit to ours.
 RENAMED: dict[str, tuple[str, float | None]] = {
     "batch_size": ("max_batch_size", None),
     "batch": ("max_batch_size", None),
     "timeout": ("max_queue_delay", 0.001),  # milliseconds
 }
-# AMD's names for what has another place, or none, in Weir.
+# Parameters of the AMD Inference Server that Weir does not have, and what to do instead.
 REFUSED = {
-    "batchers": "one batcher serves all workers of an endpoint, so that any of them takes the next batch; say 1 or nothing",
-    "model": "the model is the one that the path names; its constructor takes no 'model'",
-    "next": "a worker is not chained to another one by loading it; serve a chain of models",
-    "share": "a model that is loaded takes the place of the one that runs; load a worker to have one more",
-    "pad_batch": "a model says itself whether its batches are padded (allowed_batch_sizes)",
-    "worker": "the worker is the model that the path names; its constructor takes no 'worker'",
+    "batchers": "one batcher serves all workers of an endpoint, so any of them takes the next batch; give 1, or leave it out",
+    "model": "the path names the model; its constructor takes no 'model'",
+    "next": "loading a worker does not chain it to another one; serve a chain of models",
+    "share": "a loaded model replaces the one that runs; load a worker to have one more",
+    "pad_batch": "the model's class declares whether its batches are padded (allowed_batch_sizes)",
+    "worker": "the path names the model, which is the worker; its constructor takes no 'worker'",
 }
-# The defaults of some of these.
-SAYS_NOTHING: dict[str, Parameter] = {"batchers": 1, "share": True}
-# Settings by which a load call could run code, read files or take memory as it likes.
+# Values with which these change nothing, so that they are accepted.
+NEUTRAL: dict[str, Parameter] = {"batchers": 1, "share": True}
+# Settings with which a load call could run code, read files or take any amount of memory.
 NEED_FLAG = ("arena_bytes", "env", "executor", "worker_socket")
 
 
 def check_allowed(parameters: Mapping[str, Any], allow_files: bool, *more: str) -> None:
-    """Raise Forbidden for a parameter that can bring code or files into the server, or one of `more`, unless that is
-    allowed."""
+    """Raise Forbidden for a parameter that can bring code or files into the server, and for those named in `more`, unless
+    `allow_files`."""
     if allow_files:
         return
     for name, value in parameters.items():
@@ -240,17 +242,17 @@ def _is_plain_policy(value: Any) -> bool:
 
 
 def apply(parameters: Parameters, model: ModelToServe, kind: type[Model]) -> ModelToServe:
-    """Return `model` as it is with these parameters: what its constructor takes goes there, the rest are settings.
+    """Return `model` with these parameters of a load call: arguments of its constructor, or else settings.
 
-    Raises InvalidRequest naming the parameter that is neither, or its value.
+    Raises InvalidRequest naming the parameter if it is neither, or if its value is invalid.
     """
-    taken = _constructor_takes(kind)
+    taken = set(inspect.signature(kind).parameters)
     known = {declared.name: kind for kind in KINDS for declared in fields(kind)}
     params, settings = dict(model.params), dict(model.settings)
     for name, value in parameters.items():
         if name in taken:
             params[name] = value
-        elif SAYS_NOTHING.get(name) == value:
+        elif NEUTRAL.get(name) == value:
             continue
         elif name in REFUSED:
             raise InvalidRequest(f"parameter {name!r}: {REFUSED[name]}")
@@ -262,13 +264,9 @@ def apply(parameters: Parameters, model: ModelToServe, kind: type[Model]) -> Mod
         else:
             takes = ", ".join(sorted(taken)) or "nothing"
             raise InvalidRequest(
-                f"parameter {name!r}: is no setting, and the constructor of {kind.__name__} takes {takes}"
+                f"parameter {name!r}: is not a setting, and the constructor of {kind.__name__} takes {takes}"
             )
     return model._replace(params=params, settings=settings)
-
-
-def _constructor_takes(kind: type[Model]) -> set[str]:
-    return set(inspect.signature(kind).parameters)
 
 
 def _scaled(name: str, value: Parameter, factor: float | None) -> Parameter:
@@ -280,7 +278,7 @@ def _scaled(name: str, value: Parameter, factor: float | None) -> Parameter:
 
 
 def _checked_setting(kind: type[Any], setting: str, value: Parameter, name: str) -> Parameter:
-    """Return `value` if the setting can have it: a load call carries texts, numbers, true and false."""
+    """Return `value` with the type of the setting. A load call carries strings, numbers and booleans only."""
     hint = get_type_hints(kind)[setting]
     kinds = tuple(each for each in get_args(hint) or (hint,) if each is not NoneType)
     if Any in kinds or (isinstance(value, kinds) and isinstance(value, bool) == (bool in kinds)):
@@ -291,17 +289,25 @@ def _checked_setting(kind: type[Any], setting: str, value: Parameter, name: str)
     raise InvalidRequest(f"parameter {name}={value!r}: must be of type {wanted}")
 
 
+def new_service(found: Any, **arguments: Any) -> Service:
+    """Return a service with these arguments of Service, which is not started. `found` is a subclass of Service, a model's class, or a
+    function. Raises SettingsError."""
+    if isinstance(found, type) and issubclass(found, Service):
+        return found(**arguments)
+    return Service(found, **arguments)
+
+
 LOAD_NICENESS = 19
 
 
 def make_service(
     model: ModelToServe, observers: Sequence[Observer], parameters: Parameters | None = None, *, fresh: bool = False
 ) -> Service:
-    """Return the service of one model, not started. `parameters` of a load call override the given settings; with `fresh` its
-    code is read anew, though it may be loaded already.
+    """Return a service of one model, which is not started.
 
-    Imports the model's code, which may take long: beside a running event loop, call it in a thread. Raises SettingsError naming
-    the model, InvalidRequest for a parameter.
+    `parameters` of a load call override the model's settings. With `fresh`, its code is read again even if it is already
+    imported. This imports the model's code, which may take long: beside a running event loop, call it in a thread.
+    Raises SettingsError naming the model, and InvalidRequest for a parameter.
     """
     if model.folder is not None or not model.target:
         from weir.catalog.repository.platforms import platform_of
@@ -320,10 +326,10 @@ def make_service(
         "name": model.name, "version": model.version, "platform": model.platform, "params": model.params,
         "observers": observers, **model.settings,
     }  # fmt: skip
-    if fresh:  # others serve meanwhile
+    if fresh:  # other models serve while this one loads
         arguments.setdefault("load_niceness", LOAD_NICENESS)
     try:
-        service = found(**arguments) if issubclass(found, Service) else Service(found, **arguments)
+        service = new_service(found, **arguments)
     except SettingsError as error:
         raise SettingsError(f"{model.label}: {error.message}") from error
     _check_arguments(service)
@@ -331,8 +337,13 @@ def make_service(
 
 
 class ServiceMaker:
-    """Makes the services of one server: `observers` are notified of what happens in all of them. External workers attach from this
-    machine only, unless `allow_remote_workers`, and over Unix sockets only, unless `allow_tcp_workers`."""
+    """Makes the services of one server.
+
+    Arguments:
+        observers: are notified of what happens in all services.
+        allow_remote_workers: whether external workers may attach from other machines.
+        allow_tcp_workers: whether external workers may attach over TCP; otherwise over Unix sockets only.
+    """
 
     def __init__(
         self, observers: Sequence[Observer], *, allow_remote_workers: bool = False, allow_tcp_workers: bool = True
@@ -342,17 +353,18 @@ class ServiceMaker:
         self._allow_remote_workers = allow_remote_workers
 
     def __call__(self, model: ModelToServe, parameters: Parameters | None = None, *, fresh: bool = False) -> Service:
-        """Return a service, not started; see make_service."""
+        """Return a service that is not started; see make_service. Raises SettingsError for a worker socket that the server
+        does not allow."""
         service = make_service(model, self._observers, parameters, fresh=fresh)
         if service.workers.worker_socket is not None:
             self._check_socket(service.label, parse_address(service.workers.worker_socket, "worker_socket"))
         return service
 
     def _check_socket(self, label: str, address: WorkerAddress) -> None:
-        """Refuse a socket to which workers could attach that may not control this server: workers send no token."""
+        """Raise SettingsError for a socket to which strangers could attach as workers: workers send no token."""
         if not (address.path or self._allow_tcp_workers):
             raise SettingsError(
-                f"{label}: worker_socket={str(address)!r}: must be unix:PATH, as the server has a control token and workers send none"
+                f"{label}: worker_socket={str(address)!r}: must be unix:PATH, as the server has a control token, which workers do not send"
             )
         if not (address.is_local or self._allow_remote_workers):
             raise SettingsError(
@@ -362,7 +374,7 @@ class ServiceMaker:
 
 
 def _check_arguments(service: Service) -> None:
-    """Refuse before any worker is started what the model's constructor does not take."""
+    """Raise SettingsError for arguments that the model's constructor does not take, before any worker is started."""
     signature = inspect.signature(service.model)
     try:
         signature.bind(**service.params)
@@ -372,13 +384,10 @@ def _check_arguments(service: Service) -> None:
         ) from error
 
 
-# Profiles a model as a service of it would run it: the same settings, the same workers, one of them.
-
-
 Target = str | type[Model] | type[Service]
 
-# What a service is measured with, whatever its settings are: a profile is of one worker, and of no policy, which may itself wait
-# for this profile.
+# These override the settings of a service that is measured. A profile describes one worker, and no policy may be needed for it:
+# the service's own policy may be waiting for this very profile.
 MEASURED_WITH = {"workers": 1, "policy": "greedy"}
 
 _OWN = {declared.name for declared in fields(ProfilingSettings)}
@@ -388,23 +397,24 @@ def profile(
     model: Target, *, params: dict[str, Any] | None = None, items: Iterable[Any] | str | Path | None = None,
     progress: Progress = lambda share, what: None, **settings: Any,
 ) -> Profile:  # fmt: skip
-    """Measure `model` (a class, or a text like "module:Class") and return its profile.
+    """Measure `model` and return its profile.
 
-    `items` are what batches are made of, or the path of a file of them (see profiling/items.py); without, the model's
-    examples. `settings` are those of a measurement (`sizes`, `seconds`, `confidence`, `power`, `seed`) and those of Service, which should
-    be what will serve: `max_batch_size`, `pipeline_depth`, `spin`, `executor`, `threads` and so on. One worker is measured, whatever
-    `workers` says, for a profile is of one. `progress` is called with the share that is done and what is being done.
+    Arguments:
+        model: a class, or a text like "module:Class".
+        params: arguments for the model's constructor.
+        items: what batches are made of, or the path of a file of items (see profiling/items.py); without them, the model's
+            examples.
+        progress: is called with the share that is done, from 0 to 1, and what is being done.
+        settings: those of a measurement (`sizes`, `seconds`, `confidence`, `power`, `seed`), and those of Service, which should
+            be the ones that will serve: `max_batch_size`, `pipeline_depth`, `spin`, `executor`, `threads` and so on. One
+            worker is measured, whatever `workers` is.
 
-    Also works where an event loop is running already (a notebook), which waits meanwhile.
+    This also works beside a running event loop, such as a notebook's, which is blocked meanwhile.
     Raises SettingsError for what cannot be run or measured, and ModelError when the model fails.
     """
     own = ProfilingSettings(**{name: settings.pop(name) for name in _OWN & settings.keys()})
     found = load_target(model) if isinstance(model, str) else model
-    settings |= MEASURED_WITH
-    if issubclass(found, Service):
-        service = found(params=params, **settings)
-    else:
-        service = Service(found, params=params, **settings)
+    service = new_service(found, params=params, **{**settings, **MEASURED_WITH})
     return profile_service(service, own, items=items, progress=progress)
 
 
@@ -412,14 +422,15 @@ def profile_service(
     service: Service, settings: ProfilingSettings, *, items: Iterable[Any] | str | Path | None = None,
     about: Mapping[str, Any] | None = None, progress: Progress = lambda share, what: None,
 ) -> Profile:  # fmt: skip
-    """Measure the first worker of `service`, which has not been started, and return its profile. See `profile`."""
+    """Measure one worker of `service`, which must not have been started, and return its profile.
+
+    `about` has facts to add to the profile. For the other arguments, and for what is raised, see `profile`.
+    """
     if chain_of(service) is not None:
-        raise SettingsError(
-            f"{service.label}: is a chain, which computes nothing itself: measure the models of its steps"
-        )
+        raise SettingsError(f"{service.label}: a chain computes nothing itself: measure the models of its steps")
     values = read_items(Path(items)) if isinstance(items, (str, Path)) else items
     chosen = items_of(service.model, values, seed=settings.seed)
-    grid(service.batching.max_batch_size, settings.sizes)  # refuses sizes before anything is started
+    grid(service.batching.max_batch_size, settings.sizes)  # raises for wrong sizes before anything is started
     facts = {**describe_service(service), **(about or {})}
 
     async def run() -> Profile:
@@ -434,7 +445,7 @@ def profile_service(
 
 
 def describe_service(service: Service) -> dict[str, Any]:
-    """Return what a profile says of where it was made, and of what."""
+    """Return the facts that a profile records about its model, machine and workers."""
     kind = service.model
     workers = service.workers
     return {
@@ -469,7 +480,7 @@ async def _measured(
 
 
 def _run(main: Any) -> Profile:
-    import uvloop  # the loop that serves
+    import uvloop  # the event loop that serves
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         profile: Profile = runner.run(main())

@@ -1,7 +1,8 @@
-"""One owner of all that runs: every load and unload of a server goes through here, one after the other.
+"""The Manager loads and unloads the models of a running server, one change after the other.
 
-Two kinds of load. `load_model` reads a model anew and puts it in the place of the one that runs, without a gap. `load_worker` is
-the AMD Inference Server's: the same parameters join the running endpoint, others make a new one, `name-1` and so on.
+There are two kinds of load. `load_model` reads a model again and replaces the running one without an interruption. `load_worker`
+is that of the AMD Inference Server: a load with the same parameters joins the running endpoint, and one with other parameters
+makes a new endpoint, called `name-1` and so on.
 """
 
 import asyncio
@@ -37,28 +38,28 @@ from weir.serving.service import Service
 
 T = TypeVar("T")
 
-MOST_CHANGES = 256  # changes that may wait; each is a caller
+MAX_CHANGES = 256  # changes that may wait; each has a caller that waits with it
 
 
 class ChangeQueue:
     """Makes changes one after the other, in the order in which they were requested.
 
-    A change is made even when its caller has left, so that the state is always that of the last change.
+    A change is made even when its caller has left, so the state always follows from the last change requested.
     """
 
     def __init__(self) -> None:
-        self._turn = asyncio.Lock()  # goes round in order of arrival
+        self._turn = asyncio.Lock()  # asyncio's locks are fair: first come, first served
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
 
     async def make(self, change: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Return what `change` returns, or raise what it raises, once it is its turn and it has been made.
+        """Make `change` after those requested before it. Return what it returns, and raise what it raises.
 
-        Raises Overloaded when too many wait, Draining when it was closed before or meanwhile.
+        Raises Overloaded when too many changes wait, and Draining when the queue is closed or becomes closed.
         """
         if self._closed:
             raise _changes_closed()
-        if len(self._tasks) >= MOST_CHANGES:
+        if len(self._tasks) >= MAX_CHANGES:
             raise Overloaded(f"{len(self._tasks)} changes wait to be made; that is the limit", retry_after=1.0)
         task = asyncio.create_task(self._in_turn(change))
         self._tasks.add(task)
@@ -71,7 +72,7 @@ class ChangeQueue:
             raise
 
     async def close(self) -> None:
-        """Make no more changes: end the one that is being made, and those that wait. Idempotent."""
+        """Cancel the change that is being made and those that wait, and accept no more. Idempotent."""
         self._closed = True
         tasks = list(self._tasks)
         for task in tasks:
@@ -93,15 +94,15 @@ def _changes_closed() -> Draining:
 
 
 class WorkerEndpoint(NamedTuple):
-    """`model` is the requested name, `parameters` those of the call, without `share`."""
+    """`model` is the requested name; `parameters` are those of the load call, without `share`."""
 
     model: str
     parameters: Parameters
 
 
 class WorkerEndpoints:
-    """Endpoints by name. A model that runs without having been loaded as a worker has one of its own name, with no
-    parameters."""
+    """The endpoints that `load_worker` has made, by name. A model that runs without having been loaded as a worker counts as
+    an endpoint of its own name and without parameters."""
 
     def __init__(self) -> None:
         self._endpoints: dict[str, WorkerEndpoint] = {}
@@ -112,36 +113,36 @@ class WorkerEndpoints:
         return self._endpoints.get(name)
 
     def of(self, model: str, parameters: Parameters, running: Container[str]) -> str | None:
-        """Return the endpoint where `model` runs with these parameters."""
-        asked = _text(parameters)
+        """Return the name of the endpoint where `model` runs with these parameters, or None."""
+        wanted = _text(parameters)
         for name, endpoint in self._endpoints.items():
-            if endpoint.model == model and _text(endpoint.parameters) == asked:
+            if endpoint.model == model and _text(endpoint.parameters) == wanted:
                 return name
         return model if not parameters and model in running and model not in self._endpoints else None
 
     def new_name(self, model: str, running: Container[str], known: Container[str]) -> str:
-        """Return the name of a new endpoint of `model`: its own, if nothing runs under it, or else the first with a number that
-        is neither running nor the name of another model."""
+        """Return the name of a new endpoint of `model`: the model's own name if nothing runs under it; else the first of
+        `name-1`, `name-2`, ... that is neither running nor the name of another model."""
         if model not in running:
             return model
         names = (f"{model}-{number}" for number in count(1))
         return next(name for name in names if name not in running and name not in known)
 
     def add(self, name: str, model: str, parameters: Parameters) -> None:
-        """`model` runs with these parameters under `name`."""
+        """Record that `model` runs with these parameters under `name`."""
         self._endpoints[name] = WorkerEndpoint(model, parameters)
 
     def remove(self, name: str) -> None:
-        """Nothing runs under `name` any more."""
+        """Record that nothing runs under `name` any more."""
         self._endpoints.pop(name, None)
         self._added.pop(name, None)
 
     def resized(self, name: str, by: int) -> None:
-        """The endpoint `name` has so many more workers, or fewer; not fewer than it was started with, as far as is noted here."""
+        """Record that the endpoint `name` has `by` more workers; a negative number means fewer. `added` never falls below 0."""
         self._added[name] = max(0, self._added[name] + by)
 
     def added(self, name: str) -> int:
-        """Return how many workers `name` has been given beyond those that it was started with."""
+        """Return how many workers `name` has beyond those that it was started with."""
         return self._added[name]
 
 
@@ -149,15 +150,19 @@ def _text(parameters: Mapping[str, object]) -> str:
     return json.dumps(dict(parameters), sort_keys=True)
 
 
-# Seconds after which the interpreter passes on to the loop's thread when it waits: an import would have it for 5 ms each time.
-SWITCH = 0.0002
+# The interpreter's switch interval during an import, in seconds. With the default of 5 ms, an importing thread would hold the
+# event loop up for 5 ms at a time.
+IMPORT_SWITCH_INTERVAL = 0.0002
 
 
 async def import_in_thread(work: Callable[[], T]) -> T:
-    """Return what `work` returns; one at a time. While it runs threads take turns more often than they do otherwise, and
-    the collector, which would look at all that is being imported and stop every thread for it, rests."""
+    """Run `work` in a thread and return what it returns. Only one call may be under way at a time.
+
+    Meanwhile the threads switch more often than usual, and the garbage collector is off: it would examine all that is being
+    imported, and stop every thread for that time.
+    """
     interval, collects = sys.getswitchinterval(), gc.isenabled()
-    sys.setswitchinterval(min(SWITCH, interval))
+    sys.setswitchinterval(min(IMPORT_SWITCH_INTERVAL, interval))
     gc.disable()
     try:
         return await asyncio.to_thread(work)
@@ -174,7 +179,7 @@ LOADING = ("loading", "not started")
 
 
 class ModelState(NamedTuple):
-    """One model in one version ("": it has none). `state` is READY, UNAVAILABLE, LOADING or UNLOADING."""
+    """The state of one version of a model ("": the model has no versions): READY, UNAVAILABLE, LOADING or UNLOADING."""
 
     name: str
     version: str
@@ -183,7 +188,8 @@ class ModelState(NamedTuple):
 
 
 class ModelStates:
-    """Keeps what the registry and the repository do not know: which loads are under way, and why the last one of each model failed."""
+    """Records which loads are under way and why the last load of a model failed: neither the registry nor the repository
+    knows that."""
 
     def __init__(self, registry: Registry, repository: Repository) -> None:
         self._registry = registry
@@ -193,28 +199,29 @@ class ModelStates:
 
     @contextmanager
     def during(self, name: str, versions: Iterable[str], state: str) -> Iterator[None]:
-        """Within the block these versions are in `state`."""
+        """Record that these versions are in `state` while the block runs."""
         keys = [(name, version) for version in versions]
         self._under_way.update(dict.fromkeys(keys, state))
-        self._tell()
+        self._update_loading()
         try:
             yield
         finally:
             for key in keys:
                 del self._under_way[key]
-            self._tell()
+            self._update_loading()
 
     def failed(self, name: str, version: str, reason: str) -> None:
-        """Its last load failed."""
+        """Record why the last load of this version failed."""
         self._failures[name, version] = reason
 
     def forget(self, name: str, versions: Iterable[str]) -> None:
-        """These versions were loaded, or unloaded: what failed before is of no interest any more."""
+        """Forget earlier failures of these versions, which have since been loaded or unloaded."""
         for version in ("", *versions):
             self._failures.pop((name, version), None)
 
     def index(self, ready_only: bool) -> list[ModelState]:
-        """Return the state of each."""
+        """Return the state of every model that runs, is being loaded, failed to load or lies in the repository, by name and
+        version; with `ready_only`, only of those that are ready."""
         states = {(service.name, service.version): self._of(service) for service in self._registry.all}
         noted = {key: (state, "") for key, state in self._under_way.items()}
         failed = {key: (UNAVAILABLE, reason) for key, reason in self._failures.items()}
@@ -233,12 +240,12 @@ class ModelStates:
         under_way = self._under_way.get(key) or ("LOADING" if service.not_ready_reason in LOADING else UNAVAILABLE)
         return under_way, service.not_ready_reason
 
-    def _tell(self) -> None:
+    def _update_loading(self) -> None:
         self._registry.loading = {name for (name, _), state in self._under_way.items() if state == "LOADING"}
 
 
 def without_paths(text: str) -> str:
-    """Return `text` with the last name alone of every absolute path in it: anybody may ask for the index."""
+    """Return `text` with every absolute path in it shortened to its last name: anybody may read the index."""
     return _PATH.sub("", text)
 
 
@@ -246,18 +253,22 @@ SHARE = "share"
 
 
 class MakeService(Protocol):
-    """Makes services; see making.make_service, whose observers it knows."""
+    """Makes services, as loading.ServiceMaker does."""
 
     def __call__(self, model: ModelToServe, parameters: Parameters | None = None, *, fresh: bool = False) -> Service:
-        """Return a service that has not been started. Called in a thread."""
+        """Return a service that has not been started. Called in a thread; see loading.make_service."""
 
 
 class Manager:
-    """Runs the services of `registry`, which only it changes from the start on.
+    """Starts, loads, unloads and stops the services of `registry`. From the start on, nothing else may change the registry.
 
-    `repository` knows what else can be loaded, and is read anew for every load; `make` makes a service of what it
-    returns. `allow_files`: load calls may bring code and files. Changes are made one after the other, in the order in which they were
-    requested; each caller gets the result of its own.
+    Changes are made one after the other, in the order in which they were requested; each caller gets the result of its own.
+
+    Arguments:
+        registry: the services to start with.
+        repository: knows what else can be loaded; it is read again for every load.
+        make: makes a service of what the repository returns.
+        allow_files: whether load calls may bring code and files.
     """
 
     def __init__(
@@ -271,10 +282,8 @@ class Manager:
         self._states = ModelStates(registry, repository)
         self._endpoints = WorkerEndpoints()
 
-    # The life of the whole.
-
     async def start(self) -> None:
-        """Start all models that the registry has, and the steps of its chains, at the same time; return when all are ready.
+        """Start all models of the registry and the steps of its chains, at the same time; return when all are ready.
 
         When one fails, the others are stopped and its error is raised.
         """
@@ -286,12 +295,10 @@ class Manager:
         await self.registry.stop(drain_timeout)
 
     async def drain(self, drain_timeout: float | None = None) -> None:
-        """Make no more changes and accept no more requests; return when all accepted ones have ended, or after the timeout.
-        The workers stay."""
+        """Make no more changes and accept no more requests; return when all accepted ones have ended, or after
+        `drain_timeout` seconds. The workers keep running."""
         await self._changes.close()
         await self.registry.drain(drain_timeout)
-
-    # What runs, and what could be loaded.
 
     def index(self, ready_only: bool = False) -> list[ModelState]:
         """Return the state of every model that runs or could be loaded, by name and version."""
@@ -307,14 +314,26 @@ class Manager:
         self, name: str, *, version: str = "", config: Mapping[str, Any] | None = None,
         files: Mapping[str, bytes] | None = None, parameters: Mapping[str, Parameter] | None = None,
     ) -> None:  # fmt: skip
-        """Read a model anew and run it; what ran under its name has been replaced when this returns, and has answered all that
-        it had accepted. While it loads the old one serves, and goes on if it fails.
+        """Read a model again, run it, and replace what runs under its name.
 
-        `version` loads that one alone, beside those that run. The steps of a chain that do not run are loaded first, and stay.
-        `config` goes before what the model's own file says, `files`
-        (VERSION/PATH) are its files instead of its own, and `parameters`, those of `load_worker`, go before both. Raises ModelNotFound, InvalidRequest for what cannot be served,
-        ModelError when it does not load, Conflict when it lacks a version that a chain names, Forbidden for files if they are
-        not allowed; Overloaded, Draining.
+        The former model serves until the new one is ready. When this returns, the former one has answered all that it had
+        accepted. If the load fails, the former model goes on. Steps of a chain that do not run are loaded first, and keep
+        running.
+
+        Arguments:
+            name: the model.
+            version: loads this version only, beside the versions that run; "" loads all that are to be served.
+            config: settings that override those of the model's own file.
+            files: contents by path VERSION/PATH, which replace the model's own files.
+            parameters: parameters as of `load_worker`, which override both.
+
+        Raises:
+            ModelNotFound: nothing of this name can be loaded.
+            InvalidRequest: the model cannot be served as it is described.
+            ModelError: it fails while it loads.
+            Conflict: a version is missing that a chain names.
+            Forbidden: the call brings files or code, and the server does not allow that.
+            Overloaded, Draining: see ChangeQueue.make.
         """
         if files and not self._allow_files:
             raise Forbidden(
@@ -325,22 +344,24 @@ class Manager:
         await self._changes.make(lambda: self._load_model(name, version, config, files, parameters or {}))
 
     async def unload_model(self, name: str, *, version: str = "", unload_dependents: bool = False) -> None:
-        """Accept no more requests for a model, finish the accepted ones, and end it; with `version` that version alone.
+        """Accept no more requests for a model, finish the accepted ones, and stop it; with `version`, that version only.
 
-        It is no error if the model does not run. Raises ModelNotFound for an unknown name.
-        Chains of which it is a step are unloaded first with `unload_dependents`; without, Conflict is raised and nothing is ended.
+        A known model that does not run is no error. With `unload_dependents`, the chains that have it as a step are unloaded
+        first. Raises ModelNotFound for an unknown name; and without `unload_dependents` Conflict for a step of a chain, when
+        nothing has been stopped.
         """
         await self._changes.make(lambda: self._unload_model(name, version, unload_dependents))
 
-    # Workers: the AMD Inference Server's.
+    # Workers, as the AMD Inference Server has them.
 
     async def load_worker(self, name: str, parameters: Mapping[str, Parameter]) -> str:
         """Run a model with these parameters, and return the name of its endpoint.
 
-        Where it runs with the same parameters already that endpoint is returned; with `share` False it gets one more worker.
-        Otherwise a new endpoint is made: `name`, or while that is taken `name-1` and so on. Parameters are arguments of the
-        model's constructor, settings, and those of AMD's (loading.py). Raises InvalidRequest naming the parameter, and what
-        `load_model` raises.
+        If the model already runs with the same parameters, that endpoint is returned; if `share` is False it first gets one
+        more worker. Otherwise a new endpoint is made: `name`, or `name-1` and so on while that is in use.
+
+        Parameters may be arguments of the model's constructor, settings, and the AMD server's own (see loading.apply).
+        Raises InvalidRequest naming the parameter, and what `load_model` raises.
         """
         check_allowed(parameters, self._allow_files)
         own = dict(parameters)
@@ -350,15 +371,15 @@ class Manager:
         return await self._changes.make(lambda: self._load_worker(name, own, share))
 
     async def unload_worker(self, endpoint: str) -> None:
-        """Let one worker of `endpoint` finish what it has, and end it; with the last one the endpoint goes. Raises
+        """Let one worker of `endpoint` finish its batches, and stop it; the last worker takes the endpoint with it. Raises
         ModelNotFound."""
         await self._changes.make(lambda: self._unload_worker(endpoint))
 
-    # How it is done, one at a time.
+    # The changes themselves. They run one at a time.
 
     async def _start(self) -> None:
-        while wanted := await self._missing(self.registry.all):
-            for name in wanted:
+        while names := await self._missing(self.registry.all):
+            for name in names:
                 reading = await self._read(name, "", None, None)
                 services = [await import_in_thread(partial(self._make, model)) for model in reading.versions]
                 self.registry.join(services)
@@ -396,14 +417,14 @@ class Manager:
     async def _check_chains(
         self, name: str, new: Sequence[Service], kept: Mapping[str, Service], default: str | None
     ) -> None:
-        """See that the chains that run can have `new` and `kept` for a step, the versions of `name` that are about to be found.
-        Stops the new ones if not."""
+        """Check that the running chains can use `new` and `kept`, which are about to be the versions of `name`. If not, stop
+        the new ones and raise InvalidRequest."""
         versions = {**kept, **{service.version: service for service in new}}
-        asked = default if default in versions else max(versions, key=version_order)
+        preferred = default if default in versions else max(versions, key=version_order)
 
         def find(model: str, version: str) -> Service:
-            if model == name and (version or asked) in versions:
-                return versions[version or asked]
+            if model == name and (version or preferred) in versions:
+                return versions[version or preferred]
             return self.registry.get(model, version)
 
         try:
@@ -431,7 +452,7 @@ class Manager:
         self._states.forget(name, ending)
 
     def _dependents(self, name: str, ending: Collection[str]) -> list[str]:
-        """Return the chains of which `name` is a step that would not be there without the versions `ending`."""
+        """Return the names of the chains that need `name` as a step and would miss it without the versions `ending`."""
         versions = ending if self._running(name).keys() - ending else None
         return sorted({chain.name for chain in dependents(name, self.registry.all, versions)}) if ending else []
 
@@ -483,7 +504,7 @@ class Manager:
         return reading
 
     async def _started(self, models: Sequence[ModelToServe], parameters: Parameters | None) -> list[Service]:
-        """Return services of all `models`, running. When one fails the others are stopped and its error is raised."""
+        """Start services of all `models` and return them. When one fails, stop the others and raise its error."""
         services: list[Service] = []
         name, versions = models[0].name, [model.version for model in models]
         try:
@@ -505,17 +526,17 @@ class Manager:
         return services
 
     async def _give_workers(self, name: str, reading: ModelReading, new: Sequence[Service]) -> None:
-        """Give the default version as many more workers as calls had added to the one before it."""
+        """Add as many workers to the new default version as load calls had added to the former one."""
         highest = _version(reading, None).version
-        asked = highest if reading.default is None else reading.default
+        default = highest if reading.default is None else reading.default
         try:
             for service in new:
-                for _ in range(self._endpoints.added(name) if service.version == asked else 0):
+                for _ in range(self._endpoints.added(name) if service.version == default else 0):
                     await service.add_worker()
         except BaseException as error:
             await asyncio.gather(*[service.stop(0.0) for service in new])
             if isinstance(error, WeirError):
-                self._states.failed(name, asked, error.message)
+                self._states.failed(name, default, error.message)
                 raise _failed(name, error) from error
             raise
 
@@ -531,8 +552,11 @@ class Manager:
     def _put(
         self, name: str, services: Sequence[Service], default: str | None, models: Iterable[ModelToServe]
     ) -> list[Generation]:
-        """Let `services` be those of `name`. One of a version that runs gives its generation to the service that is registered; a version
-        that is not among them passes what still comes to it on to the default one. Return the generations that are to be stopped."""
+        """Make `services` the versions of `name`, and return the generations that are to be stopped.
+
+        Where a version is already registered, the registered service takes over the new one's generation. A version that is
+        not among `services` gets the generation of the default version, which answers the requests that still reach it.
+        """
         before = self._running(name)
         for model in models:
             self.registry.claim(name, model.routes)
@@ -556,7 +580,7 @@ class Manager:
             self._endpoints.remove(name)
 
     async def _retire(self, former: Sequence[Generation]) -> None:
-        """Have generations that were replaced finish what they had accepted, and end them."""
+        """Drain and stop generations that were replaced; log what fails."""
         ends = await asyncio.gather(*[generation.stop() for generation in former], return_exceptions=True)
         for generation, end in zip(former, ends, strict=True):
             if isinstance(end, Exception):
@@ -564,7 +588,7 @@ class Manager:
 
 
 def _version(reading: ModelReading, version: str | None) -> ModelToServe:
-    """Return that version, or (None) the highest."""
+    """Return that version, or the highest for None. Raises ModelNotFound."""
     if version is None:
         return max(reading.versions, key=lambda model: version_order(model.version))
     for model in reading.versions:
@@ -577,7 +601,7 @@ def _version(reading: ModelReading, version: str | None) -> ModelToServe:
 
 
 def _failed(name: str, error: WeirError) -> WeirError:
-    """Return the error for the caller of a load that failed with `error`."""
+    """Return `error` as the caller of a failed load gets it; SettingsError becomes InvalidRequest."""
     message = f"failed to load {name!r}: {error.message}"
     if isinstance(error, SettingsError):
         return InvalidRequest(message, details=error.details)

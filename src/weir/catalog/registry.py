@@ -6,28 +6,36 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mappi
 from contextlib import asynccontextmanager
 from typing import Any
 
-from weir.catalog.chains import chain_of, waves
+from weir.catalog.chains import chain_of, stop_order
 from weir.errors import ModelNotFound, ModelNotReady, SettingsError
 from weir.serving.service import Service
 
-# What the paths of Weir's own pages begin with on every server. A model's route must begin with none of these segments.
+# First segments of the paths that every server uses itself. No model's route may begin with one of them.
 RESERVED = ("dashboard", "docs", "health", "infer", "metrics", "models", "openapi.json", "v2")
 
 
-PLAIN = re.compile(r"(/[A-Za-z0-9._~-]+)+")
+_ROUTE = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 _DIGITS = re.compile(r"(\d+)")
 
 
 class Registry:
-    """Owns the services of a server: finds one by name and version or by route, starts and stops them together.
+    """Owns the services of a server: finds one by name and version or by route, and starts and stops all of them.
 
-    `services` are the models by name, each in its default version; `routes` are those of them that have paths of their own,
-    by path. Both are new dicts after a change, so a loop over them may be interrupted by a change. `changed` are called after
-    every change. `loading` are models that are being loaded and do not run yet.
+    Arguments:
+        services: the models; several may have one name and different versions.
+        routes: maps a model's name to its own path or paths.
+        defaults: maps a model's name to the version that serves requests which name no version. Without an entry, the
+            highest version does.
 
-    `routes` maps a model's name to one path or several of its own, `defaults` to the version that is asked for when none is
-    named (without it: the highest). Raises SettingsError for a name and version given twice,
-    a route of a model that is not there, a route that two models claim, and a reserved path.
+    Attributes:
+        services: the default version of each model, by name.
+        routes: the services that have paths of their own, by path. Each change makes new dicts of both, so a loop over
+            one of them may go on across a change.
+        changed: functions that are called after every change.
+        loading: names of models that are being loaded.
+
+    Raises SettingsError for a name and version given twice, a route of an unknown model, a route that two models claim,
+    and a reserved path.
     """
 
     def __init__(
@@ -40,9 +48,9 @@ class Registry:
         self.loading: set[str] = set()
         self.ending = False  # the server accepts no more requests; models may still finish accepted ones
         self._versions: dict[str, dict[str, Service]] = {}
-        self._default: dict[str, str] = dict(defaults or {})  # versions that were named as such
+        self._default: dict[str, str] = dict(defaults or {})  # default versions that were set explicitly
         self._reserved = set(RESERVED)
-        self._paths: dict[str, str] = {}  # to the names of models, which need not be there all the time
+        self._paths: dict[str, str] = {}  # the name of a model by path; the model need not be loaded
         for service in services:
             versions = self._versions.setdefault(service.name, {})
             if service.version in versions:
@@ -56,8 +64,6 @@ class Registry:
             self.claim(name, paths)
         self._renew()
         self.join(services)
-
-    # Models by name.
 
     @property
     def sole(self) -> Service | None:
@@ -76,13 +82,15 @@ class Registry:
 
     @property
     def not_ready_reasons(self) -> dict[str, str]:
-        """Why each model that takes no requests does not, by label."""
+        """The reason why a model takes no requests, by label, for each such model."""
         reasons = {service.label: service.not_ready_reason for service in self.all}
         return {label: reason or "draining" for label, reason in reasons.items() if reason or self.ending}
 
     def get(self, name: str, version: str = "") -> Service:
-        """Return the service of that name and version; without a version, the default one. Raises ModelNotFound, which names
-        those there are, or ModelNotReady while it is being loaded."""
+        """Return the service of that name and version; without a version, the default one.
+
+        Raises ModelNotFound, which names the models or versions that exist, or ModelNotReady while the model is loading.
+        """
         service = self._versions.get(name, {}).get(version) if version else self.services.get(name)
         if service is not None:
             return service
@@ -94,19 +102,17 @@ class Registry:
         raise ModelNotFound(f"model {name!r}: there is none of this name; there are {', '.join(self.services)}")
 
     def default_of(self, name: str) -> str | None:
-        """Return the version of that name that was named as the default; None if that is the highest."""
+        """Return the version that was set as the default of that name; None if the highest version is the default."""
         return self._default.get(name)
 
     def versions(self, name: str) -> dict[str, Service]:
-        """Return the services of that name by version, the oldest first. Raises ModelNotFound."""
+        """Return the services of that name by version, the lowest version first. Raises ModelNotFound."""
         self.get(name)
         return dict(sorted(self._versions[name].items(), key=lambda each: version_order(each[0])))
 
     def state(self) -> dict[str, Any]:
         """Return the state of every model, by label, as a JSON-able dict."""
         return {service.label: service.state() for service in self.all}
-
-    # The life of all of them.
 
     async def start(self) -> None:
         """Start all models at the same time; return when all are ready.
@@ -117,7 +123,7 @@ class Registry:
         try:
             await asyncio.gather(*starts)
         except BaseException:
-            # A start is not interrupted in the middle but ended by stop, which the executors are made for.
+            # Executors are made to be stopped while they start; `stop` below cleans up what a cancelled start has left.
             for start in starts:
                 start.cancel()
             await asyncio.gather(*starts, return_exceptions=True)
@@ -125,45 +131,47 @@ class Registry:
             raise
 
     async def stop(self, drain_timeout: float | None = None) -> None:
-        """Drain and stop all models at the same time, chains before their steps; see Service.stop. Idempotent."""
-        for wave in waves(self.all):
-            await asyncio.gather(*[service.stop(drain_timeout) for service in wave])
+        """Drain and stop all models: chains first, then their steps. See Service.stop. Idempotent."""
+        for group in stop_order(self.all):
+            await asyncio.gather(*[service.stop(drain_timeout) for service in group])
 
     async def drain(self, drain_timeout: float | None = None) -> None:
-        """Accept no more requests; return when all accepted ones have ended, or after the timeout. Workers stay."""
-        for wave in waves(self.all):
-            await asyncio.gather(*[service.drain(drain_timeout) for service in wave])
+        """Accept no more requests; return when all accepted ones have ended, or after `drain_timeout` seconds. The workers
+        keep running."""
+        for group in stop_order(self.all):
+            await asyncio.gather(*[service.drain(drain_timeout) for service in group])
 
-    # Changes: the Manager's alone.
+    # Changes. Only the Manager makes them once the server runs.
 
     def join(self, services: Iterable[Service]) -> None:
-        """Have the chains among `services` find their steps here."""
+        """Let the chains among `services` look their steps up in this registry."""
         for service in services:
             if (chain := chain_of(service)) is not None:
                 chain.find = self.get
 
     def put(self, services: Iterable[Service], default: str | None = None) -> None:
-        """Let these services, all of one name, be those of that name from now on, and no others. `default` names the version
-        that is asked for when none is named; without it that is the highest."""
-        there = {service.version: service for service in services}
-        name = next(iter(there.values())).name
-        self._versions[name] = there
+        """Replace all services of one name by `services`, which all have that name. `default` is the version for requests
+        that name none; without it, the highest version is."""
+        versions = {service.version: service for service in services}
+        name = next(iter(versions.values())).name
+        self._versions[name] = versions
         self._default.pop(name, None)
         if default is not None:
             self._default[name] = default
         self._changed()
 
     def remove(self, name: str) -> None:
-        """Serve no model of this name any more."""
+        """Forget all services of this name."""
         self._versions.pop(name, None)
         self._changed()
 
     def claim(self, name: str, paths: str | Sequence[str]) -> None:
-        """Let these paths lead to the model `name`, whenever it is there. Raises SettingsError; see the class."""
+        """Route these paths to the model `name` whenever it is loaded. Raises SettingsError, as the class says, and changes
+        nothing then."""
         self._paths = self.check_claim(name, paths)
 
     def check_claim(self, name: str, paths: str | Sequence[str]) -> dict[str, str]:
-        """Raise what `claim` would; return all paths as they would be then."""
+        """Return the paths that would be routed after `claim`, and change nothing. Raises what `claim` raises."""
         found = dict(self._paths)
         for path in [paths] if isinstance(paths, str) else paths:
             check_route(path, self._reserved)
@@ -178,8 +186,8 @@ class Registry:
         return found
 
     def reserve(self, segments: Iterable[str]) -> None:
-        """Keep paths that begin with one of these segments for pages of the server. Raises SettingsError for a route that
-        begins so already."""
+        """Reserve paths that begin with one of these segments for the server. Raises SettingsError if a model's route
+        already begins with one."""
         self._reserved.update(segments)
         for path in self._paths:
             check_route(path, self._reserved)
@@ -198,13 +206,13 @@ class Registry:
 
 
 def version_order(version: str) -> list[tuple[int, str]]:
-    """Return what versions are sorted by: 2 comes before 10, 1.9 before 1.10, and words before numbers."""
+    """Return the sort key of a version: 2 comes before 10, 1.9 before 1.10, and words before numbers."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in _DIGITS.split(version) if part]
 
 
 def check_route(path: str, reserved: Collection[str] = RESERVED) -> None:
-    """Raise SettingsError unless `path` can be a model's own: it begins with none of the segments in `reserved`."""
-    if not path.startswith("/") or len(path) < 2 or path.endswith("/") or not PLAIN.fullmatch(path) or "/." in path:
+    """Raise SettingsError unless `path` is well formed and does not begin with one of the segments in `reserved`."""
+    if not _ROUTE.fullmatch(path) or "/." in path:
         raise SettingsError(
             f"route={path!r}: must be like /name or /some/name, of letters, digits and . _ ~ - (no segment begins with a dot)"
         )
@@ -215,9 +223,9 @@ def check_route(path: str, reserved: Collection[str] = RESERVED) -> None:
 
 @asynccontextmanager
 async def running(registry: Registry, drain_timeout: float | None = None) -> AsyncIterator[Registry]:
-    """Start all models before the block and drain and stop them after it, also when it raises.
+    """Start all models before the block; drain and stop them after it, even if it raises.
 
-    Raises what Registry.start raises; nothing is left running then.
+    Raises what Registry.start raises; all models are stopped then.
     """
     await registry.start()
     try:

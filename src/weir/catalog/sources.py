@@ -1,4 +1,4 @@
-"""What can be served and who knows of it: models to serve, repositories of them, and those that are loaded at the start."""
+"""What a server can serve: descriptions of models, the repositories that have them, and the models loaded at the start."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,16 +11,23 @@ from weir.errors import InvalidRequest, ModelNotFound, SettingsError
 if TYPE_CHECKING:
     from weir.serving.service import Service
 
-Parameter = str | int | float | bool  # what travels as a parameter of the Open Inference Protocol
+Parameter = str | int | float | bool  # the values that a parameter of the Open Inference Protocol may have
 Parameters = Mapping[str, Parameter]
 
 
 class ModelToServe(NamedTuple):
-    """One version of one model: where its class is, its name, and the settings given for it (only those given, so that the class's
-    own values hold for the rest).
+    """One version of one model, as it is to be served.
 
-    `target` is read by `platform`; files that it names lie in `folder`, if it has one of its own. `attributes` are for its
-    class: tensors, examples, sizes to warm up at.
+    Attributes:
+        target: where its class is; `platform` says how to read it.
+        name: the name that it is served under.
+        params: arguments for the constructor of its class.
+        routes: its own paths.
+        settings: the settings that were given for it, and no others: the class's own values hold for the rest.
+        version: "" if it has no versions.
+        platform: the kind of its files, such as python or onnx.
+        folder: the folder that holds its files, or None.
+        attributes: attributes for its class: tensors, examples, sizes to warm up at.
     """
 
     target: str
@@ -35,12 +42,12 @@ class ModelToServe(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The name, and after a slash the version if it has one."""
+        """The name, followed by a slash and the version if there is one."""
         return f"{self.name}/{self.version}" if self.version else self.name
 
 
 class ModelReading(NamedTuple):
-    """What was read of a model: the versions that are to be served, and the one that is meant where none is named (None: the
+    """What a repository has for a name: the versions to serve, and the version for requests that name none (None: the
     highest)."""
 
     versions: list[ModelToServe]
@@ -48,22 +55,26 @@ class ModelReading(NamedTuple):
 
 
 class Repository(Protocol):
-    """Knows models by name, whether they run or not. Reads, and runs nothing; called in any thread."""
+    """Describes models by name, whether they run or not. It only reads, and may be called in any thread."""
 
     def names(self) -> list[str]:
-        """The models that there are."""
+        """Return the names of the models that it has."""
 
     def read(
         self, name: str, config: Mapping[str, Any] | None = None, files: Mapping[str, bytes] | None = None
     ) -> ModelReading:
-        """Read a model anew. What `config` says goes before the model's own file; `files` (VERSION/PATH) are its files instead
-        of those that lie there. Raises ModelNotFound, and SettingsError for what cannot be served."""
+        """Read a model again and describe it.
+
+        `config` has settings that override those of the model's own file. `files` has contents by path VERSION/PATH, which
+        replace the model's own files. Raises ModelNotFound, and SettingsError for what cannot be served.
+        """
 
 
 class TargetRepository:
-    """The models that a server was started with, as a Repository: their settings do not change.
+    """The Repository of the models that a server was started with, whose settings do not change.
 
-    `read_config` reads the configuration of a load call (see repository/document.py); without it that is settings and `params`.
+    `read_config` reads the configuration of a load call into a ModelDocument. Without it, a configuration consists of settings
+    and `params`.
     """
 
     def __init__(
@@ -73,13 +84,13 @@ class TargetRepository:
         self._read_config = read_config
 
     def names(self) -> list[str]:
-        """The names."""
+        """Return the names of the models that it has."""
         return list(self._models)
 
     def read(
         self, name: str, config: Mapping[str, Any] | None = None, files: Mapping[str, bytes] | None = None
     ) -> ModelReading:
-        """Return the given settings; `config` may override them, and has `params` of the constructor."""
+        """See Repository. `config` overrides settings and has `params` for the constructor; `files` raise InvalidRequest."""
         model = self._models.get(name)
         if model is None:
             raise ModelNotFound(
@@ -108,24 +119,24 @@ class InlineRepository(Repository, Protocol):
     """A Repository to which models can be added by their configuration alone."""
 
     def takes(self, config: Mapping[str, Any] | None) -> bool:
-        """Tell whether it reads a model of such a configuration, known or not."""
+        """Tell whether `read` can make a model from `config`."""
 
 
 class CombinedRepository:
-    """Several repositories as one: the first that has a model of that name is read; `inline` if none has."""
+    """Several repositories as one. A model is read from the first that has it, else from `inline`."""
 
     def __init__(self, sources: Sequence[Repository], inline: InlineRepository | None = None) -> None:
         self._sources = [*sources, *([] if inline is None else [inline])]
         self._inline = inline
 
     def names(self) -> list[str]:
-        """The names of all, each once."""
+        """Return the names of all models, each once."""
         return list(dict.fromkeys(name for source in self._sources for name in source.names()))
 
     def read(
         self, name: str, config: Mapping[str, Any] | None = None, files: Mapping[str, bytes] | None = None
     ) -> ModelReading:
-        """Read it where it is."""
+        """See Repository."""
         for source in self._sources:
             if name in source.names():
                 return source.read(name, config, files)
@@ -138,8 +149,8 @@ LOAD_ALL, LOAD_NONE = "all", "none"
 
 
 def all_sources(known: TargetRepository, folder: Repository | None, inline: InlineRepository) -> CombinedRepository:
-    """Return the TARGETs, the models of the folder, and what load calls will describe, as one. Raises SettingsError for a
-    name that both of the first have."""
+    """Return one repository of the TARGETs, the models of the folder and the models that load calls describe. Raises
+    SettingsError for a name that both the TARGETs and the folder have."""
     if folder is None:
         return CombinedRepository([known], inline)
     for name in known.names():
@@ -151,30 +162,33 @@ def all_sources(known: TargetRepository, folder: Repository | None, inline: Inli
 
 
 class ModelsToStart(NamedTuple):
-    """What runs from the start on: services, not started, and what was read for them."""
+    """The models loaded at the start: their services, which are not started yet, and their descriptions."""
 
     readings: list[ModelReading]
     services: "list[Service]"
 
     @property
     def defaults(self) -> dict[str, str]:
-        """The version that is meant where none is named, by name, of those that say one."""
+        """The default version by name, of the models that set one."""
         return {each.versions[0].name: each.default for each in self.readings if each.default is not None}
 
     @property
     def routes(self) -> dict[str, list[str]]:
-        """The paths of their own, by name."""
+        """The models' own paths, by name."""
         return {model.name: model.routes for reading in self.readings for model in reading.versions}
 
 
-def open_wanted(
+def read_models_to_start(
     sources: CombinedRepository, load: Sequence[str], make: "Callable[[ModelToServe], Service]"
 ) -> ModelsToStart:
-    """Read the models to load at the start, and make services of them. Raises SettingsError for a name that nothing is known
-    of; and once for all models that cannot be, a line for each."""
+    """Read the models to load at the start, and make services of them with `make`.
+
+    `load` has names of models, "all" or "none"; an empty list means all. Raises SettingsError for an unknown name; and one
+    SettingsError for all models that cannot be served, with one line of text for each.
+    """
     opened = ModelsToStart([], [])
     wrong: list[str] = []
-    for name in _wanted(sources, load):
+    for name in _names_to_start(sources, load):
         try:
             reading = sources.read(name)
         except SettingsError as error:
@@ -191,10 +205,10 @@ def open_wanted(
     return opened
 
 
-def _wanted(sources: CombinedRepository, load: Sequence[str]) -> list[str]:
+def _names_to_start(sources: CombinedRepository, load: Sequence[str]) -> list[str]:
     names = sources.names()
     if LOAD_NONE in load and len(load) > 1:
-        raise SettingsError(f"load={list(load)!r}: none goes with no other name")
+        raise SettingsError(f"load={list(load)!r}: none must be the only value")
     for name in load:
         if name not in (LOAD_ALL, LOAD_NONE, *names):
             raise SettingsError(f"load={name!r}: there is no such model; there are {', '.join(names) or 'none'}")
@@ -203,7 +217,7 @@ def _wanted(sources: CombinedRepository, load: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class RepositorySettings:
-    """Which models there are beside the TARGETs, and which of all of them are loaded at the start."""
+    """Settings: where models come from besides the TARGETs, and which models are loaded at the start."""
 
     model_repository: str | None = setting(
         None, "folder of models, MODEL/VERSION/FILE, that can be loaded while serving", metavar="DIR"
@@ -211,7 +225,9 @@ class RepositorySettings:
     load: list[str] = setting(
         [], "model to load at the start, or all, or none; without it all are loaded", metavar="NAME"
     )
-    watch: bool = setting(False, "load models of the repository when their files change, and unload those that go")
+    watch: bool = setting(
+        False, "load models of the repository when their files change, and unload models whose folders are deleted"
+    )
 
     def __post_init__(self) -> None:
         check(self)

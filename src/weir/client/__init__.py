@@ -1,11 +1,11 @@
-"""Clients: `HttpClient`, `GrpcClient`, `WebSocketClient`, and the same with `Async` before their names for an event loop.
+"""Clients of a server: `HttpClient`, `GrpcClient`, `WebSocketClient`, and for an event loop the same with the prefix `Async`.
 
     with weir.client.HttpClient("http://localhost:8000") as client:
         sums = client.infer("sums", {"x": array})["sum"]
 
-These have the same methods, and so has `weir.inprocess`, which serves the models in the program itself. `EmbeddingClient` and
-`ConcurrentEmbeddingClient` ask a service of sentence vectors. Importing this loads no library; asking for a class loads the one that
-it needs: httpx, grpcio, websockets, pyzmq.
+All have the same methods, and so has `weir.inprocess`, which serves the models in the program itself. `EmbeddingClient` and
+`ConcurrentEmbeddingClient` are for servers of text vectors. Importing this module loads no library; using a class loads the library
+that it needs: httpx, grpcio or websockets.
 """
 
 from importlib import import_module
@@ -37,7 +37,7 @@ _WHERE = {
     "Unreachable": "weir.client.calls", "ConnectionLost": "weir.client.calls",
 }  # fmt: skip
 
-# What has the libraries of the transports installed.
+# What to install for each library.
 _GRPC = '"weir-serving[grpc]"'
 _INSTALLED_BY = {"httpx": '"weir-serving[client]"', "grpc": _GRPC, "google": _GRPC, "websockets": "websockets"}
 

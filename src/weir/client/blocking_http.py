@@ -1,6 +1,6 @@
-"""HTTP for callers in threads, by the standard library alone: connections are kept, and a small request leaves in one piece.
+"""HTTP for callers in threads, with the standard library only. Connections are kept, and a small request is sent in one piece.
 
-httpx does more, and takes longer for it than the server does for one vector, the model aside.
+httpx does more, but takes longer for a request than the server takes for one vector without the model.
 """
 
 import base64
@@ -19,12 +19,12 @@ from weir.client.http_calls import HttpReply, OutgoingRequest, address_of
 from weir.errors import Cancelled, DeadlineExceeded, SettingsError
 
 _PIECE = 1 << 20  # bytes of a body that are read at a time
-_AT_ONCE = 65_536  # bytes of a request that are put together
-_SHORTEST = 1e-3  # seconds: a socket's timeout of 0 would mean not to wait at all
+_JOINED = 65_536  # a request of at most so many bytes is sent in one piece
+_SHORTEST = 1e-3  # seconds: a timeout of 0 would make the socket non-blocking
 
 
 class _Plain(HTTPConnection):
-    """A connection that sends head and body of a small request at once: the server would wake up for each."""
+    """A connection that sends head and body of a small request together, so that the server wakes up only once."""
 
     def __init__(self, host: str, port: int | None, timeout: float, **options: Any) -> None:
         super().__init__(host, port, timeout=timeout, **options)
@@ -35,14 +35,14 @@ class _Plain(HTTPConnection):
         self._held.append(data)
 
     def flush(self) -> None:
-        """Send what is kept."""
+        """Send the kept data."""
         held, self._held = self._held, []
-        for piece in [b"".join(held)] if sum(map(len, held)) <= _AT_ONCE else held:
+        for piece in [b"".join(held)] if sum(map(len, held)) <= _JOINED else held:
             super().send(piece)
 
 
 def connect_unix(path: str, timeout: float | None) -> socket.socket:
-    """Return a connection to the Unix socket `path`. Raises OSError, also after `timeout` seconds."""
+    """Return a connection to the Unix socket `path`. Raises OSError, and TimeoutError after `timeout` seconds."""
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.settimeout(timeout)
@@ -54,26 +54,29 @@ def connect_unix(path: str, timeout: float | None) -> socket.socket:
 
 
 class _Local(_Plain):
-    """The same to a server on a Unix socket."""
+    """A connection to a Unix socket."""
 
     def __init__(self, path: str, timeout: float) -> None:
         super().__init__("localhost", None, timeout)
         self._path = path
 
     def connect(self) -> None:
-        """Make the connection."""
+        """Open the socket."""
         self.sock = connect_unix(self._path, self.timeout)
 
 
 class _Encrypted(_Plain, HTTPSConnection):
-    """The same with TLS."""
+    """A connection with TLS."""
 
 
 class Connections:
-    """Sends HttpRequests to `url`, http://, https:// or unix:PATH, over at most `most` connections, which are kept. May be used by many threads at a
-    time. `token` goes with each request. Raises SettingsError for a URL of another form."""
+    """Sends OutgoingRequests to `url`, which is http://, https:// or unix:PATH. Many threads may use it at a time.
 
-    def __init__(self, url: str, token: str | None, most: int) -> None:
+    At most `limit` connections are open; they are kept for later requests. `token` goes with each request. Raises SettingsError
+    for a URL of another form.
+    """
+
+    def __init__(self, url: str, token: str | None, limit: int) -> None:
         self._url = url
         base, self._path = address_of(url)
         parts = _parsed(base)
@@ -81,15 +84,15 @@ class Connections:
         self._prefix = parts.path.rstrip("/")
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._headers = _authorization(parts, token)
-        self._places = BoundedSemaphore(most)
+        self._places = BoundedSemaphore(limit)
         self._lock = Lock()
         self._idle: list[_Plain] = []
         self._all: set[_Plain] = set()
         self._closed = False
 
     def send(self, step: OutgoingRequest, timeout: float) -> HttpReply:
-        """Return the answer to one request. Raises DeadlineExceeded after `timeout` seconds, Unreachable if nothing could be sent, ConnectionLost
-        if the connection ended before the answer, Cancelled if this was closed."""
+        """Send a request and return the response. Raises DeadlineExceeded after `timeout` seconds, Unreachable if nothing could
+        be sent, ConnectionLost if the connection ended before the response, and Cancelled after `close`."""
         deadline = time.monotonic() + timeout
         if not self._places.acquire(timeout=timeout):
             raise self._late()
@@ -98,9 +101,9 @@ class Connections:
             try:
                 reply, kept = self._exchange(connection, step, deadline)
             except BaseException:
-                self._leave(connection)
+                self._discard(connection)
                 raise
-            self._give_back(connection) if kept else self._leave(connection)
+            self._give_back(connection) if kept else self._discard(connection)
             return reply
         finally:
             self._places.release()
@@ -123,7 +126,7 @@ class Connections:
             self._all.add(connection)
             closed = self._closed
         if closed:
-            self._leave(connection)
+            self._discard(connection)
             raise self._cancelled()
         return connection
 
@@ -136,10 +139,12 @@ class Connections:
         return _Encrypted(*self._where, timeout=left, context=self._tls)
 
     def _exchange(self, connection: _Plain, step: OutgoingRequest, deadline: float) -> tuple[HttpReply, bool]:
-        """Return the answer, and whether the connection may be kept."""
+        """Return the response, and whether the connection may be kept."""
         try:
-            self._hurry(connection, deadline)
-            with suppress(BrokenPipeError, ConnectionResetError):  # a server may answer before it has read all, and end
+            self._set_timeout(connection, deadline)
+            with suppress(
+                BrokenPipeError, ConnectionResetError
+            ):  # a server may respond and close before it has read all
                 connection.request(
                     step.method, self._prefix + step.path, step.body or None, {**self._headers, **step.headers}
                 )
@@ -160,14 +165,14 @@ class Connections:
         while piece := answer.read1(_PIECE):
             pieces.append(piece)
             if not answer.isclosed():
-                self._hurry(connection, deadline)
+                self._set_timeout(connection, deadline)
         if answer.length:
             raise HTTPException(f"{answer.length} bytes of its body are missing")
         answer.close()
         return b"".join(pieces)
 
-    def _hurry(self, connection: _Plain, deadline: float) -> None:
-        """Let the next wait last no longer than there is time."""
+    def _set_timeout(self, connection: _Plain, deadline: float) -> None:
+        """Let the socket wait until `deadline` at most. Raises TimeoutError if it has passed."""
         left = deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError
@@ -179,15 +184,15 @@ class Connections:
             if not self._closed:
                 self._idle.append(connection)
                 return
-        self._leave(connection)
+        self._discard(connection)
 
-    def _leave(self, connection: _Plain) -> None:
+    def _discard(self, connection: _Plain) -> None:
         with self._lock:
             self._all.discard(connection)
         connection.close()
 
     def close(self) -> None:
-        """End all connections: who waits for an answer gets Cancelled. Idempotent."""
+        """Close all connections: requests that are under way fail with Cancelled. Idempotent."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -196,7 +201,7 @@ class Connections:
         for connection in idle:
             connection.close()
         for connection in busy:
-            with suppress(OSError, AttributeError):  # the thread that uses it closes it, perhaps at this moment
+            with suppress(OSError, AttributeError):  # the thread that uses the connection may be closing it just now
                 connection.sock.shutdown(2)
 
     def _late(self) -> DeadlineExceeded:
@@ -207,7 +212,7 @@ class Connections:
 
 
 def _ended(connection: _Plain) -> bool:
-    """Tell whether the other side has closed a connection on which nothing is awaited, or speaks out of turn."""
+    """Tell whether the server has closed an idle connection, or has sent something unexpected on it."""
     poll = select.poll()
     poll.register(connection.sock, select.POLLIN)
     return bool(poll.poll(0))

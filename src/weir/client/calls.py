@@ -1,6 +1,8 @@
-"""What every client can ask, whatever protocol it speaks: arrays in and out, calls as programs, and which of them are sent again.
+"""What all clients share, whatever protocol they speak: requests and results with arrays, calls as programs, retries, timeouts and
+errors.
 
-A program is a generator: it yields what is to be sent, or a Sleep, and receives the answer. Blocking and asynchronous clients run the same programs.
+A program is a generator. It yields what is to be sent, or a Sleep, and receives the answer. Blocking and asynchronous clients
+run the same programs.
 """
 
 import asyncio
@@ -26,32 +28,32 @@ from weir.errors import (
     WeirError,
     WorkerLost,
 )
-from weir.wire.inference import AskedOutput, InferenceRequest, InferenceResponse, Parameter, Parameters, TensorValue
+from weir.wire.inference import InferenceRequest, InferenceResponse, Parameter, Parameters, RequestedOutput, TensorValue
 from weir.wire.tensors import DTYPES
 
-# What callers give and get: arrays by name.
-
-
 Array = NDArray[Any]
-# Arrays by the names of the tensors; a TensorValue where the datatype cannot be told from the array (BF16).
+# Arrays by the names of the tensors. BF16 needs a TensorValue, as no dtype of numpy stands for it.
 Inputs = Mapping[str, Array | TensorValue]
 
-# A model of items has one tensor each way, BYTES of JSON documents; these are what its metadata calls them.
+# A model of items has one input and one output tensor, both BYTES of JSON documents. Its metadata gives them these names.
 ITEM_INPUT, ITEM_OUTPUT = "input", "output"
 
-# In the parameters of each part of a stream: whether it is the last.
+# A parameter of each part of a stream, which tells whether the part is the last.
 FINAL = "triton_final_response"
 
-_DATATYPES = {
-    dtype: datatype for datatype, dtype in DTYPES.items() if datatype not in ("BYTES", "BF16")
-}  # what numpy calls them, to what the protocol does
+# The protocol's datatypes by numpy's dtypes.
+_DATATYPES = {dtype: datatype for datatype, dtype in DTYPES.items() if datatype not in ("BYTES", "BF16")}
 
 
 class RequestExtras(TypedDict, total=False):
-    """What a request may have beside its inputs.
+    """What a request may have besides its inputs.
 
-    `version` of the model; names of the `outputs` wanted (all of them otherwise); `id`; `parameters` for the server;
-    `priority` (1 is the highest, 0 the default); `timeout` in seconds, which the server gets too.
+    version: the version of the model; without it, the default version.
+    outputs: the names of the outputs to return; without it, all.
+    id: an identifier, which the response repeats.
+    parameters: parameters for the server.
+    priority: 1 is the highest; 0 is the default, which leaves it to the server.
+    timeout: seconds for the call. It is sent to the server too.
     """
 
     version: str
@@ -63,9 +65,10 @@ class RequestExtras(TypedDict, total=False):
 
 
 class Result(Mapping[str, Array]):
-    """An answer: its arrays by the names of the outputs. BYTES are an object array of bytes, BF16 bits as uint16.
+    """A response: its arrays by the names of the outputs.
 
-    Arrays that came over a connection are read-only views of what was received.
+    BYTES are an object array of bytes; BF16 are the bits as uint16. Arrays that came over a connection are read-only views of
+    the received bytes.
     """
 
     def __init__(self, response: InferenceResponse) -> None:
@@ -88,28 +91,28 @@ class Result(Mapping[str, Array]):
         return f"Result({self.model!r}, {list(self.outputs.values())})"
 
 
-def request_of(model: str, inputs: Inputs, asking: RequestExtras) -> InferenceRequest:
-    """Return the request for `inputs`. Raises InvalidRequest for an array of no datatype of the protocol."""
+def request_of(model: str, inputs: Inputs, extras: RequestExtras) -> InferenceRequest:
+    """Return the request for `inputs`. Raises InvalidRequest unless they are arrays by name, in datatypes of the protocol."""
     if not isinstance(inputs, Mapping):
         raise InvalidRequest(f"inputs {inputs!r:.80}: model {model!r} takes tensors, must be arrays by name")
-    parameters: Parameters = dict(asking.get("parameters") or {})
-    if asking.get("priority"):
-        parameters["priority"] = asking["priority"]
-    if asking.get("timeout"):
-        parameters["timeout"] = max(1, round(asking["timeout"] * 1e6))
-    outputs = asking.get("outputs")
+    parameters: Parameters = dict(extras.get("parameters") or {})
+    if extras.get("priority"):
+        parameters["priority"] = extras["priority"]
+    if extras.get("timeout"):
+        parameters["timeout"] = max(1, round(extras["timeout"] * 1e6))
+    outputs = extras.get("outputs")
     return InferenceRequest(
         model,
         [tensor_of(name, value) for name, value in inputs.items()],
-        version=asking.get("version", ""),
-        id=asking.get("id", ""),
-        outputs=None if outputs is None else [AskedOutput(name, {}) for name in outputs],
+        version=extras.get("version", ""),
+        id=extras.get("id", ""),
+        outputs=None if outputs is None else [RequestedOutput(name, {}) for name in outputs],
         parameters=parameters,
     )
 
 
 def is_tensors(value: Any) -> bool:
-    """Tell whether `value` can only be arrays by name, and no item of a model of items."""
+    """Tell whether `value` must be arrays by name, and cannot be an item of a model of items."""
     return (
         isinstance(value, Mapping)
         and bool(value)
@@ -118,25 +121,25 @@ def is_tensors(value: Any) -> bool:
 
 
 def takes_items(metadata: Mapping[str, Any]) -> bool:
-    """Tell from a model's metadata whether it takes items, each a JSON document."""
+    """Tell from a model's metadata whether it is a model of items."""
     inputs, outputs = metadata.get("inputs") or [], metadata.get("outputs") or []
     named = [(tensor["name"], tensor["datatype"]) for tensor in (*inputs, *outputs)]
     return named == [(ITEM_INPUT, "BYTES"), (ITEM_OUTPUT, "BYTES")]
 
 
-def item_request(model: str, item: Any, asking: RequestExtras) -> InferenceRequest:
-    """Return the request for one plain `item`. Raises InvalidRequest for what JSON cannot write."""
+def item_request(model: str, item: Any, extras: RequestExtras) -> InferenceRequest:
+    """Return the request for one `item`. Raises InvalidRequest if JSON cannot represent the item."""
     try:
         document = msgspec.json.encode(item)
     except (TypeError, ValueError) as error:
         raise InvalidRequest(f"item {item!r:.80}: cannot be written as JSON ({error})") from error
     element = numpy.empty(1, object)
     element[0] = document
-    return request_of(model, {ITEM_INPUT: TensorValue(ITEM_INPUT, "BYTES", element)}, asking)
+    return request_of(model, {ITEM_INPUT: TensorValue(ITEM_INPUT, "BYTES", element)}, extras)
 
 
 def item_answer(response: InferenceResponse) -> Any:
-    """Return the plain answer to one item: what its JSON document says, or the bytes of a model that answers in another form."""
+    """Return the answer to one item: the decoded JSON document, or the bytes themselves if they are not JSON."""
     document = bytes(response.outputs[0].array[0])
     try:
         return msgspec.json.decode(document)
@@ -145,7 +148,8 @@ def item_answer(response: InferenceResponse) -> Any:
 
 
 def tensor_of(name: str, value: Array | TensorValue) -> TensorValue:
-    """Return an array as a tensor. Texts and bytes are BYTES."""
+    """Return an array as a tensor; strings and bytes become BYTES. Raises InvalidRequest for another dtype that the protocol
+    does not have."""
     if isinstance(value, TensorValue):
         return value
     array = numpy.asarray(value)
@@ -153,7 +157,7 @@ def tensor_of(name: str, value: Array | TensorValue) -> TensorValue:
         return TensorValue(name, "BYTES", _bytes_of(name, array))
     native = array.dtype.newbyteorder("=")
     if native not in _DATATYPES:
-        raise InvalidRequest(f"tensor {name!r}: an array of {array.dtype} is of no datatype of the protocol")
+        raise InvalidRequest(f"tensor {name!r}: the protocol has no datatype for an array of {array.dtype}")
     return TensorValue(name, _DATATYPES[native], array.astype(native, copy=False))
 
 
@@ -168,24 +172,26 @@ def _bytes_of(name: str, array: Array) -> Array:
     return found
 
 
-# Calls as programs: generators that yield what is to be done, one step after the other, and receive its result.
-#
-# A program knows no socket and no clock, so that the same one is run by a client that blocks and by one that awaits.
+# Calls as programs: generators without sockets and clocks, which blocking and asynchronous clients can run alike.
 
 
 T = TypeVar("T")
-# Yields steps (Sleep, or what the transport understands), is sent their answers, returns the value of the call.
+# Yields steps (a Sleep, or a step of the transport), receives their answers, and returns the result of the call.
 Program = Generator[Any, Any, T]
 
 
 class Sleep(NamedTuple):
-    """Wait. DeadlineExceeded comes at once if that would take longer than there is time."""
+    """The step that waits. If the deadline comes first, DeadlineExceeded is thrown into the program at once."""
 
     seconds: float
 
 
 def run(program: Program[T], send: Callable[[Any, float], Any], timeout: float) -> T:
-    """Run `program` to its end and return its value; `send` does a step within the seconds it is given."""
+    """Run `program` to its end and return its result.
+
+    `send(step, seconds)` does a step within so many seconds and returns its answer. A WeirError of a step is thrown into the
+    program. Raises what the program raises, and DeadlineExceeded after `timeout` seconds.
+    """
     deadline = time.monotonic() + timeout
     resume: Callable[[], Any] = partial(next, program)
     while True:
@@ -210,7 +216,7 @@ def run(program: Program[T], send: Callable[[Any, float], Any], timeout: float) 
 async def run_async(
     program: Program[T], send: Callable[[Any, float], Awaitable[Any]], timeout: float
 ) -> T:  # fmt: skip
-    """Do the same without blocking the event loop."""
+    """Run `program` like `run`, on the running event loop."""
     deadline = time.monotonic() + timeout
     resume: Callable[[], Any] = partial(next, program)
     while True:
@@ -229,7 +235,7 @@ async def run_async(
 
 
 def _left(step: Any, deadline: float, timeout: float) -> float:
-    """Return the seconds that are left for `step`. Raises DeadlineExceeded if it cannot be done in time."""
+    """Return the seconds that are left for `step`. Raises DeadlineExceeded if none are, or too few for a Sleep."""
     left = deadline - time.monotonic()
     if left <= (step.seconds if isinstance(step, Sleep) else 0.0):
         raise DeadlineExceeded(f"no answer within {timeout:g} s")
@@ -238,93 +244,93 @@ def _left(step: Any, deadline: float, timeout: float) -> float:
 
 Metadata = dict[str, Any]
 
-# Inputs or outputs as metadata have them: tables of name, datatype and shape.
+# Inputs or outputs as in metadata: tables of name, datatype and shape.
 Tensors = Sequence[Mapping[str, Any]]
 
-# Makes of what the transport hands on, piece by piece, the answers that it completes.
+# Takes one piece from the transport; yields the responses that it completes.
 Decoder = Callable[[Any], Iterable[InferenceResponse]]
 
 
 class Streaming(NamedTuple):
-    """A call with several answers: the step that begins it, and what makes a decoder for one attempt."""
+    """A call with several answers: the step that begins it, and a function that makes a decoder for each attempt."""
 
     step: Any
     decoder: Callable[[], Decoder]
 
 
 class Calls(Protocol):
-    """The calls in one protocol. Programs raise the WeirError that the answer stands for."""
+    """The calls of a server in one protocol, as programs. Each raises the WeirError that the server's response stands for."""
 
     def server_metadata(self) -> Program[Metadata]:
-        """Ask for name, version and extensions."""
+        """Return name, version and extensions of the server."""
 
     def server_live(self) -> Program[bool]:
-        """Ask whether the process answers."""
+        """Return whether the server's process responds."""
 
     def server_ready(self) -> Program[bool]:
-        """Ask whether every model takes requests."""
+        """Return whether every model accepts requests."""
 
     def model_ready(self, name: str, version: str) -> Program[bool]:
-        """Ask whether a model takes requests."""
+        """Return whether a model accepts requests."""
 
     def model_metadata(self, name: str, version: str) -> Program[Metadata]:
-        """Ask for versions, platform, inputs and outputs."""
+        """Return name, versions, platform, inputs and outputs of a model."""
 
     def models(self) -> Program[list[str]]:
-        """Ask for the names of the models that run."""
+        """Return the names of the models that run."""
 
     def has_hardware(self, name: str, count: int) -> Program[bool]:
-        """Ask whether there are so many devices of a kind or name."""
+        """Return whether the server has at least `count` devices of a kind or name."""
 
     def load_model(self, name: str, config: Mapping[str, Any] | None) -> Program[None]:
-        """Have a model read anew and run."""
+        """Load a model again and run it."""
 
     def unload_model(self, name: str) -> Program[None]:
-        """Have a model end."""
+        """Stop a model."""
 
     def load_worker(self, name: str, parameters: Mapping[str, Parameter]) -> Program[str]:
-        """Have a model run with parameters; the answer is the endpoint."""
+        """Run a model with parameters; return the name of the endpoint."""
 
     def unload_worker(self, endpoint: str) -> Program[None]:
-        """Have a worker of an endpoint end."""
+        """Stop a worker of an endpoint."""
 
     def infer(self, request: InferenceRequest) -> Program[InferenceResponse]:
-        """Ask a model."""
+        """Return a model's response."""
 
     def stream(self, request: InferenceRequest) -> Streaming:
-        """Ask a model for several answers."""
+        """Return the call that gets several responses of a model."""
 
 
 class Prepared(NamedTuple):
-    """A request, and what makes of an answer to it what the caller gets."""
+    """A request, and a function that turns its response into the result for the caller."""
 
     request: InferenceRequest
     answer: Callable[[InferenceResponse], Any]
 
 
 class ModelCall:
-    """Asks models for answers through `calls`: to arrays by name a Result, to a plain item of a model of items the plain answer.
+    """Makes inference requests through `calls`. The result of arrays by name is a Result; that of an item is the model's answer.
 
-    The server is asked once which of the two a model takes, and only where the value could be either.
+    If a value could be either, the model's metadata decide; they are requested once per model.
     """
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
         self._takes_items: dict[tuple[str, str], bool] = {}
 
-    def prepare(self, model: str, value: Any, asking: RequestExtras) -> Program[Prepared]:
-        """Return the request for `value`. Raises InvalidRequest for what can be no request."""
-        if not is_tensors(value) and (yield from self._is_of_items(model, asking.get("version", ""))):
-            return Prepared(item_request(model, value, asking), item_answer)
-        return Prepared(request_of(model, value, asking), Result)
+    def prepare(self, model: str, value: Any, extras: RequestExtras) -> Program[Prepared]:
+        """Return the request for `value`. Raises InvalidRequest for a value that cannot be sent."""
+        if not is_tensors(value) and (yield from self._is_of_items(model, extras.get("version", ""))):
+            return Prepared(item_request(model, value, extras), item_answer)
+        return Prepared(request_of(model, value, extras), Result)
 
-    def infer(self, model: str, value: Any, asking: RequestExtras) -> Program[Any]:
-        """Ask for the answer to `value`."""
-        prepared = yield from self.prepare(model, value, asking)
+    def infer(self, model: str, value: Any, extras: RequestExtras) -> Program[Any]:
+        """Return the result for `value`: a Result, or the answer to an item."""
+        prepared = yield from self.prepare(model, value, extras)
         try:
             return prepared.answer((yield from self._calls.infer(prepared.request)))
         except (InvalidRequest, ModelNotFound):
-            self._takes_items.pop((model, asking.get("version", "")), None)  # it may have been replaced by another
+            self._takes_items.pop((model, extras.get("version", "")), None)  # another model may have replaced it
             raise
 
     def _is_of_items(self, model: str, version: str) -> Program[bool]:
@@ -336,54 +342,58 @@ class ModelCall:
 
 
 def ensemble(models: Sequence[str | Mapping[str, Any]], inputs: Tensors, outputs: Tensors) -> Metadata:
-    """Return the configuration of a chain of `models`."""
+    """Return the configuration of a chain; see Client.load_ensemble for the arguments."""
     tensors = {"inputs": list(map(dict, inputs)), "outputs": list(map(dict, outputs))}
     return {"platform": "ensemble", "steps": list(models)} | {key: value for key, value in tensors.items() if value}
 
 
 def has_extension(calls: Calls, name: str) -> Program[bool]:
-    """Ask whether the server lists an extension."""
+    """Return whether the server lists the extension `name`."""
     metadata = yield from calls.server_metadata()
     return name in metadata["extensions"]
 
 
 def until_server_ready(calls: Calls, interval: float) -> Program[None]:
-    """Ask every `interval` seconds until every model takes requests. Raises DeadlineExceeded when that is not in time."""
+    """Return when every model accepts requests; check every `interval` seconds. Raises DeadlineExceeded."""
     return _until(calls.server_ready, True, "server ready", interval)
 
 
 def until_model(calls: Calls, name: str, version: str, ready: bool, interval: float) -> Program[None]:
-    """Ask every `interval` seconds until a model takes requests, or none. Raises DeadlineExceeded when that is not in time."""
+    """Return when a model accepts requests, or with `ready` False when it does not; check every `interval` seconds. Raises
+    DeadlineExceeded."""
     what = f"model {name!r} {'ready' if ready else 'not ready'}"
     return _until(lambda: calls.model_ready(name, version), ready, what, interval)
 
 
-def _until(ask: Callable[[], Program[bool]], wanted: bool, what: str, interval: float) -> Program[None]:
+def _until(check: Callable[[], Program[bool]], wanted: bool, what: str, interval: float) -> Program[None]:
     try:
-        while (yield from or_false(ask())) is not wanted:
+        while (yield from or_false(check())) is not wanted:
             yield Sleep(interval)
     except DeadlineExceeded as error:
         raise DeadlineExceeded(f"{what}: {error.message}") from None
 
 
-def or_false(ask: Program[bool]) -> Program[bool]:
-    """Ask; where nobody answers, or only that it is not ready, that is a no."""
+def or_false(check: Program[bool]) -> Program[bool]:
+    """Return the result of `check`, and False if it raises CapacityError: the server is not reachable or not ready."""
     try:
-        return (yield from ask)
+        return (yield from check)
     except CapacityError:
         return False
 
 
-# Which calls are repeated, and when.
-
-
 @dataclass(frozen=True)
 class Retry:
-    """How often, and after which waits, a call is sent again that the server refused for now.
+    """How often, and after which waits, a call is sent again if the server refuses it for now.
 
-    Only a call that was refused before it began is repeated: the queue was full, the model or the server not ready, no
-    connection could be made. Never what a model was given, so no ModelCrashed and no stream that has begun. The server's Retry-After
-    is the shortest wait; without one it is `first_wait` seconds, and twice as much each time, `longest_wait` at most.
+    Only calls that were refused before they began are sent again: the queue was full, the model or the server was not ready, or no
+    connection could be made. A request that a model has received is never sent again, so neither is a stream that has begun, nor a
+    request that ended with ModelCrashed.
+
+    Attributes:
+        times: the largest number of repetitions.
+        first_wait: seconds before the first repetition; each further wait is twice as long. A longer Retry-After of the
+            server overrides this.
+        longest_wait: seconds that a wait lasts at most, unless Retry-After is longer.
     """
 
     times: int = 2
@@ -391,7 +401,8 @@ class Retry:
     longest_wait: float = 10.0
 
     def wait(self, error: BaseException, tried: int) -> float | None:
-        """Return the seconds to wait after `error` ended attempt number `tried` (from 0); None: it is not sent again."""
+        """Return the seconds to wait after `error` ended attempt number `tried` (from 0); None if the call must not be sent
+        again."""
         if not isinstance(error, CapacityError) or isinstance(error, WorkerLost) or tried >= self.times:
             return None
         return max(error.retry_after or 0.0, min(self.longest_wait, self.first_wait * 2.0**tried))
@@ -401,7 +412,8 @@ NEVER = Retry(times=0)
 
 
 def retried(retry: Retry, attempt: Callable[[], Program[T]]) -> Program[T]:
-    """Run `attempt` until it succeeds, or fails with what is not to be tried again, or there is no time left."""
+    """Run `attempt` until it succeeds, fails with an error that `retry` does not repeat, or the deadline passes. Raises the
+    error of the last attempt."""
     tried = 0
     while True:
         try:
@@ -418,21 +430,19 @@ def retried(retry: Retry, attempt: Callable[[], Program[T]]) -> Program[T]:
         tried += 1
 
 
-# How long a call may take: the call's own timeout, or else the client's.
-
-
 _RULE = "must be a finite number of seconds greater than 0"
 
 
 def of_client(timeout: Any) -> float:
-    """Return `timeout`, which a client is made with, in seconds. Raises SettingsError."""
+    """Return the `timeout` of a client, in seconds. Raises SettingsError unless it is a number greater than 0."""
     if not _is_timeout(timeout):
         raise SettingsError(f"timeout={timeout!r}: {_RULE}")
     return float(timeout)
 
 
 def of_call(timeout: Any, otherwise: float) -> float:
-    """Return `timeout` in seconds; `otherwise` if it is None. Raises InvalidRequest."""
+    """Return the `timeout` of a call, in seconds, or `otherwise` if it is None. Raises InvalidRequest unless it is a number
+    greater than 0."""
     if timeout is None:
         return otherwise
     if not _is_timeout(timeout):
@@ -445,9 +455,6 @@ def _is_timeout(seconds: Any) -> bool:
     return is_number and bool(0 < seconds <= TIMEOUT_MAX)
 
 
-# What an answer that is an error becomes here: the error that a caller in process would have had.
-
-
 class Unreachable(CapacityError):
     """No connection could be made: nothing was sent."""
 
@@ -456,7 +463,7 @@ class ConnectionLost(WeirError):
     """The connection ended before the answer: whether the request was served is not known."""
 
 
-# Where an answer does not name its error: the class that its code stands for.
+# Error responses become the errors that a caller in the server's process would get. These are for responses without a name.
 _BY_STATUS: dict[int, type[WeirError]] = {
     400: errors.InvalidRequest, 401: errors.Unauthorized, 403: errors.Forbidden, 404: errors.ModelNotFound,
     405: errors.MethodNotAllowed, 408: errors.DeadlineExceeded, 409: errors.Conflict, 413: errors.TooLarge,
@@ -472,14 +479,14 @@ _BY_CODE: dict[str, type[WeirError]] = {
 
 
 def error_of_status(status: int, text: str, *, name: str = "", retry_after: float | None = None) -> WeirError:
-    """Return the error of an answer with that HTTP status and text, which calls itself `name`."""
+    """Return the error for a response with that HTTP status, text, class name and Retry-After in seconds."""
     return _made(_named(name) or _BY_STATUS.get(status, WeirError), text or f"HTTP status {status}", retry_after)
 
 
 def error_of_code(code: str, text: str, *, name: str = "", retry_after: float | None = None) -> WeirError:
-    """Return the error of a gRPC call that ended with the status code of that name.
+    """Return the error for a gRPC call that ended with the status of the name `code`, that text, class name and wait in seconds.
 
-    Without a wait to be kept, RESOURCE_EXHAUSTED is a message over a limit and UNAVAILABLE a connection that broke.
+    Without a wait, RESOURCE_EXHAUSTED means that a message was too large, and UNAVAILABLE that the connection broke.
     """
     kind = _named(name) or _BY_CODE.get(code, WeirError)
     if not name and retry_after is None and code == "RESOURCE_EXHAUSTED":

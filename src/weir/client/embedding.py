@@ -1,4 +1,5 @@
-"""Texts to vectors over HTTP, with the methods that bert-as-service's client has, and errors instead of silence."""
+"""The client that turns texts into vectors over HTTP. It has the methods of bert-as-service's client, and raises errors where that
+one waits for ever."""
 
 import contextlib
 import time
@@ -31,24 +32,24 @@ from weir.errors import (
     WeirError,
 )
 
-# By default what a full queue refuses is sent again for as long as there is time.
+# By default, requests that a full queue refuses are sent again until their deadline.
 PATIENT = Retry(times=1_000_000, first_wait=0.05, longest_wait=1.0)
 _SCHEMES = ("http://", "https://", "unix:")
 AHEAD = 64  # batches that encode_async has under way
-_SHOWN = 10  # places of cut texts that a warning names
+_SHOWN = 10  # indices of cut texts that a warning names
 
 
 _FOREIGN = "x-weir-foreign-ids"  # how many texts came as token ids of another tokenizer
 _MSGPACK = "application/msgpack"
-_LEAST = 0.001  # seconds that a request gets that is sent again at its deadline: 0 would be an invalid one
-_AT_ONCE = 32  # requests that are under way without anybody waiting for them; more wait here
+_SHORTEST_TIMEOUT = 0.001  # seconds, for a request that is sent again at its deadline; 0 would be invalid
+_AT_ONCE = 32  # requests of `start` that are under way; further ones wait in this process
 
-# One text; two that belong together; words already cut; token ids with all special tokens.
+# A text; a pair of texts; a list of words; a list of token ids that includes all special tokens.
 Text = str | tuple[str, str] | list[str] | list[int]
 
 
 class EncodeCall(NamedTuple):
-    """Texts to be encoded, and how; None and "" leave it to the server.
+    """Texts to be encoded, and how. None and "" leave a choice to the server; see EmbeddingClient.encode for the fields.
 
     `priority` is that of Weir's queue: higher goes first.
     """
@@ -63,9 +64,14 @@ class EncodeCall(NamedTuple):
 
 
 class Vectors(NamedTuple):
-    """What came of `n` texts, in order: `vectors` (n, dimensions), or (n, tokens, dimensions) where each token has one;
-    `truncated` the places of the texts that were cut; `tokens` the texts as the model read them, if they were asked for; `foreign` how
-    many came as token ids that the model's tokenizer would not make of their own text."""
+    """The result for n texts, in order.
+
+    Attributes:
+        vectors: shape (n, dimensions), or (n, tokens, dimensions) if each token has a vector.
+        truncated: the indices of the texts that were cut.
+        tokens: the tokens of each text as the model read them, or None if they were not requested.
+        foreign: how many texts came as token ids that the model's tokenizer would not make of their text.
+    """
 
     vectors: NDArray[Any]
     truncated: Sequence[int] = ()
@@ -74,34 +80,34 @@ class Vectors(NamedTuple):
 
 
 class EmbeddingTransport(Protocol):
-    """Sends what is asked, and brings what comes of it. May be used by many threads at a time.
+    """Sends requests for vectors, and returns the results. Many threads may use it at a time.
 
-    All raise, or set as the exception of the Future, the WeirError that a caller in process would get; Unreachable where nobody
-    listens; DeadlineExceeded if there is no answer within `timeout` seconds. What the server refuses for now is sent again as the
-    `retry` says that it was opened with. A Future always ends; cancelling it takes the request back.
+    All methods raise, or set as the Future's exception, the WeirError that a caller in the server's process would get; Unreachable
+    if no server listens; DeadlineExceeded if there is no answer within `timeout` seconds. Requests that the server refuses for now
+    are sent again. A Future always ends; cancelling it cancels the request.
     """
 
-    def encode(self, asked: EncodeCall, timeout: float) -> Vectors:
-        """Return the answer."""
+    def encode(self, call: EncodeCall, timeout: float) -> Vectors:
+        """Send the texts and return their vectors."""
 
-    def start(self, asked: EncodeCall, timeout: float) -> Future[Vectors]:
-        """Send, and return what the answer will be in; does not wait for it."""
+    def start(self, call: EncodeCall, timeout: float) -> Future[Vectors]:
+        """Return a Future of the vectors; do not wait for them."""
 
     def config(self, timeout: float) -> dict[str, Any]:
-        """Return the server's configuration: `weir_version`, `max_seq_len` and all else that /status/server says that stays."""
+        """Return the server's configuration: `weir_version`, `max_seq_len` and everything else that does not change."""
 
     def status(self, timeout: float) -> dict[str, Any]:
         """Return the server's configuration and statistics."""
 
     def terminate(self, timeout: float) -> None:
-        """Have the server finish what it has accepted, and end."""
+        """Make the server finish what it has accepted, and stop."""
 
     def close(self) -> None:
-        """End it: what is under way fails with Cancelled. Idempotent."""
+        """Close all connections: requests that are under way fail with Cancelled. Idempotent."""
 
 
 class Fetched(NamedTuple):
-    """The answer to request number `id` (from 1); `tokens` if they were asked for."""
+    """The vectors of request number `id` (from 1), and its `tokens` if they were requested."""
 
     id: int
     embedding: Any
@@ -109,18 +115,26 @@ class Fetched(NamedTuple):
 
 
 class EmbeddingClient:
-    """Asks a server for the vectors of texts, over HTTP: `http://localhost:8000`, `https://...` or `unix:weir.sock`.
+    """A client of a server for the vectors of texts, over HTTP.
 
-    `timeout` is in seconds, for each call that names none. `model` is the one asked for, "" the server's first. `token` is the control
-    token, for `terminate`. `retry` says what is sent again that the server refused for now. `output` is "ndarray" or "list". `identity` tells the
-    server whose texts they are: clients of one identity have one share of the queue. `port_out` was for ZeroMQ, and is refused.
-    Unless `ignore_all_checks`, the server is asked for its configuration at once: `check_version` raises Conflict if its version
-    does not fit this client's; with `check_length` a warning names the texts that were cut. Another one says that the server found
-    token ids that the model's tokenizer would not make: those of another model give wrong vectors.
+    Arguments:
+        url: http://HOST:PORT, https://HOST:PORT or unix:PATH.
+        timeout: seconds for each call that has no timeout of its own.
+        model: the model to use; "" is the server's first.
+        identity: whose texts these are: clients of one identity have one share of the queue. By default, a random identity.
+        token: the control token, for `terminate`.
+        output: the type of the vectors, "ndarray" or "list".
+        retry: which requests are sent again; by default, those that the server refuses for now, until their deadline.
+        port_out: was for ZeroMQ, and is refused.
+        check_version: whether to request the server's version at once, and raise Conflict if it does not fit this client.
+        check_length: whether a warning names texts that were cut.
+        ignore_all_checks: turns both checks off, and also the warning about token ids of another model's tokenizer, which
+            give wrong vectors.
+        transport: replaces HTTP.
 
-    `encode` may be used by many threads at a time; what is not `blocking`, and then fetched, by one.
-    Every method raises the WeirError that a caller in process would get: Unreachable where nobody answers,
-    DeadlineExceeded when there is no answer in time.
+    Many threads may call `encode` at a time, but only one may use it without `blocking` and fetch the results. Every method
+    raises the WeirError that a caller in the server's process would get, Unreachable if no server listens, and DeadlineExceeded
+    if there is no answer in time.
     """
 
     def __init__(
@@ -149,59 +163,65 @@ class EmbeddingClient:
         try:
             found = self.server_config.get("weir_version")
             if found is None:
-                raise Unsupported(f"{self._url}: no server of Weir's, by its configuration (check_version)")
+                raise Unsupported(f"{self._url}: is not a Weir server, by its configuration (check_version)")
             if str(found).split(".")[0] != __version__.split(".")[0]:
                 raise Conflict(f"{self._url}: the server is Weir {found}, this client {__version__} (check_version)")
         except BaseException:
             self.close()
             raise
 
-    # Encoding.
-
     def encode(
         self, texts: Sequence[Text], blocking: bool = True, is_tokenized: bool = False, show_tokens: bool = False, *,
         timeout: float | None = None, dimensions: int | None = None, truncate: bool | None = None,
         priority: int | None = None, model: str | None = None, prompt: str | None = None,
     ) -> Any:  # fmt: skip
-        """Return the vectors of `texts`: (n, dimensions) float32, or (n, tokens, dimensions) where each token has one.
+        """Return the vectors of `texts`: float32 of shape (n, dimensions), or (n, tokens, dimensions) if each token has one.
 
-        A text is a string, a pair of strings, or a list of token ids; with `is_tokenized` a list of words. With `show_tokens` returns
-        the vectors and the tokens of each text. Not `blocking`: returns the number of the request, for `fetch`. `dimensions` keeps
-        the first numbers of each vector; `truncate` False refuses a text that is too long; `prompt` is the name of one of the model's, or
-        the text itself, to stand before every text. Raises InvalidRequest for a `timeout` that is no number of seconds greater than 0.
+        Arguments:
+            texts: each is a string, a pair of strings, or a list of token ids; with `is_tokenized`, a list of words.
+            blocking: whether to wait for the vectors. Otherwise the number of the request is returned, for `fetch`.
+            show_tokens: whether to return a pair of the vectors and the tokens of each text.
+            timeout: seconds; None is the client's.
+            dimensions: keeps only so many numbers at the start of each vector.
+            truncate: False refuses texts that are too long; True cuts them.
+            priority: higher goes first.
+            model: the model to use; None is the client's.
+            prompt: a text to put before every text, or the name of one of the model's prompts.
+
+        Raises InvalidRequest for a `timeout` that is not a number greater than 0, and for texts of wrong types.
         """
-        asked = EncodeCall(
+        call = EncodeCall(
             _checked(texts, is_tokenized), self._model if model is None else model, priority, dimensions, truncate,
             show_tokens, prompt,
         )  # fmt: skip
         seconds = of_call(timeout, self._timeout)
         self._count = next(self._numbers)
         if not blocking:
-            return self._start(asked, seconds, self._pending, self._ended)
-        answer = self._transport.encode(asked, seconds)
+            return self._start(call, seconds, self._pending, self._ended)
+        answer = self._transport.encode(call, seconds)
         made = self._made(answer)
         return (made, answer.tokens) if show_tokens else made
 
     def _start(
-        self, asked: EncodeCall, timeout: float, pending: dict[int, Future[Vectors]], ended: SimpleQueue[int]
+        self, call: EncodeCall, timeout: float, pending: dict[int, Future[Vectors]], ended: SimpleQueue[int]
     ) -> int:
         number = self._count
-        future = pending[number] = self._transport.start(asked, timeout)
+        future = pending[number] = self._transport.start(call, timeout)
         future.add_done_callback(lambda _: ended.put(number))
         return number
 
     def fetch(self, delay: float = 0.0) -> Generator[Fetched, None, None]:
-        """Yield the answers to what was encoded without blocking, as they come, until none is missing; begin after `delay` seconds.
+        """Yield the results of all non-blocking requests as they come; begin after `delay` seconds.
 
-        A request that failed raises its error; the others can still be fetched then.
+        A failed request raises its error; the other results can still be fetched then.
         """
         time.sleep(delay)
         while self._pending:
             yield self._next(self._pending, self._ended)
 
     def fetch_all(self, sort: bool = True, concat: bool = False) -> Any:
-        """Return all answers to what was encoded without blocking, in the order of the requests (`sort`) or as they came; with
-        `concat` as one array (or list)."""
+        """Return the vectors of all non-blocking requests, with `sort` in the order of the requests, else as they came. With
+        `concat`, return one array (or list) of all."""
         fetched = list(self.fetch())
         if sort:
             fetched.sort(key=lambda each: each.id)
@@ -216,23 +236,23 @@ class EmbeddingClient:
         self, batches: Iterable[Sequence[Text]], max_num_batch: int | None = None, *, ahead: int = AHEAD,
         is_tokenized: bool = False, show_tokens: bool = False, timeout: float | None = None, prompt: str | None = None,
     ) -> Generator[Fetched, None, None]:  # fmt: skip
-        """Yield the vectors of each of `batches` as they come. `ahead` are under way at most: an endless generator is well.
+        """Yield the vectors of each of `batches` as they come, for at most `max_num_batch` batches.
 
-        It is read in the thread of whoever reads the answers. Stops after `max_num_batch`. What `encode` refuses of `timeout` is refused
-        at once, before the first batch is read.
+        At most `ahead` batches are under way, so `batches` may be endless. They are read in the thread that reads the results.
+        For the other arguments, see `encode`; an invalid `timeout` is refused before the first batch is read.
         """
-        asked = EncodeCall([], self._model, want_tokens=show_tokens, prompt=prompt)
-        return self._stream(islice(batches, max_num_batch), ahead, is_tokenized, asked, of_call(timeout, self._timeout))
+        call = EncodeCall([], self._model, want_tokens=show_tokens, prompt=prompt)
+        return self._stream(islice(batches, max_num_batch), ahead, is_tokenized, call, of_call(timeout, self._timeout))
 
     def _stream(
-        self, batches: Iterable[Sequence[Text]], ahead: int, is_tokenized: bool, alike: EncodeCall, timeout: float
+        self, batches: Iterable[Sequence[Text]], ahead: int, is_tokenized: bool, template: EncodeCall, timeout: float
     ) -> Generator[Fetched, None, None]:
         pending: dict[int, Future[Vectors]] = {}
         ended: SimpleQueue[int] = SimpleQueue()
         try:
             for texts in batches:
                 self._count = next(self._numbers)
-                self._start(alike._replace(texts=_checked(texts, is_tokenized)), timeout, pending, ended)
+                self._start(template._replace(texts=_checked(texts, is_tokenized)), timeout, pending, ended)
                 while pending and (len(pending) >= ahead or not ended.empty()):
                     yield self._next(pending, ended)
             while pending:
@@ -251,7 +271,7 @@ class EmbeddingClient:
             shown = ", ".join(map(str, answer.truncated[:_SHOWN])) + (", ..." if len(answer.truncated) > _SHOWN else "")
             warnings.warn(
                 f"{len(answer.truncated)} texts are longer than the model reads and were cut: {shown} "
-                "(truncate=False refuses them, check_length=False says nothing)",
+                "(truncate=False refuses them, check_length=False turns this warning off)",
                 stacklevel=3,
             )
         if answer.foreign and self._check_ids:
@@ -263,16 +283,14 @@ class EmbeddingClient:
         return answer.vectors.tolist() if self._as_lists else answer.vectors
 
     def listen(self, timeout: float | None = None) -> Iterator[Any]:
-        """Refused: raises Unsupported, for an answer goes to who asked. It was for ZeroMQ."""
+        """Raise Unsupported: this was for ZeroMQ, where a client can receive the answers to other clients."""
         raise Unsupported(
-            "listen: over HTTP answers go to who asked; clients of bert-as-service hear each other, over ZeroMQ"
+            "listen: over HTTP each client gets only its own answers; clients of bert-as-service receive all, over ZeroMQ"
         )
-
-    # The server.
 
     @property
     def status(self) -> dict[str, Any]:
-        """What there is to know of this client."""
+        """The state of this client."""
         return {
             "identity": self._identity,
             "num_request": self._count,
@@ -295,11 +313,12 @@ class EmbeddingClient:
         return self._transport.status(self._timeout)
 
     def terminate(self) -> None:
-        """Have the server finish what it has accepted, and end. It asks for the control token, or to be asked on its machine."""
+        """Make the server finish what it has accepted, and stop. The server needs the control token, or else accepts this only
+        from its own machine."""
         self._transport.terminate(self._timeout)
 
     def close(self) -> None:
-        """Close all connections; what is under way fails with Cancelled. Idempotent."""
+        """Close all connections: requests that are under way fail with Cancelled. Idempotent."""
         self._transport.close()
 
     def __enter__(self) -> Self:
@@ -312,9 +331,9 @@ class EmbeddingClient:
 
 
 class ConcurrentEmbeddingClient(EmbeddingClient):
-    """The same for many threads: at most `max_concurrency` of them ask at a time, and one more gets Overloaded at once.
+    """An EmbeddingClient for many threads: at most `max_concurrency` requests are under way; a further one fails with Overloaded.
 
-    Only what blocks is offered: answers that are fetched later would mix between the threads.
+    Only blocking calls are supported: with `fetch`, the threads would get each other's results.
     """
 
     def __init__(self, url: str = "http://localhost:8000", max_concurrency: int = 10, **fields: Any) -> None:
@@ -325,21 +344,21 @@ class ConcurrentEmbeddingClient(EmbeddingClient):
     def encode(self, texts: Sequence[Text], blocking: bool = True, *rest: Any, **fields: Any) -> Any:
         """Return the vectors of `texts`; see EmbeddingClient.encode."""
         if not blocking:
-            raise Unsupported("blocking=False: a client of many threads only offers what blocks")
+            raise Unsupported("blocking=False: a client for many threads has blocking calls only")
         if not self._places.acquire(blocking=False):
-            raise Overloaded(f"max_concurrency={self._most}: that many threads are asking already")
+            raise Overloaded(f"max_concurrency={self._most}: so many requests are under way already")
         try:
             return super().encode(texts, True, *rest, **fields)
         finally:
             self._places.release()
 
     def encode_async(self, *arguments: Any, **fields: Any) -> Generator[Fetched, None, None]:
-        """Refused: raises Unsupported."""
-        raise Unsupported("encode_async: a client of many threads only offers what blocks")
+        """Raise Unsupported."""
+        raise Unsupported("encode_async: a client for many threads has blocking calls only")
 
 
 def _checked(texts: Any, is_tokenized: bool) -> Sequence[Text]:
-    """Return `texts` if that is a list. Raises InvalidRequest naming the first place that is of the wrong kind; the server knows
+    """Return `texts` if it is a list of the right types. Raises InvalidRequest naming the first wrong entry. The server checks
     all other rules."""
     if isinstance(texts, (str, bytes)) or not isinstance(texts, Sequence):
         raise InvalidRequest(f"texts: must be a list of texts, not {type(texts).__name__}")
@@ -362,20 +381,20 @@ def _is_text(text: Any) -> bool:
 
 
 def _http(url: str, identity: str, token: str | None, retry: Retry, port_out: int | None) -> "HttpEmbedding":
-    """Return the way to `url`. Raises SettingsError for an address that is none of HTTP."""
+    """Return the transport to `url`. Raises SettingsError for an address that is not one of HTTP."""
     if url.lower().startswith("tcp://"):
         raise SettingsError(
-            f"url={url!r}: EmbeddingClient speaks HTTP: name the server's HTTP address, such as http://localhost:8000; bert-serving-client speaks ZeroMQ"
+            f"url={url!r}: EmbeddingClient speaks HTTP: give the server's HTTP address, such as http://localhost:8000; bert-serving-client speaks ZeroMQ"
         )
     if not url.lower().startswith(_SCHEMES):
         raise SettingsError(f"url={url!r}: must begin with one of {', '.join(_SCHEMES)}")
     if port_out is not None:
-        raise SettingsError(f"port_out={port_out}: is of ZeroMQ; over HTTP answers come back on the same connection")
+        raise SettingsError(f"port_out={port_out}: is for ZeroMQ; over HTTP answers come back on the same connection")
     return HttpEmbedding(Connections(url, token, _AT_ONCE * 2), identity, retry)
 
 
 class HttpEmbedding:
-    """Asks a server over HTTP. `identity` tells it whose texts they are. What it refuses for now is sent again as `retry` says."""
+    """The EmbeddingTransport over HTTP. `identity` tells the server whose texts these are; `retry` tells what is sent again."""
 
     def __init__(self, transport: Connections, identity: str, retry: Retry = NEVER) -> None:
         self._transport = transport
@@ -386,32 +405,32 @@ class HttpEmbedding:
         self._lock = Lock()
         self._closed = False
 
-    def encode(self, asked: EncodeCall, timeout: float) -> Vectors:
-        """Return the answer."""
+    def encode(self, call: EncodeCall, timeout: float) -> Vectors:
+        """See EmbeddingTransport."""
         deadline, left, tried = time.monotonic() + timeout, timeout, 0
         while True:
             try:
-                return _read(self._sent(_request(asked, self._identity, left), left))
+                return _read(self._sent(_request(call, self._identity, left), left))
             except CapacityError as error:
                 wait = None if isinstance(error, Unreachable) else self._retry.wait(error, tried)
                 if wait is None or time.monotonic() + wait >= deadline:
                     raise
             time.sleep(wait)
-            tried, left = tried + 1, max(_LEAST, deadline - time.monotonic())
+            tried, left = tried + 1, max(_SHORTEST_TIMEOUT, deadline - time.monotonic())
 
-    def start(self, asked: EncodeCall, timeout: float) -> Future[Vectors]:
-        """Send from a thread, and return what the answer will be in."""
+    def start(self, call: EncodeCall, timeout: float) -> Future[Vectors]:
+        """See EmbeddingTransport. A thread sends the request."""
         future: Future[Vectors] = Future()
         with self._lock:
             if self._closed:
                 raise Cancelled("this client has been closed")
             self._threads = self._threads or ThreadPoolExecutor(_AT_ONCE, "weir-embedding")
             self._under_way.add(future)
-            self._threads.submit(self._run, future, lambda: self.encode(asked, timeout))
+            self._threads.submit(self._run, future, lambda: self.encode(call, timeout))
         return future
 
     def _run(self, future: Future[Vectors], encode: Callable[[], Vectors]) -> None:
-        with contextlib.suppress(InvalidStateError):  # it has been cancelled, or the client closed
+        with contextlib.suppress(InvalidStateError):  # the future was cancelled, or the client closed
             try:
                 if future.set_running_or_notify_cancel():
                     future.set_result(encode())
@@ -420,20 +439,20 @@ class HttpEmbedding:
         self._under_way.discard(future)
 
     def config(self, timeout: float) -> dict[str, Any]:
-        """Return the server's configuration."""
+        """See EmbeddingTransport."""
         return self.status(timeout)
 
     def status(self, timeout: float) -> dict[str, Any]:
-        """Return the server's configuration and statistics."""
+        """See EmbeddingTransport."""
         found: dict[str, Any] = msgspec.json.decode(self._sent(OutgoingRequest("GET", "/status/server"), timeout).body)
         return found
 
     def terminate(self, timeout: float) -> None:
-        """Have the server end."""
+        """See EmbeddingTransport."""
         self._sent(OutgoingRequest("POST", "/terminate"), timeout)
 
     def close(self) -> None:
-        """End it: what is under way fails with Cancelled. Idempotent."""
+        """See EmbeddingTransport."""
         with self._lock:
             self._closed = True
             threads, self._threads = self._threads, None
@@ -451,23 +470,23 @@ class HttpEmbedding:
         return reply
 
 
-def _request(asked: EncodeCall, identity: str, timeout: float) -> OutgoingRequest:
-    pairs = any(isinstance(text, tuple) for text in asked.texts)
-    if pairs and not all(isinstance(text, tuple) for text in asked.texts):
+def _request(call: EncodeCall, identity: str, timeout: float) -> OutgoingRequest:
+    pairs = any(isinstance(text, tuple) for text in call.texts)
+    if pairs and not all(isinstance(text, tuple) for text in call.texts):
         raise InvalidRequest("texts: over HTTP either all of a request are pairs or none is")
     fields = {
-        "texts": list(asked.texts), "pairs": pairs or None, "model": asked.model or None, "dimensions": asked.dimensions,
-        "truncate": asked.truncate, "show_tokens": asked.want_tokens or None, "prompt": asked.prompt,
+        "texts": list(call.texts), "pairs": pairs or None, "model": call.model or None, "dimensions": call.dimensions,
+        "truncate": call.truncate, "show_tokens": call.want_tokens or None, "prompt": call.prompt,
     }  # fmt: skip
     headers = {
         "content-type": _MSGPACK, "accept": _MSGPACK, "x-client-id": identity, "x-request-timeout": f"{timeout:.6f}",
     }  # fmt: skip
-    if asked.priority is not None:
-        headers["x-request-priority"] = str(asked.priority)
+    if call.priority is not None:
+        headers["x-request-priority"] = str(call.priority)
     try:
         body = msgspec.msgpack.encode({name: value for name, value in fields.items() if value is not None})
     except UnicodeEncodeError as error:
-        raise not_unicode(asked.texts) from error
+        raise not_unicode(call.texts) from error
     return OutgoingRequest("POST", "/encode", headers, body)
 
 
@@ -490,7 +509,8 @@ def error_of(reply: HttpReply) -> WeirError:
 
 
 def not_unicode(texts: Sequence[Text]) -> InvalidRequest:
-    """Return the error for what could not be written, naming the text that has half of a surrogate pair, if one has."""
+    """Return the error for a request that is not valid Unicode. It names the first text with half of a surrogate pair, if a text
+    has one."""
     for place, text in enumerate(texts):
         for part in [text] if isinstance(text, str) else text:
             try:

@@ -1,4 +1,4 @@
-"""The clients that speak gRPC. Needs grpcio and protobuf (the extra `grpc`)."""
+"""The clients for gRPC. Needs grpcio and protobuf (the extra `grpc`)."""
 
 from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,54 +15,53 @@ from weir.errors import InvalidRequest
 from weir.wire.inference import ERROR_NAME, InferenceRequest, InferenceResponse, Parameter
 from weir.wire.kserve_grpc import methods, read_response, read_stream_response, write_parameters, write_request
 
-# The calls over gRPC: what is sent for each, and what its answer means. Needs protobuf.
-
-
 SERVICE = "inference.GRPCInferenceService"
 
 _METHODS = {method.name: method for method in methods(SERVICE)}
 
 
 class GrpcCall(NamedTuple):
-    """A call to be made: its path and its message, as bytes. The answer is bytes too."""
+    """A step: the path of a method, and its message as bytes. The answer is the response's message as bytes."""
 
     path: str
     body: bytes
 
 
 class GrpcCalls:
-    """Calls as GrpcCalls."""
+    """Calls whose steps are GrpcCalls."""
 
     def server_metadata(self) -> Program[Metadata]:
         """See Calls."""
-        return _document((yield from _asked("ServerMetadata")))
+        return _document((yield from _called("ServerMetadata")))
 
     def server_live(self) -> Program[bool]:
         """See Calls."""
-        return bool((yield from _asked("ServerLive")).live)
+        return bool((yield from _called("ServerLive")).live)
 
     def server_ready(self) -> Program[bool]:
         """See Calls."""
-        return bool((yield from _asked("ServerReady")).ready)
+        return bool((yield from _called("ServerReady")).ready)
 
     def model_ready(self, name: str, version: str) -> Program[bool]:
         """See Calls."""
-        return bool((yield from _asked("ModelReady", name=name, version=version)).ready)
+        return bool((yield from _called("ModelReady", name=name, version=version)).ready)
 
     def model_metadata(self, name: str, version: str) -> Program[Metadata]:
         """See Calls."""
-        found = _document((yield from _asked("ModelMetadata", name=name, version=version)))
+        found = _document((yield from _called("ModelMetadata", name=name, version=version)))
         for tensor in (*found["inputs"], *found["outputs"]):
-            tensor["shape"] = [int(length) for length in tensor["shape"]]  # JSON of protobuf writes them as texts
+            tensor["shape"] = [
+                int(length) for length in tensor["shape"]
+            ]  # protobuf's JSON has 64-bit integers as strings
         return found
 
     def models(self) -> Program[list[str]]:
         """See Calls."""
-        return list((yield from _asked("ModelList")).models)
+        return list((yield from _called("ModelList")).models)
 
     def has_hardware(self, name: str, count: int) -> Program[bool]:
         """See Calls."""
-        return bool((yield from _asked("HasHardware", name=name, num=count)).found)
+        return bool((yield from _called("HasHardware", name=name, num=count)).found)
 
     def load_model(self, name: str, config: Mapping[str, Any] | None) -> Program[None]:
         """See Calls."""
@@ -73,7 +72,7 @@ class GrpcCalls:
 
     def unload_model(self, name: str) -> Program[None]:
         """See Calls."""
-        yield from _asked("ModelUnload", name=name)
+        yield from _called("ModelUnload", name=name)
 
     def load_worker(self, name: str, parameters: Mapping[str, Parameter]) -> Program[str]:
         """See Calls."""
@@ -83,7 +82,7 @@ class GrpcCalls:
 
     def unload_worker(self, endpoint: str) -> Program[None]:
         """See Calls."""
-        yield from _asked("WorkerUnload", name=endpoint)
+        yield from _called("WorkerUnload", name=endpoint)
 
     def infer(self, request: InferenceRequest) -> Program[InferenceResponse]:
         """See Calls."""
@@ -102,7 +101,7 @@ def _decode(message: bytes) -> Iterable[InferenceResponse]:
     yield response
 
 
-def _asked(call: str, /, **fields: Any) -> Program[Any]:
+def _called(call: str, /, **fields: Any) -> Program[Any]:
     try:
         request = _METHODS[call].request(**fields)
     except (TypeError, ValueError) as error:
@@ -121,7 +120,7 @@ def _document(message: Any) -> dict[str, Any]:
 
 
 _PUSHBACK = "grpc-retry-pushback-ms"
-# Messages may have any size, each client has a connection of its own, and only Retry decides what is sent again.
+# Messages may have any size, each client has its own connection, and only Retry decides which calls are sent again.
 _OPTIONS = [
     ("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1),
     ("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0),
@@ -129,10 +128,16 @@ _OPTIONS = [
 
 
 class GrpcClient(Client):
-    """Asks a server over gRPC, such as `GrpcClient("localhost:8001")`. May be used by many threads at a time.
+    """A client of a server over gRPC, such as `GrpcClient("localhost:8001")`. Many threads may use it at a time.
 
-    `timeout` is in seconds, for each call that names none; `token` is the control token, for the calls that need it;
-    `credentials` are grpc.ChannelCredentials, for TLS. All calls share one connection.
+    All calls share one connection.
+
+    Arguments:
+        address: HOST:PORT.
+        timeout: seconds for each call that has no timeout of its own.
+        token: the control token, for the calls that need it.
+        retry: which calls are sent again; by default Retry().
+        credentials: for TLS.
     """
 
     def __init__(
@@ -143,7 +148,7 @@ class GrpcClient(Client):
 
 
 class AsyncGrpcClient(AsyncClient):
-    """The same for an event loop; see GrpcClient."""
+    """GrpcClient for an event loop: the methods are to be awaited."""
 
     def __init__(
         self, address: str, *, timeout: float = 60.0, token: str | None = None, retry: Retry | None = None,
@@ -153,10 +158,10 @@ class AsyncGrpcClient(AsyncClient):
 
 
 class GrpcTransport:
-    """Makes GrpcCalls."""
+    """A Transport for GrpcCalls."""
 
     def __init__(self, address: str, token: str | None, credentials: grpc.ChannelCredentials | None) -> None:
-        self._channel: Any  # its stubs want serializers; bytes need none
+        self._channel: Any  # grpcio's type stubs require serializers, which bytes do not need
         if credentials is None:
             self._channel = grpc.insecure_channel(address, _OPTIONS)
         else:
@@ -164,13 +169,13 @@ class GrpcTransport:
         self._metadata = _metadata(token)
 
     def send(self, step: GrpcCall, timeout: float) -> bytes:
-        """Return the message that answers one call."""
+        """Make a call and return the response's message. Raises the WeirError that a failure stands for."""
         with _failing():
             answer: bytes = self._channel.unary_unary(step.path)(step.body, timeout=timeout, metadata=self._metadata)
         return answer
 
     def chunks(self, step: GrpcCall, timeout: float) -> Generator[bytes, None, None]:
-        """Yield the messages that answer one; a stream as a whole has no time limit."""
+        """Make a call and yield the responses' messages. A stream has no time limit as a whole."""
         call = self._channel.stream_stream(step.path)(iter([step.body]), metadata=self._metadata)
         try:
             with _failing():
@@ -184,7 +189,7 @@ class GrpcTransport:
 
 
 class AsyncGrpcTransport:
-    """Makes GrpcCalls from an event loop."""
+    """An AsyncTransport for GrpcCalls."""
 
     def __init__(self, address: str, token: str | None, credentials: grpc.ChannelCredentials | None) -> None:
         self._address = address
@@ -193,14 +198,14 @@ class AsyncGrpcTransport:
         self._opened: Any = None
 
     async def send(self, step: GrpcCall, timeout: float) -> bytes:
-        """Return the message that answers one call."""
+        """Make a call and return the response's message. Raises the WeirError that a failure stands for."""
         with _failing():
             call = self._channel.unary_unary(step.path)
             answer: bytes = await call(step.body, timeout=timeout, metadata=self._metadata)
         return answer
 
     async def chunks(self, step: GrpcCall, timeout: float) -> AsyncGenerator[bytes, None]:
-        """Yield the messages that answer one; a stream as a whole has no time limit."""
+        """Make a call and yield the responses' messages. A stream has no time limit as a whole."""
         call = self._channel.stream_stream(step.path)(iter([step.body]), metadata=self._metadata)
         try:
             with _failing():
@@ -216,7 +221,7 @@ class AsyncGrpcTransport:
 
     @property
     def _channel(self) -> Any:
-        """The connection: it belongs to the event loop in which it is made, so the first call makes it."""
+        """The connection. The first call makes it, as it belongs to the event loop in which it is made."""
         if self._opened is None:
             self._opened = (
                 grpc.aio.secure_channel(self._address, self._credentials, _OPTIONS)
@@ -228,7 +233,7 @@ class AsyncGrpcTransport:
 
 @contextmanager
 def _failing() -> Iterator[None]:
-    """Raise our errors for those of the library."""
+    """Translate errors of grpcio in the block into ours."""
     try:
         yield
     except grpc.RpcError as error:

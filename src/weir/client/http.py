@@ -1,4 +1,4 @@
-"""The clients that speak HTTP: connections, and the Open Inference Protocol with tensors as raw bytes. Needs httpx."""
+"""The clients for HTTP, which speak the Open Inference Protocol with tensors as raw bytes or JSON. Needs httpx."""
 
 import asyncio
 import time
@@ -17,12 +17,16 @@ CONNECTIONS = 64
 
 
 class HttpClient(Client):
-    """Asks a server over HTTP, such as `HttpClient("http://localhost:8000")`, or `HttpClient("unix:weir.sock")` for one that
-    listens on a Unix socket. May be used by many threads at a time.
+    """A client of a server over HTTP, such as `HttpClient("http://localhost:8000")`. Many threads may use it at a time.
 
-    `timeout` is in seconds, for each call that names none; `token` is the control token, for the calls that need it; `binary`
-    False sends tensors as JSON. At most `connections` are open, and kept for later calls. `tls` is an ssl.SSLContext, or
-    whether certificates are verified.
+    Arguments:
+        url: http://HOST:PORT, https://HOST:PORT, or unix:PATH for a Unix socket.
+        timeout: seconds for each call that has no timeout of its own.
+        token: the control token, for the calls that need it.
+        retry: which calls are sent again; by default Retry().
+        binary: whether tensors travel as raw bytes; otherwise as JSON.
+        connections: largest number of open connections, which are kept for later calls.
+        tls: an ssl.SSLContext, or whether certificates are verified.
     """
 
     def __init__(
@@ -34,7 +38,7 @@ class HttpClient(Client):
 
 
 class AsyncHttpClient(AsyncClient):
-    """The same for an event loop; see HttpClient."""
+    """HttpClient for an event loop: the methods are to be awaited."""
 
     def __init__(
         self, url: str, *, timeout: float = 60.0, token: str | None = None, retry: Retry | None = None,
@@ -45,7 +49,7 @@ class AsyncHttpClient(AsyncClient):
 
 
 class HttpTransport:
-    """Sends HttpRequests."""
+    """A Transport for OutgoingRequests."""
 
     def __init__(self, url: str, token: str | None, connections: int, tls: Any) -> None:
         self._url = url
@@ -54,7 +58,8 @@ class HttpTransport:
         self._client = httpx.Client(base_url=base, headers=_headers(token), transport=transport, trust_env=False)
 
     def send(self, step: OutgoingRequest, timeout: float) -> HttpReply:
-        """Return the answer to one request. Silence for `timeout` seconds ends it, and so does a body that comes too slowly."""
+        """Send a request and return the response. Raises DeadlineExceeded after `timeout` seconds, Unreachable or
+        ConnectionLost."""
         deadline = time.monotonic() + timeout
         options: dict[str, Any] = {"headers": step.headers, "content": step.body, "timeout": timeout}
         with _failing(self._url), self._client.stream(step.method, step.path, **options) as answer:
@@ -66,7 +71,8 @@ class HttpTransport:
         return HttpReply(answer.status_code, answer.headers, b"".join(body))
 
     def chunks(self, step: OutgoingRequest, timeout: float) -> Generator[bytes, None, None]:
-        """Yield the body of the answer as it comes; silence for `timeout` seconds ends it."""
+        """Send a request and yield the response's body as it arrives. Raises DeadlineExceeded when nothing arrives for
+        `timeout` seconds, Unreachable, ConnectionLost, or the error that the response stands for."""
         options: dict[str, Any] = {"headers": step.headers, "content": step.body, "timeout": timeout}
         with _failing(self._url), self._client.stream(step.method, step.path, **options) as answer:
             if answer.status_code != 200:
@@ -79,7 +85,7 @@ class HttpTransport:
 
 
 class AsyncHttpTransport:
-    """Sends HttpRequests from an event loop."""
+    """An AsyncTransport for OutgoingRequests."""
 
     def __init__(self, url: str, token: str | None, connections: int, tls: Any) -> None:
         self._url = url
@@ -88,7 +94,8 @@ class AsyncHttpTransport:
         self._client = httpx.AsyncClient(base_url=base, headers=_headers(token), transport=transport, trust_env=False)
 
     async def send(self, step: OutgoingRequest, timeout: float) -> HttpReply:
-        """Return the answer to one request."""
+        """Send a request and return the response. Raises DeadlineExceeded after `timeout` seconds, Unreachable or
+        ConnectionLost."""
         with _failing(self._url):
             async with asyncio.timeout(timeout):
                 answer = await self._client.request(
@@ -97,7 +104,8 @@ class AsyncHttpTransport:
         return HttpReply(answer.status_code, answer.headers, answer.content)
 
     async def chunks(self, step: OutgoingRequest, timeout: float) -> AsyncGenerator[bytes, None]:
-        """Yield the body of the answer as it comes; silence for `timeout` seconds ends it."""
+        """Send a request and yield the response's body as it arrives. Raises DeadlineExceeded when nothing arrives for
+        `timeout` seconds, Unreachable, ConnectionLost, or the error that the response stands for."""
         options: dict[str, Any] = {"headers": step.headers, "content": step.body, "timeout": timeout}
         with _failing(self._url):
             async with self._client.stream(step.method, step.path, **options) as answer:
@@ -113,7 +121,7 @@ class AsyncHttpTransport:
 
 @contextmanager
 def _failing(url: str) -> Generator[None, None, None]:
-    """Raise our errors for those of the library."""
+    """Translate errors of httpx in the block into ours."""
     try:
         yield
     except (httpx.ConnectError, httpx.ConnectTimeout) as error:

@@ -1,4 +1,4 @@
-"""The calls over HTTP: what is sent for each, and what its answer means. Needs no library for HTTP."""
+"""The calls over HTTP: the request for each, and how its response is read. Needs no library for HTTP."""
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -19,7 +19,7 @@ _dumps, _loads = msgspec.json.encode, msgspec.json.decode
 
 
 class OutgoingRequest(NamedTuple):
-    """A request to send."""
+    """An HTTP request to send."""
 
     method: str
     path: str
@@ -28,7 +28,7 @@ class OutgoingRequest(NamedTuple):
 
 
 class HttpReply(NamedTuple):
-    """What came back. The names of headers are in lower case."""
+    """The HTTP response. The names of headers are in lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -36,14 +36,14 @@ class HttpReply(NamedTuple):
 
 
 class HttpCalls:
-    """Calls as HttpRequests, each answered by an HttpReply. With `binary` tensors are sent and asked for as raw bytes."""
+    """Calls whose steps are OutgoingRequests, answered by HttpReplys. With `binary`, tensors travel as raw bytes both ways."""
 
     def __init__(self, *, binary: bool = True) -> None:
         self._binary = binary
 
     def server_metadata(self) -> Program[Metadata]:
         """See Calls."""
-        return (yield from _asked(OutgoingRequest("GET", "/v2")))  # type: ignore[no-any-return]  # JSON
+        return (yield from _fetched(OutgoingRequest("GET", "/v2")))  # type: ignore[no-any-return]  # JSON
 
     def server_live(self) -> Program[bool]:
         """See Calls."""
@@ -59,17 +59,17 @@ class HttpCalls:
 
     def model_metadata(self, name: str, version: str) -> Program[Metadata]:
         """See Calls."""
-        return (yield from _asked(OutgoingRequest("GET", _model(name, version))))  # type: ignore[no-any-return]  # JSON
+        return (yield from _fetched(OutgoingRequest("GET", _model(name, version))))  # type: ignore[no-any-return]  # JSON
 
     def models(self) -> Program[list[str]]:
         """See Calls."""
-        answer = yield from _asked(OutgoingRequest("GET", "/v2/models"))
+        answer = yield from _fetched(OutgoingRequest("GET", "/v2/models"))
         return list(answer["models"])
 
     def has_hardware(self, name: str, count: int) -> Program[bool]:
         """See Calls."""
         try:
-            yield from _asked(_posted("/v2/hardware", {"name": name, "num": count}))
+            yield from _fetched(_posted("/v2/hardware", {"name": name, "num": count}))
         except ModelNotFound:
             return False
         return True
@@ -77,11 +77,11 @@ class HttpCalls:
     def load_model(self, name: str, config: Mapping[str, Any] | None) -> Program[None]:
         """See Calls."""
         parameters = {} if config is None else {"config": _dumps(dict(config)).decode()}
-        yield from _asked(_posted(f"/v2/repository/models/{quote(name, safe='')}/load", {"parameters": parameters}))
+        yield from _fetched(_posted(f"/v2/repository/models/{quote(name, safe='')}/load", {"parameters": parameters}))
 
     def unload_model(self, name: str) -> Program[None]:
         """See Calls."""
-        yield from _asked(_posted(f"/v2/repository/models/{quote(name, safe='')}/unload", {}))
+        yield from _fetched(_posted(f"/v2/repository/models/{quote(name, safe='')}/unload", {}))
 
     def load_worker(self, name: str, parameters: Mapping[str, Parameter]) -> Program[str]:
         """See Calls."""
@@ -90,19 +90,19 @@ class HttpCalls:
 
     def unload_worker(self, endpoint: str) -> Program[None]:
         """See Calls."""
-        yield from _asked(_posted(f"/v2/workers/{quote(endpoint, safe='')}/unload", {}))
+        yield from _fetched(_posted(f"/v2/workers/{quote(endpoint, safe='')}/unload", {}))
 
     def infer(self, request: InferenceRequest) -> Program[InferenceResponse]:
         """See Calls."""
-        wanted = asking_binary(request) if self._binary else request
-        reply = checked((yield self._posted(wanted, "/infer", "*/*")))
+        sent = with_binary_outputs(request) if self._binary else request
+        reply = checked((yield self._posted(sent, "/infer", "*/*")))
         length = reply.headers.get(HEADER_LENGTH)
         if length is None:
             return kserve_json.read_response(reply.body)
         return kserve_binary.read_response(reply.body, int(length))
 
     def stream(self, request: InferenceRequest) -> Streaming:
-        """See Calls. Each answer is an event in JSON, so FP16 and BF16 cannot be outputs."""
+        """See Calls. Each response is an event in JSON, so FP16 and BF16 cannot be outputs."""
         return Streaming(self._posted(request, "/infer_stream", CONTENT_TYPE), _event_decoder)
 
     def _posted(self, request: InferenceRequest, call: str, accept: str) -> OutgoingRequest:
@@ -114,8 +114,8 @@ class HttpCalls:
         return OutgoingRequest("POST", path, headers, b"".join(written.parts))
 
 
-def asking_binary(request: InferenceRequest) -> InferenceRequest:
-    """Return `request` asking for every output as raw bytes."""
+def with_binary_outputs(request: InferenceRequest) -> InferenceRequest:
+    """Return `request` with the parameter that makes the server send every output as raw bytes."""
     parameters = {**request.parameters, "binary_data_output": True}
     return InferenceRequest(
         request.model, request.inputs, version=request.version, id=request.id, outputs=request.outputs,
@@ -124,7 +124,7 @@ def asking_binary(request: InferenceRequest) -> InferenceRequest:
 
 
 def checked(reply: HttpReply) -> HttpReply:
-    """Return `reply` if it is a success. Raises the error that it stands for."""
+    """Return `reply` if its status is 200. Raises the error that it stands for otherwise."""
     if reply.status != 200:
         raise error_of(reply)
     return reply
@@ -142,24 +142,24 @@ def _event_decoder() -> Decoder:
     def feed(data: bytes) -> Iterable[InferenceResponse]:
         for event in parser.feed(data):
             if event.name == "error":
-                said = _loads(event.data)
-                raise error_of_status(500, _text_of(event.data), name=str(said.get("type", "")))
+                document = _loads(event.data)
+                raise error_of_status(500, _text_of(event.data), name=str(document.get("type", "")))
             yield kserve_json.read_response(event.data)
 
     return feed
 
 
-def _asked(request: OutgoingRequest) -> Program[Any]:
-    """Send `request` and return the document that answers it."""
+def _fetched(request: OutgoingRequest) -> Program[Any]:
+    """Send `request` and return the JSON document of the response."""
     reply = checked((yield request))
     try:
         return _loads(reply.body) if reply.body else {}
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise WeirError(f"{request.path}: answered by what is no JSON ({error})") from error
+        raise WeirError(f"{request.path}: the response is not JSON ({error})") from error
 
 
 def _whether(path: str) -> Program[bool]:
-    """Tell whether the answer is a yes: any other status than 200 is a no."""
+    """Return whether the response to GET `path` has status 200. Raises the error of 401 and 403."""
     reply = yield OutgoingRequest("GET", path)
     if reply.status in (401, 403):
         raise error_of(reply)
@@ -175,12 +175,12 @@ def _model(name: str, version: str) -> str:
 
 
 def _text_of(body: bytes) -> str:
-    """Return the text of an error's body: the protocol's, our own (see docs/reference/errors.md), or what there is."""
+    """Return the text of an error's body in the protocol's form or in ours (docs/reference/errors.md), else the body itself."""
     try:
-        said = _loads(body)["error"]
+        error = _loads(body)["error"]
     except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
         return body[:1000].decode(errors="replace")
-    return str(said.get("message", "")) if isinstance(said, dict) else str(said)
+    return str(error.get("message", "")) if isinstance(error, dict) else str(error)
 
 
 def _seconds(text: str) -> float | None:
@@ -188,7 +188,8 @@ def _seconds(text: str) -> float | None:
 
 
 def address_of(url: str) -> tuple[str, str | None]:
-    """Return the base of all URLs, and the path of the Unix socket if `url` is unix:PATH. Raises SettingsError if it names none."""
+    """Return the base of all URLs, and the path of the Unix socket if `url` is unix:PATH. Raises SettingsError for unix: without
+    a path."""
     if not url.startswith("unix:"):
         return url, None
     path = url.removeprefix("unix:").removeprefix("//")

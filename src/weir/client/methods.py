@@ -1,4 +1,4 @@
-"""The methods of every client: `Client` blocks, `AsyncClient` is the same to be awaited."""
+"""The methods of every client. Those of `Client` block; those of `AsyncClient` are to be awaited."""
 
 import asyncio
 import time
@@ -31,27 +31,30 @@ from weir.wire.inference import Parameter
 
 T = TypeVar("T")
 
-INTERVAL = 0.1  # seconds between two looks at what is waited for
-AT_ONCE = 32
+INTERVAL = 0.1  # seconds between two checks of what is waited for
+AT_ONCE = 32  # requests that are under way at a time
 
 
 class Transport(Protocol):
-    """Does the steps of calls. May be used by many threads at a time."""
+    """Does the steps of calls. Many threads may use it at a time."""
 
     def send(self, step: Any, timeout: float) -> Any:
-        """Do one step."""
+        """Do a step within `timeout` seconds, and return its answer."""
 
     def chunks(self, step: Any, timeout: float) -> Generator[Any, None, None]:
-        """Do a step with several answers; closing the generator ends it."""
+        """Do a step with several answers, and yield them; closing the generator ends it. `timeout` is in seconds."""
 
     def close(self) -> None:
-        """End it."""
+        """Close all connections."""
 
 
 class Client:
-    """The calls to a server. Every method raises the WeirError that a caller in process would get, Unreachable where
-    no server listens, DeadlineExceeded when there is no answer within `timeout` seconds, and InvalidRequest for a `timeout` that is no
-    number of seconds greater than 0."""
+    """The calls to a server.
+
+    Every method raises the WeirError that a caller in the server's process would get; Unreachable if no server listens;
+    ConnectionLost if the connection ends before the answer; DeadlineExceeded if there is no answer within `timeout` seconds;
+    and InvalidRequest for a `timeout` that is not a number greater than 0.
+    """
 
     def __init__(self, calls: Calls, transport: Transport, *, timeout: float, retry: Retry | None) -> None:
         self._calls = calls
@@ -67,23 +70,25 @@ class Client:
         return self._retried(self._calls.server_metadata)
 
     def server_live(self) -> bool:
-        """Tell whether the server answers."""
+        """Tell whether the server responds."""
         return self._run(common.or_false(self._calls.server_live()))
 
     def server_ready(self) -> bool:
-        """Tell whether all its models take requests."""
+        """Tell whether all models of the server accept requests."""
         return self._run(common.or_false(self._calls.server_ready()))
 
     def has_extension(self, name: str) -> bool:
-        """Tell whether the server lists that extension."""
+        """Tell whether the server lists the extension `name`."""
         return self._retried(lambda: common.has_extension(self._calls, name))
 
     def has_hardware(self, name: str, count: int = 1) -> bool:
-        """Tell whether the server's machine has that many devices of a kind ("CPU", "GPU") or with `name` in theirs."""
+        """Tell whether the server's machine has at least `count` devices whose kind is `name` ("CPU", "GPU") or whose name
+        contains it."""
         return self._retried(lambda: self._calls.has_hardware(name, count))
 
     def wait_until_server_ready(self, timeout: float | None = None, *, interval: float = INTERVAL) -> None:
-        """Return when the server listens and all its models take requests. Raises DeadlineExceeded."""
+        """Return when the server listens and all its models accept requests. `interval` is the time between two checks, in
+        seconds. Raises DeadlineExceeded."""
         self._run(common.until_server_ready(self._calls, interval), timeout)
 
     # Models.
@@ -93,7 +98,7 @@ class Client:
         return self._retried(self._calls.models)
 
     def model_ready(self, name: str, version: str = "") -> bool:
-        """Tell whether a model takes requests; one that there is not does not."""
+        """Tell whether a model accepts requests; False if there is no such model."""
         return self._run(common.or_false(self._calls.model_ready(name, version)))
 
     def model_metadata(self, name: str, version: str = "") -> Metadata:
@@ -103,91 +108,100 @@ class Client:
     def wait_until_model_ready(
         self, name: str, timeout: float | None = None, *, version: str = "", interval: float = INTERVAL
     ) -> None:
-        """Return when a model takes requests. Raises DeadlineExceeded."""
+        """Return when a model accepts requests. `interval` is in seconds. Raises DeadlineExceeded."""
         self._run(common.until_model(self._calls, name, version, True, interval), timeout)
 
     def wait_until_model_not_ready(
         self, name: str, timeout: float | None = None, *, version: str = "", interval: float = INTERVAL
     ) -> None:
-        """Return when a model takes no requests. Raises DeadlineExceeded."""
+        """Return when a model does not accept requests. `interval` is in seconds. Raises DeadlineExceeded."""
         self._run(common.until_model(self._calls, name, version, False, interval), timeout)
 
     # Control.
 
     def load_model(self, name: str, config: Mapping[str, Any] | None = None, *, timeout: float | None = None) -> None:
-        """Have a model of the repository read anew and run; what ran before serves until then. `config` goes before its file."""
+        """Make the server load a model of its repository again and run it. The former one serves until then. `config` overrides
+        the model's own file."""
         self._retried(lambda: self._calls.load_model(name, config), timeout)
 
     def load_ensemble(
         self, name: str, models: Sequence[str | Mapping[str, Any]], *, inputs: Tensors = (), outputs: Tensors = (),
         timeout: float | None = None,
     ) -> None:  # fmt: skip
-        """Have models that run serve as one, under a name of its own: each gets what the one before it answers.
+        """Make the server run a chain of models under the name `name`: each model gets the answer of the one before it.
 
-        A step is a model's name, or a table: `{"model": ..., "inputs": {its name: ours}, "outputs": {its name: ours}}`, or a
-        branch or a switch. A chain of tensor models says its own `inputs` and `outputs`: tables of name, datatype and shape.
-        Loading the name anew replaces it.
+        Arguments:
+            name: the name of the chain. A chain that already has it is replaced.
+            models: the steps. Each is a model's name, a table `{"model": ..., "inputs": {name in the model: name in the
+                chain}, "outputs": {...}}`, or a table of a branch or a switch.
+            inputs: for a chain of tensor models, tables of name, datatype and shape of its input tensors.
+            outputs: the same for its output tensors.
+            timeout: seconds for the call.
         """
         self.load_model(name, ensemble(models, inputs, outputs), timeout=timeout)
 
     def unload_model(self, name: str, *, timeout: float | None = None) -> None:
-        """Have a model finish what it has accepted, and end."""
+        """Make the server finish a model's accepted requests, and stop the model."""
         self._retried(lambda: self._calls.unload_model(name), timeout)
 
     def unload_models(self, names: Iterable[str], *, timeout: float | None = None) -> None:
-        """Have models end, one after the other."""
+        """Unload models, one after the other. `timeout` holds for each."""
         for name in names:
             self.unload_model(name, timeout=timeout)
 
     def load_worker(
         self, name: str, parameters: Mapping[str, Parameter] | None = None, *, timeout: float | None = None
     ) -> str:
-        """Have a model run with these parameters, or join where it does, and return the endpoint: the name to ask."""
+        """Make the server run a model with these parameters, unless it already does. Return the name of the endpoint, under
+        which the model serves."""
         return self._retried(lambda: self._calls.load_worker(name, parameters or {}), timeout)
 
     def unload_worker(self, endpoint: str, *, timeout: float | None = None) -> None:
-        """Have one worker of an endpoint end; with the last one the endpoint goes."""
+        """Make the server stop one worker of an endpoint; the last worker takes the endpoint with it."""
         self._retried(lambda: self._calls.unload_worker(endpoint), timeout)
 
     # Inference.
 
     @overload
-    def infer(self, model: str, inputs: Inputs, **asking: Unpack[RequestExtras]) -> Result: ...
+    def infer(self, model: str, inputs: Inputs, **extras: Unpack[RequestExtras]) -> Result: ...
     @overload
-    def infer(self, model: str, inputs: Any, **asking: Unpack[RequestExtras]) -> Any: ...
-    def infer(self, model: str, inputs: Any, **asking: Unpack[RequestExtras]) -> Any:
-        """Return what `model` answers: a Result to arrays by name, or the plain answer to a plain item, such as
-        `infer("sentiment", {"text": "good"})`, of a model that takes items. See Asking for the rest."""
-        return self._retried(lambda: self._inference.infer(model, inputs, asking), asking.get("timeout"))
+    def infer(self, model: str, inputs: Any, **extras: Unpack[RequestExtras]) -> Any: ...
+    def infer(self, model: str, inputs: Any, **extras: Unpack[RequestExtras]) -> Any:
+        """Return the answer of `model` to `inputs`.
+
+        Arrays by name give a Result. An item for a model of items gives the model's answer, as in
+        `infer("sentiment", {"text": "good"})`. See RequestExtras for the other arguments.
+        """
+        return self._retried(lambda: self._inference.infer(model, inputs, extras), extras.get("timeout"))
 
     def infer_ordered(
-        self, model: str, many: Iterable[Any], *, at_once: int = AT_ONCE, **asking: Unpack[RequestExtras]
+        self, model: str, many: Iterable[Any], *, at_once: int = AT_ONCE, **extras: Unpack[RequestExtras]
     ) -> list[Any]:
-        """Ask for each of `many`, `at_once` at a time, so that they can share batches; return the answers in order.
+        """Call `infer` for each of `many`, `at_once` at a time, so that they can share batches; return the answers in order.
 
-        Raises the first error, in that order; the others have run to their ends then.
+        Raises the first error in that order; all other requests have ended then.
         """
 
-        def ask(inputs: Any) -> Any:
-            return self.infer(model, inputs, **asking)
+        def infer(inputs: Any) -> Any:
+            return self.infer(model, inputs, **extras)
 
         with ThreadPoolExecutor(at_once, "weir-client") as threads:
-            return [call.result() for call in [threads.submit(ask, inputs) for inputs in many]]
+            return [call.result() for call in [threads.submit(infer, inputs) for inputs in many]]
 
     def infer_ordered_batched(
-        self, model: str, many: Iterable[Any], batch_size: int, **asking: Unpack[RequestExtras]
+        self, model: str, many: Iterable[Any], batch_size: int, **extras: Unpack[RequestExtras]
     ) -> list[Any]:
-        """Do the same, `batch_size` together, and the next only when all of these are answered."""
+        """Do the same in groups of `batch_size`: a group begins when all requests of the group before it are answered."""
         waiting = list(many)
         groups = [waiting[start : start + batch_size] for start in range(0, len(waiting), batch_size)]
-        return [result for group in groups for result in self.infer_ordered(model, group, at_once=batch_size, **asking)]
+        return [result for group in groups for result in self.infer_ordered(model, group, at_once=batch_size, **extras)]
 
-    def stream(self, model: str, inputs: Any, **asking: Unpack[RequestExtras]) -> Generator[Any, None, None]:
-        """Yield the answers of `model` as they come: several of one that streams, otherwise one. Closing the generator ends
-        them at the model too."""
-        prepared = self._retried(lambda: self._inference.prepare(model, inputs, asking), asking.get("timeout"))
+    def stream(self, model: str, inputs: Any, **extras: Unpack[RequestExtras]) -> Generator[Any, None, None]:
+        """Yield the answers of `model` as they come: several from a streaming model, one from any other. Closing the generator
+        early also ends the request at the model. `timeout` is the longest time between two answers, in seconds."""
+        prepared = self._retried(lambda: self._inference.prepare(model, inputs, extras), extras.get("timeout"))
         streaming = self._calls.stream(prepared.request)
-        timeout = of_call(asking.get("timeout"), self._timeout)
+        timeout = of_call(extras.get("timeout"), self._timeout)
         begun, tried = False, 0
         while True:
             decode = streaming.decoder()
@@ -204,8 +218,6 @@ class Client:
                     raise
             time.sleep(wait)
             tried += 1
-
-    # Its life.
 
     def close(self) -> None:
         """Close all connections."""
@@ -226,26 +238,21 @@ class Client:
         return self._run(retried(self._retry, attempt), timeout)
 
 
-# The methods of every client for an event loop: those of synchronous.Client, to be awaited.
-
-
 class AsyncTransport(Protocol):
-    """Does the steps of calls, many at a time."""
+    """Does the steps of calls, many at a time. See Transport."""
 
     async def send(self, step: Any, timeout: float) -> Any:
-        """Do one step."""
+        """Do a step within `timeout` seconds, and return its answer."""
 
     def chunks(self, step: Any, timeout: float) -> AsyncGenerator[Any, None]:
-        """Do a step with several answers; closing the generator ends it."""
+        """Do a step with several answers, and yield them; closing the generator ends it. `timeout` is in seconds."""
 
     async def close(self) -> None:
-        """End it."""
+        """Close all connections."""
 
 
 class AsyncClient:
-    """The calls to a server. Every method raises the WeirError that a caller in process would get, Unreachable where
-    no server listens, DeadlineExceeded when there is no answer within `timeout` seconds, and InvalidRequest for a `timeout` that is no
-    number of seconds greater than 0."""
+    """The calls to a server, from an event loop. The methods are those of Client, to be awaited; they raise the same errors."""
 
     def __init__(self, calls: Calls, transport: AsyncTransport, *, timeout: float, retry: Retry | None) -> None:
         self._calls = calls
@@ -261,23 +268,25 @@ class AsyncClient:
         return await self._retried(self._calls.server_metadata)
 
     async def server_live(self) -> bool:
-        """Tell whether the server answers."""
+        """Tell whether the server responds."""
         return await self._run(common.or_false(self._calls.server_live()))
 
     async def server_ready(self) -> bool:
-        """Tell whether all its models take requests."""
+        """Tell whether all models of the server accept requests."""
         return await self._run(common.or_false(self._calls.server_ready()))
 
     async def has_extension(self, name: str) -> bool:
-        """Tell whether the server lists that extension."""
+        """Tell whether the server lists the extension `name`."""
         return await self._retried(lambda: common.has_extension(self._calls, name))
 
     async def has_hardware(self, name: str, count: int = 1) -> bool:
-        """Tell whether the server's machine has that many devices of a kind ("CPU", "GPU") or with `name` in theirs."""
+        """Tell whether the server's machine has at least `count` devices whose kind is `name` ("CPU", "GPU") or whose name
+        contains it."""
         return await self._retried(lambda: self._calls.has_hardware(name, count))
 
     async def wait_until_server_ready(self, timeout: float | None = None, *, interval: float = INTERVAL) -> None:
-        """Return when the server listens and all its models take requests. Raises DeadlineExceeded."""
+        """Return when the server listens and all its models accept requests. `interval` is the time between two checks, in
+        seconds. Raises DeadlineExceeded."""
         await self._run(common.until_server_ready(self._calls, interval), timeout)
 
     # Models.
@@ -287,7 +296,7 @@ class AsyncClient:
         return await self._retried(self._calls.models)
 
     async def model_ready(self, name: str, version: str = "") -> bool:
-        """Tell whether a model takes requests; one that there is not does not."""
+        """Tell whether a model accepts requests; False if there is no such model."""
         return await self._run(common.or_false(self._calls.model_ready(name, version)))
 
     async def model_metadata(self, name: str, version: str = "") -> Metadata:
@@ -297,13 +306,13 @@ class AsyncClient:
     async def wait_until_model_ready(
         self, name: str, timeout: float | None = None, *, version: str = "", interval: float = INTERVAL
     ) -> None:
-        """Return when a model takes requests. Raises DeadlineExceeded."""
+        """Return when a model accepts requests. `interval` is in seconds. Raises DeadlineExceeded."""
         await self._run(common.until_model(self._calls, name, version, True, interval), timeout)
 
     async def wait_until_model_not_ready(
         self, name: str, timeout: float | None = None, *, version: str = "", interval: float = INTERVAL
     ) -> None:
-        """Return when a model takes no requests. Raises DeadlineExceeded."""
+        """Return when a model does not accept requests. `interval` is in seconds. Raises DeadlineExceeded."""
         await self._run(common.until_model(self._calls, name, version, False, interval), timeout)
 
     # Control.
@@ -311,65 +320,74 @@ class AsyncClient:
     async def load_model(
         self, name: str, config: Mapping[str, Any] | None = None, *, timeout: float | None = None
     ) -> None:
-        """Have a model of the repository read anew and run; what ran before serves until then. `config` goes before its file."""
+        """Make the server load a model of its repository again and run it. The former one serves until then. `config` overrides
+        the model's own file."""
         await self._retried(lambda: self._calls.load_model(name, config), timeout)
 
     async def load_ensemble(
         self, name: str, models: Sequence[str | Mapping[str, Any]], *, inputs: Tensors = (), outputs: Tensors = (),
         timeout: float | None = None,
     ) -> None:  # fmt: skip
-        """Have models that run serve as one, under a name of its own: each gets what the one before it answers.
+        """Make the server run a chain of models under the name `name`: each model gets the answer of the one before it.
 
-        A step is a model's name, or a table: `{"model": ..., "inputs": {its name: ours}, "outputs": {its name: ours}}`, or a
-        branch or a switch. A chain of tensor models says its own `inputs` and `outputs`: tables of name, datatype and shape.
-        Loading the name anew replaces it.
+        Arguments:
+            name: the name of the chain. A chain that already has it is replaced.
+            models: the steps. Each is a model's name, a table `{"model": ..., "inputs": {name in the model: name in the
+                chain}, "outputs": {...}}`, or a table of a branch or a switch.
+            inputs: for a chain of tensor models, tables of name, datatype and shape of its input tensors.
+            outputs: the same for its output tensors.
+            timeout: seconds for the call.
         """
         await self.load_model(name, ensemble(models, inputs, outputs), timeout=timeout)
 
     async def unload_model(self, name: str, *, timeout: float | None = None) -> None:
-        """Have a model finish what it has accepted, and end."""
+        """Make the server finish a model's accepted requests, and stop the model."""
         await self._retried(lambda: self._calls.unload_model(name), timeout)
 
     async def unload_models(self, names: Iterable[str], *, timeout: float | None = None) -> None:
-        """Have models end, one after the other."""
+        """Unload models, one after the other. `timeout` holds for each."""
         for name in names:
             await self.unload_model(name, timeout=timeout)
 
     async def load_worker(
         self, name: str, parameters: Mapping[str, Parameter] | None = None, *, timeout: float | None = None
     ) -> str:
-        """Have a model run with these parameters, or join where it does, and return the endpoint: the name to ask."""
+        """Make the server run a model with these parameters, unless it already does. Return the name of the endpoint, under
+        which the model serves."""
         return await self._retried(lambda: self._calls.load_worker(name, parameters or {}), timeout)
 
     async def unload_worker(self, endpoint: str, *, timeout: float | None = None) -> None:
-        """Have one worker of an endpoint end; with the last one the endpoint goes."""
+        """Make the server stop one worker of an endpoint; the last worker takes the endpoint with it."""
         await self._retried(lambda: self._calls.unload_worker(endpoint), timeout)
 
     # Inference.
 
     @overload
-    async def infer(self, model: str, inputs: Inputs, **asking: Unpack[RequestExtras]) -> Result: ...
+    async def infer(self, model: str, inputs: Inputs, **extras: Unpack[RequestExtras]) -> Result: ...
     @overload
-    async def infer(self, model: str, inputs: Any, **asking: Unpack[RequestExtras]) -> Any: ...
-    async def infer(self, model: str, inputs: Any, **asking: Unpack[RequestExtras]) -> Any:
-        """Return what `model` answers: a Result to arrays by name, or the plain answer to a plain item, such as
-        `infer("sentiment", {"text": "good"})`, of a model that takes items. See Asking for the rest."""
-        return await self._retried(lambda: self._inference.infer(model, inputs, asking), asking.get("timeout"))
+    async def infer(self, model: str, inputs: Any, **extras: Unpack[RequestExtras]) -> Any: ...
+    async def infer(self, model: str, inputs: Any, **extras: Unpack[RequestExtras]) -> Any:
+        """Return the answer of `model` to `inputs`.
+
+        Arrays by name give a Result. An item for a model of items gives the model's answer, as in
+        `infer("sentiment", {"text": "good"})`. See RequestExtras for the other arguments.
+        """
+        return await self._retried(lambda: self._inference.infer(model, inputs, extras), extras.get("timeout"))
 
     async def infer_ordered(
-        self, model: str, many: Iterable[Any], *, at_once: int = AT_ONCE, **asking: Unpack[RequestExtras]
+        self, model: str, many: Iterable[Any], *, at_once: int = AT_ONCE, **extras: Unpack[RequestExtras]
     ) -> list[Any]:
-        """Ask for each of `many`, `at_once` at a time, so that they can share batches; return the answers in order.
+        """Call `infer` for each of `many`, `at_once` at a time, so that they can share batches; return the answers in order.
 
-        Raises the first error; the others are withdrawn then.
+        Raises the first error; the other requests are cancelled then.
         """
         room = asyncio.Semaphore(at_once)
 
-        async def ask(inputs: Any) -> Any:
+        async def infer(inputs: Any) -> Any:
             async with room:
-                return await self.infer(model, inputs, **asking)
+                return await self.infer(model, inputs, **extras)
 
-        tasks = [asyncio.ensure_future(ask(inputs)) for inputs in many]
+        tasks = [asyncio.ensure_future(infer(inputs)) for inputs in many]
         try:
             return list(await asyncio.gather(*tasks))
         finally:
@@ -377,22 +395,22 @@ class AsyncClient:
                 task.cancel()
 
     async def infer_ordered_batched(
-        self, model: str, many: Iterable[Any], batch_size: int, **asking: Unpack[RequestExtras]
+        self, model: str, many: Iterable[Any], batch_size: int, **extras: Unpack[RequestExtras]
     ) -> list[Any]:
-        """Do the same, `batch_size` together, and the next only when all of these are answered."""
+        """Do the same in groups of `batch_size`: a group begins when all requests of the group before it are answered."""
         waiting = list(many)
         groups = [waiting[start : start + batch_size] for start in range(0, len(waiting), batch_size)]
         answers: list[Any] = []
         for group in groups:
-            answers += await self.infer_ordered(model, group, at_once=batch_size, **asking)
+            answers += await self.infer_ordered(model, group, at_once=batch_size, **extras)
         return answers
 
-    async def stream(self, model: str, inputs: Any, **asking: Unpack[RequestExtras]) -> AsyncGenerator[Any, None]:
-        """Yield the answers of `model` as they come: several of one that streams, otherwise one. Closing the generator ends
-        them at the model too."""
-        prepared = await self._retried(lambda: self._inference.prepare(model, inputs, asking), asking.get("timeout"))
+    async def stream(self, model: str, inputs: Any, **extras: Unpack[RequestExtras]) -> AsyncGenerator[Any, None]:
+        """Yield the answers of `model` as they come: several from a streaming model, one from any other. Closing the generator
+        early also ends the request at the model. `timeout` is the longest time between two answers, in seconds."""
+        prepared = await self._retried(lambda: self._inference.prepare(model, inputs, extras), extras.get("timeout"))
         streaming = self._calls.stream(prepared.request)
-        timeout = of_call(asking.get("timeout"), self._timeout)
+        timeout = of_call(extras.get("timeout"), self._timeout)
         begun, tried = False, 0
         while True:
             decode = streaming.decoder()
@@ -409,8 +427,6 @@ class AsyncClient:
                     raise
             await asyncio.sleep(wait)
             tried += 1
-
-    # Its life.
 
     async def close(self) -> None:
         """Close all connections."""

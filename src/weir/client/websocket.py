@@ -1,4 +1,5 @@
-"""The clients that speak WebSocket. Needs websockets, and httpx for all that is no inference."""
+"""The clients for WebSocket. One connection carries many inference requests at a time, each with an id; responses come as they are
+ready. All other calls go to the same server over HTTP. Needs websockets and httpx."""
 
 import asyncio
 import queue
@@ -16,43 +17,38 @@ from websockets.sync.client import ClientConnection, connect
 from weir.client.blocking_http import connect_unix
 from weir.client.calls import FINAL, ConnectionLost, Decoder, Program, Retry, Streaming, Unreachable, error_of_status
 from weir.client.http import CONNECTIONS, AsyncHttpTransport, HttpTransport
-from weir.client.http_calls import HttpCalls, address_of, asking_binary
+from weir.client.http_calls import HttpCalls, address_of, with_binary_outputs
 from weir.client.methods import AsyncClient, Client
 from weir.errors import DeadlineExceeded, InvalidRequest, Overloaded, Unsupported, WeirError
 from weir.wire.inference import InferenceRequest, InferenceResponse
 from weir.wire.websocket import ErrorMessage, Message, read_answer, write_cancel, write_request
 
-# Inference over WebSocket: messages with ids, many under way on one connection, whose answers come as they end.
-#
-# All other calls go over HTTP, to the same server.
-
-
 Answer = InferenceResponse | ErrorMessage
 
 
 class WebSocketRequest(NamedTuple):
-    """A request to be sent. Its id is the connection's business; the answers are given back with the caller's own."""
+    """A step: an inference request. The transport sends it under an id of its own; its responses get the caller's id again."""
 
     request: InferenceRequest
     binary: bool
 
     def message(self, id: str) -> Message:
-        """Return what is sent, under that id."""
-        asked = asking_binary(self.request) if self.binary else self.request
+        """Return the message to send under that id."""
+        own = with_binary_outputs(self.request) if self.binary else self.request
         sent = InferenceRequest(
-            asked.model, asked.inputs, version=asked.version, id=id, outputs=asked.outputs, parameters=asked.parameters
+            own.model, own.inputs, version=own.version, id=id, outputs=own.outputs, parameters=own.parameters
         )
         return write_request(sent, binary=self.binary)
 
 
 class WebSocketCalls(HttpCalls):
-    """HttpCalls, but for inference, whose steps are Asked."""
+    """HttpCalls, except that the steps of inference are WebSocketRequests."""
 
     def infer(self, request: InferenceRequest) -> Program[InferenceResponse]:
         """See Calls."""
         (response,) = _read((yield WebSocketRequest(request, self._binary)), request.id)
         if response.parameters.get(FINAL) is False:
-            raise Unsupported(f"model {request.model!r} streams its answers: ask it with stream")
+            raise Unsupported(f"model {request.model!r} streams its answers: call stream instead of infer")
         return response
 
     def stream(self, request: InferenceRequest) -> Streaming:
@@ -81,83 +77,84 @@ def _read(answer: Answer, id: str) -> tuple[InferenceResponse]:
     return (answer,)
 
 
-# The answers that come on one WebSocket, handed to those who wait for them.
+# Answers to one request that are kept for a slow reader. The connection is read on meanwhile, for the other requests.
+MAX_KEPT = 4096
+
+Received = Answer | WeirError
 
 
-# Answers to one request that are kept while nobody reads them. The connection is read on meanwhile, for all others.
-MOST_KEPT = 4096
+class AnswerQueue(Protocol):
+    """A queue for the answers to one request, for threads or for an event loop."""
 
-Got = Answer | WeirError
-
-
-class Box(Protocol):
-    """Where the answers to one request are kept: a queue, of threads or of an event loop."""
-
-    def put_nowait(self, got: Got, /) -> None:
-        """Add one."""
+    def put_nowait(self, received: Received, /) -> None:
+        """Add an answer, or the error that ends the request."""
 
     def qsize(self) -> int:
-        """How many there are."""
+        """Return the number of entries."""
 
 
-class Mail:
-    """The requests that wait for answers on one connection. The receiving thread calls `deliver` and `close`; other threads may call the rest."""
+class AnswerRouter:
+    """Passes the messages of one connection to the requests that wait for them. `url` is for errors.
+
+    The receiving thread calls `deliver` and `close`; any thread may call the other methods.
+    """
 
     def __init__(self, url: str) -> None:
-        self._boxes: dict[str, Box] = {}
+        self._queues: dict[str, AnswerQueue] = {}
         self._ids = count()
         self._url = url
         self._end = ConnectionLost(f"{url}: the connection ended before the answer")
         self._closed = False
 
-    def expect(self, box: Box) -> str:
-        """Return the id of a request whose answers go to `box`; so does the end of the connection, even if it has come."""
+    def expect(self, answers: AnswerQueue) -> str:
+        """Return an id for a request whose answers go to `answers`. When the connection ends, or has ended, ConnectionLost goes
+        there too."""
         own = str(next(self._ids))
-        self._boxes[own] = box
+        self._queues[own] = answers
         if self._closed:
-            box.put_nowait(self._end)
+            answers.put_nowait(self._end)
         return own
 
     def forget(self, id: str) -> None:
-        """Forget a request that is not waited for any more."""
-        self._boxes.pop(id, None)
+        """Drop all further answers to a request."""
+        self._queues.pop(id, None)
 
     def deliver(self, message: str | bytes) -> bool:
-        """Hand on one message; False if it cannot be read, and nothing can that comes after it. A reader who is too far behind
-        gets no more than what was kept, and an error then."""
+        """Pass on one message; return False if it cannot be read, after which the connection must be closed. A reader that is
+        MAX_KEPT answers behind gets those, and then Overloaded."""
         try:
             answer = read_answer(message)
         except InvalidRequest as error:
-            self._end = ConnectionLost(f"{self._url}: sent what cannot be read: {error.message}")
+            self._end = ConnectionLost(f"{self._url}: the server sent a message that cannot be read: {error.message}")
             return False
-        box = self._boxes.get(answer.id)
-        if box is None:
+        answers = self._queues.get(answer.id)
+        if answers is None:
             return True
-        if box.qsize() < MOST_KEPT:
-            box.put_nowait(answer)
+        if answers.qsize() < MAX_KEPT:
+            answers.put_nowait(answer)
         else:
             self.forget(answer.id)
-            box.put_nowait(
-                Overloaded(f"{self._url}: {MOST_KEPT} answers to one request were not read: no more are kept")
+            answers.put_nowait(
+                Overloaded(f"{self._url}: {MAX_KEPT} answers to one request were not read: no more are kept")
             )
         return True
 
     def close(self) -> None:
-        """The connection has ended: tell all who wait."""
+        """End all waiting requests with ConnectionLost: the connection has ended."""
         self._closed = True
-        for box in list(self._boxes.values()):
-            box.put_nowait(self._end)
+        for answers in list(self._queues.values()):
+            answers.put_nowait(self._end)
 
 
 PATH = "/v2/ws"
 
-# What can keep a connection from being made.
+# The exceptions of a connection that cannot be made.
 _NOT_MADE = (OSError, InvalidHandshake, TimeoutError)
 
 
 class WebSocketClient(Client):
-    """Asks a server over one WebSocket, such as `WebSocketClient("http://localhost:8000")`, or "unix:weir.sock": requests of many threads are
-    under way on it at a time. The arguments are those of HttpClient."""
+    """A client of a server over one WebSocket, such as `WebSocketClient("http://localhost:8000")`. The requests of many threads may
+    be under way on it at a time. The arguments are those of HttpClient."""
 
     def __init__(
         self, url: str, *, timeout: float = 60.0, token: str | None = None, retry: Retry | None = None,
@@ -168,7 +165,7 @@ class WebSocketClient(Client):
 
 
 class AsyncWebSocketClient(AsyncClient):
-    """The same for an event loop; see WebSocketClient."""
+    """WebSocketClient for an event loop: the methods are to be awaited."""
 
     def __init__(
         self, url: str, *, timeout: float = 60.0, token: str | None = None, retry: Retry | None = None,
@@ -179,7 +176,7 @@ class AsyncWebSocketClient(AsyncClient):
 
 
 class WebSocketTransport:
-    """Sends what is Asked over one connection, which is made when it is needed, and all else over HTTP."""
+    """A Transport that sends WebSocketRequests over one WebSocket, which is opened when needed, and other steps over `http`."""
 
     def __init__(self, url: str, tls: Any, http: HttpTransport) -> None:
         self._url = url
@@ -187,31 +184,32 @@ class WebSocketTransport:
         self._path = address_of(url)[1]
         self._http = http
         self._lock = threading.Lock()
-        self._opened: tuple[ClientConnection, Mail, threading.Thread] | None = None
+        self._opened: tuple[ClientConnection, AnswerRouter, threading.Thread] | None = None
 
     def send(self, step: Any, timeout: float) -> Any:
-        """Return the answer to one step; of a request, its first."""
+        """Do a step and return its answer; for a WebSocketRequest, its first answer. See Transport."""
         if not isinstance(step, WebSocketRequest):
             return self._http.send(step, timeout)
         with closing(self.chunks(step, timeout)) as chunks:
             return next(chunks)
 
     def chunks(self, step: WebSocketRequest, timeout: float) -> Generator[Answer, None, None]:
-        """Yield the answers to one request; silence for `timeout` seconds ends it."""
-        connection, mail = self._connected(timeout)
-        box = queue.SimpleQueue[Got]()
-        own, ended = mail.expect(box), False
+        """Send a request and yield its answers. Raises DeadlineExceeded when none comes for `timeout` seconds, ConnectionLost,
+        Unreachable, and Overloaded for a reader that is too slow."""
+        connection, router = self._connected(timeout)
+        answers = queue.SimpleQueue[Received]()
+        own, ended = router.expect(answers), False
         try:
             _send(connection, step.message(own))
             while not ended:
                 try:
-                    answer = _received(box.get(timeout=timeout))
+                    answer = _answer(answers.get(timeout=timeout))
                 except queue.Empty:
                     raise _silent(self._url, timeout) from None
                 ended = is_last(answer)
                 yield answer
         finally:
-            mail.forget(own)
+            router.forget(own)
             if not ended:
                 with suppress(WeirError):
                     _send(connection, write_cancel(own))
@@ -226,7 +224,7 @@ class WebSocketTransport:
             thread.join()
         self._http.close()
 
-    def _connected(self, timeout: float) -> tuple[ClientConnection, Mail]:
+    def _connected(self, timeout: float) -> tuple[ClientConnection, AnswerRouter]:
         with self._lock:
             if self._opened is None:
                 context = ExitStack()
@@ -235,31 +233,31 @@ class WebSocketTransport:
                     connection = context.enter_context(connect(open_timeout=timeout, **self._options, **local))
                 except _NOT_MADE as error:
                     raise Unreachable(f"{self._url}: no connection ({error})") from error
-                mail = Mail(self._url)
-                arguments = (context, connection, mail)
+                router = AnswerRouter(self._url)
+                arguments = (context, connection, router)
                 thread = threading.Thread(target=self._receive, args=arguments, name="weir-client", daemon=True)
-                self._opened = connection, mail, thread
+                self._opened = connection, router, thread
                 thread.start()
             return self._opened[:2]
 
-    def _receive(self, context: ExitStack, connection: ClientConnection, mail: Mail) -> None:
-        """Hand on what comes, until the connection ends."""
+    def _receive(self, context: ExitStack, connection: ClientConnection, router: AnswerRouter) -> None:
+        """Pass on all messages until the connection ends."""
         with context:
             try:
                 for message in connection:
-                    if not mail.deliver(message):
+                    if not router.deliver(message):
                         break
             except ConnectionClosed:
                 pass
             finally:
                 with self._lock:
-                    if self._opened is not None and self._opened[1] is mail:
+                    if self._opened is not None and self._opened[1] is router:
                         self._opened = None
-                mail.close()
+                router.close()
 
 
 class AsyncWebSocketTransport:
-    """The same from an event loop."""
+    """WebSocketTransport for an event loop."""
 
     def __init__(self, url: str, tls: Any, http: AsyncHttpTransport) -> None:
         self._url = url
@@ -267,31 +265,32 @@ class AsyncWebSocketTransport:
         self._path = address_of(url)[1]
         self._http = http
         self._lock = asyncio.Lock()
-        self._opened: tuple[AsyncConnection, Mail, asyncio.Task[None]] | None = None
+        self._opened: tuple[AsyncConnection, AnswerRouter, asyncio.Task[None]] | None = None
 
     async def send(self, step: Any, timeout: float) -> Any:
-        """Return the answer to one step; of a request, its first."""
+        """Do a step and return its answer; for a WebSocketRequest, its first answer. See Transport."""
         if not isinstance(step, WebSocketRequest):
             return await self._http.send(step, timeout)
         async with aclosing(self.chunks(step, timeout)) as chunks:
             return await anext(chunks)
 
     async def chunks(self, step: WebSocketRequest, timeout: float) -> AsyncGenerator[Answer, None]:
-        """Yield the answers to one request; silence for `timeout` seconds ends it."""
-        connection, mail = await self._connected(timeout)
-        box = asyncio.Queue[Got]()
-        own, ended = mail.expect(box), False
+        """Send a request and yield its answers. Raises DeadlineExceeded when none comes for `timeout` seconds, ConnectionLost,
+        Unreachable, and Overloaded for a reader that is too slow."""
+        connection, router = await self._connected(timeout)
+        answers = asyncio.Queue[Received]()
+        own, ended = router.expect(answers), False
         try:
             await _send_async(connection, step.message(own))
             while not ended:
                 try:
-                    answer = _received(await asyncio.wait_for(box.get(), timeout))
+                    answer = _answer(await asyncio.wait_for(answers.get(), timeout))
                 except TimeoutError:
                     raise _silent(self._url, timeout) from None
                 ended = is_last(answer)
                 yield answer
         finally:
-            mail.forget(own)
+            router.forget(own)
             if not ended:
                 with suppress(WeirError):
                     await _send_async(connection, write_cancel(own))
@@ -305,7 +304,7 @@ class AsyncWebSocketTransport:
             await receiving
         await self._http.close()
 
-    async def _connected(self, timeout: float) -> tuple[AsyncConnection, Mail]:
+    async def _connected(self, timeout: float) -> tuple[AsyncConnection, AnswerRouter]:
         async with self._lock:
             if self._opened is None:
                 try:
@@ -313,29 +312,29 @@ class AsyncWebSocketTransport:
                     connection = await connect_async(open_timeout=timeout, **self._options, **local)
                 except _NOT_MADE as error:
                     raise Unreachable(f"{self._url}: no connection ({error})") from error
-                mail = Mail(self._url)
-                self._opened = connection, mail, asyncio.create_task(self._receive(connection, mail))
+                router = AnswerRouter(self._url)
+                self._opened = connection, router, asyncio.create_task(self._receive(connection, router))
             return self._opened[:2]
 
-    async def _receive(self, connection: AsyncConnection, mail: Mail) -> None:
+    async def _receive(self, connection: AsyncConnection, router: AnswerRouter) -> None:
         try:
             async for message in connection:
-                if not mail.deliver(message):
+                if not router.deliver(message):
                     break
         except ConnectionClosed:
             pass
         finally:
-            if self._opened is not None and self._opened[1] is mail:
+            if self._opened is not None and self._opened[1] is router:
                 self._opened = None
-            mail.close()
+            router.close()
             await connection.close()
 
 
-def _received(got: Got) -> Answer:
-    """Return the answer. Raises the error that came in its place."""
-    if isinstance(got, WeirError):
-        raise got
-    return got
+def _answer(received: Received) -> Answer:
+    """Return the answer. Raises the error if it is one."""
+    if isinstance(received, WeirError):
+        raise received
+    return received
 
 
 def _silent(url: str, timeout: float) -> DeadlineExceeded:

@@ -1,11 +1,11 @@
-"""The subcommands of `weir` beside serve and check: one module each, named like it, with a function of that name.
+"""The subcommands of `weir` except serve and check. Each has a module of its name with a function of that name.
 
-The modules are imported for every `weir --help`, so what a command needs is imported inside its function.
+The modules are imported for every `weir --help`, so a function imports the libraries that it needs only when it is called.
 """
 
 from collections.abc import Mapping
 
-COMMANDS: Mapping[str, str] = {  # each with an example
+COMMANDS: Mapping[str, str] = {  # an example of each command, by name
     "profile": "weir profile square:Square -o square.profile.toml",
     "solve": "weir solve square.profile.toml --latency-weight 1 --energy-weight 1 --reference-rate 200 -o square.policy.npz",
     "simulate": "weir simulate square.profile.toml --policy smdp,greedy,size-or-delay:size=32,delay=5ms --arrivals poisson:0.7",

@@ -1,11 +1,12 @@
-"""`weir bench`: load on a server, or on a model in this process."""
+"""`weir bench`: puts load on a server, or on a model in this process, and measures it."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from weir.commands.options import STDOUT, check_results, flag, print_table, write_atomically
 from weir.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -18,83 +19,81 @@ _ARRIVALS = (
     "When requests leave: poisson, constant, gamma:cv=2, mmpp:..., on-off:on=1s,off=1s, sine:..., ramp:..., trace:FILE."
 )
 _URL = (
-    "http(s)://HOST:PORT/PATH, http://unix:SOCKET:/PATH, grpc(s)://HOST:PORT/MODEL or ws(s)://HOST:PORT/MODEL. #binary after"
-    " .../v2/models/MODEL/infer or ws://...: tensors travel as raw bytes."
+    "http(s)://HOST:PORT/PATH, http://unix:SOCKET:/PATH, grpc(s)://HOST:PORT/MODEL or ws(s)://HOST:PORT/MODEL. With #binary"
+    " after .../v2/models/MODEL/infer or ws://..., tensors are sent as raw bytes."
 )
 _DATA = (
-    "What to send: the body, @FILE, or @FILE.jsonl for one body per line in turn (default: the model's own example)."
-    " For gRPC, WebSocket and #binary: the inference request as JSON."
+    "The body to send, @FILE, or @FILE.jsonl to send its lines in turn (default: the model's own example)."
+    " For gRPC, WebSocket and #binary, the inference request as JSON."
 )
-_LOAD, _WHAT, _RESULT = "Load", "What is sent", "Result"
-
-
-def _option(help: str, panel: str, *names: str, metavar: str | None = None) -> Any:
-    return typer.Option(*names, help=help, rich_help_panel=panel, metavar=metavar)
+_LOAD, _WHAT, _RESULT = "Load", "Requests", "Result"
 
 
 def bench(
-    targets: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[URL]...", help=_URL),
-    ] = None,
-    arrivals: Annotated[str, _option(_ARRIVALS, _LOAD)] = "poisson",
-    rate: Annotated[float | None, _option("Requests per second, where the arrivals do not say.", _LOAD)] = None,
-    duration: Annotated[float | None, _option("Seconds of load (default: 10, or a trace's own).", _LOAD)] = None,
+    targets: Annotated[list[str] | None, typer.Argument(metavar="[URL]...", help=_URL)] = None,
+    arrivals: Annotated[str, flag(_ARRIVALS, _LOAD)] = "poisson",
+    rate: Annotated[float | None, flag("Requests per second, unless the arrivals state it.", _LOAD)] = None,
+    duration: Annotated[float | None, flag("Seconds of load (default: 10, or a trace's own).", _LOAD)] = None,
     concurrency: Annotated[
-        int | None, _option("Closed loop instead: callers that each wait for an answer before they ask again.", _LOAD)
+        int | None,
+        flag(
+            "Closed loop instead: this many callers, each of which waits for its answer before it sends again.", _LOAD
+        ),
     ] = None,
-    warm_up: Annotated[float, _option("Share of each round that is not counted.", _LOAD)] = 0.1,
+    warm_up: Annotated[float, flag("Share of each round, at its start, that is not counted.", _LOAD)] = 0.1,
     rounds: Annotated[
-        int | None, _option("Rounds in which targets take turns (default: 5, or 1 for a single target).", _LOAD)
+        int | None, flag("Rounds in which targets take turns (default: 5, or 1 for a single target).", _LOAD)
     ] = None,
-    seed: Annotated[int, _option("Of what is random in the arrivals.", _LOAD)] = 1,
-    max_lag_ms: Annotated[float, _option("Send lag at p99 above which the run fails.", _LOAD)] = 1.0,
-    data: Annotated[str | None, _option(_DATA, _WHAT)] = None,
+    seed: Annotated[int, flag("Seed of random arrivals.", _LOAD)] = 1,
+    max_lag_ms: Annotated[float, flag("Send lag in ms at p99 above which the run fails.", _LOAD)] = 1.0,
+    data: Annotated[str | None, flag(_DATA, _WHAT)] = None,
     header: Annotated[
         list[str] | None,
-        _option("Header of each request; may be repeated.", _WHAT, "--header", "-H", metavar="NAME: VALUE"),
+        flag("Header of each request; may be repeated.", _WHAT, "--header", "-H", metavar="NAME: VALUE"),
     ] = None,
-    timeout: Annotated[float, _option("Seconds until a request is given up.", _WHAT)] = 10.0,
-    max_connections: Annotated[int, _option("Connections that may be open at once.", _WHAT)] = 1000,
-    insecure: Annotated[bool, _option("Take any certificate.", _WHAT, "--insecure")] = False,
-    channels: Annotated[int, _option("Connections of gRPC and WebSocket, which carry many requests each.", _WHAT)] = 4,
-    rows: Annotated[int, _option("Rows of an inference request that is made up from the metadata.", _WHAT)] = 1,
+    timeout: Annotated[float, flag("Seconds until a request counts as failed.", _WHAT)] = 10.0,
+    max_connections: Annotated[int, flag("Largest number of open connections.", _WHAT)] = 1000,
+    insecure: Annotated[bool, flag("Accept any certificate.", _WHAT, "--insecure")] = False,
+    channels: Annotated[int, flag("Connections for gRPC and WebSocket; each carries many requests.", _WHAT)] = 4,
+    rows: Annotated[int, flag("Rows of a request that is generated from the model's metadata.", _WHAT)] = 1,
     in_process: Annotated[
-        list[str] | None,
-        _option("Serve module:Class in this process; may be repeated.", "In process", metavar="TARGET"),
+        list[str] | None, flag("Serve module:Class in this process; may be repeated.", "In process", metavar="TARGET")
     ] = None,
     policy: Annotated[
         list[str] | None,
-        _option("Policy of the models in this process; each of several is a target.", "In process", metavar="POLICY"),
+        flag(
+            "Policy of the models in this process; may be repeated: each makes a target.",
+            "In process",
+            metavar="POLICY",
+        ),
     ] = None,
     set_: Annotated[
         list[str] | None,
-        _option("Setting of the models in this process; may be repeated.", "In process", "--set", metavar="KEY=VALUE"),
+        flag("Setting of the models in this process; may be repeated.", "In process", "--set", metavar="KEY=VALUE"),
     ] = None,
-    json: Annotated[Path | None, _option("File that gets the result as JSON; - prints it instead.", _RESULT)] = None,
+    json: Annotated[Path | None, flag("File that gets the result as JSON; - prints it instead.", _RESULT)] = None,
     markdown: Annotated[
-        Path | None, _option("File that gets the result as Markdown; - prints it instead.", _RESULT)
+        Path | None, flag("File that gets the result as Markdown; - prints it instead.", _RESULT)
     ] = None,
-    figure: Annotated[Path | None, _option("File that gets a figure, as .png and .svg.", _RESULT)] = None,
+    figure: Annotated[Path | None, flag("File that gets a figure, as .png and .svg.", _RESULT)] = None,
 ) -> int:
-    """Measure what a server makes of a load, from when requests were meant to leave.
+    """Measure how a server answers a load. Response times count from the instants at which requests were to be sent.
 
-    Several targets get the same load, in turns. Exits with 1 if the run is no measurement: requests left late
-    (--max-lag-ms), or none was answered; with 2 if a setting is wrong or there is no server.
+    Several targets get the same load, in turns. The exit code is 1 if the measurement is invalid, because requests were
+    sent too late (--max-lag-ms) or none was answered, and 2 if a setting is wrong or there is no server.
     """
     from rich.console import Console
 
     from weir.bench import LoadSettings, run_shown
     from weir.bench.targets import make_target
     from weir.bench.targets.http import HttpOptions
-    from weir.commands.options import check_results
 
     load = LoadSettings(arrivals, rate, duration, concurrency, warm_up, rounds, seed, max_lag_ms)
     options = HttpOptions(_headers(header or []), timeout, max_connections, insecure, channels, rows)
     made: list[Target] = [make_target(url, data, options) for url in targets or []]
     made += _in_process(in_process or [], policy or [], set_ or [], data, timeout)
     if not made:
-        raise SettingsError("nothing to measure: name a URL, or a model with --in-process")
+        raise SettingsError("nothing to measure: give a URL, or a model with --in-process")
     check_results(json, markdown, figure=figure)
     report = run_shown(made, load, progress=Console(stderr=True).is_terminal)
     _write(report, json, markdown, figure)
@@ -114,28 +113,28 @@ def _headers(lines: Sequence[str]) -> dict[str, str]:
 
 
 def _in_process(
-    targets: Sequence[str], policies: Sequence[str], said: Sequence[str], data: str | None, timeout: float
+    targets: Sequence[str], policies: Sequence[str], settings: Sequence[str], data: str | None, timeout: float
 ) -> "list[Target]":
     from weir.bench.targets.inprocess import InProcessTarget
 
-    if (policies or said) and not targets:
-        raise SettingsError("--policy and --set are for models in this process: name one with --in-process")
+    if (policies or settings) and not targets:
+        raise SettingsError("--policy and --set are for models in this process: give one with --in-process")
     made: list[Target] = []
     for target in targets:
         for policy in policies or [""]:
-            model = _model(target, [*said, *([f"policy={policy}"] if policy else [])])
+            model = _model(target, [*settings, *([f"policy={policy}"] if policy else [])])
             made.append(InProcessTarget(model, data, name=f"{target} {policy}".strip(), timeout=timeout))
     return made
 
 
-def _model(target: str, said: Sequence[str]) -> "ModelToServe":
-    """Read settings as `weir serve` reads flags."""
+def _model(target: str, settings: Sequence[str]) -> "ModelToServe":
+    """Return the model `target` with `settings`, each KEY=VALUE, which are read as `weir serve` reads flags."""
     from weir.serving.settings import unknown_setting
     from weir.settings import declared_settings, read_settings
 
     known = {name: declared for name, declared in declared_settings().items() if declared.of_model}
     flags: dict[str, list[str]] = {}
-    for text in said:
+    for text in settings:
         key, equals, value = text.partition("=")
         name = key.strip().replace("-", "_")
         if not equals or name not in known:
@@ -152,7 +151,6 @@ def _write(report: "Report", json: Path | None, markdown: Path | None, figure: P
 
     from weir.bench.report import headline, table, to_dict
     from weir.bench.report import markdown as as_markdown
-    from weir.commands.options import STDOUT, print_table, write_atomically
 
     console = Console(highlight=False)
     if STDOUT not in (json, markdown):

@@ -1,4 +1,5 @@
-"""What commands share: options, each from a declared setting (settings.py); how a command joins its group; and files and tables that they write.
+"""What the commands share: their options, which follow from declared settings (settings.py); how they join the command line;
+and how they write files and tables.
 
 Files are checked before the work begins. No column of a table is cut off.
 """
@@ -23,31 +24,33 @@ if TYPE_CHECKING:
 
 
 EPILOG = (
-    "Each option is a TOML key and a variable too: --max-batch-size is max_batch_size and WEIR_MAX_BATCH_SIZE. "
-    "An option wins over a variable, that over the file, that over what the model's class says."
+    "Each option is also a TOML key and a variable: --max-batch-size is max_batch_size and WEIR_MAX_BATCH_SIZE. "
+    "An option overrides a variable, a variable the file, and the file the model's class."
 )
 _PLACEHOLDERS = {int: "INTEGER", float: "NUMBER", str: "TEXT"}
 
 
 def settings_parameters(declared: Iterable[Declared]) -> list[inspect.Parameter]:
-    """Return the parameters `config` and one for each setting; what typer gives for them is for `settings_of`."""
+    """Return a parameter `config` and one for each setting. `settings_of` takes the values that typer gives for them."""
     return [
         parameter("config", list[str], typer.Option(None, "--config", metavar="PATH", help="TOML file of settings.")),
-        # Every option may be given several times, so that settings.py can refuse it where that makes no sense.
+        # typer accepts every option several times, so that settings.py can refuse repetition with an error of its own.
         *[parameter(each.name, list[bool] if each.is_switch else list[str], option(each)) for each in declared],
     ]
 
 
 def settings_of(
-    targets: list[str] | None, config: list[str] | None, said: Mapping[str, list[Any] | None], kind: ServerKind = MODELS
-) -> Settings:
-    """Return the settings that the command line, the file and the environment make. Raises SettingsError."""
-    flags = {name: [text_of(value) for value in values] for name, values in said.items() if values}
+    targets: list[str] | None, config: list[str] | None, options: Mapping[str, list[Any] | None],
+    kind: ServerKind = MODELS,
+) -> Settings:  # fmt: skip
+    """Return the settings from the command line (`targets` and `options`), the file `config` and the environment. Raises
+    SettingsError."""
+    flags = {name: [text_of(value) for value in values] for name, values in options.items() if values}
     return read_settings(targets or [], flags, os.environ, _only(config), kind, ignored=TEXT_VARIABLES)
 
 
 def with_signature(command: Callable[..., Any], parameters: list[inspect.Parameter]) -> Callable[..., Any]:
-    """Return `command`, saying that these are its parameters."""
+    """Set `parameters` as the signature of `command`, which typer reads, and return `command`."""
     described: Any = command
     described.__signature__ = inspect.Signature(parameters)
     described.__annotations__ = {each.name: each.annotation for each in parameters}
@@ -55,14 +58,18 @@ def with_signature(command: Callable[..., Any], parameters: list[inspect.Paramet
 
 
 def parameter(name: str, hint: Any, default: Any) -> inspect.Parameter:
-    """Return a keyword parameter that may be left out."""
+    """Return an optional keyword parameter."""
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint | None)
+
+
+def flag(help: str, panel: str, *names: str, metavar: str | None = None) -> Any:
+    """Return an option that `--help` shows in `panel`. Without `names`, the flag follows from the parameter's name."""
+    return typer.Option(*names, help=help, rich_help_panel=panel, metavar=metavar)
 
 
 def option(declared: Declared) -> Any:
     """Return the option of one setting."""
-    flag = declared.flag
-    names = f"{flag}/--no-{flag[2:]}" if declared.is_switch else flag
+    names = f"{declared.flag}/--no-{declared.flag[2:]}" if declared.is_switch else declared.flag
     kinds = [kind for kind in getattr(declared.hint, "__args__", (declared.hint,)) if kind in _PLACEHOLDERS]
     return typer.Option(
         None, names, metavar=declared.metavar or (_PLACEHOLDERS[kinds[0]] if kinds else " " if declared.is_switch else None), help=_help(declared),
@@ -79,7 +86,7 @@ def _help(declared: Declared) -> str:
 
 
 def text_of(value: Any) -> str:
-    """Return `value` as one writes it on a command line."""
+    """Return `value` as it is written on a command line."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -92,8 +99,11 @@ def _only(config: list[str] | None) -> str | None:
 def register(
     cli: typer.Typer, commands: Mapping[str, str], package: str, kind: type[TyperCommand] = TyperCommand
 ) -> None:
-    """Add each of `commands`, by name with an example, to `cli`; options are the function's arguments, its help the docstring and the
-    example. Each is a command of `kind`, which reads the words that stand behind it."""
+    """Add `commands` to `cli`: an example of each, by name.
+
+    Each is a function in the module of its name in `package`. Its options are the function's arguments, and its help is the
+    docstring and the example. `kind` is the class of the commands, which parses their words.
+    """
     for name, example in commands.items():
         command = getattr(import_module(f"{package}.{name}"), name)
         if isinstance(command, typer.Typer):
@@ -103,25 +113,22 @@ def register(
 
 
 def _paragraphs(command: Callable[..., Any]) -> str:
-    """Return the docstring with a line for each paragraph, which the terminal breaks as it needs."""
+    """Return the docstring with each paragraph in one line, which the terminal wraps."""
     return "\n\n".join(" ".join(each.split()) for each in (inspect.getdoc(command) or "").split("\n\n"))
-
-
-# What commands print and write: tables whose columns are never cut off, and files that are checked first and written whole.
 
 
 STDOUT = Path("-")
 
 
 def check_writable(path: Path) -> None:
-    """Raise SettingsError, before anything takes time, if the file `path` cannot be written."""
+    """Raise SettingsError if the file `path` cannot be written."""
     if path.is_dir():
         raise SettingsError(f"{path}: cannot be written: it is a folder; must be a file")
     check_folder(path)
 
 
 def check_figure(path: Path) -> None:
-    """Raise SettingsError, before anything takes time, if the figure `path` cannot be written as .png and .svg."""
+    """Raise SettingsError if the figure `path` cannot be written as .png and .svg."""
     from weir.figures import files_of
 
     for file in files_of(path) if path.name else (path,):
@@ -129,7 +136,7 @@ def check_figure(path: Path) -> None:
 
 
 def check_folder(path: Path) -> None:
-    """Raise SettingsError, before anything takes time, if there is no place for the file or folder `path`."""
+    """Raise SettingsError if the file or folder `path` cannot be created."""
     folder = path.absolute().parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise SettingsError(f"{path}: cannot be written: {folder} must be a folder that you may write to")
@@ -143,15 +150,15 @@ def can_draw() -> bool:
 
 
 def check_drawing(option: str = "--figure") -> None:
-    """Raise SettingsError naming the `option`, before anything takes time, if nothing can be drawn."""
+    """Raise SettingsError naming `option` if matplotlib is not installed."""
     if not can_draw():
         raise SettingsError(f"{option}: drawing needs matplotlib: pip install 'weir-serving[plots]'")
 
 
 def check_results(*files: Path | None, figure: Path | None = None, option: str = "--figure") -> None:
-    """Raise SettingsError, before anything takes time, for a result that could not be written after it.
+    """Raise SettingsError if a result cannot be written. Call this before work that takes long.
 
-    None is no path, and - is stdout. `option` is what the figure is asked for with.
+    None means no file, and - means stdout. `option` is the option that names the figure.
     """
     for path in files:
         if path is not None and path != STDOUT:
@@ -162,9 +169,9 @@ def check_results(*files: Path | None, figure: Path | None = None, option: str =
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write `content` so that whoever reads `path` sees all of it or what was there before.
+    """Write `content` to `path` in one step: a reader sees either all of it or the former file.
 
-    Raises SettingsError, naming `path`, if it cannot be written: the disk is full, or it was never a place for files.
+    Raises SettingsError naming `path` if it cannot be written; the former file stays then.
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -180,9 +187,9 @@ UNBOUNDED = 10_000  # columns
 
 
 def print_table(console: "Console", table: "Table") -> None:
-    """Print `table`, as wide as it must be: a terminal that is narrower breaks its lines, a file has no width.
+    """Print `table` without cutting off anything: a narrow terminal wraps the lines, and a file has no width limit.
 
-    Only columns that say that they fold are made narrower.
+    Only columns with overflow "fold" are made narrower.
     """
     from rich.measure import Measurement
 

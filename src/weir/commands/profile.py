@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 ROWS_SHOWN = 16
 OWN = {each.name: each for each in declared_by(ProfilingSettings, "Measurement")}
-# What changes how a batch runs. Not `workers`: a profile is of one.
+# The settings that affect how a batch runs. `workers` is not among them, as one worker is measured.
 OF_MODEL = [
     each for name, each in declared_settings().items()
     if (each.part == "Workers" and name != "workers") or name in ("name", "params", "max_batch_size")
@@ -40,15 +40,15 @@ OF_MODEL = [
 
 def _profile(
     target: str, output: Path | None = None, items: Path | None = None, figure: Path | None = None,
-    config: list[str] | None = None, **said: list[Any] | None,
+    config: list[str] | None = None, **options: list[Any] | None,
 ) -> None:  # fmt: skip
-    """Measure how long batches of each size take and what energy they use, and write it to a file.
+    """Measure how long batches of each size take and how much energy they use, and write the profile to a file.
 
-    One worker is measured, as `weir serve` with the same options would run it; TARGET is module:Class or
-    path/file.py:Class. The file is what `weir solve` and `weir simulate` read.
+    One worker is measured, as `weir serve` with the same options would run it. TARGET is module:Class or
+    path/file.py:Class. `weir solve` and `weir simulate` read the file.
     """
-    own = {name: value_of(OWN[name], list(map(text_of, said.pop(name) or ()))) for name in OWN if said.get(name)}
-    settings = settings_of([target], config, {name: value for name, value in said.items() if name not in OWN})
+    own = {name: value_of(OWN[name], list(map(text_of, options[name] or ()))) for name in OWN if options.get(name)}
+    settings = settings_of([target], config, {name: value for name, value in options.items() if name not in OWN})
     model = next(model for model in settings.models if model.target == target)
     path = output or Path(f"{model.name}.profile.toml")
     check_writable(path)
@@ -65,7 +65,7 @@ def _profile(
 profile = with_signature(
     _profile,
     [
-        parameter("target", str, typer.Argument(..., metavar="TARGET", help="What to measure.")),
+        parameter("target", str, typer.Argument(..., metavar="TARGET", help="The model to measure.")),
         parameter("output", Path, typer.Option(None, "--output", "-o", metavar="PATH", help="File to write (default: NAME.profile.toml).")),
         parameter("items", Path, typer.Option(None, "--items", metavar="FILE", help="Items to measure with: .jsonl, .json, .npz for a tensor model, or a folder of bodies (default: the model's examples).")),
         parameter("figure", Path, typer.Option(None, "--figure", metavar="PATH", help="Picture to write, as .png and .svg (default: beside the file).")),
@@ -85,7 +85,7 @@ def _measure(model: ModelToServe, settings: ProfilingSettings, items: Path | Non
 
 
 def command_line(arguments: list[str]) -> str:
-    """Return the command as it could be typed again, without what sounds like a secret."""
+    """Return the command line as text, with values hidden whose names suggest a secret."""
     import shlex
 
     from weir.telemetry.logs import redacted
@@ -100,7 +100,7 @@ def command_line(arguments: list[str]) -> str:
 
 @contextmanager
 def _progress(name: str) -> Iterator[Callable[[float, str], None]]:
-    """Show how far the measurement is, if stderr is a terminal."""
+    """Show the progress on stderr, if that is a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
@@ -114,7 +114,7 @@ def _progress(name: str) -> Iterator[Callable[[float, str], None]]:
 
 
 def _draw(profile: "Profile", path: Path, name: str) -> str:
-    """Draw the picture; say what was written, or why nothing was."""
+    """Draw the picture. Return a text that names the files written, or says why there are none."""
     from weir.figures import files_of
     from weir.profiling.picture import draw_profile
 
@@ -149,7 +149,7 @@ def _table(profile: "Profile") -> Any:
 
 
 def _shown(profile: "Profile") -> list[int]:
-    """Return a few of the measured sizes, the best one among them."""
+    """Return at most ROWS_SHOWN of the measured sizes, evenly spread, and the best one."""
     sizes = list(profile.about["sizes_measured"])
     last = len(sizes) - 1
     few = {sizes[round(place * last / (ROWS_SHOWN - 1))] for place in range(ROWS_SHOWN)}
@@ -166,11 +166,11 @@ def _summary(profile: "Profile", name: str) -> Iterator[str]:
     if profile.pipeline_depth > 1:
         yield f"a caller waits {profile.latency_offset_ms:.4g} ms more: {profile.pipeline_depth} batches are in flight"
     yield f"energy source: {about['energy']}"
-    yield from (f"{what}: {about[key]}" for key, what in _TOLD.items() if about.get(key))
+    yield from (f"{what}: {about[key]}" for key, what in _FACTS.items() if about.get(key))
     yield from (f"WARNING: {warning}" for warning in about.get("warnings", ()))
 
 
-_TOLD: Mapping[str, str] = {
+_FACTS: Mapping[str, str] = {
     "energy_not_read": "energy was not read", "idle_power_w": "idle power (W)", "power_w": "power while busy (W)",
     "edges": "the time rises by a step after", "confidence": "confidence", "left_out": "left out",
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""`weir reproduce`: says where it went. It leaves in the next release."""
+"""`weir reproduce`: names the command that has replaced it. The next release removes this one."""
 
 from typing import Annotated
 

@@ -1,11 +1,12 @@
-"""`weir simulate`: policies against each other, in virtual time."""
+"""`weir simulate`: compares policies in virtual time."""
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from weir.commands.options import STDOUT, check_results, flag, print_table, write_atomically
 from weir.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -16,54 +17,50 @@ _POLICIES = (
     "(default: smdp,greedy)."
 )
 _ARRIVALS = (
-    "When requests arrive: a process with its load (a share of what the workers can serve), poisson:0.7, or its rate in "
-    "rows per second, poisson:rate=200; gamma, mmpp, on-off, sine, ramp, constant; trace:FILE."
+    "When requests arrive: a process with its load as a share of what the workers can serve (poisson:0.7), or with its rate "
+    "in rows per second (poisson:rate=200). Processes: poisson, gamma, mmpp, on-off, sine, ramp, constant; or trace:FILE."
 )
-_DELAY = "Longest wait that a policy may impose, such as 100ms (default: no bound)."
-_WHAT, _PRICES, _RESULT = "What is simulated", "What it is worth", "Result"
-
-
-def _option(help: str, panel: str, *names: str, metavar: str | None = None) -> Any:
-    return typer.Option(*names, help=help, rich_help_panel=panel, metavar=metavar)
+_DELAY = "Longest wait that a policy may impose, such as 100ms (default: no limit)."
+_WHAT, _PRICES, _RESULT = "Simulation", "Prices", "Result"
 
 
 def simulate(
     profile: Annotated[Path, typer.Argument(metavar="PROFILE", help="Profile written by `weir profile`.")],
-    policy: Annotated[list[str] | None, _option(_POLICIES, _WHAT, metavar="POLICY")] = None,
-    arrivals: Annotated[str, _option(_ARRIVALS, _WHAT)] = "poisson:0.7",
-    workers: Annotated[int, _option("Workers that serve the one line.", _WHAT)] = 1,
-    requests: Annotated[int | None, _option("Requests to simulate (default: 100000; of a trace, all).", _WHAT)] = None,
-    seed: Annotated[int, _option("Of what is random in arrivals and service times.", _WHAT)] = 1,
-    warm_up: Annotated[float, _option("Share of the requests, at the start, that is not counted.", _WHAT)] = 0.1,
+    policy: Annotated[list[str] | None, flag(_POLICIES, _WHAT, metavar="POLICY")] = None,
+    arrivals: Annotated[str, flag(_ARRIVALS, _WHAT)] = "poisson:0.7",
+    workers: Annotated[int, flag("Workers that share the queue.", _WHAT)] = 1,
+    requests: Annotated[int | None, flag("Requests to simulate (default: 100000, or all of a trace).", _WHAT)] = None,
+    seed: Annotated[int, flag("Seed of random arrivals and service times.", _WHAT)] = 1,
+    warm_up: Annotated[float, flag("Share of the requests, at the start, that is not counted.", _WHAT)] = 0.1,
     deadline: Annotated[
-        str | None, _option("Timeout of each request, such as 50ms (default: none).", _WHAT, metavar="DURATION")
+        str | None, flag("Timeout of each request, such as 50ms (default: none).", _WHAT, metavar="DURATION")
     ] = None,
-    max_queue_delay: Annotated[str | None, _option(_DELAY, _WHAT, metavar="DURATION")] = None,
-    latency_weight: Annotated[float, _option("Cost of a millisecond of mean response time.", _PRICES)] = 1.0,
-    energy_weight: Annotated[float, _option("Cost of a watt of mean power.", _PRICES)] = 1.0,
+    max_queue_delay: Annotated[str | None, flag(_DELAY, _WHAT, metavar="DURATION")] = None,
+    latency_weight: Annotated[float, flag("Cost of a millisecond of mean response time.", _PRICES)] = 1.0,
+    energy_weight: Annotated[float, flag("Cost of a watt of mean power.", _PRICES)] = 1.0,
     reference_rate: Annotated[
-        float | None, _option("Rows per second at which these hold; waiting costs the same at other rates.", _PRICES)
+        float | None,
+        flag("Rows per second at which the weights hold; a waiting request costs the same at other rates.", _PRICES),
     ] = None,
     latency_objective: Annotated[
         str | None,
-        _option(
-            "Promise to keep with the least energy, such as p99=20ms: smdp is solved for it, and policies are compared by "
-            "power; the weights then decide nothing.",
+        flag(
+            "Latency to keep with the least energy, such as p99=20ms: smdp is solved for it, and policies are compared by "
+            "power; the weights then have no effect.",
             _PRICES,
             metavar="pNN=DURATION",
         ),
     ] = None,
-    json: Annotated[Path | None, _option("File that gets the result as JSON; - prints it instead.", _RESULT)] = None,
-    figure: Annotated[Path | None, _option("File that gets a figure, as .png and .svg.", _RESULT)] = None,
+    json: Annotated[Path | None, flag("File that gets the result as JSON; - prints it instead.", _RESULT)] = None,
+    figure: Annotated[Path | None, flag("File that gets a figure, as .png and .svg.", _RESULT)] = None,
 ) -> None:
     """Compare policies on the same simulated arrivals, with the batcher that the server runs.
 
-    Each policy meets the same arrivals, and the same luck where service times are random. Intervals are 95 %.
+    All policies get the same arrivals and the same random service times. Confidence intervals are 95 %.
     """
     from weir.workers.process.launch import compute_in_one_thread
 
     compute_in_one_thread()
-    from weir.commands.options import check_results
     from weir.policy.cost.objective import Prices
     from weir.simulation.report import Bars
     from weir.simulation.simulator import read_profile, settings_for, split_policies
@@ -101,7 +98,6 @@ def _show(compared: "Comparison", json: Path | None, figure: Path | None) -> Non
     import msgspec
     from rich.console import Console
 
-    from weir.commands.options import STDOUT, print_table, write_atomically
     from weir.simulation.report import draw, heading, table
 
     text = msgspec.json.format(msgspec.json.encode(compared.to_dict()), indent=2).decode() + "\n"

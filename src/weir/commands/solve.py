@@ -1,4 +1,5 @@
-"""`weir solve`: from a profile to the policy that a server runs; a bank is shown as a table by rate, the solution of one rate as a table by state."""
+"""`weir solve`: solves for the policy that a server runs, from a profile. A bank is shown as a table by rate, and the solution for
+one rate as a table by state."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from weir.commands.options import print_table
+from weir.commands.options import STDOUT, check_results, flag, print_table, write_atomically
 from weir.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -19,53 +20,47 @@ if TYPE_CHECKING:
     from weir.simulation.banks import Beside
 
 
-_PRICES, _SERVED, _ONE, _RESULT = "What it is worth", "What is served", "One rate only", "Result"
+_PRICES, _SERVED, _ONE, _RESULT = "Prices", "Server", "One rate only", "Result"
 
 _METHOD = "policy-iteration"
 
 
-def _option(help: str, panel: str, *names: str, metavar: str | None = None) -> Any:
-    return typer.Option(*names, help=help, rich_help_panel=panel, metavar=metavar)
-
-
 def solve(
     profile: Annotated[Path, typer.Argument(metavar="PROFILE", help="Profile written by `weir profile`.")],
-    output: Annotated[
-        Path | None, _option("File to write (default: NAME.policy.npz).", _RESULT, "--output", "-o")
-    ] = None,
-    latency_weight: Annotated[float, _option("Cost of a millisecond of mean response time.", _PRICES)] = 1.0,
-    energy_weight: Annotated[float, _option("Cost of a watt of mean power.", _PRICES)] = 1.0,
+    output: Annotated[Path | None, flag("File to write (default: NAME.policy.npz).", _RESULT, "--output", "-o")] = None,
+    latency_weight: Annotated[float, flag("Cost of a millisecond of mean response time.", _PRICES)] = 1.0,
+    energy_weight: Annotated[float, flag("Cost of a watt of mean power.", _PRICES)] = 1.0,
     reference_rate: Annotated[
-        float | None, _option("Rows per second at which these hold; waiting costs the same at other rates.", _PRICES)
+        float | None,
+        flag("Rows per second at which the weights hold; a waiting request costs the same at other rates.", _PRICES),
     ] = None,
     latency_objective: Annotated[
         str | None,
-        _option(
-            "Promise to keep with the least energy, such as p99=20ms; or in-time=20ms, the most answers in time. The weights then decide nothing.",
+        flag(
+            "Latency to keep with the least energy, such as p99=20ms; or in-time=20ms, for the most answers in time. The weights then have no effect.",
             _PRICES,
             metavar="pNN=DURATION",
         ),
     ] = None,
-    workers: Annotated[int, _option("Workers that serve the one line.", _SERVED)] = 1,
-    max_batch_size: Annotated[int | None, _option("Largest batch (default: the profile's).", _SERVED)] = None,
-    seed: Annotated[int, _option("Of the simulations for several workers or a promise.", _SERVED)] = 1,
+    workers: Annotated[int, flag("Workers that share the queue.", _SERVED)] = 1,
+    max_batch_size: Annotated[int | None, flag("Largest batch in rows (default: the profile's).", _SERVED)] = None,
+    seed: Annotated[int, flag("Seed of the simulations for several workers or a latency objective.", _SERVED)] = 1,
     rate: Annotated[
-        float | None, _option("Solve for this rate, in rows per second, and show the table; writes no policy.", _ONE)
+        float | None, flag("Solve for this rate, in rows per second, and show the table; writes no policy.", _ONE)
     ] = None,
-    method: Annotated[str, _option("Only policy-iteration; the option goes with the next release.", _ONE)] = _METHOD,
-    values: Annotated[bool, _option("Show the relative values too.", _ONE, "--values")] = False,
-    json: Annotated[Path | None, _option("File that gets the result as JSON; - prints it instead.", _RESULT)] = None,
-    figure: Annotated[Path | None, _option("File that gets a figure, as .png and .svg.", _RESULT)] = None,
+    method: Annotated[str, flag("Must be policy-iteration; the next release removes this option.", _ONE)] = _METHOD,
+    values: Annotated[bool, flag("Also show the relative values.", _ONE, "--values")] = False,
+    json: Annotated[Path | None, flag("File that gets the result as JSON; - prints it instead.", _RESULT)] = None,
+    figure: Annotated[Path | None, flag("File that gets a figure, as .png and .svg.", _RESULT)] = None,
 ) -> None:
     """Solve for the batching policy with the least cost, and write it to a file that `weir serve --policy` takes.
 
-    The cost is latency weight x mean response time (ms) + energy weight x mean power (W). One table is solved for each of
-    some rates; the server estimates the rate and looks its table up.
+    The cost is latency weight x mean response time (ms) + energy weight x mean power (W). Tables are solved for a range of
+    arrival rates; the server estimates the rate and uses its table.
     """
     from weir.workers.process.launch import compute_in_one_thread
 
     compute_in_one_thread()
-    from weir.commands.options import check_results
     from weir.policy.cost.objective import Prices
     from weir.simulation.simulator import read_profile
 
@@ -111,7 +106,7 @@ def _solve_one(profile: "Profile", rate: float, prices: Any, values: bool, json:
     from weir.policy.solve.bank import solve as solve_rate
 
     solution: Solution = solve_rate(profile, rate, prices, clock=perf_counter)
-    if json != Path("-"):
+    if json != STDOUT:
         show_solution(solution, values)
     _write_json(about_solution(solution), json)
 
@@ -121,18 +116,17 @@ def _solve_bank(
 ) -> None:
     from time import perf_counter
 
-    from weir.commands.options import write_atomically
     from weir.simulation.banks import beside
     from weir.simulation.banks import solve as solve_rates
 
     began = perf_counter()
-    with _progress() as told:
-        bank = solve_rates(profile, progress=told, **arguments)
+    with _progress() as progress:
+        bank = solve_rates(profile, progress=progress, **arguments)
     seconds = perf_counter() - began
     write_atomically(path, bank.to_bytes())
-    # What the rules do is known exactly for one worker; with an objective they would not keep it.
+    # The rules can be evaluated exactly for one worker only, and they do not keep a latency objective.
     rules = beside(bank) if bank.workers == 1 and bank.objective is None else []
-    if json != Path("-"):
+    if json != STDOUT:
         show_bank(bank, rules)
         typer.echo(f"solved in {seconds:.2f} s; written: {path}")
     _write_json(about_bank(bank, rules), json)
@@ -142,7 +136,7 @@ def _solve_bank(
 
 @contextmanager
 def _progress() -> Iterator[Callable[[int, int], None]]:
-    """Show how many rates are solved, if stderr is a terminal."""
+    """Show on stderr, if it is a terminal, how many rates are solved."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -158,10 +152,8 @@ def _write_json(document: dict[str, Any], path: Path | None) -> None:
         return
     import msgspec
 
-    from weir.commands.options import write_atomically
-
     text = msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
-    if path == Path("-"):
+    if path == STDOUT:
         typer.echo(text, nl=False)
     else:
         write_atomically(path, text)
@@ -177,14 +169,11 @@ def _draw(bank: "Bank", rules: "list[Beside]", path: Path) -> None:
     draw_bank(path, bank, others)
 
 
-# What `weir solve` shows: a bank as a table by rate, a solution of one rate as a table by state; both as documents.
-
-
 _ROWS_SHOWN = 24
 
 
 def about_bank(bank: "Bank", rules: "Sequence[Beside]") -> dict[str, Any]:
-    """Return what a bank is predicted to do, and `rules` beside it, as plain values."""
+    """Return the predictions for a bank by rate, and those for simple `rules` at the same rates, as a JSON-able dict."""
     columns = {
         "rate": bank.rates, "limit": bank.limits(), "response_time_ms": bank.response_time_ms, "p99_ms": bank.p99_ms,
         "power_w": bank.power_w, "cost": costs(bank), "second_share": bank.shares, "max_waiting": bank.max_waiting,
@@ -207,7 +196,7 @@ def about_bank(bank: "Bank", rules: "Sequence[Beside]") -> dict[str, Any]:
 
 
 def costs(bank: "Bank") -> "Floats":
-    """Return the predicted cost at each rate: latency weight (there) x response time + energy weight x power."""
+    """Return the predicted cost at each rate: latency weight at that rate x response time (ms) + energy weight x power (W)."""
     import numpy as np
 
     weights = np.array([bank.prices.latency_weight_at(rate) for rate in bank.rates.tolist()])
@@ -215,7 +204,7 @@ def costs(bank: "Bank") -> "Floats":
 
 
 def show_bank(bank: "Bank", rules: "Sequence[Beside]") -> None:
-    """Print a line for each of some rates."""
+    """Print a table with one row for each of at most _ROWS_SHOWN rates."""
     table = Table(box=None, pad_edge=False)
     columns = ["rows/s", "load", "limit", "mean ms", "p99 ms", "W", "cost"]
     columns += ["greedy", "best limit"] if rules else []
@@ -241,7 +230,7 @@ def show_bank(bank: "Bank", rules: "Sequence[Beside]") -> None:
     print_table(console, table)
     if rules:
         console.print(
-            "greedy, best limit: what these rules cost more; the limit is the best one for that very rate",
+            "greedy, best limit: how much more these rules cost; the limit is the best one for that rate",
             markup=False, soft_wrap=True,
         )  # fmt: skip
 
@@ -267,12 +256,12 @@ def _compared(cost: float, rule: "Beside") -> Iterator[str]:
 
 
 def _few(count: int) -> list[int]:
-    """Return at most so many indices as are shown, evenly, both ends among them."""
+    """Return at most _ROWS_SHOWN indices below `count`, evenly spread and with both ends."""
     return sorted({round(place * (count - 1) / (_ROWS_SHOWN - 1)) for place in range(_ROWS_SHOWN)})
 
 
 def about_solution(solution: "Solution") -> dict[str, Any]:
-    """Return a solution as plain values."""
+    """Return a solution as a JSON-able dict."""
     found = solution.performance
     return {
         "rate": solution.rate, "limit": solution.limit, "table": solution.table.tolist(),
@@ -285,7 +274,8 @@ def about_solution(solution: "Solution") -> dict[str, Any]:
 
 
 def show_solution(solution: "Solution", values: bool) -> None:
-    """Print the table, run by run of states, and how it was found."""
+    """Print the table, with equal actions of adjacent states in one row, and how it was found. With `values`, also print the
+    relative value of each state."""
     table = Table("waiting", "dispatch", box=None, pad_edge=False)
     if values:
         table.add_column("relative value", justify="right")
@@ -305,17 +295,17 @@ def show_solution(solution: "Solution", values: bool) -> None:
 
 
 def _runs(table: list[int], *, split: bool) -> Iterator[tuple[int, int | None, str]]:
-    """Yield (first state, last, action): states that wait, that dispatch all there is, or the same number, as one unless
-    `split`. No last: the last entry of a table holds beyond it."""
+    """Yield (first state, last state, action). Adjacent states that wait, dispatch all waiting rows or dispatch the same number
+    are one entry, unless `split`. The last entry of the table also holds for all higher states: its last state is None."""
     first = 0
     for state in range(1, len(table)):
         same = table[state] == table[first]
         whole = table[state] == state and table[first] == first and table[first] > 0
         if split or not (same or (whole and state - first <= table[state - 1] - table[first] + 1)):
-            yield first, state - 1, _said(table, first, state - 1)
+            yield first, state - 1, _action(table, first, state - 1)
             first = state
-    yield first, None, _said(table, first, first)
+    yield first, None, _action(table, first, first)
 
 
-def _said(table: list[int], first: int, last: int) -> str:
+def _action(table: list[int], first: int, last: int) -> str:
     return "all" if last > first and table[first] == first and table[last] == last else str(table[first])

@@ -1,4 +1,4 @@
-"""`weir worker`: a model that works for a server elsewhere."""
+"""`weir worker`: runs a model as an external worker of a server."""
 
 from typing import Any
 
@@ -20,12 +20,12 @@ def _worker(
     connect: str,
     content_type: str | None = None,
     config: list[str] | None = None,
-    **said: list[Any] | None,
+    **options: list[Any] | None,
 ) -> None:
     """Attach a model to a server as one of its external workers, until SIGTERM, SIGINT, SIGQUIT or SIGHUP.
 
-    The server says where workers attach (--worker-socket). The model is loaded and warmed up first; when the connection is
-    lost it attaches again, with a back-off. TARGET is module:Class or path/file.py:Class.
+    The server's --worker-socket is the ADDRESS to connect to. The model is loaded and warmed up first. When the connection
+    is lost, the worker attaches again, with a back-off. TARGET is module:Class or path/file.py:Class.
     """
     from weir.catalog.loading import make_service
     from weir.workers.remote import Attachment
@@ -33,11 +33,11 @@ def _worker(
     from weir.workers.settings import parse_address
 
     address = parse_address(connect, "--connect")
-    settings = settings_of([target], config, said)
+    settings = settings_of([target], config, options)
     model = next(model for model in settings.models if model.target == target)
     service = make_service(model._replace(settings={**model.settings, "executor": "inline", "worker_socket": None}), ())
     if is_tensor_model(service.model) or service.streaming:
-        raise SettingsError(f"{target}: workers that attach take items; tensor and streaming models do not")
+        raise SettingsError(f"{target}: external workers run models of items only, not tensor or streaming models")
     runner = Runner(
         service.model, service.params, worker_index=0, max_batch_size=service.batching.max_batch_size,
         retry_in_halves=service.workers.retry_in_halves, label=service.label,
@@ -52,9 +52,9 @@ def _worker(
 worker = with_signature(
     _worker,
     [
-        parameter("target", str, typer.Argument(..., metavar="TARGET", help="What to run.")),
+        parameter("target", str, typer.Argument(..., metavar="TARGET", help="The model to run.")),
         parameter("connect", str, typer.Option(..., "--connect", metavar="ADDRESS", help="Where to attach: unix:PATH or tcp:HOST:PORT.")),
-        parameter("content_type", str, typer.Option(None, "--content-type", metavar="TYPE", help=f"What bodies and answers are (default: {JSON}).")),
+        parameter("content_type", str, typer.Option(None, "--content-type", metavar="TYPE", help=f"Content type of requests and answers (default: {JSON}).")),
         *settings_parameters(OF_MODEL),
     ],
 )  # fmt: skip

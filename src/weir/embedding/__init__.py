@@ -1,4 +1,4 @@
-"""Sentence vectors as a service: vectors = encode(texts), on Weir's public surface.
+"""A server of sentence vectors: texts in, vectors out. It uses Weir's public interfaces.
 
 with weir.embedding.serve("./bge-small-en", port=0) as server:
     print(server.url)

@@ -1,8 +1,8 @@
-"""How large the batches of a model of texts should be on this machine: measured once, and kept.
+"""Measure how large the batches of a text model should be on this machine, once, and keep the result.
 
-On CPUs the best is often one text at a time, on GPUs thousands of tokens. A worker like those that will serve is measured for a few seconds at the
-first start with this model on this machine. Sizes take turns, so that what goes on beside them for a second makes none of them alone look slow. What
-else a machine does only adds to a time: so the least one counts, and it is believed once another one is close to it.
+On CPUs the best batch is often one text, on GPUs thousands of tokens. At the first start with a model on a machine, a worker like those that will serve
+is measured for a few seconds. Batches of different sizes take turns, so that a disturbance of a second does not make one size alone look slow. Other work
+on the machine can only lengthen a time, so the least time of a size counts, and it is trusted once a second one is close to it.
 """
 
 import hashlib
@@ -28,18 +28,18 @@ from weir.serving.service import Service
 from weir.telemetry.recorder import SilentObserver
 from weir.workers.process.launch import available_cpus
 
-SHORTEST = 8  # tokens of a short text: so many times may a batch have fewer texts than tokens
-MAX_ROWS = 256
-GOOD_ENOUGH = 0.97  # of the best throughput: the smallest batch that reaches it makes callers wait least
-LITTLE = 1 / 16  # of a batch is its price whatever was measured: a batch costs the server something too
-PADDING = 0.5  # of the price of a batch may be padding: with it texts cost least (`python -m benchmarks padding`)
-# What a batch costs the server besides: to cut it, to send it, to hand out its answers. It has the CPU of its workers.
+SHORT_TEXT = 8  # tokens; max_batch_size is that many times less than max_batch_cost
+MAX_ROWS = 256  # the largest max_batch_size
+GOOD_ENOUGH = 0.97  # of the best throughput; the smallest batch that reaches it is chosen, as callers then wait least
+MIN_BATCH_PRICE = 1 / 16  # of max_batch_cost; a batch is taken to cost at least that beyond its tokens
+PADDING_SHARE = 0.5  # of the price of a batch may be padding; texts are then cheapest (`python -m benchmarks padding`)
+# The server's work for each batch: to form it, to send it and to distribute its answers. The server runs on the same CPUs as the workers.
 SERVER_SECONDS = 3e-4
-NEAR = 4  # times the budget: the sizes from which the price of a batch is learned
+FIT_RANGE = 4  # the price of a batch is fitted to batches of at most this many times the budget
 
 
 class Timed(NamedTuple):
-    """So many texts, filled up to this length, took so many seconds in one batch; so many of their tokens were padding."""
+    """A measurement: a batch of `rows` texts, padded to `length` tokens with `padding` tokens of padding in all, took `seconds`."""
 
     rows: int
     length: int
@@ -49,8 +49,15 @@ class Timed(NamedTuple):
 
 @dataclass(frozen=True)
 class Budget:
-    """What a batch may be. `max_batch_cost` is in tokens, padding included; `max_padding` is half of what a batch costs beyond its tokens, as tokens;
-    `padding_cost` is the share of a token's time that padding takes; `tokens_per_second` is what one worker then reaches, 0 if that is not known."""
+    """The limits of a batch.
+
+    Attributes:
+        max_batch_cost: the most tokens, padding included.
+        max_batch_size: the most texts.
+        max_padding: the most tokens of padding: half of what a batch costs beyond its tokens, in tokens.
+        tokens_per_second: the throughput of one worker with such batches; 0 if unknown.
+        padding_cost: the time that a token of padding takes, as a share of that of another token.
+    """
 
     max_batch_cost: float
     max_batch_size: int
@@ -59,42 +66,44 @@ class Budget:
     padding_cost: float = 1.0
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings of a service that has it."""
+        """Return the settings of a service with this budget."""
         values = asdict(self)
         del values["tokens_per_second"]
         return {"padded": True, **values}
 
 
 def choose(measured: Sequence[Timed]) -> Budget:
-    """Return the smallest budget with which short texts and long ones, as many tokens of each, are computed about as fast as with any."""
-    even = [timed for timed in measured if not timed.padding]
-    budgets = sorted({timed.rows * timed.length for timed in even})
-    speeds = {budget: _speed(even, budget, SERVER_SECONDS) for budget in budgets}
+    """Return the smallest budget whose throughput is at least GOOD_ENOUGH of the best, for a load with equally many tokens of each length."""
+    unpadded = [timed for timed in measured if not timed.padding]
+    budgets = sorted({timed.rows * timed.length for timed in unpadded})
+    speeds = {budget: _speed(unpadded, budget, SERVER_SECONDS) for budget in budgets}
     best = max(speeds.values())
     budget = next(budget for budget in budgets if speeds[budget] >= GOOD_ENOUGH * best)
     price, padding_cost = _prices(measured, budget)
     return Budget(
         max_batch_cost=float(budget),
-        max_batch_size=min(MAX_ROWS, max(1, budget // SHORTEST)),
-        max_padding=round(PADDING * min(max(price, LITTLE * budget), budget / 2), 1),
-        tokens_per_second=round(_speed(even, budget), 1),
+        max_batch_size=min(MAX_ROWS, max(1, budget // SHORT_TEXT)),
+        max_padding=round(PADDING_SHARE * min(max(price, MIN_BATCH_PRICE * budget), budget / 2), 1),
+        tokens_per_second=round(_speed(unpadded, budget), 1),
         padding_cost=padding_cost,
     )
 
 
-def safe(tokens: int) -> Budget:
-    """Return a cautious budget of so many tokens: padding counts in full."""
+def cautious_budget(tokens: int) -> Budget:
+    """Return a budget of `tokens` for a machine that could not be measured: padding takes as long as other tokens."""
     return Budget(
         max_batch_cost=float(tokens),
-        max_batch_size=min(MAX_ROWS, max(1, tokens // SHORTEST)),
-        max_padding=PADDING * LITTLE * tokens,
+        max_batch_size=min(MAX_ROWS, max(1, tokens // SHORT_TEXT)),
+        max_padding=PADDING_SHARE * MIN_BATCH_PRICE * tokens,
         tokens_per_second=0.0,
     )
 
 
-def _speed(measured: Iterable[Timed], budget: int, besides: float = 0.0) -> float:
-    """Return the tokens per second within `budget`, over all lengths, where each batch takes so many seconds `besides`: a text that is
-    longer goes alone."""
+def _speed(measured: Iterable[Timed], budget: int, overhead: float = 0.0) -> float:
+    """Return the tokens per second with batches of at most `budget` tokens, for equally many tokens of each length.
+
+    Each batch takes `overhead` seconds beside what was measured. A text that is longer than the budget is a batch of its own.
+    """
     by_length: dict[int, list[Timed]] = {}
     for timed in measured:
         by_length.setdefault(timed.length, []).append(timed)
@@ -102,37 +111,40 @@ def _speed(measured: Iterable[Timed], budget: int, besides: float = 0.0) -> floa
     for length, timings in by_length.items():
         fitting = [timed for timed in timings if timed.rows == 1 or timed.rows * length <= budget]
         chosen = max(fitting, key=lambda timed: timed.rows)
-        seconds += (chosen.seconds + besides) / (chosen.rows * length)
+        seconds += (chosen.seconds + overhead) / (chosen.rows * length)
     return len(by_length) / seconds
 
 
 def _prices(measured: Iterable[Timed], budget: int) -> tuple[float, float]:
-    """Return what a batch costs whatever is in it, in tokens, and the share of a token's time that padding takes, 1 where none was measured: seconds
-    are fitted as a + b * tokens + c * padding, each point by its relative error."""
-    near = [timed for timed in measured if timed.padding or timed.rows * timed.length <= NEAR * budget]
+    """Return the price of a batch beyond its tokens, in tokens, and the time of a token of padding as a share of that of another token.
+
+    The model seconds = a + b · tokens + c · padding is fitted by least squares of relative errors; the results are a / b and c / b. Without
+    measurements of padding its share is 1.
+    """
+    near = [timed for timed in measured if timed.padding or timed.rows * timed.length <= FIT_RANGE * budget]
     seconds = np.array([timed.seconds for timed in near])
     padding = np.array([timed.padding for timed in near], float)
     tokens = np.array([timed.rows * timed.length for timed in near], float) - padding
     columns = np.stack([1 / seconds, tokens / seconds, padding / seconds], axis=1)
-    fixed, each, beside = np.linalg.lstsq(columns, np.ones(len(near)), rcond=None)[0]
+    fixed, each, padding_each = np.linalg.lstsq(columns, np.ones(len(near)), rcond=None)[0]
     if each <= 0:
         return 0.0, 1.0
-    share = min(max(beside / each, 0.0), 1.0) if padding.any() else 1.0
+    share = min(max(padding_each / each, 0.0), 1.0) if padding.any() else 1.0
     return max(0.0, float(fixed / each)), round(float(share), 3)
 
 
-MOST_TOKENS = 32_768  # in a batch
-LONGEST_SECONDS = 0.15  # a size that takes longer is the last of its length
-CLEARLY_WORSE = 0.85  # of the best throughput: after two sizes below that, larger ones are not tried
-LEAST_TIMES, MOST_TIMES = 4, 6  # a size is measured
-TWICE = 2  # what takes long is measured, and everything after so many seconds in all
-MOST_SECONDS = 10.0
-CLOSE = 0.1  # the two least times of a size, as a share of the least, or by what a batch costs the server: less does not matter
-DOUBTED = 0.25  # of the sizes may have no two times that are close
+MAX_TOKENS = 32_768  # of a batch
+LONGEST_SECONDS = 0.15  # no larger batch of the same length is measured after one that took longer
+CLEARLY_WORSE = 0.85  # of the best throughput; after two sizes in a row below that, no larger one is measured
+MIN_TIMES, MAX_TIMES = 4, 6  # how many times a size is measured
+SLOW_TIMES = 2  # how many times a size above LONGEST_SECONDS is measured, and every size once MAX_SECONDS have passed
+MAX_SECONDS = 10.0  # of all measurements
+CLOSE = 0.1  # the two least times of a size are close if they differ by at most this share, or by SERVER_SECONDS
+MAX_DOUBTFUL = 0.25  # the share of sizes without two close times above which the measurement is not reliable
 
 
 class Size(NamedTuple):
-    """So many texts, of which `shorter` have a quarter of the length."""
+    """The size of a batch: `rows` texts of `length` tokens, except that `shorter` of them have a quarter of that length."""
 
     rows: int
     length: int
@@ -140,17 +152,21 @@ class Size(NamedTuple):
 
     @property
     def lengths(self) -> list[int]:
-        """The length of each text."""
+        """The length of each text, in tokens."""
         return [self.length] * (self.rows - self.shorter) + [max(1, self.length // 4)] * self.shorter
 
     @property
     def padding(self) -> int:
-        """The padding in a rectangle of them, in tokens."""
+        """The padding of the batch, in tokens."""
         return self.rows * self.length - sum(self.lengths)
 
 
 class MeasuringRounds:
-    """Batches of 1, 2, 4 ... texts of each length, as far as they get faster; with `mixed` also one for each length of which most texts are shorter."""
+    """Decides which sizes of batches to measure, and collects the times.
+
+    For each of `lengths`, in tokens, the sizes are 1, 2, 4 ... texts, until larger batches have a clearly lower throughput. With `mixed` there is one
+    more size for each length, in which most texts are shorter, to measure padding.
+    """
 
     def __init__(self, lengths: Sequence[int], *, mixed: bool) -> None:
         self._lengths = lengths
@@ -159,54 +175,54 @@ class MeasuringRounds:
         self._spent = 0.0
 
     def note(self, size: Size, seconds: float) -> None:
-        """A batch of this size has taken so long."""
+        """Add a measurement: a batch of this size took so many seconds."""
         self._times[size] = sorted([*self._times[size], max(seconds, 1e-9)])
         self._spent += seconds
 
     def due(self) -> list[Size]:
-        """Return the sizes of the next round; none if all is known that will be."""
-        return [size for length in self._lengths for size in self._wanted(length) if self._is_due(size)]
+        """Return the sizes to measure next, each once; empty if the measurement is complete."""
+        return [size for length in self._lengths for size in self._sizes_of(length) if self._is_due(size)]
 
     @property
-    def agree(self) -> bool:
-        """Whether what was measured can be believed."""
+    def is_reliable(self) -> bool:
+        """Whether the measurement can be trusted: most sizes have two close times."""
         sizes = self._sizes()
-        return sum(not self._is_close(size) for size in sizes) <= DOUBTED * len(sizes)
+        return sum(not self._is_close(size) for size in sizes) <= MAX_DOUBTFUL * len(sizes)
 
     @property
     def share(self) -> float:
-        """How much of it is done, as far as one can tell."""
-        times = [len(self._times[size]) for length in self._lengths for size in self._wanted(length)]
-        return sum(min(count, LEAST_TIMES) for count in times) / (
-            LEAST_TIMES * len(self._lengths) * (MAX_ROWS.bit_length() + 1)
+        """The estimated share of the measurement that is done, from 0 to 1."""
+        times = [len(self._times[size]) for length in self._lengths for size in self._sizes_of(length)]
+        return sum(min(count, MIN_TIMES) for count in times) / (
+            MIN_TIMES * len(self._lengths) * (MAX_ROWS.bit_length() + 1)
         )
 
     def timed(self) -> list[Timed]:
-        """Return the least time of each size."""
+        """Return each size with its least time."""
         return [Timed(size.rows, size.length, self._times[size][0], size.padding) for size in self._sizes()]
 
     def _sizes(self) -> list[Size]:
-        return [size for length in self._lengths for size in self._wanted(length) if self._times[size]]
+        return [size for length in self._lengths for size in self._sizes_of(length) if self._times[size]]
 
     def _is_due(self, size: Size) -> bool:
         times = self._times[size]
-        if len(times) < TWICE:
+        if len(times) < SLOW_TIMES:
             return True
-        if self._spent >= MOST_SECONDS:
+        if self._spent >= MAX_SECONDS:
             return False
-        if len(times) < LEAST_TIMES and times[0] < LONGEST_SECONDS:
+        if len(times) < MIN_TIMES and times[0] < LONGEST_SECONDS:
             return True
-        return len(times) < MOST_TIMES and not self._is_close(size)
+        return len(times) < MAX_TIMES and not self._is_close(size)
 
     def _is_close(self, size: Size) -> bool:
         least, second = self._times[size][:2]
         return second - least <= max(CLOSE * least, SERVER_SECONDS)
 
-    def _wanted(self, length: int) -> list[Size]:
-        """Return the sizes of this length that are worth knowing, by what is known; the last may be new."""
+    def _sizes_of(self, length: int) -> list[Size]:
+        """Return the sizes of this length that are worth measuring, by the times so far. The last one may not have been measured."""
         found: list[Size] = []
         best, worse, rows = 0.0, 0, 1
-        while worse < 2 and rows <= MAX_ROWS and rows * length <= max(MOST_TOKENS, length):
+        while worse < 2 and rows <= MAX_ROWS and rows * length <= max(MAX_TOKENS, length):
             size = Size(rows, length)
             found.append(size)
             if not self._times[size]:
@@ -223,22 +239,22 @@ class MeasuringRounds:
         return found
 
 
-VERSION = 4  # of the way of measuring: what was found otherwise is measured anew
-LENGTHS = (16, 64, 256)  # of texts: a sentence, a paragraph, a page
+VERSION = 4  # of the method. Raise it with each change of the method, so that kept results are measured again
+LENGTHS = (16, 64, 256)  # tokens of texts: a sentence, a paragraph, a page
 
-MOST_KEPT = 1000  # measurements; those that were used least recently go
+MAX_KEPT = 1000  # results; the least recently used ones are removed
 
 logger = logging.getLogger("weir")
 
-Progress = Callable[[float, str], None]
+Progress = Callable[[float, str], None]  # called with the share that is done, from 0 to 1, and what is being measured
 
 
-def nothing(share: float, what: str) -> None:
+def no_progress(share: float, what: str) -> None:
     """Show no progress."""
 
 
 class _BatchTimer(SilentObserver):
-    """Remembers how long the last batch took, to its worker and back."""
+    """Remembers how many seconds the last batch took, from its dispatch to its answer."""
 
     seconds = 0.0
 
@@ -248,34 +264,46 @@ class _BatchTimer(SilentObserver):
 
 async def budget_for(
     model: type[Model], params: Mapping[str, Any], *, identity: Mapping[str, Any], max_length: int, folder: Path,
-    safe_tokens: int, fixed: bool = False, vocabulary: int = 100, progress: Progress = nothing, **settings: Any,
+    safe_tokens: int, fixed: bool = False, vocabulary: int = 100, progress: Progress = no_progress, **settings: Any,
 ) -> Budget:  # fmt: skip
-    """Return the best batches of `model` on this machine: what `folder` has kept, else measured now.
+    """Return the best limits of a batch for `model` on this machine: the result kept in `folder`, or else measured now and kept.
 
-    `params` are the model's, but for those that cut batches into runs: it has to run each batch as one. `identity`, a JSON-able dict, says what is
-    measured: the hash of the model's content, what is computed of it, on what. Ids of tokens are below `vocabulary`, texts at
-    most `max_length` long, or with `fixed` all so long. What was measured while the machine did other things is neither used nor kept: batches
-    of `safe_tokens` are the answer then. `settings` are those of workers. `progress` is told a share and what is measured. Raises what the start of the
-    model's worker raises. A folder that cannot be written to is no failure: it is measured again the next time.
+    If other work on the machine disturbed the measurement, a cautious budget of `safe_tokens` is returned and nothing is kept. If `folder` cannot be
+    written, the next start measures again.
+
+    Args:
+        model: the class of the model.
+        params: its parameters. They must make it run each batch at once.
+        identity: what is measured, as JSON: the hash of the model's content, the recipe, the runtime and so on. Together with the hardware it is the
+            key of the result.
+        max_length: the most tokens of a text.
+        folder: where results are kept.
+        safe_tokens: the budget, in tokens, after a disturbed measurement.
+        fixed: all texts have `max_length` tokens.
+        vocabulary: token ids are below this.
+        progress: called with the progress.
+        settings: settings of the worker, see Service.
+
+    Raises the error with which the worker fails to start.
     """
     kept = folder / f"{_key(identity)}.json"
     with suppress(OSError, ValueError, TypeError, KeyError):
         budget = Budget(**json.loads(kept.read_text())["budget"])
-        with suppress(OSError):  # of another user
+        with suppress(OSError):  # the file may belong to another user
             os.utime(kept)
         return budget
     lengths = [] if fixed else [length for length in LENGTHS if length <= max_length]
     sizes = lengths or [max_length]
-    progress(0.0, "starting a worker")  # which makes the graph, if there is none yet
+    progress(0.0, "starting a worker")  # the worker also builds the graph if there is none
     rounds = await _measure(
         model, params, MeasuringRounds(sizes, mixed=not fixed), sizes[-1], vocabulary, progress, settings
     )
-    if not rounds.agree:
+    if not rounds.is_reliable:
         logger.warning(
-            "the machine did other things while batches were measured: of %s tokens until they are measured at the next start",
+            "other work on the machine disturbed the measurement of batches: they have %s tokens, and the next start measures again",
             safe_tokens,
         )
-        return safe(safe_tokens)
+        return cautious_budget(safe_tokens)
     measured = rounds.timed()
     budget = choose(measured)
     _keep(kept, {"budget": asdict(budget), "identity": dict(identity), "measured": measured})
@@ -283,7 +311,7 @@ async def budget_for(
 
 
 def _key(identity: Mapping[str, Any]) -> str:
-    """Name what was measured, and where."""
+    """Return a hash of what is measured, the method, the hardware and onnxruntime's version."""
     decides = [VERSION, dict(identity), platform.machine(), cpu_name(), len(available_cpus()), _version()]
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:32]
 
@@ -295,20 +323,20 @@ def _version() -> str:
         return ""
 
 
-def _keep(file: Path, found: dict[str, Any]) -> None:
-    made = file.with_suffix(f".{os.getpid()}")
+def _keep(file: Path, result: dict[str, Any]) -> None:
+    temporary = file.with_suffix(f".{os.getpid()}")
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        made.write_text(json.dumps(found))
-        os.replace(made, file)
-        for old in sorted(file.parent.iterdir(), key=_used)[:-MOST_KEPT]:
+        temporary.write_text(json.dumps(result))
+        os.replace(temporary, file)
+        for old in sorted(file.parent.iterdir(), key=_used)[:-MAX_KEPT]:
             old.unlink(missing_ok=True)
 
 
 def _used(file: Path) -> float:
     try:
         return file.stat().st_mtime
-    except OSError:  # removed meanwhile
+    except OSError:  # another process has removed it
         return 0.0
 
 
@@ -316,22 +344,22 @@ async def _measure(
     model: type[Model], params: Mapping[str, Any], rounds: MeasuringRounds, longest: int, vocabulary: int, progress: Progress,
     settings: dict[str, Any],
 ) -> MeasuringRounds:  # fmt: skip
-    """Fill `rounds`, and return them."""
-    heard = _BatchTimer()
+    """Measure all sizes that `rounds` asks for, on batches of random token ids; return `rounds`."""
+    timer = _BatchTimer()
     chosen: dict[str, Any] = {
         "max_batch_size": MAX_ROWS, "max_queue_size": 2 * MAX_ROWS, "timeout": 600.0, "policy": "greedy",
         "workers": 1, "pipeline_depth": 1, "padded": False,
     }  # fmt: skip
-    async with Service(model, params=dict(params), observers=[heard], **(settings | chosen)) as service:
+    async with Service(model, params=dict(params), observers=[timer], **(settings | chosen)) as service:
         progress(0.0, "warming up")
         await _run(service, Size(1, longest), vocabulary)
         seed = 0
         while due := rounds.due():
             for size in due:
-                progress(rounds.share, _told(size))
+                progress(rounds.share, _description(size))
                 seed += 1
                 await _run(service, size, vocabulary, seed)
-                rounds.note(size, heard.seconds)
+                rounds.note(size, timer.seconds)
     progress(1.0, "done")
     return rounds
 
@@ -342,5 +370,5 @@ async def _run(service: Service, size: Size, vocabulary: int, seed: int = 0) -> 
     await service.infer_many([Tokens(text.tobytes()) for text in texts])
 
 
-def _told(size: Size) -> str:
+def _description(size: Size) -> str:
     return f"{size.rows} x {size.length} tokens" + (f", {size.shorter} of them shorter" if size.shorter else "")

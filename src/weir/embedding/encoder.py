@@ -1,7 +1,7 @@
-"""The encoder of a served model: texts in, tokens through the queue of its service, vectors out, in order.
+"""The encoder of a served text model: it tokenizes texts, passes them through the queue of the model's service, and returns their vectors in order.
 
-Few texts are in the queue at once: enough to make batches of like length from. The others wait here, as text. Callers share the queue fairly
-(fair_queue.py). A caller who has had no more than the others may put a text into the queue at once, however full it is.
+Only a window of the texts is in the queue at a time: enough to form batches of similar length. The other texts wait here, as strings. Callers share the
+window fairly (fair_queue.py); a text of a caller who has had no more than the others may exceed it.
 """
 
 import asyncio
@@ -12,20 +12,23 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
+import numpy
+
 from weir.embedding.fair_queue import CallerQueue
-from weir.embedding.requests import CallTrace, EncodeRequest, Ready, TextRequest, distinct, named
+from weir.embedding.requests import CallTrace, EncodeRequest, ReadyText, TextRequest, distinct, with_place
 from weir.embedding.texts import Encoded, Text, TokenizeOptions, Tokens, prompt_text
 from weir.embedding.tokens.threads import CHUNK, TokenizeRequest, TokenizeResult, TokenizerThreads, Tokenizes
 from weir.errors import DeadlineExceeded, Draining, InvalidRequest, ModelError, Overloaded, WeirError, brief
 from weir.protocols.account import CLAIM, charge
+from weir.serving.settings import LONGEST_TIMEOUT
 from weir.telemetry.tracecontext import Trace
 
 if TYPE_CHECKING:
     from weir.serving.service import Service
 
 
-class Accepted:
-    """Counts, and at the end takes no more."""
+class OpenRequests:
+    """Counts the requests that have not ended, and refuses new ones when the server drains."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -33,19 +36,19 @@ class Accepted:
         self._emptied = asyncio.Event()
 
     def begin(self) -> None:
-        """One more. Raises Draining if no more are taken."""
+        """Count a request. Raises Draining if no more are accepted."""
         if self._closed:
             raise Draining("the server is about to stop")
         self._count += 1
 
     def end(self) -> None:
-        """One has its end."""
+        """Note that a request has ended."""
         self._count -= 1
         if not self._count:
             self._emptied.set()
 
     async def drained(self, timeout: float) -> bool:
-        """Take no more, and return when all have their ends; False if that took longer than `timeout` seconds."""
+        """Accept no more requests, and wait until all have ended. Return False if some have not after `timeout` seconds."""
         self._closed = True
         if self._count:
             self._emptied.clear()
@@ -55,38 +58,47 @@ class Accepted:
         return not self._count
 
 
-SMALL = 16  # texts of a request that has the server's timeout, and may be answered by the fast path
-MAX_HELD = 1_000_000  # texts that are kept; a request of more is taken when there is no other
-MANY = 2_000  # texts that take the event loop's time: what is to be done with all of them at once is done in a thread
-LONGEST_TIMEOUT = 1e8
-GIVE_BACK = (
-    1.0,
-    5.0,
-    30.0,
-)  # seconds after the end of a request of MANY texts: until then its answer may be written and sent
-RETRY_AFTER = 1.0
-DOUBT = 2.0  # times the time that is left: a request that needs more than that, even alone on all workers, is refused
-FADE = 0.99  # weight that the length of a text loses with each later one
-_UNTRACED: AbstractContextManager[None] = nullcontext()
+SMALL_REQUEST = 16  # texts; such a request has the server's timeout, and may be answered on the fast path
+MAX_HELD = 1_000_000  # texts of all requests together; a larger request is accepted if there is no other
+LARGE_REQUEST = 2_000  # texts; work on more texts at once is done in a thread, as it would block the event loop
+# Free memory is returned to the system so many seconds after a large request: by then its answer has most likely been sent.
+RELEASE_AFTER = (1.0, 5.0, 30.0)
+RETRY_AFTER = 1.0  # seconds
+DEADLINE_SLACK = 2.0  # a request is refused if alone on all workers it needs more than this many times the time left
+LENGTH_DECAY = 0.99  # the factor by which the weight of a text's length falls with each later text
+_NO_TRACE: AbstractContextManager[None] = nullcontext()
 
 
-_NUMBER_BYTES = 4
+_FLOAT_BYTES = 4
 
 
 class Encoder:
-    """Implements Encodes over `service`, whose model takes Tokens.
+    """Implements Encodes over `service`, whose model takes Tokens. It serves one event loop, from the first call to `close`.
 
-    `dimensions` and `max_length` are the model's; `truncate` is what holds for callers who do not say, but with `split` texts that are
-    too long are read in pieces for them, see requests.py, also for `highest`; with `normalize` vectors of which only
-    the first numbers are wanted are brought to length 1 again; `fixed_length` is what every text is filled up to. `threads` read texts (0: the event loop does all).
-    `tokens_per_second` is what one worker computes at most, 0 if nobody knows; `of_tokens` says that each token has a vector. `heard` is told (began, ended, texts) of each round of reading. Serves one event loop, from the first call to `close`.
+    Args:
+        service: the model's service.
+        tokenizer: the model's tokenizer.
+        dimensions: how many numbers a vector of the model has.
+        max_length: the most tokens of a text, special tokens included.
+        name: the model's name; None for that of the service.
+        truncate: whether texts that are too long are cut or refused, for callers who do not state it.
+        split: for such callers, split these texts into pieces instead and combine the vectors, see requests.PieceVectors.
+        normalize: whether vectors have length 1; shortened and combined vectors are then scaled to length 1 again.
+        fixed_length: the number of tokens that every text is padded to, if any.
+        threads: how many threads tokenize; with 0 the event loop does.
+        max_held: the most texts of all requests together.
+        on_round: see TokenizerThreads.
+        prompts: the model's prompts by name.
+        max_pooled: see requests.PieceVectors.
+        tokens_per_second: the most tokens that one worker computes in a second, 0 if unknown.
+        of_tokens: whether the model has a vector for each token.
     """
 
     def __init__(
         self, service: "Service", tokenizer: Tokenizes, *, dimensions: int, max_length: int, name: str | None = None,
         truncate: bool = True, split: bool = False, normalize: bool = False, fixed_length: int | None = None, threads: int = 2,
-        max_held: int = MAX_HELD, heard: Callable[[float, float, int], None] | None = None, prompts: Mapping[str, str] | None = None,
-        highest: Sequence[bool] | None = None, tokens_per_second: float = 0.0, of_tokens: bool = False,
+        max_held: int = MAX_HELD, on_round: Callable[[float, float, int], None] | None = None, prompts: Mapping[str, str] | None = None,
+        max_pooled: Sequence[bool] | None = None, tokens_per_second: float = 0.0, of_tokens: bool = False,
     ) -> None:  # fmt: skip
         self._service = service
         self._tokenizer = tokenizer
@@ -97,41 +109,46 @@ class Encoder:
         self._split = split
         self._prompts = prompts or {}
         self._normalize = normalize
-        self._highest = highest
+        self._max_pooled = max_pooled
         self._tokens_per_second = tokens_per_second
         self._of_tokens = of_tokens
         self._shortest = fixed_length or 1
-        self._readers = TokenizerThreads(tokenizer, threads, heard)
-        self._many = MANY if threads else inf
-        self._shares: CallerQueue[EncodeRequest] = CallerQueue()
+        self._threads = TokenizerThreads(tokenizer, threads, on_round)
+        self._large_request = LARGE_REQUEST if threads else inf
+        self._callers: CallerQueue[EncodeRequest] = CallerQueue()
         self._max_held = max_held
-        self._held = 0  # texts of requests that have no end yet
-        self._in_queue = 0  # and how many of those the queue has
-        self._pumping = False
-        self._lengths = self._weight = 0.0  # of the texts that went into the queue, the later ones counting more
-        self._accepted = Accepted()
-        self._giving_back: list[asyncio.TimerHandle] = []
+        self._held = 0  # texts of requests that have not ended
+        self._in_queue = 0  # texts of those in the queue or being computed
+        self._pump_scheduled = False
+        # Of the texts that entered the queue: the weighted sum of their lengths, in tokens, and the sum of the weights.
+        self._lengths = self._weight = 0.0
+        self._open_requests = OpenRequests()
+        self._release_timers: list[asyncio.TimerHandle] = []
 
     @property
     def window(self) -> int:
-        """How many texts are in the queue or running at once, but for those of callers who have had no more than others: enough to make batches
-        by length from, and never all of the queue."""
+        """How many texts may be in the queue or being computed, except for texts of callers who have had no more than others.
+
+        It is enough to form batches of similar length, and at most half of the queue.
+        """
         settings = self._service.batching
         return max(1, min(settings.max_queue_size // 2, max(256, 8 * settings.max_batch_size)))
 
     def serve(self, service: "Service") -> None:
-        """Put texts into the queue of `service` from now on. Texts that are under way end where they are."""
+        """Send texts to the queue of `service` from now on. Texts that are in the queue of the previous service stay there."""
         self._service = service
 
     async def drain(self) -> bool:
-        """Take no more, and return when all requests have their ends; False if that took longer than the drain_timeout of the service.
-        It must take texts until then: a large request goes into its queue little by little."""
-        return await self._accepted.drained(self._service.settings.drain_timeout)
+        """Accept no more requests, and wait until all have ended. Return False if some have not after the service's drain_timeout.
+
+        The service must accept texts meanwhile, as a large request enters its queue little by little.
+        """
+        return await self._open_requests.drained(self._service.settings.drain_timeout)
 
     def close(self) -> None:
-        """End the threads that read. What is under way fails with the service that runs it."""
-        self._give_back_later(None)
-        self._readers.close()
+        """End the threads that tokenize. Texts in the queue fail when the service is closed."""
+        self._release_memory_later(None)
+        self._threads.close()
 
     async def encode(
         self, texts: Sequence[Text], *, door: str, client: str = "", priority: int = 0, timeout: float | None = None,
@@ -139,14 +156,16 @@ class Encoder:
         prompt: str | None = None, whole_words: bool = False, each: bool = False,
         trace: str | Trace | None = None,
     ) -> Encoded:  # fmt: skip
-        """Return the vectors of `texts`, in order; see Encodes. Texts that come more than once are computed once. The vectors are charged to
-        the request that is answered; raises Overloaded, or TooLarge, where the server has no room for them."""
+        """Return the vectors of `texts`, in order; see Encodes. Equal texts are computed once.
+
+        The memory of the vectors is charged to the current claim (protocols/account.py); raises Overloaded or TooLarge if it has no room.
+        """
         if isinstance(texts, str) or not texts:
             raise InvalidRequest(f"texts: must be a list of one text or more, is {brief(texts)}")
         if dimensions is not None and not 0 < dimensions <= self.dimensions:
             raise InvalidRequest(f"dimensions={dimensions}: must be 1 to {self.dimensions}")
-        # What a few equal texts cost to compute says nothing of what their vectors take until they are read.
-        charge(_NUMBER_BYTES * len(texts) * (dimensions or self.dimensions))
+        # Charged for all texts, as the answer has a vector for each of several equal texts.
+        charge(_FLOAT_BYTES * len(texts) * (dimensions or self.dimensions))
         limit = f"timeout={timeout!r} s, which came with the request"
         if timeout is None:
             timeout, limit = self._default_timeout(len(texts))
@@ -155,193 +174,197 @@ class Encoder:
         tokenize_options = TokenizeOptions(None if prompt is None else prompt_text(prompt, self._prompts), whole_words)
         loop = asyncio.get_running_loop()
         deadline = self._service.now() + timeout
-        many = len(texts) > self._many
-        unlike, places = await asyncio.to_thread(distinct, texts) if many else distinct(texts)
-        encoding = EncodeRequest(
-            unlike, places, door=door, caller=client or None, priority=priority,
+        many = len(texts) > self._large_request
+        distinct_texts, places = await asyncio.to_thread(distinct, texts) if many else distinct(texts)
+        request = EncodeRequest(
+            distinct_texts, places, door=door, caller=client or None, priority=priority,
             deadline=deadline, limit=limit, truncate=self._truncate if truncate is None else truncate,
             future=loop.create_future(), split=self._split and truncate is None, tokenize_options=tokenize_options,
         )  # fmt: skip
-        encoding.claim = CLAIM.get() if self._of_tokens else None
+        request.claim = CLAIM.get() if self._of_tokens else None
         if want_tokens:
-            encoding.ids = [b""] * len(unlike)
+            request.ids = [b""] * len(distinct_texts)
         if each:
-            encoding.errors = {}
+            request.errors = {}
         tracer, service = self._service.tracing, self._service
         with (
-            _UNTRACED if tracer is None else CallTrace(tracer, service, self.name, trace, door=door, count=len(texts))
-        ) as encoding.trace:
-            await self._ended(encoding, timeout, loop)
+            _NO_TRACE if tracer is None else CallTrace(tracer, service, self.name, trace, door=door, count=len(texts))
+        ) as request.trace:
+            await self._ended(request, timeout, loop)
         return (
-            await asyncio.to_thread(self._encoded, encoding, dimensions)
-            if many
-            else self._encoded(encoding, dimensions)
+            await asyncio.to_thread(self._encoded, request, dimensions) if many else self._encoded(request, dimensions)
         )
 
     def _default_timeout(self, count: int) -> tuple[float, str]:
-        """Return how many seconds a request of so many texts has whose caller says nothing, and how to say that."""
+        """Return the timeout, in seconds, of a request of `count` texts that states none, and its description for errors."""
         timeout = self._service.settings.timeout
-        if count <= SMALL:
+        if count <= SMALL_REQUEST:
             return timeout, f"timeout={timeout:g} s, the server's setting"
-        longer = min(timeout * count / SMALL, LONGEST_TIMEOUT)
+        longer = min(timeout * count / SMALL_REQUEST, LONGEST_TIMEOUT)
         return (
             longer,
-            f"timeout={longer:g} s, of {count} texts: the server's setting of {timeout:g} s holds for {SMALL}",
+            f"timeout={longer:g} s, of {count} texts: the server's setting of {timeout:g} s holds for {SMALL_REQUEST}",
         )
 
-    async def _ended(self, encoding: EncodeRequest, timeout: float, loop: asyncio.AbstractEventLoop) -> None:
-        """Run the request to its end. Raises the error that it ends with."""
-        self._accepted.begin()
+    async def _ended(self, request: EncodeRequest, timeout: float, loop: asyncio.AbstractEventLoop) -> None:
+        """Run the request and wait for its end. Raises the error with which the request ends."""
+        self._open_requests.begin()
         timer = None
         try:
-            timer = self._begin(encoding, timeout, loop)
-            await encoding.future
+            timer = self._begin(request, timeout, loop)
+            await request.future
         except asyncio.CancelledError:
-            self._end(encoding)
-            self._withdraw(encoding)
+            self._end(request)
+            self._withdraw(request)
             raise
         finally:
-            self._accepted.end()
+            self._open_requests.end()
             if timer is not None:
                 timer.cancel()
-            if len(encoding.texts) > self._many:
-                self._give_back_later(loop)
+            if len(request.texts) > self._large_request:
+                self._release_memory_later(loop)
 
-    def _give_back_later(self, loop: asyncio.AbstractEventLoop | None) -> None:
-        """Return the memory of large requests to the system after GIVE_BACK seconds; None cancels that."""
-        for timer in self._giving_back:
+    def _release_memory_later(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        """Schedule the return of free memory to the system after RELEASE_AFTER seconds, and cancel earlier schedules; with None only cancel."""
+        for timer in self._release_timers:
             timer.cancel()
-        self._giving_back = []
+        self._release_timers = []
         if loop is not None:
-            give_back = partial(loop.run_in_executor, None, release_free_memory)
-            self._giving_back = [loop.call_later(seconds, give_back) for seconds in GIVE_BACK]
+            release = partial(loop.run_in_executor, None, release_free_memory)
+            self._release_timers = [loop.call_later(seconds, release) for seconds in RELEASE_AFTER]
 
-    def _begin(self, encoding: EncodeRequest, timeout: float, loop: asyncio.AbstractEventLoop) -> asyncio.TimerHandle:
-        """Have the texts tokenized; return the timer that ends the request if it still waits here at its deadline."""
-        self._readers.start()
-        count = len(encoding.texts)
-        if encoding.caller is None:
-            encoding.caller = object()  # not itself: it would be garbage that only the collector finds
-            encoding.key = (encoding.key[0], encoding.caller)
+    def _begin(self, request: EncodeRequest, timeout: float, loop: asyncio.AbstractEventLoop) -> asyncio.TimerHandle:
+        """Accept the request and begin to tokenize. Return the timer that fails the request if it is not all in the queue at its deadline."""
+        self._threads.start()
+        count = len(request.texts)
+        if request.caller is None:
+            request.caller = object()  # not the request itself, which would make a reference cycle
+            request.key = (request.key[0], request.caller)
         if self._held and self._held + count > self._max_held:
             raise Overloaded(f"{count} texts: {self._held} wait, at most {self._max_held}", retry_after=RETRY_AFTER)
         self._held += count
-        self._shares.add(encoding.key, encoding)
-        self._read_more(encoding)
-        return loop.call_later(timeout, self._expire, encoding)
+        self._callers.add(request.key, request)
+        self._tokenize_more(request)
+        return loop.call_later(timeout, self._expire, request)
 
-    # Texts are read.
+    # Tokenization.
 
-    def _read_more(self, encoding: EncodeRequest) -> None:
-        """Have the next texts tokenized, unless enough of them wait for their turn."""
-        start = encoding.read
-        if encoding.reading or start >= len(encoding.texts) or len(encoding.ready_texts) >= CHUNK:
+    def _tokenize_more(self, request: EncodeRequest) -> None:
+        """Have the next texts of the request tokenized, unless enough tokenized texts wait already."""
+        start = request.handed_over
+        if request.is_tokenizing or start >= len(request.texts) or len(request.ready_texts) >= CHUNK:
             return
-        chunk = encoding.texts[start : start + CHUNK]
-        encoding.read = start + len(chunk)
-        encoding.reading = True
-        if encoding.trace is not None:
-            encoding.trace.reads()
-        self._readers.add(
+        chunk = request.texts[start : start + CHUNK]
+        request.handed_over = start + len(chunk)
+        request.is_tokenizing = True
+        if request.trace is not None:
+            request.trace.begin_tokenizing()
+        self._threads.add(
             TokenizeRequest(
-                chunk, self.max_length, encoding.truncate, partial(self._read_chunk, encoding, start), encoding.split,
-                encoding.tokenize_options,
+                chunk, self.max_length, request.truncate, partial(self._chunk_tokenized, request, start), request.split,
+                request.tokenize_options,
             ),
-            sum(map(_size, chunk)) if len(encoding.texts) <= CHUNK else inf,
+            sum(map(_size, chunk)) if len(request.texts) <= CHUNK else inf,
         )  # fmt: skip
 
-    def _read_chunk(self, encoding: EncodeRequest, start: int, results: Sequence[TokenizeResult]) -> None:
-        found, service = self._noted(encoding, start, results), self._service
-        if encoding.ended:
+    def _chunk_tokenized(self, request: EncodeRequest, start: int, results: Sequence[TokenizeResult]) -> None:
+        found, service = self._store_tokens(request, start, results), self._service
+        if request.ended:
             return
-        encoding.ready_texts.extend(found)
-        if not (self._has_memory(encoding, start, len(results)) and self._is_in_time(encoding, found)):
+        request.ready_texts.extend(found)
+        if not (self._has_memory(request, start, len(results)) and self._can_meet_deadline(request, found)):
             return
-        if not start and encoding.read == len(encoding.texts):
-            encoding.brief = self._is_brief(found)
-        is_full = not start and encoding.ready_texts and not service.has_room(1)
-        # Refused then, and counted so, unless the policy lets the queue grow.
-        if is_full and not self._put(encoding, self._shares.at_once(), service.now()):
+        if not start and request.handed_over == len(request.texts):
+            request.brief = self._is_brief(found)
+        is_full = not start and request.ready_texts and not service.has_room(1)
+        # The queue is full: it refuses and counts the request, unless the policy lets it grow.
+        if is_full and not self._put(request, self._callers.at_once(), service.now()):
             return
-        self._shares.wake(encoding.key, encoding)
-        self._read_more(encoding)
+        self._callers.wake(request.key, request)
+        self._tokenize_more(request)
         self._pump()
 
-    def _has_memory(self, encoding: EncodeRequest, start: int, count: int) -> bool:
-        """Charge the memory of token vectors, now that their number is known: each text has as many as the longest. Return whether there is room;
-        otherwise refuse the request."""
-        longest = max(encoding.counts[start : start + count], default=0)
-        if encoding.claim is None or longest <= encoding.charged_tokens:
+    def _has_memory(self, request: EncodeRequest, start: int, count: int) -> bool:
+        """Charge the memory of token vectors, now that the lengths are known: the array has as many for each text as for the longest.
+
+        Return whether there is room; if not, fail the request.
+        """
+        longest = max(request.counts[start : start + count], default=0)
+        if request.claim is None or longest <= request.charged_tokens:
             return True
-        texts = len(encoding.texts if encoding.places is None else encoding.places)
+        texts = len(request.texts if request.places is None else request.places)
         try:
-            encoding.claim.take(_NUMBER_BYTES * self.dimensions * texts * (longest - encoding.charged_tokens))
+            request.claim.take(_FLOAT_BYTES * self.dimensions * texts * (longest - request.charged_tokens))
         except WeirError as error:
-            self._fail(encoding, error)
+            self._fail(request, error)
             return False
-        encoding.charged_tokens = longest
+        request.charged_tokens = longest
         return True
 
-    def _is_in_time(self, encoding: EncodeRequest, found: Sequence[Ready]) -> bool:
-        """Return whether the request can still meet its deadline, as far as is known; otherwise refuse it. Texts that are not tokenized yet are taken to
-        be as long as those `found`."""
+    def _can_meet_deadline(self, request: EncodeRequest, found: Sequence[ReadyText]) -> bool:
+        """Return whether the request can meet its deadline at the known token rate; if not, fail the request.
+
+        Texts that are not tokenized yet are assumed to be as long as those in `found`. With an unknown rate the answer is True.
+        """
         now = self._service.now()
         rate = self._token_rate(now)
         if not found or not 0.0 < rate < inf:
             return True
         length = sum(self._cost(tokens) for _, _, tokens in found) / len(found)
-        needed, left = encoding.left * length / rate, encoding.deadline - now
-        if needed <= DOUBT * left:
+        needed, left = request.left * length / rate, request.deadline - now
+        if needed <= DEADLINE_SLACK * left:
             return True
-        wait = f"{encoding.left} texts like these take {needed:.3g} s at least, {max(left, 0.0):.3g} s are left"
-        self._fail(encoding, DeadlineExceeded(f"{encoding.limit}: cannot be met: {wait}"))
+        wait = f"{request.left} texts like these take {needed:.3g} s at least, {max(left, 0.0):.3g} s are left"
+        self._fail(request, DeadlineExceeded(f"{request.limit}: cannot be met: {wait}"))
         return False
 
     def _token_rate(self, now: float) -> float:
-        """Return the tokens per second that all workers compute: by their last batches, or where there were none of late as measured at the
-        start; infinity or 0 if nobody knows."""
+        """Return the tokens per second that all workers compute, by their last batches, or without recent ones as measured at the start.
+
+        It is 0 or infinity if the rate is unknown.
+        """
         service = self._service
         rate = service.best_rate(now)
         if self._weight and rate < inf:
             return rate * self._lengths / self._weight
         return self._tokens_per_second * service.ready_workers
 
-    def _noted(self, encoding: EncodeRequest, start: int, results: Sequence[TokenizeResult]) -> list[Ready]:
-        """Return what is to wait in the queue for the texts; none if one of them is wrong and that is the end of the request."""
-        encoding.reading = False
-        if encoding.trace is not None:
-            encoding.trace.has_read(len(results))
-        found: list[Ready] = []
-        if encoding.ended:
+    def _store_tokens(self, request: EncodeRequest, start: int, results: Sequence[TokenizeResult]) -> list[ReadyText]:
+        """Store the results of the tokenizer; return the texts that can enter the queue. Empty if the request has ended or ends with an error here."""
+        request.is_tokenizing = False
+        if request.trace is not None:
+            request.trace.end_tokenizing(len(results))
+        found: list[ReadyText] = []
+        if request.ended:
             return found
         for place, result in enumerate(results, start):
             if not isinstance(result, WeirError):
-                found += encoding.note(place, result, self._normalize, self._highest)
-            elif not encoding.spare(place, result):
-                self._fail(encoding, named(result, encoding.first_place(place)))
+                found += request.add_tokens(place, result, self._normalize, self._max_pooled)
+            elif not request.add_error(place, result):
+                self._fail(request, with_place(result, request.first_place(place)))
                 return []
-        if not encoding.left:
-            self._end(encoding)
+        if not request.left:
+            self._end(request)
         return found
 
-    # Tokens go into the queue.
+    # From here to the queue.
 
     def _pump(self) -> None:
-        """Put as many texts into the queue as have room there, and those of callers who have had no more than others."""
-        self._pumping = False
-        window, shares, service = self.window, self._shares, self._service
+        """Put texts into the queue while there is room in the window; beyond it, texts of callers who have had no more than others."""
+        self._pump_scheduled = False
+        window, callers, service = self.window, self._callers, self._service
         now = service.now()
-        while (encoding := shares.next()) is not None:
-            if self._in_queue >= window and not (shares.due and service.has_room(1)):
+        while (request := callers.next()) is not None:
+            if self._in_queue >= window and not (callers.due and service.has_room(1)):
                 break
-            self._put(encoding, shares.charge(self._cost(encoding.ready_texts[0][2])), now)
-            if encoding.is_sent:
-                shares.leave(encoding.key, encoding)
-            elif not encoding.ended:
-                self._read_more(encoding)
+            self._put(request, callers.charge(self._cost(request.ready_texts[0][2])), now)
+            if request.is_sent:
+                callers.leave(request.key, request)
+            elif not request.ended:
+                self._tokenize_more(request)
 
-    def _is_brief(self, found: Sequence[Ready]) -> bool:
-        """Return whether one batch can hold all of these texts."""
+    def _is_brief(self, found: Sequence[ReadyText]) -> bool:
+        """Return whether one batch can hold all texts in `found`."""
         batching = self._service.batching
         cost = sum(self._cost(tokens) for _, _, tokens in found)
         return len(found) <= batching.max_batch_size and cost <= (batching.max_batch_cost or inf)
@@ -349,113 +372,116 @@ class Encoder:
     def _cost(self, tokens: Tokens) -> float:
         return float(max(len(tokens.ids) // 4, self._shortest))
 
-    def _put(self, encoding: EncodeRequest, tag: float, now: float) -> bool:
-        """Put the next text into the queue; return whether it was taken. A refusal ends the request."""
-        service, ready = self._service, encoding.ready_texts.popleft()
-        request = TextRequest(self, service, encoding, ready, self._cost(ready[2]), tag, now)
+    def _put(self, request: EncodeRequest, tag: float, now: float) -> bool:
+        """Put the next text of the request into the queue. Return whether the queue accepted it; a refusal ends the request with an error."""
+        service, ready = self._service, request.ready_texts.popleft()
+        text_request = TextRequest(self, service, request, ready, self._cost(ready[2]), tag, now)
         try:
-            if encoding.deadline <= now:
-                raise _too_late(encoding)
-            service.submit(request, now)
-        except WeirError as caught:
-            error = _too_late(encoding) if isinstance(caught, DeadlineExceeded) else caught
-            self._shares.ended(tag)
-            self._fail(encoding, named(error, encoding.first_place(request.place)))
+            if request.deadline <= now:
+                raise _too_late(request)
+            service.submit(text_request, now)
+        except WeirError as refusal:
+            error = _too_late(request) if isinstance(refusal, DeadlineExceeded) else refusal
+            self._callers.ended(tag)
+            self._fail(request, with_place(error, request.first_place(text_request.place)))
             return False
-        encoding.under_way.add(request)
-        self._lengths, self._weight = FADE * self._lengths + request.cost, FADE * self._weight + 1.0
+        request.under_way.add(text_request)
+        self._lengths = LENGTH_DECAY * self._lengths + text_request.cost
+        self._weight = LENGTH_DECAY * self._weight + 1.0
         self._in_queue += 1
         return True
 
-    # They have their ends.
+    # Ends.
 
-    def answered(self, request: TextRequest, output: Any) -> None:
-        """Take the vector of a text."""
-        encoding = request.encoding
-        self._leave_queue(request)
-        if encoding.ended:
+    def answered(self, text_request: TextRequest, output: Any) -> None:
+        """Store the vector of a text; end the request if it was the last."""
+        request = text_request.request
+        self._leave_queue(text_request)
+        if request.ended:
             return
         try:
-            whole = encoding.put(request.place, request.piece, output)
-        except Exception as error:  # no vector, or no memory for all: whoever waits is to hear of it
+            whole = request.put(text_request.place, text_request.piece, output)
+        except (
+            Exception
+        ) as error:  # the output is not a vector, or there is no memory for all: the caller needs an answer
             failure = ModelError(f"the vectors could not be put together: {brief(error, 200)}")
-            self._fail(encoding, named(failure, encoding.first_place(request.place)))
+            self._fail(request, with_place(failure, request.first_place(text_request.place)))
             return
         if whole:
-            self._end(encoding)
+            self._end(request)
 
-    def failed(self, request: TextRequest, error: WeirError) -> None:
-        """Take the error of a text."""
-        encoding = request.encoding
-        self._leave_queue(request)
-        if not encoding.ended and encoding.spare(request.place, error):
-            if not encoding.left:
-                self._end(encoding)
+    def failed(self, text_request: TextRequest, error: WeirError) -> None:
+        """Store the error of a text, or end the request with it."""
+        request = text_request.request
+        self._leave_queue(text_request)
+        if not request.ended and request.add_error(text_request.place, error):
+            if not request.left:
+                self._end(request)
             return
-        if encoding.ended:  # its texts fail one after the other: where each stands is of no use any more
+        if request.ended:
             return
         if isinstance(
             error, DeadlineExceeded
-        ):  # the queue knows the time that was left, the request the timeout that the caller stated
-            error = _too_late(encoding)
-        self._fail(encoding, named(error, encoding.first_place(request.place)))
+        ):  # the queue's error names the time that was left, not the caller's timeout
+            error = _too_late(request)
+        self._fail(request, with_place(error, request.first_place(text_request.place)))
 
-    def _leave_queue(self, request: TextRequest) -> None:
-        # Once only: what the queue has left out as too late may be withdrawn before the queue says so.
-        if request not in request.encoding.under_way:
+    def _leave_queue(self, text_request: TextRequest) -> None:
+        # A text may have left already: one that the queue dropped as too late may be withdrawn before the queue reports it.
+        if text_request not in text_request.request.under_way:
             return
-        request.encoding.under_way.remove(request)
-        self._shares.ended(request.tag)
+        text_request.request.under_way.remove(text_request)
+        self._callers.ended(text_request.tag)
         self._in_queue -= 1
         self._pump_soon()
 
     def _pump_soon(self) -> None:
-        if not self._pumping:
-            self._pumping = True
+        if not self._pump_scheduled:
+            self._pump_scheduled = True
             asyncio.get_running_loop().call_soon(self._pump)
 
-    def _expire(self, encoding: EncodeRequest) -> None:
-        if not encoding.is_sent:  # the queue knows the deadlines of what is in it
-            self._fail(encoding, _too_late(encoding))
+    def _expire(self, request: EncodeRequest) -> None:
+        if not request.is_sent:  # the queue itself checks the deadlines of texts in it
+            self._fail(request, _too_late(request))
 
-    def _fail(self, encoding: EncodeRequest, error: WeirError) -> None:
-        if not encoding.ended:
-            self._end(encoding, error)
-            # Not at once: the service may be in the middle of giving a batch its answers.
-            asyncio.get_running_loop().call_soon(self._withdraw, encoding)
+    def _fail(self, request: EncodeRequest, error: WeirError) -> None:
+        if not request.ended:
+            self._end(request, error)
+            # In the next turn of the loop: the service may be in the middle of delivering a batch.
+            asyncio.get_running_loop().call_soon(self._withdraw, request)
 
-    def _end(self, encoding: EncodeRequest, error: WeirError | None = None) -> None:
-        """End the request with its vectors or with `error`, and free its places."""
-        if encoding.ended:
+    def _end(self, request: EncodeRequest, error: WeirError | None = None) -> None:
+        """End the request with its vectors or with `error`, and remove it from the callers' queue. Idempotent."""
+        if request.ended:
             return
-        encoding.end(error)
-        self._held -= len(encoding.texts)
-        encoding.ready_texts.clear()
-        self._shares.leave(encoding.key, encoding)
-        self._pump_soon()  # the next of this caller may have been ready long since
+        request.end(error)
+        self._held -= len(request.texts)
+        request.ready_texts.clear()
+        self._callers.leave(request.key, request)
+        self._pump_soon()  # the caller's next request may be ready
 
-    def _withdraw(self, encoding: EncodeRequest) -> None:
-        """Take the texts of a request that are left out of the queue."""
-        for request in list(encoding.under_way):
-            request.service.cancel(request)
-            self._leave_queue(request)
+    def _withdraw(self, request: EncodeRequest) -> None:
+        """Cancel the texts of an ended request that are in the queue or being computed."""
+        for text_request in list(request.under_way):
+            text_request.service.cancel(text_request)
+            self._leave_queue(text_request)
 
-    def _encoded(self, encoding: EncodeRequest, dimensions: int | None) -> Encoded:
-        vectors = encoding.array()
+    def _encoded(self, request: EncodeRequest, dimensions: int | None) -> Encoded:
+        vectors = request.result_array()
         if dimensions is not None and dimensions < vectors.shape[-1]:
             vectors = _shortened(vectors, dimensions, self._normalize)
-        tokens = (
-            None if encoding.ids is None else encoding.of_all([self._tokenizer.tokens(ids) for ids in encoding.ids])
-        )
+        tokens = None if request.ids is None else request.per_text([self._tokenizer.tokens(ids) for ids in request.ids])
         return Encoded(
-            vectors, encoding.of_all(encoding.counts), encoding.of_all(encoding.truncated), tokens, encoding.lengths(),
-            encoding.all_errors(), encoding.taken_dispatch(), encoding.foreign,
+            vectors, request.per_text(request.counts), request.per_text(request.truncated), tokens, request.lengths(),
+            request.errors_per_text(), request.take_dispatch(), request.foreign,
         )  # fmt: skip
 
 
 def release_free_memory() -> None:
-    """Have the C library give what nobody uses back to the system, wherever that lies: by itself it gives back the end of its heap alone.
-    Takes milliseconds. Does nothing where the library (musl) has no such call."""
+    """Have the C library return free memory to the system, also from the middle of its heap. This takes milliseconds.
+
+    A C library without `malloc_trim`, such as musl, does nothing.
+    """
     malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if malloc_trim is not None:
         malloc_trim(0)
@@ -467,15 +493,13 @@ def _size(text: Any) -> int:
     return len(text) if isinstance(text, (str, list)) else 1
 
 
-def _too_late(encoding: EncodeRequest) -> WeirError:
-    count = len(encoding.texts)
-    done = f": {count - encoding.left} of {count} were" if count > 1 else ""
-    return DeadlineExceeded(f"{encoding.limit}: the deadline passed before all texts were computed{done}")
+def _too_late(request: EncodeRequest) -> WeirError:
+    count = len(request.texts)
+    done = f": {count - request.left} of {count} were" if count > 1 else ""
+    return DeadlineExceeded(f"{request.limit}: the deadline passed before all texts were computed{done}")
 
 
 def _shortened(vectors: Any, dimensions: int, normalize: bool) -> Any:
-    import numpy
-
     short = vectors[..., :dimensions]
     if not normalize:
         return numpy.ascontiguousarray(short)

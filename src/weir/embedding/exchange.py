@@ -1,8 +1,8 @@
-"""One request for the vectors of texts, between the protocol that it is written in and the channel that brings it.
+"""One request for the vectors of texts, between its protocol and its channel.
 
-A *protocol* of texts is pure: it reads a body into texts and TextOptions, and writes vectors or an error. A *channel* moves bytes and waits: an ASGI call, a
-connection of the fast path, a ZeroMQ message, or the Exchange of a KServe or native request. A TextExchange is the request between the two, for all of them: it
-has its model encode the texts, and counts who asked and what came of it.
+A *protocol* is pure: it reads a body into texts and TextOptions, and writes vectors or an error. A *channel* moves bytes and waits: an ASGI call, a
+connection of the fast path, a ZeroMQ message, or the Exchange of a KServe or native request. A TextExchange joins the two: it passes the texts to the
+model's encoder, and counts the request and its answer.
 """
 
 from collections.abc import Coroutine, Mapping, Sequence
@@ -22,12 +22,19 @@ from weir.wire.values import decode_json, find_half, uncollected, without_halves
 
 TRUNCATED = b"x-weir-truncated"
 FOREIGN = b"x-weir-foreign-ids"
-_LONGEST_CLIENT_ID = 128
-_WORDS = {str: "a text", bool: "true or false", int: "a whole number"}
+_MAX_CLIENT_ID = 128
 
 
 class EmbeddingContext:
-    """What all requests for vectors share: the models by name, settings and counts. `max_texts` is how many texts one request may have."""
+    """What all requests for vectors share.
+
+    Attributes:
+        encoders: the models by name; the first is the default.
+        http: the settings of HTTP.
+        max_texts: the most texts of one request.
+        counts: counts calls for metrics.
+        clients: counts requests by client.
+    """
 
     def __init__(
         self, encoders: Mapping[str, Encodes], http: HttpSettings, max_texts: int, counts: TextCounts,
@@ -40,21 +47,21 @@ class EmbeddingContext:
         self.clients = clients or TextClients()
 
     def encoder(self, name: str = "") -> Encodes:
-        """Return the model called `name`; "" is the first one. Raises ModelNotFound naming those there are."""
+        """Return the model called `name`, the first one for "". Raises ModelNotFound naming the models that exist."""
         name = name or next(iter(self.encoders), "")
         if name not in self.encoders:
-            there_are = ", ".join(self.encoders) or "no models of texts"
-            raise ModelNotFound(f"model {name!r}: there is none of this name; there are {there_are}")
+            known = ", ".join(self.encoders) or "no models of texts"
+            raise ModelNotFound(f"model {name!r}: there is none of this name; there are {known}")
         return self.encoders[name]
 
     def check_count(self, count: int, field: str) -> None:
-        """Raise InvalidRequest for a list of texts that may not have so many."""
+        """Raise InvalidRequest naming `field` unless `count` is 1 to `max_texts`."""
         if not 1 <= count <= self.max_texts:
             raise InvalidRequest(f"{field}: has {count} texts, must have 1 to {self.max_texts} (max_texts)")
 
 
 class TextOptions(NamedTuple):
-    """What a caller may want of texts beside their vectors, see Encodes.encode."""
+    """The options of a request that the caller may state; see Encodes.encode."""
 
     dimensions: int | None = None
     truncate: bool | None = None
@@ -67,26 +74,34 @@ NO_OPTIONS = TextOptions()
 
 
 class TextExchange:
-    """One request that came by the channel `door`.
+    """One request for vectors.
 
-    A protocol reads `texts`, `options` and `encoder` into it, and keeps in `identity` and `form` what its answer needs: the caller's name of the request, and
-    how vectors are to be written. The channel says who asks: requests of one `client` share one share of the queue ("": the request has its own), `whose` is who
-    is counted. `timeout` is in seconds (None: the server's own), `trace` the caller's `traceparent` or the Trace that the channel has begun.
+    Attributes:
+        context: what all requests share.
+        door: the name of the endpoint or frontend, for metrics.
+        texts, options, encoder: set by the protocol from the body.
+        identity: the caller's id of the request, which the protocol repeats in the answer.
+        form: the form in which the protocol writes the vectors.
+        client: requests of one client share one fair share of the queue; with "" the request has its own.
+        client_name: the client that is counted: `client`, or else the caller's address.
+        priority: higher goes first.
+        timeout: in seconds; None for the server's setting.
+        trace: the caller's `traceparent`, or the Trace that the channel has begun.
     """
 
     __slots__ = (
-        "client", "context", "door", "encoder", "form", "identity", "options", "priority", "texts", "timeout", "trace", "whose",
+        "client", "client_name", "context", "door", "encoder", "form", "identity", "options", "priority", "texts", "timeout", "trace",
     )  # fmt: skip
 
     def __init__(
-        self, context: EmbeddingContext, door: str, encoder: Encodes | None = None, *, client: str = "", whose: str = "local",
+        self, context: EmbeddingContext, door: str, encoder: Encodes | None = None, *, client: str = "", client_name: str = "local",
         priority: int = 0, timeout: float | None = None, trace: str | Trace | None = None,
     ) -> None:  # fmt: skip
         self.context = context
         self.door = door
         self.encoder = encoder
         self.client = client
-        self.whose = client or whose
+        self.client_name = client or client_name
         self.priority = priority
         self.timeout = timeout
         self.trace = trace
@@ -97,12 +112,12 @@ class TextExchange:
 
     @property
     def model(self) -> str:
-        """The name of the model that is asked, "" before it is known."""
+        """The name of the requested model; "" until it is known."""
         return "" if self.encoder is None else self.encoder.name
 
     async def vectors(self) -> Encoded:
-        """Count the request, and return what the model makes of its texts. Raises what `Encodes.encode` raises."""
-        self.asked(len(self.texts))
+        """Count the request, and return the vectors of its texts. Raises what `Encodes.encode` raises."""
+        self.received(len(self.texts))
         encoded = await self.encode(self.texts, self.options, self.timeout, self.trace)
         if encoded.foreign:
             self.warn_of_ids(encoded.foreign)
@@ -112,34 +127,34 @@ class TextExchange:
         self, texts: Sequence[Text], options: TextOptions, timeout: float | None = None, trace: str | Trace | None = None, *,
         each: bool = False,
     ) -> Coroutine[Any, Any, Encoded]:  # fmt: skip
-        """Have the model encode `texts`, uncounted; with `each` every text has an end of its own. Awaited, raises what `Encodes.encode` raises."""
-        assert self.encoder is not None  # the protocol has read whose vectors are wanted
+        """Return a coroutine that encodes `texts` without counting them; see Encodes.encode for `each` and the errors."""
+        assert self.encoder is not None  # the protocol sets it
         return self.encoder.encode(
             texts, door=self.door, client=self.client, priority=self.priority, timeout=timeout, dimensions=options.dimensions,
             truncate=options.truncate, want_tokens=options.want_tokens, prompt=options.prompt,
             whole_words=options.whole_words, each=each, trace=trace,
         )  # fmt: skip
 
-    def asked(self, texts: int) -> None:
-        """Count a request for so many texts."""
-        self.context.clients.asked(self.whose, texts, door=self.door)
+    def received(self, texts: int) -> None:
+        """Count the request, which has `texts` texts."""
+        self.context.clients.received(self.client_name, texts, door=self.door)
 
     def warn_of_ids(self, foreign: int) -> None:
-        """Warn, once, of a caller who sent token ids of another model."""
-        self.context.clients.warn_of_ids(self.whose, foreign, self.model)
+        """Warn in the log, once for each client, of `foreign` texts sent as token ids of another model."""
+        self.context.clients.warn_of_ids(self.client_name, foreign, self.model)
 
     def answered(self, texts: int, truncated: int) -> None:
-        """Count the answer: the vectors of so many texts, of which so many were cut."""
+        """Count the answer: the vectors of `texts` texts, of which `truncated` were cut."""
         self.context.counts.answered(self.model, self.door, texts, truncated)
 
     def delivered(self, encoded: Encoded, received_bytes: int, sent_bytes: int) -> None:
-        """Count the answer, which is made of all that was `encoded`, and tell the sizes of the request and of the answer."""
+        """Count the answer, which has all vectors in `encoded`, and report the sizes of request and answer."""
         counts, model = self.context.counts, self.model
         counts.answered(model, self.door, len(encoded.counts), sum(encoded.truncated))
         counts.transferred(model, self.door, received_bytes, sent_bytes)
 
     def refused(self, status: int) -> None:
-        """Count the answer: an error with this status."""
+        """Count the answer: an error with this HTTP status."""
         self.context.counts.refused(self.model, self.door, status)
 
 
@@ -147,7 +162,7 @@ class TextExchange:
 
 
 def check_text(text: Any, where: str) -> str:
-    """Return `text` if it can be encoded. Raises InvalidRequest naming `where` it stands and the rule."""
+    """Return `text` if it is a string and not empty. Raises InvalidRequest naming its place `where` and the rule."""
     if not isinstance(text, str):
         raise InvalidRequest(f"{where}: must be a text, is {brief(text)}")
     if not text:
@@ -156,7 +171,10 @@ def check_text(text: Any, where: str) -> str:
 
 
 def read_text(text: Any, where: str, tokenized: bool | None) -> Text:
-    """Return one text: a list is of words or of token ids. `tokenized` says that it must be words. Raises InvalidRequest."""
+    """Return `text` if it is a string, a list of words or a list of token ids; with `tokenized` it must be a list of words.
+
+    Raises InvalidRequest naming its place `where` and the rule.
+    """
     if not isinstance(text, list):
         if tokenized:
             raise InvalidRequest(f"{where}: must be a list of words (is_tokenized), is {brief(text)}")
@@ -169,36 +187,26 @@ def read_text(text: Any, where: str, tokenized: bool | None) -> Text:
     return text
 
 
-def read_field(fields: dict[str, Any], name: str, kind: type[Any], default: Any) -> Any:
-    """Return the field of that name, `default` where it is not there or null. Raises InvalidRequest unless it is of that kind."""
-    value = fields.get(name)
-    if value is None:
-        return default
-    if type(value) is not kind:
-        raise InvalidRequest(f"{name}={brief(value)}: must be {_WORDS[kind]}")
-    return value
-
-
 def check_dimensions(dimensions: int | None, encoder: Encodes) -> None:
-    """Raise InvalidRequest unless vectors of `encoder` have so many numbers."""
+    """Raise InvalidRequest unless `dimensions` is None or 1 to the dimensions of the vectors of `encoder`."""
     if dimensions is not None and not 1 <= dimensions <= encoder.dimensions:
         rule = f"must be 1 to {encoder.dimensions}, as many as vectors of {encoder.name!r} have"
         raise InvalidRequest(f"dimensions={dimensions}: {rule}")
 
 
 def check_client(text: str | None, where: str) -> str:
-    """Return whom a caller says to be; "" if nothing is said. Raises InvalidRequest naming `where` it was said and the rule."""
+    """Return the client's id that a request states, "" for None. Raises InvalidRequest naming the field `where` and the rule."""
     if text is None:
         return ""
-    if not 0 < len(text) <= _LONGEST_CLIENT_ID:
-        raise InvalidRequest(f"{where} {text[:40]!r}: must have 1 to {_LONGEST_CLIENT_ID} characters")
+    if not 0 < len(text) <= _MAX_CLIENT_ID:
+        raise InvalidRequest(f"{where} {text[:40]!r}: must have 1 to {_MAX_CLIENT_ID} characters")
     return text
 
 
 def read_json(body: bytes, *, clean: str = "") -> Any:
-    """Return what `body` says. In the field `clean`, if one is named, halves of surrogate pairs are read as NULs.
+    """Return the value of the JSON `body`. In the field `clean`, if given, halves of surrogate pairs are read as NULs.
 
-    Raises InvalidRequest saying what is wrong; its details name the field (`param`) if it is one's.
+    Raises InvalidRequest; if the error lies in one field, its details name that as `param`.
     """
     try:
         with uncollected(len(body)):
@@ -208,8 +216,8 @@ def read_json(body: bytes, *, clean: str = "") -> Any:
         if half is None:
             raise InvalidRequest(f"body: is not JSON ({error})") from error
         param = half.where.partition("[")[0] or None
-        if param == clean and (made := without_halves(body)) is not None:
-            return read_json(made)
+        if param == clean and (cleaned := without_halves(body)) is not None:
+            return read_json(cleaned)
         raise InvalidRequest(str(half), details={"param": param}) from error
 
 
@@ -217,17 +225,20 @@ def read_json(body: bytes, *, clean: str = "") -> Any:
 
 
 def as_json(vectors: NDArray[Any]) -> list[msgspec.Raw]:
-    """Return the vector, or vectors, of each text as JSON: of each float32 the fewest digits that are that float32 to who reads it, also
-    by way of a double; what is not finite is null. One by one, so that other threads are not kept waiting for all of them."""
-    written = numpy.ascontiguousarray(vectors, numpy.float32)
-    return [msgspec.Raw(orjson.dumps(vector, option=orjson.OPT_SERIALIZE_NUMPY)) for vector in written]
+    """Return the JSON of the vector or vectors of each text.
+
+    Each number has the fewest digits from which a reader, also of doubles, gets the same float32; a number that is not finite becomes null. The texts
+    are written one by one, so that other threads can run in between.
+    """
+    array = numpy.ascontiguousarray(vectors, numpy.float32)
+    return [msgspec.Raw(orjson.dumps(vector, option=orjson.OPT_SERIALIZE_NUMPY)) for vector in array]
 
 
 def truncated_places(encoded: Encoded) -> list[int]:
-    """Return which texts were cut."""
+    """Return the indices of the texts that were cut."""
     return [place for place, cut in enumerate(encoded.truncated) if cut]
 
 
 def mark_headers(truncated: int, foreign: int) -> list[tuple[bytes, bytes]]:
-    """Return the headers that say how many texts were cut, and how many came as token ids of another model; none for none."""
+    """Return headers with the numbers of texts that were cut, and that came as token ids of another model. A number of 0 has no header."""
     return [(name, b"%d" % count) for name, count in ((TRUNCATED, truncated), (FOREIGN, foreign)) if count]

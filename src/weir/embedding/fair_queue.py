@@ -1,9 +1,12 @@
-"""A fair share for each caller: who may put a text into the queue next, and in which order the queue takes texts.
+"""Fair shares among callers: whose text enters the queue next.
 
-This is self-clocked fair queueing (Golestani, 1994), in tokens. A caller's next text gets a tag: the tokens that the caller has had, that text included.
-The lowest tag goes first. Virtual time is the lowest tag of the texts that are in the queue or run. A new caller begins at virtual time, so that nobody
-saves up a share while away. A caller who had more than the others keeps that debt for a while after leaving. So a caller's share does not depend on how many
-texts a request has: one text goes before the thousands of another caller. Requests of one caller take turns. Higher priority goes first.
+This is self-clocked fair queueing (Golestani, 1994), in tokens. A caller's next text gets a tag: the number of tokens that the caller has had, that text
+included. The caller with the lowest tag is next. Virtual time is the lowest tag of the texts that are under way, which means in the queue or being
+computed. A new caller begins at virtual time, so that nobody saves up a share while away. A caller who has had more than the others keeps that debt for a
+while after leaving.
+
+So a caller's share does not depend on the number of texts in a request: one text goes before the thousands of another caller. Requests of one caller take
+turns. A higher priority goes before a lower one.
 """
 
 from collections import Counter, OrderedDict
@@ -11,25 +14,33 @@ from collections.abc import Hashable
 from heapq import heappop, heappush
 from typing import Generic, Protocol, TypeVar
 
-CREDIT = 4096.0  # tokens that a caller may catch up on who was not ready in time
-REMEMBERED = 1024  # callers who are away, before those who have had no more than others are forgotten
+CREDIT = (
+    4096.0  # the most tokens by which a caller without a ready text may fall behind virtual time and catch up later
+)
+REMEMBERED = 1024  # absent callers, before those who have had no more than others are forgotten
 
 
 class Sharing(Hashable, Protocol):
-    """A request that waits for its caller's share."""
+    """A request in a CallerQueue."""
 
     @property
     def ready(self) -> bool:
-        """Whether a text of it can go now."""
+        """Whether the request has a text that can enter the queue now."""
 
 
 S = TypeVar("S", bound=Sharing)
-Key = tuple[int, Hashable]  # priority and caller
+Key = tuple[int, Hashable]  # priority, caller
 
 
 class CallerShare(Generic[S]):
-    """One caller: its requests, those of them that are ready, in turn, and how many tokens it has had (or would have had, had it always been
-    there)."""
+    """One caller at one priority.
+
+    Attributes:
+        had: the tokens that the caller has had, counted as if it had always been present.
+        members: the caller's requests.
+        ready: the requests that may be ready, in turn.
+        queued: whether the caller is in the heap of those who may be next.
+    """
 
     __slots__ = ("had", "key", "members", "queued", "ready")
 
@@ -37,11 +48,11 @@ class CallerShare(Generic[S]):
         self.key = key
         self.had = had
         self.members: set[S] = set()
-        self.ready: OrderedDict[S, None] = OrderedDict()  # a dict is slow to find its first where many have left
-        self.queued = False  # among those whose turn is sought
+        self.ready: OrderedDict[S, None] = OrderedDict()  # a dict finds its first key slowly after many removals
+        self.queued = False
 
     def first(self) -> S | None:
-        """Return the request whose turn it is; None if none is ready."""
+        """Return the caller's request whose turn it is; None if none is ready."""
         while self.ready:
             member = next(iter(self.ready))
             if member.ready and member in self.members:
@@ -51,23 +62,23 @@ class CallerShare(Generic[S]):
 
 
 class CallerQueue(Generic[S]):
-    """Requests that wait, by caller. All operations are O(log callers), except `len`."""
+    """The requests that have texts to send, by caller. All operations take O(log callers), except `len`, which takes O(callers)."""
 
     def __init__(self) -> None:
         self._shares: dict[Key, CallerShare[S]] = {}
         self._heap: list[tuple[int, float, int, CallerShare[S]]] = []
         self._pushes = 0
-        self._tags: list[float] = []  # a heap: of texts that are under way, and of some that were
-        self._ended: Counter[float] = Counter()  # tags in `_tags` whose texts are no longer under way
+        self._tags: list[float] = []  # a heap of the tags of texts under way, and of some that are no longer
+        self._ended: Counter[float] = Counter()  # how many texts of each tag in `_tags` are no longer under way
         self._now = 0.0
-        self._away: dict[Key, float] = {}  # what callers have had who want nothing now
+        self._away: dict[Key, float] = {}  # the tokens that absent callers have had
 
     def __len__(self) -> int:
         return sum(len(share.members) for share in self._shares.values())
 
     @property
     def now(self) -> float:
-        """The virtual time."""
+        """Virtual time, in tokens. It never decreases."""
         tags, ended = self._tags, self._ended
         while tags and ended[tags[0]]:
             tag = heappop(tags)
@@ -79,7 +90,7 @@ class CallerQueue(Generic[S]):
         return self._now
 
     def add(self, key: Key, member: S) -> None:
-        """Let `member` wait for the share of `key`."""
+        """Add the request `member` of the caller `key`."""
         share = self._shares.get(key)
         if share is None:
             share = self._shares[key] = CallerShare(key, max(self.now, self._away.pop(key, 0.0)))
@@ -87,7 +98,7 @@ class CallerQueue(Generic[S]):
         self.wake(key, member)
 
     def wake(self, key: Key, member: S) -> None:
-        """Note that `member` may have become ready."""
+        """Note that `member` may have become ready. A request that was removed is ignored."""
         share = self._shares.get(key)
         if share is None or not member.ready:
             return
@@ -102,7 +113,7 @@ class CallerQueue(Generic[S]):
         heappush(self._heap, (-share.key[0], share.had, self._pushes, share))
 
     def next(self) -> S | None:
-        """Return the request whose turn it is; None if none is ready. Call `charge` or `leave` next."""
+        """Return the request whose turn it is; None if none is ready. Follow it with `charge` or `leave`, or the answer stays the same."""
         while self._heap:
             share = self._heap[0][3]
             if (member := share.first()) is not None:
@@ -113,11 +124,11 @@ class CallerQueue(Generic[S]):
 
     @property
     def due(self) -> bool:
-        """Whether the caller whose turn it is has had no more than any caller with a text under way. Call `next` before."""
+        """Whether the caller whose turn it is has had no more than any caller with a text under way. Call `next` before it."""
         return self._heap[0][1] <= self.now
 
     def charge(self, cost: float) -> float:
-        """Charge `cost` tokens for a text of the request whose turn it was, which goes into the queue. Return its tag, for `ended`."""
+        """Charge `cost` tokens for a text of the request that `next` returned. Return the text's tag, to be passed to `ended` later."""
         _, _, _, share = heappop(self._heap)
         share.had += cost
         heappush(self._tags, share.had)
@@ -126,7 +137,7 @@ class CallerQueue(Generic[S]):
         return share.had
 
     def at_once(self) -> float:
-        """Return the tag, for `ended`, of a text that goes into the queue before its turn and is not charged."""
+        """Return a tag, to be passed to `ended` later, for a text that enters the queue out of turn and is not charged."""
         heappush(self._tags, self.now)
         return self._now
 
@@ -135,7 +146,7 @@ class CallerQueue(Generic[S]):
         self._ended[tag] += 1
 
     def leave(self, key: Key, member: S) -> None:
-        """Remove `member`: it waits for nothing any more."""
+        """Remove the request `member`, which has no more texts to send. Idempotent."""
         share = self._shares.get(key)
         if share is None or member not in share.members:
             return
@@ -147,6 +158,6 @@ class CallerQueue(Generic[S]):
                 self._forget()
 
     def _forget(self) -> None:
-        """Forget the callers who have had no more than the others; with nobody waiting, all callers."""
+        """Forget the absent callers who have had no more than virtual time; if nobody is present, all of them."""
         now = self.now
         self._away = {key: had for key, had in self._away.items() if had > now and self._shares}

@@ -1,12 +1,12 @@
 """The HTTP channels of requests for vectors: an ASGI call, and a connection of the fast path.
 
-Small requests are answered on the fast path: one task for each, and no ASGI between it and its connection. What a head or a body wants beyond a few short
-texts is for the ASGI application, which gets the connection then.
+Small requests are answered on the fast path: each has one task, and no ASGI between the task and its connection. For any other request the connection is
+handed over to the ASGI application.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextvars import Context
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import msgspec
 from starlette.types import Send
 
-from weir.embedding.encoder import SMALL
+from weir.embedding.encoder import SMALL_REQUEST
 from weir.embedding.exchange import EmbeddingContext, TextExchange, check_client, mark_headers
 from weir.embedding.texts import Encoded
 from weir.errors import Cancelled, WeirError
 from weir.frontends.http.asgi import AsgiCall, identified, unless_left
+from weir.frontends.http.openapi import described_headers, operation
 from weir.messages import JSON
 from weir.protocols.native import RequestOptions
 from weir.protocols.offloading import LONG_ANSWER, off_loop, written
@@ -28,30 +29,37 @@ from weir.wire.tensors import TEXT_BYTES
 
 if TYPE_CHECKING:
     from weir.frontends.http.fast.connection import Connection
-    from weir.frontends.http.fast.plan import Head, RoutePlan
+    from weir.frontends.http.fast.plan import HttpHead, RoutePlan
     from weir.serving.service import Service
 
 _log = logging.getLogger("weir.http")
 
 CLIENT_ID = b"x-client-id"
-_LARGEST = 1_000_000  # numbers that are about 20 MB as text
-_NUMBERS_AT_ONCE = 65_536  # that are written together: about a megabyte as text
+_STREAMED_ABOVE = 1_000_000  # numbers, about 20 MB of JSON; a larger answer is sent in parts
+_NUMBERS_PER_PART = 65_536  # numbers of one part, about a megabyte of JSON
 _JSON_HEADER = (b"content-type", JSON.encode())
 
 
 class Listing(NamedTuple):
-    """An object whose fields are `lead`, at least one, and behind them `name`: a list of `length` items, of `numbers` numbers each.
-    `items` returns those from one place up to another."""
+    """A JSON object that ends with a long list.
 
-    lead: dict[str, Any]
+    Attributes:
+        lead: the fields before the list, at least one.
+        name: the field of the list.
+        length: the number of items in the list.
+        numbers: how many numbers an item has, about.
+        items: returns the items from one index up to another.
+    """
+
+    lead: Mapping[str, Any]
     name: str
     length: int
     numbers: int
     items: Callable[[int, int], list[Any]]
 
     def parts(self) -> Iterator[bytes]:
-        """Return it as JSON, bit by bit."""
-        step = max(1, _NUMBERS_AT_ONCE // self.numbers)
+        """Yield the JSON of the object in parts."""
+        step = max(1, _NUMBERS_PER_PART // self.numbers)
         opening = msgspec.json.encode(self.lead)[:-1] + b',"%b":[' % self.name.encode()
         for start in range(0, self.length, step):
             yield opening + msgspec.json.encode(self.items(start, min(start + step, self.length)))[1:-1]
@@ -59,8 +67,8 @@ class Listing(NamedTuple):
         yield b"]}"
 
     def whole(self) -> HttpResponse:
-        """Return the answer that it is."""
-        if self.length * self.numbers <= _NUMBERS_AT_ONCE:
+        """Return the answer with the whole object as its body."""
+        if self.length * self.numbers <= _NUMBERS_PER_PART:
             body = msgspec.json.encode({**self.lead, self.name: self.items(0, self.length)})
         else:
             body = b"".join(self.parts())
@@ -68,8 +76,10 @@ class Listing(NamedTuple):
 
 
 async def send_listing(send: Send, listing: Listing, headers: Headers) -> int:
-    """Send `listing` bit by bit, with `headers` beside its own; return how many bytes it was. Each bit is made in a thread when
-    most of the one before has been read."""
+    """Send the answer `listing` in parts, with `headers` added. Return the size of the body in bytes.
+
+    Each part is encoded in a thread once the client has read most of the part before.
+    """
     headers = [_JSON_HEADER, *headers]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     parts, sent = listing.parts(), 0
@@ -81,24 +91,26 @@ async def send_listing(send: Send, listing: Listing, headers: Headers) -> int:
 
 
 class TextProtocol(Protocol):
-    """How requests for vectors are written over HTTP. It is pure. `name` is what its requests are counted as, and `path` takes them."""
+    """A protocol for requests for vectors over HTTP; it is pure. `path` is its endpoint, and `name` the name of the endpoint in metrics."""
 
     name: str
     path: str
 
     def read(self, exchange: TextExchange, headers: Headers, body: bytes) -> None:
-        """Read the texts, the options and the model that a request asks for into `exchange`. Raises what is wrong with the request."""
+        """Read texts, options and model of a request into `exchange`. Raises the error of an invalid request."""
 
     def write(self, exchange: TextExchange, encoded: Encoded) -> HttpResponse | Listing:
-        """Return the answer with the vectors. Raises Unsupported for vectors that the protocol cannot say."""
+        """Return the answer with the vectors. Raises Unsupported if the protocol has no form for them."""
 
     def error_answer(self, error: BaseException, identity: Any = None, *, development: bool = False) -> HttpResponse:
-        """Return the answer for `error`; `identity` is what the caller calls the request, as far as it was read."""
+        """Return the answer for `error`. `identity` is the caller's id of the request, if it was read."""
 
 
 class TextHead(RequestOptions):
-    """What the head of a request says. `client` is whom the caller says to be (X-Client-Id). `timeout` is 0 where the server's own holds. Raises the
-    errors of `RequestOptions`."""
+    """The options in the head of a request. `client` is the header X-Client-Id. `timeout` is 0 for the server's setting.
+
+    The constructor raises the errors of RequestOptions.
+    """
 
     __slots__ = ("client",)
 
@@ -111,33 +123,33 @@ class TextHead(RequestOptions):
             else:
                 self.read(name, value)
 
-    def whose(self, peer: str | None) -> str:
-        """Return who is counted: whom the caller says to be, or else its address."""
+    def client_name(self, peer: str | None) -> str:
+        """Return the name under which the client is counted: its X-Client-Id, or else its address."""
         return self.client or peer or "local"
 
-    def ask(self, exchange: TextExchange, peer: str | None) -> None:
-        """Tell `exchange` who asks and until when. Whom the body named goes before the head."""
+    def apply_to(self, exchange: TextExchange, peer: str | None) -> None:
+        """Set client, priority, timeout and trace of `exchange`. A client that the body names goes before that of the head."""
         exchange.client = exchange.client or self.client
-        exchange.whose = exchange.client or peer or "local"
+        exchange.client_name = exchange.client or peer or "local"
         exchange.priority = self.priority
         exchange.timeout = self.timeout or None
         exchange.trace = self.traceparent
 
 
 class HttpTexts:
-    """Answers the requests of `protocol`: those of ASGI by itself, those of the fast path by what it has in common with them."""
+    """Answers the requests of `protocol`. It is called with those of ASGI; FastTexts uses its parts for those of the fast path."""
 
     def __init__(self, protocol: TextProtocol, context: EmbeddingContext) -> None:
         self.protocol = protocol
         self.context = context
 
     async def __call__(self, call: AsgiCall) -> HttpResponse | None:
-        """Return the answer to `call`, whatever becomes of it; None: nothing is left to say."""
+        """Return the answer to `call`, also for an error; None if it has been sent already or the caller has left."""
         exchange = TextExchange(self.context, self.protocol.name)
         try:
             await off_loop(len(call.body), partial(self.protocol.read, exchange, call.headers, call.body))
             head = TextHead(call.headers)
-            head.ask(exchange, call.peer)
+            head.apply_to(exchange, call.peer)
             encoded = await unless_left(exchange.vectors(), call.receive)
             return await self._answer_call(exchange, encoded, head, call)
         except Cancelled:
@@ -146,7 +158,7 @@ class HttpTexts:
             return self.refusal(error, exchange)
 
     def refusal(self, error: BaseException, exchange: TextExchange | None = None) -> HttpResponse:
-        """Return the answer for `error`, which is counted; without `exchange` nothing is known of the request."""
+        """Return the answer for `error`, and count it. Without `exchange` nothing of the request has been read."""
         exchange = exchange or TextExchange(self.context, self.protocol.name)
         answer = self.protocol.error_answer(error, exchange.identity, development=self.context.http.development)
         exchange.refused(answer.status)
@@ -155,12 +167,12 @@ class HttpTexts:
     async def _answer_call(
         self, exchange: TextExchange, encoded: Encoded, head: TextHead, call: AsgiCall
     ) -> HttpResponse | None:
-        """Return the answer, or send the largest bit by bit, uncompressed: then nothing is left to say."""
-        if encoded.vectors.size > _LARGEST and call.version != "1.0":
-            made = self.protocol.write(exchange, encoded)
-            if isinstance(made, Listing):
+        """Return the answer; a very large one is sent in parts, uncompressed, and the result is None."""
+        if encoded.vectors.size > _STREAMED_ABOVE and call.version != "1.0":
+            listing = self.protocol.write(exchange, encoded)
+            if isinstance(listing, Listing):
                 headers = identified(HttpResponse(200, _marks(encoded), b""), call.headers).headers
-                sent = await unless_left(send_listing(call.send, made, headers), call.receive)
+                sent = await unless_left(send_listing(call.send, listing, headers), call.receive)
                 exchange.delivered(encoded, len(call.body), sent)
                 return None
         return await self.answer(exchange, encoded, head, len(call.body))
@@ -168,7 +180,7 @@ class HttpTexts:
     async def answer(
         self, exchange: TextExchange, encoded: Encoded, head: TextHead, received_bytes: int
     ) -> HttpResponse:
-        """Return the answer with the vectors, compressed if the caller likes that. A long one is made in a thread. It is counted."""
+        """Return the answer with the vectors, compressed if the caller accepts that, and count it. A long one is encoded in a thread."""
         write = partial(self._whole, exchange, encoded)
         size_bytes = TEXT_BYTES * encoded.vectors.size
         answer = await written(size_bytes, write) if size_bytes > LONG_ANSWER else write()
@@ -178,8 +190,8 @@ class HttpTexts:
         return answer
 
     def _whole(self, exchange: TextExchange, encoded: Encoded) -> HttpResponse:
-        made = self.protocol.write(exchange, encoded)
-        answer = made.whole() if isinstance(made, Listing) else made
+        written = self.protocol.write(exchange, encoded)
+        answer = written.whole() if isinstance(written, Listing) else written
         answer.headers.extend(_marks(encoded))
         return answer
 
@@ -189,8 +201,8 @@ def _marks(encoded: Encoded) -> Headers:
 
 
 class FastTexts:
-    """The RouteHandler of the requests that `texts` answers; see frontends/http/fast/plan.py. `models` have one vector for each text, so that no answer
-    is large."""
+    """The RouteHandler, see frontends/http/fast/plan.py, of the endpoint of `texts`. Only requests for `models` are answered, which have one vector for
+    each text, so that answers are small."""
 
     of_service = False
 
@@ -204,17 +216,17 @@ class FastTexts:
         """See RouteHandler."""
         return FastTextRequest(self, connection, plan, payload)
 
-    def complete(self, plan: "RoutePlan", head: "Head", path: str) -> bool:
-        """See RouteHandler. What is wrong with a head the ASGI application says."""
-        if path != self.texts.protocol.path or not 0 < head.length <= self._longest or plan.expects_continue:
+    def complete(self, plan: "RoutePlan", http_head: "HttpHead", path: str) -> bool:
+        """See RouteHandler. An invalid head is left to the ASGI application, which answers with the error."""
+        if path != self.texts.protocol.path or not 0 < http_head.length <= self._longest or plan.expects_continue:
             return False
         try:
-            asked = TextHead(head.headers)
+            head = TextHead(http_head.headers)
         except WeirError:
             return False
-        if asked.coding:
+        if head.coding:
             return False
-        plan.ask = (asked, head.headers)
+        plan.head = (head, http_head.headers)
         return True
 
     def named(self, path: str) -> "Service | None":
@@ -227,7 +239,7 @@ class FastTexts:
 
 
 class FastTextRequest:
-    """One request on `connection`, see HotRequest."""
+    """One request on a connection of the fast path; see HotRequest."""
 
     __slots__ = ("_connection", "_exchange", "_handler", "_head", "_headers", "_plan", "_task", "payload")
 
@@ -236,7 +248,7 @@ class FastTextRequest:
         self._handler = handler
         self._connection = connection
         self._plan = plan
-        self._head, self._headers = plan.ask
+        self._head, self._headers = plan.head
         self._exchange = TextExchange(handler.texts.context, handler.texts.protocol.name)
         self._task: asyncio.Task[None] | None = None
 
@@ -247,10 +259,10 @@ class FastTextRequest:
             self._handler.texts.protocol.read(exchange, self._headers, self.payload)
         except WeirError as error:
             return self._refuse(error)
-        if len(exchange.texts) > SMALL or exchange.model not in self._handler.models:
+        if len(exchange.texts) > SMALL_REQUEST or exchange.model not in self._handler.models:
             return self._connection.hand_over(self._plan, self.payload)
-        self._head.ask(exchange, _peer(self._connection))
-        # A context of its own: what is current in that of a call before, whose answer made room for this, is not of this one.
+        self._head.apply_to(exchange, _peer(self._connection))
+        # A new context: the current one may be that of an earlier request on this connection, with its trace and claim.
         self._task = asyncio.get_running_loop().create_task(self._answered(), context=Context())
 
     async def _answered(self) -> None:
@@ -288,54 +300,12 @@ def _peer(connection: "Connection") -> str | None:
 
 # How calls are described in OpenAPI.
 
-Schema = dict[str, Any]
 
-TEXT_SCHEMA: Schema = {"type": "string", "minLength": 1}
-IDS_SCHEMA: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
-WORDS_SCHEMA: Schema = {"type": "array", "items": {"type": "string"}, "minItems": 1}
-_HEADERS = [
-    {"name": name, "in": "header", "required": False, "description": text, "schema": schema}
-    for name, text, schema in (
-        ("X-Request-Timeout", "seconds until the request expires", {"type": "number", "exclusiveMinimum": 0}),
-        ("X-Request-Priority", "higher goes first; 0 if not given", {"type": "integer"}),
-        ("X-Client-Id", "whose texts these are, so that nobody takes more than a fair share", {"type": "string", "minLength": 1, "maxLength": 128}),
-        ("X-Request-Id", "sent back with the answer", {"type": "string", "maxLength": 256}),
-    )
-]  # fmt: skip
-DIMENSIONS_SCHEMA: Schema = {
-    "type": ["integer", "null"], "minimum": 1, "description": "keeps the first numbers of each vector",
-}  # fmt: skip
-TRUNCATE_SCHEMA: Schema = {
-    "type": ["boolean", "null"], "description": "false refuses a text that is longer than the model reads",
-}  # fmt: skip
-PROMPT_SCHEMA: Schema = {
-    "type": ["string", "null"],
-    "description": "put before every text: the name of one of the model's prompts, or the text itself, which ends with a space or a colon",
-}  # fmt: skip
-TRUNCATED_SCHEMA: Schema = {
-    "type": "array",
-    "items": {"type": "integer"},
-    "description": "places of the texts that were cut",
-}
-
-
-def described_page(name: str, summary: str, answer: Schema, error: Schema) -> dict[str, Any]:
-    """Return the OpenAPI operation of a page; `name` is its operationId."""
+def described_call(path: str, summary: str, body: Any, example: Any, answer: Any, error: Any) -> dict[str, Any]:
+    """Return the OpenAPI operation of a call for vectors, with the headers that all of them read. `example` is a body as the type `body` declares it."""
+    content = {JSON: {"schema": body, "examples": {"1": {"value": example}}}}
     return {
-        "operationId": name,
-        "tags": ["texts"],
-        "summary": summary,
-        "responses": {
-            "200": {"description": "The answer", "content": {JSON: {"schema": answer}}},
-            "default": {"description": "What is wrong", "content": {JSON: {"schema": error}}},
-        },
-    }
-
-
-def described_call(name: str, summary: str, body: Schema, answer: Schema, error: Schema) -> dict[str, Any]:
-    """Return the OpenAPI operation of a call for vectors, with the headers that all of them read."""
-    return {
-        **described_page(name, summary, answer, error),
-        "parameters": _HEADERS,
-        "requestBody": {"required": True, "content": {JSON: {"schema": body}}},
+        **operation("post", path, summary, answer, error, tag="texts"),
+        "parameters": described_headers(("X-Request-Timeout", "X-Request-Priority", "X-Client-Id", "X-Request-Id")),
+        "requestBody": {"required": True, "content": content},
     }

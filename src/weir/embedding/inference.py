@@ -1,7 +1,7 @@
-"""Inference of a model of texts by the protocols that are not made for texts: tensors of the Open Inference Protocol, and items of Weir's own.
+"""Inference with a text model over protocols that are not made for texts: tensors of the Open Inference Protocol, and items of Weir's native protocol.
 
-A request of tensors has one end; each item has an end of its own, a vector or an error. Texts are read by the tokenizer's threads, wait by length, and have
-their caller's share of the queue.
+A request with tensors succeeds or fails as a whole; each item has a result of its own, a vector or an error. All texts pass through the model's encoder,
+so that clients share the queue fairly.
 """
 
 import asyncio
@@ -24,13 +24,12 @@ from weir.embedding.exchange import (
     check_dimensions,
     check_text,
     mark_headers,
-    read_field,
     read_text,
 )
 from weir.embedding.http import TextHead
-from weir.embedding.model import KINDS
-from weir.embedding.requests import renamed
-from weir.embedding.texts import Encoded, Encodes, Text
+from weir.embedding.model import ITEM_RULE
+from weir.embedding.requests import with_field_name
+from weir.embedding.texts import Encoded, Encodes, Text, TextItem
 from weir.errors import CapacityError, DeadlineExceeded, InvalidRequest, WeirError, brief
 from weir.messages import JSON, OCTETS, Dispatch
 from weir.model import Tensor
@@ -39,13 +38,14 @@ from weir.serving.inference import (
     InferenceCall,
     ItemHead,
     ItemsResponse,
-    asked_of,
     check_outputs,
     empty_body,
     integer_of,
     schedule_of,
+    select_outputs,
 )
 from weir.wire.inference import InferenceRequest, InferenceResponse, Parameters, TensorValue
+from weir.wire.schema import read_document
 from weir.wire.tensors import TEXT_BYTES
 from weir.wire.values import decode, split
 
@@ -55,18 +55,18 @@ if TYPE_CHECKING:
 INPUTS = (Tensor("input", "BYTES", (-1,)),)
 VECTORS, TRUNCATED = "output", "truncated"
 
-_TRUTH = {"true": True, "false": False}  # some clients write every parameter as text
-_NO_TOKEN = -1  # fills a row of token ids up
+_TRUTH = {"true": True, "false": False}  # some clients send every parameter as a string
+_NO_TOKEN = -1  # the padding of a row of token ids
 
 
 def outputs(dimensions: int, *, of_tokens: bool) -> tuple[Tensor, ...]:
-    """Return what answers have: vectors of so many numbers, `of_tokens` one for each token, and which texts were cut."""
+    """Return the tensors of an answer: the vectors, for each text or with `of_tokens` for each token, and whether each text was cut."""
     shape = (-1, -1, dimensions) if of_tokens else (-1, dimensions)
     return Tensor(VECTORS, "FP32", shape), Tensor(TRUNCATED, "BOOL", (-1,))
 
 
 def read_tensors(exchange: TextExchange, request: InferenceRequest, encoder: Encodes) -> None:
-    """Read what `request` asks of `encoder` into `exchange`. Raises InvalidRequest naming the tensor or the parameter, its value and the rule."""
+    """Read texts and options of `request` into `exchange`. Raises InvalidRequest naming the tensor or the parameter, its value and the rule."""
     parameters = request.parameters
     tokenized = _flag(parameters, "is_tokenized")
     (name,) = (tensor.name for tensor in INPUTS)
@@ -81,11 +81,11 @@ def read_tensors(exchange: TextExchange, request: InferenceRequest, encoder: Enc
     dimensions = None if keep is None else integer_of("dimensions", keep, 1, encoder.dimensions)
     exchange.options = TextOptions(dimensions, truncate, _text(parameters, "prompt"), bool(tokenized))
     exchange.client = check_client(_text(parameters, "client"), "parameter 'client'")
-    exchange.whose = exchange.client or exchange.door
+    exchange.client_name = exchange.client or exchange.door
 
 
 def arrays_of(encoded: Encoded) -> dict[str, Any]:
-    """Return the outputs by name."""
+    """Return the arrays of the answer by the names of the tensors."""
     return {VECTORS: encoded.vectors, TRUNCATED: numpy.array(encoded.truncated, bool)}
 
 
@@ -100,7 +100,7 @@ def _texts(value: TensorValue, tokenized: bool | None) -> list[Text]:
     rows = value.array.tolist()
     if len(shape) == 2 and tokenized is not None:
         return [
-            [_decoded(value, row, word) for word in _ended(value, row, words, b"")] for row, words in enumerate(rows)
+            [_decoded(value, row, word) for word in _unpadded(value, row, words, b"")] for row, words in enumerate(rows)
         ]
     if tokenized:
         raise InvalidRequest(f"tensor {value.name!r}: has shape {list(shape)}, must be [texts, words] (is_tokenized)")
@@ -120,11 +120,11 @@ def _ids(value: TensorValue, tokenized: bool | None) -> list[Text]:
         raise InvalidRequest(f"tensor {value.name!r}: has token ids, must have words (is_tokenized)")
     if len(shape) != 2:
         raise InvalidRequest(f"tensor {value.name!r}: has shape {list(shape)}, must be [texts, tokens] for token ids")
-    return [_ended(value, row, ids, _NO_TOKEN) for row, ids in enumerate(value.array.tolist())]
+    return [_unpadded(value, row, ids, _NO_TOKEN) for row, ids in enumerate(value.array.tolist())]
 
 
-def _ended(value: TensorValue, row: int, elements: list[Any], filler: bytes | int) -> list[Any]:
-    """Return a row without what fills it up."""
+def _unpadded(value: TensorValue, row: int, elements: list[Any], filler: bytes | int) -> list[Any]:
+    """Return a row of words or token ids without its padding. Raises InvalidRequest if nothing is left."""
     count = len(elements)
     while count and elements[count - 1] == filler:
         count -= 1
@@ -158,21 +158,20 @@ def _text(parameters: Parameters, name: str) -> str | None:
 
 # Items.
 
-_FIELDS = ("text", "pair", "is_tokenized", "dimensions", "truncate", "prompt")
 _ID_BYTES = 4
 
 
 class Item(NamedTuple):
-    """One text, and what is wanted of it."""
+    """One text, and its options."""
 
     text: Text
     options: TextOptions = NO_OPTIONS
 
 
 def read_items(head: ItemHead, body: bytes, context: EmbeddingContext, encoder: Encodes) -> list[Item | WeirError]:
-    """Return the items in `body`, in order: one, unless a list was asked with; of these, one that is wrong is an error in its place.
+    """Return the items in `body`, in order: one, or with `head.batch` a list, in which an invalid item is replaced by its error.
 
-    Raises InvalidRequest for a body that is wrong as a whole.
+    Raises InvalidRequest for a body that is invalid as a whole.
     """
     if not body:
         raise empty_body(head)
@@ -192,34 +191,21 @@ def _item_or_error(part: bytes, content_type: str, encoder: Encodes) -> Item | W
 
 
 def read_item(item: Any, encoder: Encodes) -> Item:
-    """Return what an item is for `encoder`. Raises InvalidRequest naming the field and the rule."""
+    """Return the text and the options of a decoded item. Raises InvalidRequest naming the field and the rule."""
     if isinstance(item, bytes):
         return Item(_token_ids(item))
     if isinstance(item, (str, list)):
         return Item(read_text(item, "the item", None))
     if not isinstance(item, dict):
-        raise InvalidRequest(f"an item of type {type(item).__name__}: {KINDS}")
-    for name in item:
-        if name not in _FIELDS:
-            raise InvalidRequest(f"{str(name)[:80]!r}: there is no such field; there are {', '.join(_FIELDS)}")
-    return Item(_text_of(item), _options_of(item, encoder))
-
-
-def _text_of(item: dict[str, Any]) -> Text:
+        raise InvalidRequest(f"an item of type {type(item).__name__}: {ITEM_RULE}")
     if "text" not in item:
-        raise InvalidRequest(f"text: is missing; {KINDS}")
-    if item.get("pair") is None:
-        return read_text(item["text"], "text", read_field(item, "is_tokenized", bool, None))
-    return check_text(item["text"], "text"), check_text(item["pair"], "pair")
-
-
-def _options_of(item: dict[str, Any], encoder: Encodes) -> TextOptions:
-    dimensions = read_field(item, "dimensions", int, None)
-    check_dimensions(dimensions, encoder)
-    return TextOptions(
-        dimensions, read_field(item, "truncate", bool, None), read_field(item, "prompt", str, None),
-        bool(read_field(item, "is_tokenized", bool, False)),
-    )  # fmt: skip
+        raise InvalidRequest(f"text: is missing; {ITEM_RULE}")
+    fields = read_document(item, TextItem)
+    check_dimensions(fields.dimensions, encoder)
+    options = TextOptions(fields.dimensions, fields.truncate, fields.prompt, bool(fields.is_tokenized))
+    if fields.pair is None:
+        return Item(read_text(fields.text, "text", fields.is_tokenized), options)
+    return Item((check_text(fields.text, "text"), check_text(fields.pair, "pair")), options)
 
 
 def _token_ids(item: bytes) -> Text:
@@ -229,25 +215,25 @@ def _token_ids(item: bytes) -> Text:
     return ids
 
 
-_ITEM_BYTES = 8  # as which a byte of items counts that are looked into one by one
-_AT_ONCE = 64  # groups of one request that are under way; each is a request of its own to the encoder
+_ITEM_BYTES = 8  # reading a byte of items counts as reading this many bytes, as items are checked one by one
+_MAX_CONCURRENT = 64  # groups of one request that are encoded at the same time; each group is a request to the encoder
 
 
 class Vector(NamedTuple):
-    """The end of an item that has a vector, or one for each token; whether its text was cut."""
+    """The result of an item: its vector, or one for each token, and whether its text was cut."""
 
     numbers: NDArray[Any]
     truncated: bool
 
 
-End = Vector | WeirError
+ItemResult = Vector | WeirError
 
 
-_MANY = 5_000  # elements whose reading would keep the event loop for more than about a millisecond
+_LARGE = 5_000  # elements of tensors; more are read in a thread, as that takes longer than about a millisecond
 
 
 class TextInference:
-    """Inference by `encoder`, see serving/inference.py. `of_tokens`: a text has a vector for each of its tokens."""
+    """Inference with `encoder`; see serving/inference.py. With `of_tokens` the model has a vector for each token."""
 
     queues_items = False
 
@@ -257,29 +243,29 @@ class TextInference:
         self._outputs = outputs(encoder.dimensions, of_tokens=of_tokens)
 
     def queues_tensors(self, service: "Service") -> bool:
-        """No request is one entry of the queue."""
+        """Return False: a request is never one entry of the queue."""
         return False
 
     def inputs(self, service: "Service") -> Sequence[Tensor]:
-        """Return the tensors of texts. Token ids may be sent besides."""
+        """Return the tensors of a request. Token ids are accepted too, as INT32 or INT64."""
         return INPUTS
 
     def outputs(self, service: "Service") -> Sequence[Tensor]:
-        """Return the tensors of vectors."""
+        """Return the tensors of an answer."""
         return self._outputs
 
     async def infer(self, service: "Service", request: InferenceRequest, call: InferenceCall) -> InferenceResponse:
-        """Answer a request of tensors. Raises InvalidRequest naming tensor or parameter, value and rule, and whatever the encoder raises."""
+        """Answer a request with tensors. Raises InvalidRequest naming tensor or parameter, value and rule, and what `Encodes.encode` raises."""
         exchange = TextExchange(self._context, call.door, self._encoder, trace=call.trace)
         try:
             await self._read(exchange, service, request, call)
             encoded = await exchange.vectors()
         except WeirError as error:
             exchange.refused(kserve_code(error))
-            raise renamed(error, "texts", f"tensor {INPUTS[0].name!r}") from error.__cause__
+            raise with_field_name(error, "texts", f"tensor {INPUTS[0].name!r}") from error.__cause__
         cut = sum(encoded.truncated)
         exchange.answered(len(encoded.counts), cut)
-        values = asked_of(self._outputs, request, arrays_of(encoded))
+        values = select_outputs(self._outputs, request, arrays_of(encoded))
         counts = {"truncated": cut, "foreign_ids": encoded.foreign}
         parameters: Parameters = {name: count for name, count in counts.items() if count}
         return InferenceResponse(service.name, values, version=service.version, id=request.id, parameters=parameters)
@@ -287,12 +273,12 @@ class TextInference:
     async def _read(
         self, exchange: TextExchange, service: "Service", request: InferenceRequest, call: InferenceCall
     ) -> None:
-        """Read what `request` asks for; of one with many texts, words or ids it is found out in a thread."""
+        """Read `request` into `exchange`, in a thread if it is large. Raises what `infer` raises for an invalid or late request."""
         try:
             check_outputs(service, request)
             schedule = schedule_of(request.parameters)
             work = partial(read_tensors, exchange, request, self._encoder)
-            many = sum(value.array.size for value in request.inputs) > _MANY
+            many = sum(value.array.size for value in request.inputs) > _LARGE
             await asyncio.to_thread(work) if many else work()
         except WeirError as error:
             raise service.tell_refused(call.door, error) from None
@@ -303,30 +289,32 @@ class TextInference:
             raise service.tell_refused(call.door, late)
 
     async def infer_items(self, head: ItemHead, body: bytes, call: InferenceCall) -> ItemsResponse:
-        """Answer a body of texts: each has a vector, or an error of its own."""
+        """Answer a body of items: each has a vector or an error. Raises the error of a single item, and of a body that is invalid as a whole."""
         exchange = TextExchange(self._context, call.door, self._encoder, trace=call.trace)
         try:
-            asked = TextHead([*call.headers])
+            options = TextHead([*call.headers])
             items = await self._items(head, body, call)
-            asked.ask(exchange, call.peer)
-            exchange.asked(len(items))
+            options.apply_to(exchange, call.peer)
+            exchange.received(len(items))
             groups = ItemGroups(exchange, head, items)
-            ends = await groups.ends(call.trace)
+            results = await groups.results(call.trace)
             exchange.warn_of_ids(groups.foreign)
-            if not head.batch and isinstance(ends[0], WeirError):
-                raise ends[0]
+            if not head.batch and isinstance(results[0], WeirError):
+                raise results[0]
         except WeirError as error:
             exchange.refused(http_code(error))
             raise
-        vectors = [end for end in ends if isinstance(end, Vector)]
+        vectors = [result for result in results if isinstance(result, Vector)]
         cut = sum(vector.truncated for vector in vectors)
         exchange.answered(len(vectors), cut)
         beside = {
-            place: {"truncated": True} for place, end in enumerate(ends) if isinstance(end, Vector) and end.truncated
+            place: {"truncated": True}
+            for place, result in enumerate(results)
+            if isinstance(result, Vector) and result.truncated
         }
         size = TEXT_BYTES * sum(vector.numbers.size for vector in vectors)
         dispatch, arrival = groups.dispatch or (None, 0.0)
-        write = partial(_bodies, ends, head.accept)
+        write = partial(_bodies, results, head.accept)
         return ItemsResponse(size, write, dispatch, arrival, mark_headers(cut, groups.foreign), beside)
 
     async def _items(self, head: ItemHead, body: bytes, call: InferenceCall) -> list[Item | WeirError]:
@@ -339,8 +327,12 @@ class TextInference:
 
 
 class ItemGroups:
-    """The items of one request: those with equal options are encoded together. `dispatch` is the batch of the first that is answered; `foreign` counts items
-    that came as token ids of another model, see Encoded."""
+    """The items of one request. Items with equal options are encoded together.
+
+    Attributes:
+        dispatch: the batch of the first answer and the time at which its text entered the queue, see Encoded.
+        foreign: how many items were sent as token ids that seem to be those of another model.
+    """
 
     def __init__(self, exchange: TextExchange, head: ItemHead, items: list[Item | WeirError]) -> None:
         self._exchange = exchange
@@ -349,15 +341,15 @@ class ItemGroups:
         self.dispatch: tuple[Dispatch, float] | None = None
         self.foreign = 0
 
-    async def ends(self, trace: Any) -> list[End]:
-        """Return the end of each item. Raises CapacityError if that is the end of all of them."""
+    async def results(self, trace: Any) -> list[ItemResult]:
+        """Encode the items and return the result of each. Raises CapacityError if there is one group and that is its result."""
         alike: dict[TextOptions, list[int]] = {}
-        ends: list[Any] = list(self._items)
+        results: list[Any] = list(self._items)
         for place, item in enumerate(self._items):
             if isinstance(item, Item):
                 alike.setdefault(item.options, []).append(place)
         waiting = iter(alike.items())
-        # The first has the span that the caller hears of; the others are beside it.
+        # The first group has the trace of the request, which the answer names; the spans of the others are siblings.
         traces = chain([trace], repeat(getattr(trace, "traceparent", None)))
         began = asyncio.get_running_loop().time()
 
@@ -368,10 +360,10 @@ class ItemGroups:
                 if len(alike) == 1 and isinstance(encoded, CapacityError):
                     raise encoded
                 for row, place in enumerate(places):
-                    ends[place] = encoded if isinstance(encoded, WeirError) else _end(encoded, row)
+                    results[place] = encoded if isinstance(encoded, WeirError) else _item_result(encoded, row)
 
-        await asyncio.gather(*[encode_next() for _ in range(min(_AT_ONCE, len(alike)))])
-        return ends
+        await asyncio.gather(*[encode_next() for _ in range(min(_MAX_CONCURRENT, len(alike)))])
+        return results
 
     async def _encoded(
         self, options: TextOptions, places: list[int], trace: Any, timeout: float
@@ -388,7 +380,7 @@ class ItemGroups:
         return encoded
 
 
-def _end(encoded: Encoded, row: int) -> End:
+def _item_result(encoded: Encoded, row: int) -> ItemResult:
     error = encoded.errors[row] if encoded.errors else None
     if error is not None:
         return error
@@ -396,8 +388,8 @@ def _end(encoded: Encoded, row: int) -> End:
     return Vector(numbers if encoded.lengths is None else numbers[: encoded.lengths[row]], encoded.truncated[row])
 
 
-def _bodies(ends: list[End], accept: str) -> list[bytes | WeirError]:
-    return [end if isinstance(end, WeirError) else _output(end.numbers, accept) for end in ends]
+def _bodies(results: list[ItemResult], accept: str) -> list[bytes | WeirError]:
+    return [each if isinstance(each, WeirError) else _output(each.numbers, accept) for each in results]
 
 
 def _output(numbers: NDArray[Any], accept: str) -> bytes:

@@ -1,4 +1,4 @@
-"""What a server of texts counts: who asks for how much, calls by endpoint and status, and padding. /metrics and the status answers show it."""
+"""The counts of a server of text models: requests by client, calls by endpoint and status, and padding. /metrics and the status answers show them."""
 
 import logging
 import time
@@ -16,39 +16,39 @@ from weir.telemetry.recorder import SilentObserver
 
 _log = logging.getLogger("weir")
 
-MOST = 500  # clients, sizes and intervals that are remembered
-ACTIVE_FOR = 180.0  # seconds after its last request that a client counts as active
+MAX_REMEMBERED = 500  # clients, sizes of requests, and intervals between requests
+ACTIVE_FOR = 180.0  # seconds after its last request during which a client counts as active
 
 
 @dataclass
 class TextClient:
-    """What is known of one client."""
+    """The counts of one client. `warned`: the warning about its token ids has been logged."""
 
     door: str
     requests: int = 0
     texts: int = 0
     last: float = 0.0
-    warned: bool = False  # of its token ids
+    warned: bool = False
 
 
 class TextClients:
-    """Counts requests, in all and by client. `clock` returns seconds; the `most` clients heard of last are remembered."""
+    """Counts requests, in all and by client. The `max_remembered` clients with the latest requests are remembered. `clock` returns seconds."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, most: int = MOST) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, max_remembered: int = MAX_REMEMBERED) -> None:
         self._clock = clock
-        self._most = most
+        self._most = max_remembered
         self._clients: OrderedDict[str, TextClient] = OrderedDict()
-        self._sizes: deque[int] = deque(maxlen=most)
-        self._intervals: deque[float] = deque(maxlen=most)
+        self._sizes: deque[int] = deque(maxlen=max_remembered)
+        self._intervals: deque[float] = deque(maxlen=max_remembered)
         self._last: float | None = None
         self.data_requests = 0
         self.system_requests = 0
         self.texts = 0
 
-    def asked(self, client: str, texts: int, *, door: str) -> None:
-        """Count a request of `client` for the vectors of so many texts, at the endpoint `door`."""
+    def received(self, client: str, texts: int, *, door: str) -> None:
+        """Count a request of `client` for the vectors of `texts` texts, at the endpoint `door`."""
         now = self._clock()
-        known = self._seen(client, door, now)
+        known = self._client_of(client, door, now)
         known.requests += 1
         known.texts += texts
         self.data_requests += 1
@@ -58,22 +58,22 @@ class TextClients:
             self._intervals.append(now - self._last)
         self._last = now
 
-    def asked_about(self, client: str, *, door: str) -> None:
-        """Count a request of `client` for the server's configuration, its status, or its end."""
-        self._seen(client, door, self._clock())
+    def received_command(self, client: str, *, door: str) -> None:
+        """Count a request of `client` for the server's configuration or status, or to end the server."""
+        self._client_of(client, door, self._clock())
         self.system_requests += 1
 
     def warn_of_ids(self, client: str, count: int, model: str) -> None:
-        """Log that `client` sent `count` texts as token ids of another tokenizer, if any; once for each client that is remembered."""
+        """Warn in the log, once for each remembered client, that `client` sent `count` texts as token ids of another tokenizer; 0 for none."""
         known = self._clients.get(client) if count else None
         if known is not None and not known.warned:
             known.warned = True
             _log.warning(
-                "client %r sent %d texts as token ids that the tokenizer of %r would not make of them: those of another model give wrong vectors "
+                "client %r sent %d texts as token ids that the tokenizer of %r would not produce: token ids of another model give wrong vectors "
                 "(LangChain: check_embedding_ctx_length=False)", client, count, model,
             )  # fmt: skip
 
-    def _seen(self, client: str, door: str, now: float) -> TextClient:
+    def _client_of(self, client: str, door: str, now: float) -> TextClient:
         known = self._clients.setdefault(client, TextClient(door))
         self._clients.move_to_end(client)
         known.last = now
@@ -83,12 +83,12 @@ class TextClients:
 
     @property
     def active(self) -> int:
-        """How many of the clients that are remembered have asked for something within ACTIVE_FOR seconds."""
+        """How many of the remembered clients have sent a request within the last ACTIVE_FOR seconds."""
         since = self._clock() - ACTIVE_FOR
         return sum(client.last > since for client in self._clients.values())
 
     def statistics(self) -> dict[str, Any]:
-        """Return what bert-as-service calls the statistic of a server."""
+        """Return the fields that bert-as-service calls the statistic of a server."""
         return {
             "num_data_request": self.data_requests,
             "num_total_seq": self.texts,
@@ -96,14 +96,14 @@ class TextClients:
             "num_total_request": self.data_requests + self.system_requests,
             "num_total_client": len(self._clients),
             "num_active_client": self.active,
-            **_spread("request_per_client", [client.requests for client in self._clients.values()]),
-            **_spread("size_per_request", self._sizes),
-            **_spread("last_two_interval", self._intervals),
-            **_spread("request_per_second", [1.0 / interval for interval in self._intervals if interval > 0]),
+            **_summary("request_per_client", [client.requests for client in self._clients.values()]),
+            **_summary("size_per_request", self._sizes),
+            **_summary("last_two_interval", self._intervals),
+            **_summary("request_per_second", [1.0 / interval for interval in self._intervals if interval > 0]),
         }
 
     def table(self) -> list[dict[str, Any]]:
-        """Return a row for each client that is remembered, the one heard of last first; `last` is seconds ago."""
+        """Return a row for each remembered client, the latest request first; `last` is how many seconds ago that was."""
         now = self._clock()
         return [
             {
@@ -118,24 +118,24 @@ class TextClients:
         ]
 
 
-def _spread(name: str, values: Collection[float]) -> dict[str, float]:
-    """Return average, least and most of `values`, and how often the last two occur; nothing if there are none."""
+def _summary(name: str, values: Collection[float]) -> dict[str, float]:
+    """Return mean, minimum and maximum of `values`, and how often minimum and maximum occur; empty without values."""
     if not values:
         return {}
-    least, most = min(values), max(values)
+    least, max_remembered = min(values), max(values)
     return {
         f"avg_{name}": sum(values) / len(values),
         f"min_{name}": least,
-        f"max_{name}": most,
+        f"max_{name}": max_remembered,
         f"num_min_{name}": sum(value == least for value in values),
-        f"num_max_{name}": sum(value == most for value in values),
+        f"num_max_{name}": sum(value == max_remembered for value in values),
     }
 
 
 class TextCounts(Collector):
-    """Counts calls by model, frontend and status, the texts of those that were answered, and what is thrown away at the ZeroMQ port.
+    """Prometheus metrics: calls by model, endpoint and status, the texts of answered calls, and what the ZeroMQ frontend drops.
 
-    Of `clients` it shows how many are active. `transferred` is told (model, door, bytes received, bytes sent) of each call that was answered.
+    It also shows how many of `clients` are active. `transferred` is called with (model, endpoint, bytes received, bytes sent) for each answered call.
     """
 
     def __init__(
@@ -149,26 +149,26 @@ class TextCounts(Collector):
         self._truncated: defaultdict[tuple[str, str], int] = defaultdict(int)
 
     def answered(self, model: str, door: str, texts: int, truncated: int) -> None:
-        """Count a call with its vectors."""
+        """Count a call that was answered with `texts` vectors, of which `truncated` are of texts that were cut."""
         self._calls[model, door, "200"] += 1
         self._texts[model, door] += texts
         self._truncated[model, door] += truncated
 
     def transferred(self, model: str, door: str, received_bytes: int, sent_bytes: int) -> None:
-        """Tell the observers the sizes of a call that was answered."""
+        """Report the sizes of an answered call."""
         if self._transferred is not None:
             self._transferred(model, door, received_bytes, sent_bytes)
 
     def refused(self, model: str, door: str, status: int) -> None:
-        """Count a call that got an error. `model` is "" where the caller named one that there is not."""
+        """Count a call that was answered with an error of this status. `model` is "" if the named model does not exist."""
         self._calls[model, door, str(status)] += 1
 
     def dropped(self, kind: str, times: int = 1) -> None:
-        """Count connections, messages, requests or answers that were thrown away."""
+        """Count connections, messages, requests or answers that the ZeroMQ frontend dropped."""
         self._dropped[kind] += times
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every family."""
+        """Yield all metric families."""
         calls = CounterMetricFamily(
             "weir_text_calls", "Calls for the vectors of texts.", labels=["model", "door", "code"]
         )
@@ -184,13 +184,13 @@ class TextCounts(Collector):
                 family.add_metric(place, count)
             yield family
         dropped = CounterMetricFamily(
-            "weir_zeromq_dropped", "What the ZeroMQ frontend has thrown away, with a line in the log.", labels=["kind"]
+            "weir_zeromq_dropped", "What the ZeroMQ frontend has dropped; the log names the reasons.", labels=["kind"]
         )
         for kind, count in list(self._dropped.items()):
             dropped.add_metric([kind], count)
         yield dropped
         if self._clients is not None:
-            text = f"TextClients of texts that have asked for something within {ACTIVE_FOR:g} s, of the {MOST} heard of last."
+            text = f"Clients that have sent a request for texts within {ACTIVE_FOR:g} s, of the {MAX_REMEMBERED} with the latest requests."
             yield GaugeMetricFamily("weir_text_clients", text, value=self._clients.active)
 
 
@@ -198,8 +198,13 @@ Runs = Callable[[Sequence[int]], Iterable[Sequence[int]]]
 
 
 class RunShapes(NamedTuple):
-    """How the workers of a model make rectangles of a batch: `runs` says, of the lengths of its texts, which run together (None: all do);
-    each is filled up to the longest of a run, and to `fixed_length`. Padding takes `padding_cost` of a token's time."""
+    """How the workers of a model divide a batch into runs of the network.
+
+    Attributes:
+        runs: returns the indices of the texts of each run, given the lengths of a batch's texts in tokens; None if a batch is one run.
+        fixed_length: the number of tokens to which every text is padded; 0 if only to the longest of its run.
+        padding_cost: the time that a token of padding takes, as a share of that of another token.
+    """
 
     runs: Runs | None = None
     fixed_length: int = 0
@@ -207,10 +212,9 @@ class RunShapes(NamedTuple):
 
 
 class PaddingMetrics(SilentObserver, Collector):
-    """An Observer that counts the tokens that were computed, and the padding beside them, as tokens that would have taken as long, when a batch is
-    back from its worker.
+    """An Observer that counts computed tokens and padding, the latter as tokens that take as long. It counts a batch when its worker has answered.
 
-    `models` says how each model of texts computes, by label; others are not counted.
+    `models` holds the run shapes of each text model, by the label of the model. Other models are not counted.
     """
 
     def __init__(self) -> None:
@@ -220,14 +224,14 @@ class PaddingMetrics(SilentObserver, Collector):
 
     def computed(self, model: str, dispatch: Dispatch, timing: Timing, now: float) -> None:
         """Count a batch."""
-        computing = self.models.get(model)
-        if computing is None:
+        shapes = self.models.get(model)
+        if shapes is None:
             return
         lengths = [length_of(request) for request in dispatch.requests]
-        runs = [range(len(lengths))] if computing.runs is None else computing.runs(lengths)
-        area = sum(len(run) * max(computing.fixed_length, *(lengths[place] for place in run)) for run in runs)
+        runs = [range(len(lengths))] if shapes.runs is None else shapes.runs(lengths)
+        area = sum(len(run) * max(shapes.fixed_length, *(lengths[place] for place in run)) for run in runs)
         self.tokens[model] += sum(lengths)
-        self.padding[model] += computing.padding_cost * (area - sum(lengths))
+        self.padding[model] += shapes.padding_cost * (area - sum(lengths))
 
     def collect(self) -> Iterator[Metric]:
         """Yield both families."""
@@ -246,6 +250,6 @@ class PaddingMetrics(SilentObserver, Collector):
 
 
 def length_of(request: Any) -> int:
-    """Return how many tokens the text of `request` has; of one that only the worker reads, what it was thought to have."""
+    """Return how many tokens the text of `request` has; an estimate if only the worker tokenizes it."""
     payload = request.payload
     return len(payload.ids) // 4 if isinstance(payload, Tokens) else max(1, round(request.cost))

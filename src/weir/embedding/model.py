@@ -1,21 +1,21 @@
-"""The model that workers run: texts, or the tokens of texts, in; vectors out.
+"""The model that workers run: texts or their tokens in, vectors out.
 
-Items become token ids, texts of like length run together, and shorter texts are filled up.
+Texts are tokenized, texts of similar length are computed together, and shorter texts are padded.
 """
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from weir.embedding.recipe import OF_SPECIAL_TOKENS, Pooling, chosen_recipe
-from weir.embedding.runtime import CPU, Computing, check_devices, may_use_gpu, open_runtime
-from weir.embedding.texts import Tokens
+from weir.embedding.runtime import CPU, RuntimeOptions, check_devices, device_of, may_use_gpu, open_runtime
+from weir.embedding.texts import Ids, PlainText, TextItem, Tokens, Words
 from weir.errors import InvalidRequest
 from weir.model import Measure, Model
+from weir.wire.schema import any_of
 
 if TYPE_CHECKING:
     from weir.embedding.checkpoint.reading import Checkpoint
@@ -24,58 +24,42 @@ if TYPE_CHECKING:
     from weir.embedding.tokens.tokenizer import Tokenizer
 
 
-# On a CPU larger runs gain nothing, on a GPU smaller ones are slower per text.
+# Tokens of one run of the network. On a CPU larger runs gain nothing; on a GPU smaller ones are slower per text.
 RUN_TOKENS_CPU, RUN_TOKENS_GPU = 512, 16384
 BYTES_PER_TOKEN = 4  # of ordinary English
 
-TEXT_SCHEMA = {
-    "anyOf": [
-        {"type": "string", "description": "a text"},
-        {"type": "array", "items": {"type": "string"}, "description": "a text as words"},
-        {"type": "array", "items": {"type": "integer"}, "description": "a text as token ids, special ones included"},
-        {
-            "type": "object",
-            "properties": {
-                "text": {
-                    "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": ["string", "integer"]}}],
-                    "description": "a text, its words, or its token ids",
-                },
-                "pair": {"type": "string", "description": "a second text, which belongs to the first"},
-                "is_tokenized": {"type": ["boolean", "null"], "description": "true: words are tokens as they are"},
-                "dimensions": {"type": ["integer", "null"], "minimum": 1},
-                "truncate": {"type": ["boolean", "null"]},
-                "prompt": {"type": ["string", "null"]},
-            },
-            "required": ["text"],
-            "description": "a text, or two that belong together; at a server of texts also what is wanted of them",
-        },
-    ]
-}
-VECTOR_SCHEMA = {
-    "type": "array",
-    "items": {"anyOf": [{"type": "number"}, {"type": "array", "items": {"type": "number"}}]},
-}
-
 
 class TextEncoder(Model):
-    """A sentence encoder from a directory in Hugging Face's layout.
+    """A sentence encoder from a directory in the layout of Hugging Face or sentence-transformers.
 
-    An item is `Tokens`, or a text: a string, words, token ids, in Python a tuple of two strings, elsewhere an object with `text` and `pair`; of the content type
-    application/octet-stream, token ids as int32, little-endian. An answer is a vector, or with the pooling `none` a list of them, one for each token.
+    An item is `Tokens` or a text: a string, a list of words, a list of token ids with special tokens, or a pair. A pair is a tuple of two strings in Python,
+    and elsewhere an object with `text` and `pair`. An item of the content type application/octet-stream is token ids, int32 little-endian. The output is a
+    vector, or with the pooling `none` a list of vectors, one for each token.
 
-    `pooling`, `layers`, `normalize` and `max_length` are the model's own where they are None. `devices` has one for each worker (auto, cpu, cuda, cuda:1), going round;
-    `threads` are for one run on a CPU. `fixed_length` fills every text up to `max_length` tokens, and with zeros the vectors of its tokens.
-    With `hide_special` no token attends to the first and the last, unless the pooling reads one of them.
-    `window` is that of the hierarchical pooling. `run_tokens` bounds one run of the network, in tokens with
-    what is filled up, which counts `padding_cost` times.
+    Args:
+        directory: the model's directory.
+        pooling, layers, mask_special, positions, normalize, dimensions, precision, window: see recipe.Recipe. None stands for the choice of the model's
+            files.
+        runtime, threads, compiled, gpu_memory_fraction, cache: see runtime.RuntimeOptions.
+        devices: the device of each worker, repeated if there are more workers: auto, cpu, cuda or cuda:1.
+        max_length: the most tokens of a text, special tokens included; None for the model's own limit.
+        fixed_length: pad every text to `max_length` tokens, and the vectors of its tokens with zeros.
+        truncate: whether longer texts are cut or are errors.
+        special_tokens, pair_separator: see texts.TokenizerOptions.
+        cased: whether capital letters are distinguished; None for the choice of the model's files.
+        run_tokens: the most tokens of one run of the network, where padding counts `padding_cost` times; None for a default of the device.
+        prompt: the name or the text of a prompt that is put before every text; None for the model's own.
+        hide_special: no token attends to the first and the last token, unless the pooling reads one of them.
+
+    Raises SettingsError, here or when it is loaded, naming the file or the argument and the rule.
     """
 
     # Checked item by item in `preprocess_batch`, which says what is wrong in words.
-    Input: ClassVar[Any] = Annotated[Any, msgspec.Meta(extra_json_schema=TEXT_SCHEMA)]
-    Output: ClassVar[Any] = Annotated[Any, msgspec.Meta(extra_json_schema=VECTOR_SCHEMA)]
+    Input: ClassVar[Any] = Annotated[Any, any_of(PlainText, Words, Ids, TextItem)]
+    Output: ClassVar[Any] = Annotated[Any, any_of(list[float], list[list[float]])]
     plain_texts: ClassVar[bool] = True
     padded: ClassVar[bool | None] = True
-    # Short, so that they fit where long texts are refused.
+    # Short texts, so that they fit where long texts are refused.
     examples: ClassVar[Sequence[Any]] = ("First do it", "then do it right", "then do it better")
 
     def __init__(
@@ -89,11 +73,11 @@ class TextEncoder(Model):
     ) -> None:  # fmt: skip
         check_devices(devices)
         self.directory = Path(directory)
-        self.chosen: dict[str, Any] = {
+        self.recipe_options: dict[str, Any] = {
             "pooling": pooling, "layers": layers, "mask_special": mask_special, "positions": positions,
             "normalize": normalize, "dimensions": dimensions, "precision": precision, "window": window,
         }  # fmt: skip
-        self.computing = Computing(
+        self.runtime_options = RuntimeOptions(
             runtime, threads=threads, cache=None if cache is None else Path(cache), compiled=compiled,
             gpu_memory_fraction=gpu_memory_fraction,
         )  # fmt: skip
@@ -102,7 +86,7 @@ class TextEncoder(Model):
         self.fixed_length = fixed_length
         self.hide_special = hide_special
         self.truncate = truncate
-        self.reading: dict[str, Any] = {
+        self.tokenizer_options: dict[str, Any] = {
             "lowercase": None if cased is None else not cased,
             "special_tokens": special_tokens,
             "pair_separator": pair_separator,
@@ -112,61 +96,61 @@ class TextEncoder(Model):
         self._padding_cost = padding_cost
         self._checkpoint: Checkpoint
         self._recipe: Recipe
-        self._hides: bool
-        self._texts: Texts
+        self._hides_special: bool
+        self._reader: ItemReader
         self._runtime: Runtime | None = None
 
     def load_shared(self) -> None:
-        """Read the model's files, make its graph if there is none yet, and open it where that leaves no thread behind."""
+        """Read the model's files and build its graph if the cache has none. Open the graph too if that starts no thread, as workers are forked."""
         from weir.embedding.checkpoint.reading import read_for
-        from weir.embedding.texts import TokenizerOptions, prompt_of_server
+        from weir.embedding.texts import TokenizerOptions, server_prompt
 
-        self._checkpoint = checkpoint = read_for(self.computing.kind, self.directory)
-        self._recipe = chosen_recipe(checkpoint, **self.chosen)
-        self._hides = self.hide_special and not set(self._recipe.poolings) & set(OF_SPECIAL_TOKENS)
-        self._longest = min(self.max_length or checkpoint.max_length, checkpoint.architecture.max_length)
+        self._checkpoint = checkpoint = read_for(self.runtime_options.kind, self.directory)
+        self._recipe = chosen_recipe(checkpoint, **self.recipe_options)
+        self._hides_special = self.hide_special and not set(self._recipe.poolings) & set(OF_SPECIAL_TOKENS)
+        self._max_length = min(self.max_length or checkpoint.max_length, checkpoint.architecture.max_length)
         self._pad_id = checkpoint.architecture.pad_id
-        prompt = prompt_of_server(self.prompt, checkpoint.prompts)
-        tokenizer = checkpoint.tokenizer(TokenizerOptions(**self.reading, prompt=prompt))
+        prompt = server_prompt(self.prompt, checkpoint.prompts)
+        tokenizer = checkpoint.tokenizer(TokenizerOptions(**self.tokenizer_options, prompt=prompt))
         vocabulary = checkpoint.architecture.vocab_size
-        self._texts = Texts(tokenizer, max_length=self._longest, truncate=self.truncate, vocabulary=vocabulary)
-        if self.computing.threads == 1 and not self.computing.compiled and not may_use_gpu(self.devices):
-            self._runtime = open_runtime(checkpoint, self._recipe, self.computing, CPU)
+        self._reader = ItemReader(tokenizer, max_length=self._max_length, truncate=self.truncate, vocabulary=vocabulary)
+        if self.runtime_options.threads == 1 and not self.runtime_options.compiled and not may_use_gpu(self.devices):
+            self._runtime = open_runtime(checkpoint, self._recipe, self.runtime_options, CPU)
 
     def load(self) -> None:
         """Open the model on this worker's device, if it is not open yet."""
-        from weir.embedding.runtime import device_of
-
         if self._runtime is None:
-            device = device_of(self.computing.kind, self.devices, self.worker_index)
-            self._runtime = open_runtime(self._checkpoint, self._recipe, self.computing, device)
+            device = device_of(self.runtime_options.kind, self.devices, self.worker_index)
+            self._runtime = open_runtime(self._checkpoint, self._recipe, self.runtime_options, device)
         if self.run_tokens is None:
             self.run_tokens = RUN_TOKENS_CPU if self._runtime.device == CPU else RUN_TOKENS_GPU
 
     def preprocess_batch(self, items: list[Any]) -> list[Any]:
-        """Return the token ids of each item, which is tokenised if it is not yet; InvalidRequest in the place of a wrong one."""
-        return self._texts.read(items)
+        """Return the TokenIds of each item, or an InvalidRequest in its place."""
+        return self._reader.read(items)
 
     def predict(self, batch: "list[TokenIds]") -> list[Any]:
-        """Encode texts of similar length together, so that little is filled up."""
+        """Return the vector of each text, float32 [dimensions], or [tokens, dimensions] for the pooling `none`.
 
+        Texts of similar length are computed together, so that there is little padding.
+        """
         assert self._runtime is not None
         answers: list[Any] = [None] * len(batch)
-        fixed = self._longest if self.fixed_length else None
+        fixed = self._max_length if self.fixed_length else None
         lengths = [fixed or len(text.ids) for text in batch]
         for places in runs(lengths, self.run_tokens or 1, self._padding_cost):
             texts = [batch[place] for place in places]
-            inputs = filled(
-                texts, pad_id=self._pad_id, mask_special=self._recipe.mask_special, length=fixed, hide_special=self._hides,
+            inputs = padded_inputs(
+                texts, pad_id=self._pad_id, mask_special=self._recipe.mask_special, length=fixed, hide_special=self._hides_special,
             )  # fmt: skip
             for place, vector in zip(places, self._runtime.run(*inputs), strict=True):
                 answers[place] = vector
         if self._recipe.pooling is Pooling.NONE:
-            answers = [self._of_tokens(vectors, len(text.ids)) for vectors, text in zip(answers, batch, strict=True)]
+            answers = [self._trim(vectors, len(text.ids)) for vectors, text in zip(answers, batch, strict=True)]
         return answers
 
-    def _of_tokens(self, vectors: Any, count: int) -> Any:
-        """Cut off what was filled up, or with a fixed length make it zeros."""
+    def _trim(self, vectors: Any, count: int) -> Any:
+        """Return the vectors of a text's `count` tokens: without those of padding, or with a fixed length with zeros for them."""
         if not self.fixed_length:
             return vectors[:count]
         vectors[count:] = 0
@@ -174,12 +158,12 @@ class TextEncoder(Model):
 
     @classmethod
     def measure(cls, item: Any) -> Measure:
-        """Say how many tokens an item has: exactly if they are known, else estimated from its length."""
-        return Measure(cost=float(tokens_in(item)))
+        """Return the number of tokens of an item as its cost: exact for tokens, else estimated from its size."""
+        return Measure(cost=float(estimated_tokens(item)))
 
 
-def tokens_in(item: Any) -> int:
-    """Return how many tokens `item` has; of a text, about how many."""
+def estimated_tokens(item: Any) -> int:
+    """Return how many tokens `item` has, at least 1: exact for tokens and token ids, an estimate for texts."""
     if isinstance(item, Tokens):
         return max(len(item.ids) // 4, 1)
     if isinstance(item, (bytes, bytearray, memoryview)):
@@ -187,14 +171,14 @@ def tokens_in(item: Any) -> int:
     if isinstance(item, str):
         return 3 + len(item) // BYTES_PER_TOKEN
     if isinstance(item, dict):
-        return sum(map(tokens_in, item.values())) or 1
+        return sum(map(estimated_tokens, item.values())) or 1
     if isinstance(item, (list, tuple)):
         return sum(3 + len(part) // BYTES_PER_TOKEN if isinstance(part, str) else 1 for part in item) or 1
     return 1
 
 
 class Inputs(NamedTuple):
-    """What a runtime takes, all [texts, length]: see Runtime.run."""
+    """The arguments of Runtime.run, all [texts, length]."""
 
     ids: NDArray[Any]
     mask: NDArray[Any]
@@ -203,17 +187,17 @@ class Inputs(NamedTuple):
 
 
 class TokenIds(NamedTuple):
-    """One text's token ids, and where its second text begins: 0 if it has none."""
+    """The token ids of one text, int32 [tokens], and the index at which the second text of a pair begins, 0 for a single text."""
 
     ids: NDArray[Any]
     second: int
 
 
 def runs(lengths: Sequence[int], run_tokens: int, padding_cost: float = 1.0) -> Iterator[list[int]]:
-    """Cut texts of these lengths into runs; yield the places of each, texts of like length together, short ones first.
+    """Divide texts of these lengths, in tokens, into runs of the network. Yield the indices of the texts of each run, the shortest texts first.
 
-    A run of n texts, filled up to its longest, has at most `run_tokens` tokens, where one of padding counts `padding_cost`; a text that is
-    longer than that runs alone.
+    The texts of a run are padded to its longest. A run has at most `run_tokens` tokens, where a token of padding counts `padding_cost`. A longer text is a
+    run of its own.
     """
     run: list[int] = []
     tokens = 0
@@ -228,13 +212,13 @@ def runs(lengths: Sequence[int], run_tokens: int, padding_cost: float = 1.0) -> 
         yield run
 
 
-def filled(
+def padded_inputs(
     texts: Sequence[TokenIds], *, pad_id: int, mask_special: bool, length: int | None = None, hide_special: bool = False
 ) -> Inputs:
-    """Return the arrays of one run, filled up with `pad_id` to the longest text, or to `length` tokens.
+    """Return the arrays of one run, padded with `pad_id` to its longest text, or to `length` tokens.
 
-    With `mask_special` the first token and the last of a text do not count in the pooling, unless it has no others. With `hide_special` they,
-    and the one before the second text, are not there for the other tokens either: they keep their places, and nobody looks at them.
+    With `mask_special` the first and the last token of a text have the weight 0 in the pooling, unless the text has no other token. With
+    `hide_special` these tokens, and the one before the second text of a pair, are also masked in attention; positions do not change.
     """
     shape = len(texts), length or max(len(text.ids) for text in texts)
     ids = np.full(shape, pad_id, np.int32)
@@ -254,11 +238,11 @@ def filled(
     return Inputs(ids, mask, types, pool)
 
 
-KINDS = "must be a text, a list of words or of token ids, or an object with `text` and perhaps `pair`"
+ITEM_RULE = "must be a text, a list of words or of token ids, or an object with `text` and perhaps `pair`"
 
 
-class Texts:
-    """Reads the items of a model: `vocabulary` is the number of its tokens, `max_length` the most that a text may have."""
+class ItemReader:
+    """Turns items into token ids. Token ids must be below `vocabulary`; a text has at most `max_length` tokens, and longer ones are cut if `truncate`."""
 
     def __init__(self, tokenizer: "Tokenizer", *, max_length: int, truncate: bool, vocabulary: int) -> None:
         self._tokenizer = tokenizer
@@ -267,7 +251,7 @@ class Texts:
         self._vocabulary = vocabulary
 
     def read(self, items: Sequence[Any]) -> list[TokenIds | InvalidRequest]:
-        """Return what each item is, in order; an error in the place of one that is wrong."""
+        """Return the token ids of each item, or the error in its place. Texts are tokenized in one call."""
         results: list[Any] = [self._tokens(item) for item in items]
         texts = [(place, _text(items[place])) for place, result in enumerate(results) if result is None]
         good = [(place, text) for place, text in texts if not isinstance(text, InvalidRequest)]
@@ -279,7 +263,7 @@ class Texts:
         return results
 
     def _tokens(self, item: Any) -> TokenIds | InvalidRequest | None:
-        """Return what an item of token bytes is; None for any other."""
+        """Return the token ids of an item that is bytes, alone or with the index of the second text, or its error; None for another item."""
         ids, second = item if isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], bytes) else (item, 0)
         if not isinstance(ids, bytes):
             return None
@@ -306,11 +290,11 @@ class Texts:
 
 
 def _text(item: Any) -> Any:
-    """Return the item as one of the forms of Text."""
+    """Return the item as a Text, or an error."""
     if isinstance(item, dict):
         if not {"text"} <= item.keys() <= {"text", "pair"} or not all(isinstance(part, str) for part in item.values()):
-            return InvalidRequest(f"an object with {sorted(map(str, item))}: {KINDS}, all strings")
+            return InvalidRequest(f"an object with {sorted(map(str, item))}: {ITEM_RULE}, all strings")
         return (item["text"], item["pair"]) if "pair" in item else item["text"]
     if isinstance(item, (str, list, tuple)):
         return item
-    return InvalidRequest(f"an item of type {type(item).__name__}: {KINDS}")
+    return InvalidRequest(f"an item of type {type(item).__name__}: {ITEM_RULE}")

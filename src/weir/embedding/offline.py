@@ -1,7 +1,7 @@
-"""What `weir embed layers` and `weir embed search` compute, in the command's own process.
+"""The computations of `weir embed layers` and `weir embed search`, in the command's own process.
 
-`study_layers` encodes labelled texts with every layer of a model and measures how far each layer keeps the labels apart. `search` finds the
-texts that are nearest to a query.
+`study_layers` encodes labelled texts with every layer of a model and measures how well each layer separates the labels. `search` finds the texts that are
+nearest to a query.
 """
 
 import csv
@@ -20,31 +20,38 @@ from weir.errors import SettingsError
 from weir.figures import COLOURS, MARKERS, figure
 
 Floats = NDArray[Any]
-Progress = Callable[[int, int], None]  # how many texts are done, of how many
+Progress = Callable[[int, int], None]  # called with the number of texts that are done, and of all texts
 
 POOLINGS = ("mean", "max", "cls")
-LARGEST = 1 << 28  # bytes of a file of texts
-_TOGETHER = 32  # texts between two steps of a progress bar
-_WIDEST = 4  # panels in a row of the picture
+MAX_FILE_BYTES = 1 << 28  # of a file of texts
+_GROUP = 32  # texts between two steps of the progress
+_MAX_COLUMNS = 4  # panels in a row of the figure
 
 
 class Separation(NamedTuple):
-    """`knn_accuracy`: the share of texts whose nearest neighbours have its label in their majority. `silhouette`: from -1 to 1, how much nearer a text
-    is to its own class than to the next (Rousseeuw, 1987)."""
+    """How well vectors separate labels.
+
+    Attributes:
+        knn_accuracy: the share of texts whose label is the most frequent one among their nearest neighbours.
+        silhouette: the mean silhouette, from -1 to 1: how much nearer a text is to its own class than to the nearest other one (Rousseeuw, 1987).
+    """
 
     knn_accuracy: float
     silhouette: float
 
 
 def separation(vectors: Floats, labels: Sequence[str], neighbours: int = 5) -> Separation:
-    """Measure `vectors`, [texts, dimensions], by cosine distance. Raises SettingsError for fewer than two classes, or a class of one text."""
+    """Measure how well `vectors` [texts, dimensions] separate `labels`, by cosine distance and with so many `neighbours`.
+
+    Raises SettingsError for fewer than two classes, or a class of one text.
+    """
     check_labels(labels)
     distances = cosine_distances(vectors)
     return Separation(_knn_accuracy(distances, labels, neighbours), _silhouette(distances, labels))
 
 
 def check_labels(labels: Sequence[str]) -> None:
-    """Raise SettingsError unless there are two classes of two texts each, at least."""
+    """Raise SettingsError unless there are at least two classes, each with at least two texts."""
     sizes = Counter(labels)
     if len(sizes) < 2:
         raise SettingsError(f"labels: there is one class, {labels[0]!r}; there must be two or more")
@@ -54,13 +61,13 @@ def check_labels(labels: Sequence[str]) -> None:
 
 
 def cosine_distances(vectors: Floats) -> Floats:
-    """Return 1 - cosine of each with each, [texts, texts]."""
+    """Return 1 - cosine for each pair of vectors, [texts, texts]."""
     unit = unit_vectors(vectors)
     return 1.0 - unit @ unit.T
 
 
 def unit_vectors(vectors: Floats) -> Floats:
-    """Return `vectors` at length 1; one of length 0 stays what it is."""
+    """Return `vectors` scaled to length 1; a vector of zeros stays zeros."""
     lengths = np.linalg.norm(vectors.astype(np.float64), axis=-1, keepdims=True)
     return vectors / np.where(lengths, lengths, 1.0)
 
@@ -70,12 +77,14 @@ def _knn_accuracy(distances: Floats, labels: Sequence[str], neighbours: int) -> 
     np.fill_diagonal(others, np.inf)  # no text is its own neighbour
     count = min(neighbours, len(labels) - 1)
     nearest = np.argsort(others, axis=1, kind="stable")[:, :count]
-    right = sum(_voted([labels[place] for place in row]) == label for row, label in zip(nearest, labels, strict=True))
-    return right / len(labels)
+    correct = sum(
+        _majority_label([labels[place] for place in row]) == label for row, label in zip(nearest, labels, strict=True)
+    )
+    return correct / len(labels)
 
 
-def _voted(labels: list[str]) -> str:
-    """Return the label that most have; among equals that of the nearest."""
+def _majority_label(labels: list[str]) -> str:
+    """Return the most frequent label; of several, that of the nearest neighbour. `labels` are those of the neighbours, the nearest first."""
     counts = Counter(labels)
     return max(counts, key=lambda label: (counts[label], -labels.index(label)))
 
@@ -95,7 +104,7 @@ def _silhouette(distances: Floats, labels: Sequence[str]) -> float:
 
 
 def principal_plane(vectors: Floats) -> tuple[Floats, float]:
-    """Return [texts, 2], the coordinates along the two directions of most variance (PCA), and the share of it that they hold."""
+    """Return the coordinates [texts, 2] along the two directions of greatest variance (PCA), and their share of the variance."""
     centred = vectors.astype(np.float64) - vectors.mean(axis=0)
     left, sizes, _ = np.linalg.svd(centred, full_matrices=False)
     plane = np.zeros((len(vectors), 2))
@@ -109,26 +118,25 @@ def _quiet(done: int, of: int) -> None:
     """Show nothing."""
 
 
-def encode(directory: Path, texts: Sequence[str], progress: Progress = _quiet, **chosen: Any) -> NDArray[np.float32]:
-    """Return the vectors of `texts`, [texts, dimensions]; `chosen` are arguments of TextEncoder.
+def encode(directory: Path, texts: Sequence[str], progress: Progress = _quiet, **options: Any) -> NDArray[np.float32]:
+    """Return the vectors of `texts`, [texts, dimensions]. `options` are arguments of TextEncoder.
 
-    Raises SettingsError naming a text that cannot be read.
+    Raises SettingsError if the model cannot be loaded, or naming an invalid text.
     """
-    model = _opened(directory, **chosen)
-    vectors = [vector for _, group in _groups(model, texts, progress) for vector in group]
-    return np.stack(vectors)
+    model = _load_model(directory, **options)
+    return np.stack([vector for group in _groups(model, texts, progress) for vector in group])
 
 
 def encode_layers(
-    directory: Path, texts: Sequence[str], layers: int, progress: Progress = _quiet, **chosen: Any
+    directory: Path, texts: Sequence[str], layers: int, progress: Progress = _quiet, **options: Any
 ) -> dict[str, NDArray[np.float32]]:
-    """Return for each of POOLINGS the vectors of `texts` in each layer, [layers, texts, dimensions], the first layer first.
+    """Return for each of POOLINGS the vectors of `texts` in each of the last `layers` layers, [layers, texts, dimensions], in order of the layers.
 
-    The special tokens count in `mean` and `max`, as they do when a model is served without `--mask-special`.
+    The special tokens count in `mean` and `max`, as when a model is served without `--mask-special`. Raises SettingsError as `encode` does.
     """
-    model = _opened(directory, pooling="none", layers=tuple(range(-layers, 0)), normalize=False, **chosen)
+    model = _load_model(directory, pooling="none", layers=tuple(range(-layers, 0)), normalize=False, **options)
     pooled: dict[str, list[Any]] = {name: [] for name in POOLINGS}
-    for _, group in _groups(model, texts, progress):
+    for group in _groups(model, texts, progress):
         for tokens in group:
             each = tokens.reshape(len(tokens), layers, -1)
             for name, vector in (("mean", each.mean(axis=0)), ("max", each.max(axis=0)), ("cls", each[0])):
@@ -136,25 +144,26 @@ def encode_layers(
     return {name: np.stack(vectors, axis=1) for name, vectors in pooled.items()}
 
 
-def _opened(directory: Path, **chosen: Any) -> TextEncoder:
-    model = TextEncoder(str(directory), **chosen)
+def _load_model(directory: Path, **options: Any) -> TextEncoder:
+    model = TextEncoder(str(directory), **options)
     model.load_shared()
     model.load()
     return model
 
 
-def _groups(model: TextEncoder, texts: Sequence[str], progress: Progress) -> Iterator[tuple[int, list[Any]]]:
-    for start in range(0, len(texts), _TOGETHER):
-        read = model.preprocess_batch(list(texts[start : start + _TOGETHER]))
-        for place, each in enumerate(read, start):
+def _groups(model: TextEncoder, texts: Sequence[str], progress: Progress) -> Iterator[list[Any]]:
+    """Yield the vectors of the texts, a group at a time."""
+    for start in range(0, len(texts), _GROUP):
+        tokenized = model.preprocess_batch(list(texts[start : start + _GROUP]))
+        for place, each in enumerate(tokenized, start):
             if isinstance(each, Exception):
                 raise SettingsError(f"text {place + 1}: {each}")
-        yield start, model.predict(read)
-        progress(min(start + _TOGETHER, len(texts)), len(texts))
+        yield model.predict(tokenized)
+        progress(min(start + _GROUP, len(texts)), len(texts))
 
 
-class Hit(NamedTuple):
-    """A text, its place in the file (from 1), and the cosine of its vector and the query's."""
+class SearchHit(NamedTuple):
+    """A text that was found: its place among the texts, from 1, and the cosine of its vector and that of the query."""
 
     place: int
     text: str
@@ -162,38 +171,43 @@ class Hit(NamedTuple):
 
 
 def search(
-    directory: Path, texts: Sequence[str], query: str, top: int, progress: Progress = lambda done, of: None,
-    **chosen: Any,
-) -> list[Hit]:  # fmt: skip
-    """Return the `top` texts nearest to `query`, the nearest first. Raises SettingsError naming a text that cannot be read."""
-    wanted = encode(directory, [query], **chosen)
-    similarities = unit_vectors(encode(directory, texts, progress, **chosen)) @ unit_vectors(wanted)[0]
+    directory: Path, texts: Sequence[str], query: str, top: int, progress: Progress = _quiet,
+    **options: Any,
+) -> list[SearchHit]:  # fmt: skip
+    """Return the `top` texts with the greatest cosine to `query`, in that order. Raises SettingsError as `encode` does."""
+    wanted = encode(directory, [query], **options)
+    similarities = unit_vectors(encode(directory, texts, progress, **options)) @ unit_vectors(wanted)[0]
     nearest = np.argsort(-similarities, kind="stable")[:top]
-    return [Hit(int(place) + 1, texts[place], float(similarities[place])) for place in nearest]
+    return [SearchHit(int(place) + 1, texts[place], float(similarities[place])) for place in nearest]
 
 
-class Labelled(NamedTuple):
-    """Texts, and the label of each; "" where there is none."""
+class LabelledTexts(NamedTuple):
+    """Texts, and the label of each: "" for a text without one."""
 
     texts: list[str]
     labels: list[str]
 
 
-def read_labelled(path: Path, *, labels: bool = True) -> Labelled:
-    """Return the texts of a file, with `labels` those that each must have.
+def read_labelled(path: Path, *, labels: bool = True) -> LabelledTexts:
+    """Return the texts of a file and their labels. With `labels`, each text must have one.
 
-    .jsonl: an object per line with `text` and `label`, or without labels a string. .csv and .tsv: a first line that names the columns text and
-    label. Any other file: a text per line, before it its label and a tab. Empty lines are passed over. Raises SettingsError naming the line.
+    The format depends on the suffix. Empty lines are skipped.
+
+    - .jsonl, .ndjson: each line is an object with `text` and `label`, or a string without a label;
+    - .csv, .tsv: the first line names the columns, among them text and label;
+    - others: each line is a label, a tab and a text, or a text without a label.
+
+    Raises SettingsError naming the file, the line and the rule.
     """
     try:
-        if path.stat().st_size > LARGEST:
-            raise SettingsError(f"{path}: is larger than {LARGEST >> 20} MiB")
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise SettingsError(f"{path}: is larger than {MAX_FILE_BYTES >> 20} MiB")
         content = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path}: cannot be read: {error}") from error
-    read = {".jsonl": _json_lines, ".ndjson": _json_lines, ".csv": _table, ".tsv": _table}.get(path.suffix, _lines)
-    found = Labelled([], [])
-    for number, text, label in read(path, content):
+    parse = {".jsonl": _json_lines, ".ndjson": _json_lines, ".csv": _table, ".tsv": _table}.get(path.suffix, _lines)
+    found = LabelledTexts([], [])
+    for number, text, label in parse(path, content):
         if not text.strip():
             raise SettingsError(f"{path}, line {number}: has no text")
         if labels and not label:
@@ -233,8 +247,14 @@ def _lines(path: Path, content: str) -> Any:
             yield (number, text, label) if tab else (number, line, "")
 
 
-class Layers(NamedTuple):
-    """`vectors` by pooling, [layers, texts, dimensions]; `separations` by pooling, one for each layer, the first layer first."""
+class LayerStudy(NamedTuple):
+    """The vectors of labelled texts in every layer, and how well each layer separates the labels.
+
+    Attributes:
+        labels: the label of each text.
+        vectors: by pooling, [layers, texts, dimensions].
+        separations: by pooling, a separation for each layer in order.
+    """
 
     labels: list[str]
     vectors: dict[str, NDArray[np.float32]]
@@ -243,23 +263,23 @@ class Layers(NamedTuple):
 
 def study_layers(
     directory: Path, texts: Sequence[str], labels: Sequence[str], *, neighbours: int = 5,
-    progress: Progress = lambda done, of: None, **chosen: Any,
-) -> Layers:  # fmt: skip
-    """Encode `texts` with every layer of the model and every pooling of POOLINGS, and measure how far they keep `labels` apart.
+    progress: Progress = _quiet, **options: Any,
+) -> LayerStudy:  # fmt: skip
+    """Encode `texts` with every layer of the model and every pooling of POOLINGS, and measure how well each separates `labels`.
 
-    `chosen` are arguments of TextEncoder, such as max_length. Raises SettingsError.
+    `options` are arguments of TextEncoder, such as max_length. Raises SettingsError as `separation` and `encode` do.
     """
     check_labels(labels)
     count = read_checkpoint(directory).architecture.layers
-    vectors = encode_layers(directory, texts, count, progress, **chosen)
+    vectors = encode_layers(directory, texts, count, progress, **options)
     separations = {
         pooling: [separation(of_layer, labels, neighbours) for of_layer in found] for pooling, found in vectors.items()
     }
-    return Layers(list(labels), vectors, separations)
+    return LayerStudy(list(labels), vectors, separations)
 
 
-def table(layers: Layers) -> list[list[str]]:
-    """Return the table's lines, the names of its columns first: a line for each layer, the last one -1."""
+def table(layers: LayerStudy) -> list[list[str]]:
+    """Return the rows of a table, the names of the columns first: a row for each layer, counted from the end, so that the last is -1."""
     names = [f"{pooling}: {what}" for pooling in POOLINGS for what in ("kNN accuracy", "silhouette")]
     lines = [["layer", *names]]
     count = len(layers.separations[POOLINGS[0]])
@@ -269,20 +289,25 @@ def table(layers: Layers) -> list[list[str]]:
     return lines
 
 
-def to_dict(layers: Layers) -> dict[str, Any]:
-    """Return the numbers, JSON-able: by pooling, by layer."""
+def as_dict(layers: LayerStudy) -> dict[str, Any]:
+    """Return the separations as JSON: by pooling, then by layer, counted from the end."""
     return {
         pooling: {str(place - len(found)): each._asdict() for place, each in enumerate(found)}
         for pooling, found in layers.separations.items()
     }
 
 
-def draw(layers: Layers, path: Path, pooling: str = "mean") -> None:
-    """Write `path` as PNG and SVG: a panel per layer, each its own two directions of most variance; a colour and a mark per label."""
+def draw(layers: LayerStudy, path: Path, pooling: str = "mean") -> None:
+    """Draw the figure `path` as PNG and SVG. Each layer has a panel with the plane of greatest variance of its vectors; each label a colour and a mark.
+
+    Raises SettingsError for a pooling that is not in POOLINGS.
+    """
     if pooling not in POOLINGS:
         raise SettingsError(f"pooling={pooling!r}: must be one of {', '.join(POOLINGS)}")
     found, classes = layers.vectors[pooling], sorted(set(layers.labels))
-    columns = next((each for each in (_WIDEST, _WIDEST - 1) if len(found) % each == 0), min(_WIDEST, len(found)))
+    columns = next(
+        (each for each in (_MAX_COLUMNS, _MAX_COLUMNS - 1) if len(found) % each == 0), min(_MAX_COLUMNS, len(found))
+    )
     rows = -(-len(found) // columns)
     labels = np.array(layers.labels)
     with figure(path, rows, columns, size=(3.0 * columns, 2.9 * rows + 0.6)) as (drawing, axes):
@@ -305,7 +330,7 @@ def _draw_panel(panel: Any, vectors: NDArray[Any], labels: NDArray[Any], classes
     for number, label in enumerate(classes):
         own = plane[labels == label]
         marks = {"marker": MARKERS[number % len(MARKERS)], "color": COLOURS[number % len(COLOURS)]}
-        width = 0.8 if marks["marker"] == "x" else 0.0  # which is nothing but lines
+        width = 0.8 if marks["marker"] == "x" else 0.0  # an x consists of lines alone
         panel.scatter(own[:, 0], own[:, 1], s=9, alpha=0.75, linewidths=width, label=label, **marks)
     panel.set(xticks=[], yticks=[])
     panel.set_xlabel(f"{share:.0%} of the variance", fontsize=7)

@@ -1,15 +1,17 @@
 """OpenAI's endpoints: POST /v1/embeddings, GET /v1/models.
 
-A text that is longer than the model reads is cut, unless the server was told not to; the answer says so in `truncated` and
-in the header X-Weir-Truncated. OpenAI's own refuses it.
+A text that is longer than the model reads is cut, unless the settings refuse it. The answer names the texts that were cut in `truncated`, and their number
+in the header X-Weir-Truncated. OpenAI itself refuses such texts.
 """
 
 import time
 from base64 import b64encode
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
+import msgspec
+from msgspec import Meta, Struct
 from numpy.typing import NDArray
 from starlette.routing import Route
 
@@ -19,24 +21,22 @@ from weir.embedding.exchange import (
     TextOptions,
     as_json,
     check_text,
-    read_field,
     read_json,
     truncated_places,
 )
-from weir.embedding.http import (
-    DIMENSIONS_SCHEMA,
-    IDS_SCHEMA,
-    PROMPT_SCHEMA,
-    TEXT_SCHEMA,
-    TRUNCATE_SCHEMA,
-    TRUNCATED_SCHEMA,
-    HttpTexts,
-    Listing,
-    Schema,
-    described_call,
-    described_page,
+from weir.embedding.http import HttpTexts, Listing, described_call
+from weir.embedding.texts import (
+    TOO_LONG,
+    Dimensions,
+    Encoded,
+    Encodes,
+    Ids,
+    PlainText,
+    Prompt,
+    Text,
+    Truncate,
+    Truncated,
 )
-from weir.embedding.texts import TOO_LONG, Encoded, Encodes, Text
 from weir.errors import (
     CapacityError,
     InvalidRequest,
@@ -51,14 +51,16 @@ from weir.errors import (
     brief,
 )  # fmt: skip
 from weir.frontends.http.asgi import AsgiCall, Endpoint
+from weir.frontends.http.openapi import operation
 from weir.protocols.response import Headers, HttpResponse, encode_safely, error_headers, error_value
 from weir.protocols.status import http_code
+from weir.wire.schema import any_of, wrong_field
 
 JSON_HEADER = (b"content-type", b"application/json")
 
 
-def of_input(error: BaseException) -> BaseException:
-    """Return what is wrong with a text as what is wrong with `input`: an encoder knows texts, whatever the field is called."""
+def with_input_field(error: BaseException) -> BaseException:
+    """Return `error` with the field `input` in place of `texts`, which is the encoder's name for it."""
     if type(error) is InvalidRequest and error.message.startswith("texts["):
         details = error.details if isinstance(error.details, dict) else {}
         return InvalidRequest("input" + error.message.removeprefix("texts"), details={**details, "param": "input"})
@@ -66,15 +68,30 @@ def of_input(error: BaseException) -> BaseException:
 
 
 def wrong(message: str, param: str | None = None) -> InvalidRequest:
-    """Return the error about the field `param`."""
+    """Return the InvalidRequest for the field `param`."""
     return InvalidRequest(message, details={"param": param})
+
+
+class OpenAIErrorValue(TypedDict):
+    """The inner part of an error's document. `param` is the field that is wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class OpenAIError(TypedDict):
+    """The document of an error."""
+
+    error: OpenAIErrorValue
 
 
 def error_answer(error: BaseException, *, development: bool = False) -> HttpResponse:
     """Return the answer for `error` in OpenAI's shape, `{"error": {"message", "type", "param", "code"}}`."""
     details = error.details if isinstance(error, WeirError) and isinstance(error.details, dict) else {}
     value = error_value(error, development=development)
-    document = {
+    document: OpenAIErrorValue = {
         "message": value["message"], "type": _type_of(error), "param": details.get("param"), "code": _code_of(error, details),
     }  # fmt: skip
     if isinstance(error, ModelNotFound):
@@ -82,10 +99,10 @@ def error_answer(error: BaseException, *, development: bool = False) -> HttpResp
     return HttpResponse(http_code(error), error_headers(error), encode_safely({"error": document}))
 
 
-def no_such_path(path: str, there_are: str) -> HttpResponse:
-    """Return the answer for a path that is not there."""
-    document = {
-        "message": f"{path}: there is no such path; there are {there_are}", "type": "invalid_request_error", "param": None,
+def no_such_path(path: str, known: str) -> HttpResponse:
+    """Return the answer for a path that does not exist. `known` lists the paths that exist."""
+    document: OpenAIErrorValue = {
+        "message": f"{path}: there is no such path; there are {known}", "type": "invalid_request_error", "param": None,
         "code": "unknown_url",
     }  # fmt: skip
     return HttpResponse(404, [JSON_HEADER], encode_safely({"error": document}))
@@ -103,7 +120,7 @@ def _code_of(error: BaseException, details: Mapping[str, Any]) -> str | None:
     return next((code for kind, code in _CODES.items() if isinstance(error, kind)), None)
 
 
-# OpenAI's own words where it has any; the others say what our error is called.
+# OpenAI's codes where it has one; the other codes are named after our errors.
 _CODES: dict[type[BaseException], str] = {
     ModelNotFound: "model_not_found",
     MethodNotAllowed: "method_not_allowed",
@@ -117,14 +134,78 @@ _CODES: dict[type[BaseException], str] = {
 
 
 NAME = "openai"
-FIELDS = ("input", "model", "encoding_format", "dimensions", "user", "truncate", "prompt")
-# What OpenAI's clients, or programs that are made for several servers, may add, and what changes no vector.
-IGNORED = ("safety_identifier", "prompt_cache_key", "metadata", "store", "service_tier")
 FORMATS = ("float", "base64")
 
 _PATHS = {"embeddings": "POST", "models": "GET"}
-_LONGEST_USER = 512  # characters: the latest users are remembered
-_MOST_TOKENS = 1 << 31  # the first number that is no token id
+_SOME = Meta(min_length=1)
+_LONGEST_USER = 512  # characters, as the latest users are kept in memory
+_MOST_TOKENS = 1 << 31  # token ids are below this
+
+
+class EmbeddingsRequest(Struct, forbid_unknown_fields=True):
+    """A request for the vectors of texts. A field that is null counts as not given."""
+
+    input: Annotated[Any, any_of(PlainText, Annotated[list[PlainText], _SOME], Ids, Annotated[list[Ids], _SOME])]
+    model: Annotated[str | None, Meta(description="the first one if it is not given")] = None
+    encoding_format: Annotated[str | None, Meta(extra_json_schema={"enum": [*FORMATS, None]})] = None
+    dimensions: Dimensions = None
+    user: Annotated[str | None, Meta(extra_json_schema={"maxLength": _LONGEST_USER})] = None
+    truncate: Truncate = None
+    prompt: Prompt = None
+    # Fields of OpenAI's clients, or of programs for several servers, that do not affect the vectors.
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+    metadata: Any = None
+    store: Any = None
+    service_tier: Any = None
+
+
+class NumberedVector(TypedDict):
+    """The vector of one text."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: Annotated[Any, any_of(list[float], Annotated[str, Meta(description="base64 of float32, little-endian")])]
+
+
+class TokenUsage(TypedDict):
+    """How many tokens the texts have."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingsLead(TypedDict):
+    """What is answered beside the vectors."""
+
+    object: Literal["list"]
+    model: str
+    usage: TokenUsage
+    truncated: NotRequired[Truncated]
+
+
+class EmbeddingsAnswer(EmbeddingsLead):
+    """The vectors of texts, in order."""
+
+    data: list[NumberedVector]
+
+
+class TextModelCard(TypedDict):
+    """A model of texts."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    dimensions: int
+    max_length: int
+
+
+class TextModelList(TypedDict):
+    """The models of texts."""
+
+    object: Literal["list"]
+    data: list[TextModelCard]
 
 
 class OpenAI:
@@ -146,27 +227,25 @@ class OpenAI:
         ]
 
     async def list_models(self, call: AsgiCall) -> HttpResponse:
-        """List the models."""
-        listed = [self._described(encoder) for encoder in self._context.encoders.values()]
-        return HttpResponse(200, [JSON_HEADER], encode_safely({"object": "list", "data": listed}))
+        """Return the list of the models."""
+        cards = [self._card(encoder) for encoder in self._context.encoders.values()]
+        return HttpResponse(200, [JSON_HEADER], encode_safely(TextModelList(object="list", data=cards)))
 
     async def show_model(self, call: AsgiCall) -> HttpResponse:
-        """Describe one model."""
-        return HttpResponse(
-            200, [JSON_HEADER], encode_safely(self._described(self._context.encoder(call.path["model"])))
-        )
+        """Return the description of one model. Raises ModelNotFound."""
+        return HttpResponse(200, [JSON_HEADER], encode_safely(self._card(self._context.encoder(call.path["model"]))))
 
     async def refuse_path(self, call: AsgiCall) -> HttpResponse:
-        """Refuse a path that is not there, or a method that does not belong."""
+        """Answer a path that does not exist. Raises MethodNotAllowed for a path that does."""
         path = call.path["path"]
         name = "models" if path.startswith("models/") else path
         if name in _PATHS:
             raise MethodNotAllowed(f"/v1/{path}: takes {_PATHS[name]} only", details={"allow": [_PATHS[name]]})
-        there_are = ", ".join(f"{method} /v1/{name}" for name, method in _PATHS.items())
+        known = ", ".join(f"{method} /v1/{name}" for name, method in _PATHS.items())
         self._context.counts.refused("", NAME, 404)
-        return no_such_path(f"/v1/{path}", there_are)
+        return no_such_path(f"/v1/{path}", known)
 
-    def _described(self, encoder: Encodes) -> dict[str, Any]:
+    def _card(self, encoder: Encodes) -> TextModelCard:
         return {
             "id": encoder.name, "object": "model", "created": self._since, "owned_by": "weir",
             "dimensions": encoder.dimensions, "max_length": encoder.max_length,
@@ -174,28 +253,26 @@ class OpenAI:
 
 
 class OpenAIProtocol:
-    """How OpenAI writes requests for vectors, see TextProtocol."""
+    """OpenAI's protocol for embeddings; see TextProtocol."""
 
     name = NAME
     path = "/v1/embeddings"
 
     def read(self, exchange: TextExchange, headers: Headers, body: bytes) -> None:
-        """Read the body. The details of what is wrong name the field (`param`)."""
-        document = read_body(body)
-        exchange.texts = _read_input(document["input"], exchange.context)
-        model = _read(document, "model", str, "")
-        exchange.form = _read_format(document)
-        dimensions = _read_dimensions(document)
-        exchange.client = _read_user(document)
-        truncate, prompt = _read(document, "truncate", bool, None), _read(document, "prompt", str, None)
-        exchange.options = TextOptions(dimensions, truncate, prompt)
-        exchange.encoder = encoder = exchange.context.encoder(model)
+        """Read the body into `exchange`. Raises InvalidRequest whose details name the field as `param`, and ModelNotFound."""
+        request = read_body(body)
+        dimensions = request.dimensions
+        exchange.texts = _read_input(request.input, exchange.context)
+        exchange.form = request.encoding_format or FORMATS[0]
+        exchange.client = request.user or ""
+        exchange.options = TextOptions(dimensions, request.truncate, request.prompt)
+        exchange.encoder = encoder = exchange.context.encoder(request.model or "")
         if dimensions is not None and dimensions > encoder.dimensions:
             rule = f"must be at most {encoder.dimensions}, as many as vectors of {encoder.name!r} have"
             raise wrong(f"dimensions={dimensions}: {rule}", "dimensions")
 
     def write(self, exchange: TextExchange, encoded: Encoded) -> Listing:
-        """Return the vectors, in the `encoding_format` that was asked for."""
+        """Return the vectors in the requested `encoding_format`. Raises Unsupported if there is one for each token."""
         if encoded.vectors.ndim != 2:
             raise Unsupported(
                 f"model {exchange.model!r} gives a vector for each token of a text: POST /encode has them"
@@ -204,7 +281,7 @@ class OpenAIProtocol:
 
     def error_answer(self, error: BaseException, identity: Any = None, *, development: bool = False) -> HttpResponse:
         """Return the answer for `error` in OpenAI's shape."""
-        return error_answer(of_input(error), development=development)
+        return error_answer(with_input_field(error), development=development)
 
 
 OPENAI = OpenAIProtocol()
@@ -218,7 +295,7 @@ def _written(model: str, encoding_format: str, encoded: Encoded) -> Listing:
         found = zip(range(start, stop), written(vectors[start:stop]), strict=True)
         return [{"object": "embedding", "index": place, "embedding": vector} for place, vector in found]
 
-    lead: dict[str, Any] = {
+    lead: EmbeddingsLead = {
         "object": "list", "model": model, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}
     }  # fmt: skip
     if cut := truncated_places(encoded):
@@ -230,19 +307,28 @@ def _as_base64(vectors: NDArray[Any]) -> list[str]:
     return [b64encode(vector).decode() for vector in vectors.astype("<f4", order="C", copy=False)]
 
 
-def read_body(body: bytes) -> dict[str, Any]:
-    """Return the object that a body is, whose fields are known and which has `input`. Raises InvalidRequest whose details name the field (`param`)."""
+def read_body(body: bytes) -> EmbeddingsRequest:
+    """Return the request that a body is. Raises InvalidRequest whose details name the field (`param`)."""
     document = read_json(body)
     if not isinstance(document, dict):
         raise wrong("body: must be an object as JSON")
-    for name, value in document.items():
-        if name not in FIELDS and name not in IGNORED and value is not None:
-            raise wrong(f"{name[:80]!r}: there is no such field; there are {', '.join(FIELDS)}", name[:80])
-    if "input" not in document:
+    given = {name: value for name, value in document.items() if value is not None}
+    if "input" not in given:
         raise wrong(
             "input: is missing, must be a text, a list of texts, a list of token ids, or a list of such", "input"
         )
-    return document
+    try:
+        request = msgspec.convert(given, EmbeddingsRequest)
+    except msgspec.ValidationError as error:
+        field, message = wrong_field(given, EmbeddingsRequest, error)
+        raise wrong(message, field) from None
+    if (form := request.encoding_format) and form not in FORMATS:
+        raise wrong(f"encoding_format={brief(form)}: must be one of {', '.join(FORMATS)}", "encoding_format")
+    if request.user and len(request.user) > _LONGEST_USER:
+        raise wrong(f"user: has {len(request.user)} characters, must have at most {_LONGEST_USER}", "user")
+    if request.dimensions is not None and request.dimensions < 1:
+        raise wrong(f"dimensions={request.dimensions}: must be 1 or more", "dimensions")
+    return request
 
 
 def _read_input(value: Any, context: EmbeddingContext) -> list[Text]:
@@ -271,105 +357,15 @@ def _token_ids(value: list[Any], where: str) -> list[int]:
     return value
 
 
-def _read_format(document: dict[str, Any]) -> str:
-    value = _read(document, "encoding_format", str, "") or FORMATS[0]
-    if value not in FORMATS:
-        raise wrong(f"encoding_format={brief(value)}: must be one of {', '.join(FORMATS)}", "encoding_format")
-    return str(value)
-
-
-def _read_user(document: dict[str, Any]) -> str:
-    value = _read(document, "user", str, "")
-    if len(value) > _LONGEST_USER:
-        raise wrong(f"user: has {len(value)} characters, must have at most {_LONGEST_USER}", "user")
-    return str(value)
-
-
-def _read_dimensions(document: dict[str, Any]) -> int | None:
-    value = _read(document, "dimensions", int, None)
-    if value is not None and value < 1:
-        raise wrong(f"dimensions={value}: must be 1 or more", "dimensions")
-    return None if value is None else int(value)
-
-
-def _read(document: dict[str, Any], name: str, kind: type[Any], default: Any) -> Any:
-    try:
-        return read_field(document, name, kind, default)
-    except InvalidRequest as error:
-        raise wrong(error.message, name) from None
-
-
-_EMBEDDINGS: Schema = {
-    "type": "object",
-    "required": ["input"],
-    "additionalProperties": False,
-    "properties": {
-        "input": {"oneOf": [
-            TEXT_SCHEMA, {"type": "array", "items": TEXT_SCHEMA, "minItems": 1}, IDS_SCHEMA, {"type": "array", "items": IDS_SCHEMA, "minItems": 1},
-        ]},
-        "model": {"type": ["string", "null"]},
-        "encoding_format": {"type": ["string", "null"], "enum": ["float", "base64", None]},
-        "dimensions": DIMENSIONS_SCHEMA,
-        "user": {"type": ["string", "null"]},
-        "truncate": TRUNCATE_SCHEMA,
-        "prompt": PROMPT_SCHEMA,
-    },
-    "examples": [{"input": ["First do it", "then do it right"]}],
-}  # fmt: skip
-_EMBEDDED: Schema = {
-    "type": "object",
-    "properties": {
-        "object": {"const": "list"},
-        "data": {"type": "array", "items": {
-            "type": "object",
-            "properties": {
-                "object": {"const": "embedding"}, "index": {"type": "integer"},
-                "embedding": {"oneOf": [
-                    {"type": "array", "items": {"type": "number"}},
-                    {"type": "string", "description": "base64 of float32, little-endian"},
-                ]},
-            },
-        }},
-        "model": {"type": "string"},
-        "usage": {
-            "type": "object",
-            "properties": {"prompt_tokens": {"type": "integer"}, "total_tokens": {"type": "integer"}},
-        },
-        "truncated": TRUNCATED_SCHEMA,
-    },
-}  # fmt: skip
-_OPENAI_ERROR: Schema = {
-    "type": "object",
-    "properties": {"error": {
-        "type": "object",
-        "properties": {
-            "message": {"type": "string"}, "type": {"type": "string"}, "param": {"type": ["string", "null"]},
-            "code": {"type": ["string", "null"]},
-        },
-    }},
-}  # fmt: skip
-_MODEL: Schema = {
-    "type": "object",
-    "properties": {
-        "id": {"type": "string"}, "object": {"const": "model"}, "created": {"type": "integer"},
-        "owned_by": {"type": "string"}, "dimensions": {"type": "integer"}, "max_length": {"type": "integer"},
-    },
-}  # fmt: skip
-
-
 def openai_paths() -> Mapping[str, Any]:
-    """Return the paths of OpenAI's endpoints, described for OpenAPI."""
-    models = {"type": "object", "properties": {"object": {"const": "list"}, "data": {"type": "array", "items": _MODEL}}}
-    place = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
+    """Return the paths of OpenAI's endpoints, described for OpenAPI with the types in place of their schemas."""
+    page = partial(operation, "get", error=OpenAIError, tag="texts")
+    example = {"input": ["First do it", "then do it right"]}
+    summary = "Encode texts, as OpenAI does"
     return {
-        "/v1/embeddings": {
-            "post": described_call(
-                "post_v1_embeddings", "Encode texts, as OpenAI does", _EMBEDDINGS, _EMBEDDED, _OPENAI_ERROR
-            )
+        OPENAI.path: {
+            "post": described_call(OPENAI.path, summary, EmbeddingsRequest, example, EmbeddingsAnswer, OpenAIError)
         },
-        "/v1/models": {"get": described_page("get_v1_models", "List the models of texts", models, _OPENAI_ERROR)},
-        "/v1/models/{model}": {
-            "get": described_page("get_v1_models_model", "Describe a model of texts", _MODEL, _OPENAI_ERROR)
-            | {"parameters": [place]}
-        },
+        "/v1/models": {"get": page("/v1/models", "List the models of texts", TextModelList)},
+        "/v1/models/{model}": {"get": page("/v1/models/{model}", "Describe a model of texts", TextModelCard)},
     }

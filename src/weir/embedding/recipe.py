@@ -1,7 +1,7 @@
-"""What is computed of a text: of which layers, pooled how, in which precision. It stays the same for as long as a model is served.
+"""The recipe of a vector: which layers are pooled, how, and in which precision. It does not change while a model is served.
 
-A recipe comes from the user's settings and the model's files. Whether a checkpoint can do what a recipe says is decided here, before any graph
-is made, and without onnx.
+A recipe follows from the user's settings and the model's files. This module also checks whether a checkpoint can do what a recipe states; that needs
+neither onnx nor torch.
 """
 
 from collections.abc import Sequence
@@ -17,38 +17,36 @@ if TYPE_CHECKING:
 
 
 class Pooling(Enum):
-    """How the vectors of a text's tokens become one. The value is its name in settings and files."""
+    """How one vector is made from the vectors of a text's tokens. The value is the name of the pooling in settings and files."""
 
     NONE = "none"  # one vector per token
     MAX = "max"
     MEAN = "mean"
-    MEAN_MAX = "mean-max"  # both, one after the other
+    MEAN_MAX = "mean-max"  # the mean, followed by the maximum
     CLS = "cls"  # the first token
     SEP = "sep"  # the last token
     POOLER = "pooler"  # the model's own dense layer and tanh on the first token
     CLASSIFICATION = "classification"  # the softmax of the model's classifier
     REGRESSION = "regression"  # the sigmoid of the model's classifier
-    WEIGHTED_MEAN = "weighted-mean"  # later tokens weigh more, by their place
-    MEAN_SQRT = "mean-sqrt"  # the sum over the square root of the length
-    HIERARCHICAL = (
-        "hierarchical"  # the highest of the means over each few tokens in a row: SWEM-hier of Shen et al., 2018
-    )
+    WEIGHTED_MEAN = "weighted-mean"  # the weight of the token at place 1, 2, 3 ... is its place
+    MEAN_SQRT = "mean-sqrt"  # the sum, divided by the square root of the number of tokens
+    # The maximum of the means over every few consecutive tokens: SWEM-hier of Shen et al., 2018.
+    HIERARCHICAL = "hierarchical"
 
 
-# Those that read the first token or the last, which cannot be hidden from them.
+# Poolings that read the first or the last token, so that no setting can hide these tokens.
 OF_SPECIAL_TOKENS = (Pooling.CLS, Pooling.SEP, Pooling.POOLER, Pooling.CLASSIFICATION, Pooling.REGRESSION)
-# A model's files may say that its vectors have length 1. That is not meant of its tokens' vectors, nor of probabilities.
+# A model's files may state that its vectors have length 1. That holds neither for the vectors of tokens nor for probabilities.
 NEVER_NORMALIZED = (Pooling.NONE, Pooling.CLASSIFICATION, Pooling.REGRESSION)
-# These read what the model was trained to give: the pooled output of its last layer, whichever layers the recipe names.
+# These use the model's own head, which was trained on the last layer: they read that layer, whichever layers the recipe names.
 WITH_CLASSIFIER = (Pooling.CLASSIFICATION, Pooling.REGRESSION)
 OF_LAST_LAYER = (Pooling.POOLER, *WITH_CLASSIFIER)
-# No vector of a text, or not of its meaning: further dense layers are not for them.
-_WITHOUT_DENSE = (Pooling.NONE, *OF_LAST_LAYER)
-# These are not put beside others: a vector for each token, and what the model's own head makes of its last layer.
-ALONE = (Pooling.NONE, Pooling.POOLER, Pooling.CLASSIFICATION, Pooling.REGRESSION)
+# These give vectors of tokens or the output of a head. The dense layers of sentence-transformers are not applied to them, and they cannot be
+# joined with other poolings.
+NOT_JOINED = (Pooling.NONE, *OF_LAST_LAYER)
 
-# What bert-as-service calls them, and what it calls them also.
-OLD_NAMES = {
+# The names, and second names, of the poolings in bert-as-service.
+BERT_AS_SERVICE_NAMES = {
     "NONE": Pooling.NONE, "REDUCE_MAX": Pooling.MAX, "REDUCE_MEAN": Pooling.MEAN, "REDUCE_MEAN_MAX": Pooling.MEAN_MAX,
     "FIRST_TOKEN": Pooling.CLS, "CLS_TOKEN": Pooling.CLS, "LAST_TOKEN": Pooling.SEP, "SEP_TOKEN": Pooling.SEP,
     "CLS_POOLED": Pooling.POOLER, "CLASSIFICATION": Pooling.CLASSIFICATION, "REGRESSION": Pooling.REGRESSION,
@@ -56,7 +54,7 @@ OLD_NAMES = {
 
 
 class Precision(Enum):
-    """In which numbers a model computes. Vectors leave it as float32, whatever it computes in."""
+    """The numbers in which a model computes. Its vectors are float32 in any case."""
 
     FP32 = "fp32"
     FP16 = "fp16"
@@ -64,18 +62,23 @@ class Precision(Enum):
     INT8 = "int8"  # onnxruntime alone: weights per channel, activations by their range at run time
 
 
-WINDOW = 5  # tokens that a mean of the hierarchical pooling is over, unless a setting states another number
+WINDOW = 5  # default: consecutive tokens in each mean of the hierarchical pooling
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is computed of a text.
+    """How the vector of a text is computed.
 
-    `layers` are counted from the end: -1 is the last, -2 the one before; several are put one after the other, token by token.
-    With `mask_special`, the first token and the last do not count in the pooling. Without `positions` the model is not told where a
-    token stands. `normalize` brings vectors to length 1, after all else; `dimensions` keeps the first numbers of each
-    before that. What the poolings `joined` make comes behind what `pooling` makes. `window` is how many tokens in a row a mean of the hierarchical
-    pooling is over; a shorter text has one.
+    Attributes:
+        pooling: how one vector is made from the vectors of the tokens.
+        layers: the layers that are pooled, counted from the end: -1 is the last. The vectors of several layers are concatenated for each token.
+        mask_special: leave the first and the last token out of the pooling.
+        positions: add the position embeddings; without them the model does not know the order of the tokens.
+        normalize: scale each vector to length 1, as the last step.
+        dimensions: how many numbers at the start of each vector are kept, before `normalize`; None for all.
+        precision: the numbers in which the model computes.
+        joined: further poolings, whose results are appended to that of `pooling`.
+        window: consecutive tokens in each mean of the hierarchical pooling. A shorter text has one mean.
     """
 
     pooling: Pooling
@@ -90,14 +93,14 @@ class Recipe:
 
     @property
     def poolings(self) -> tuple[Pooling, ...]:
-        """All of them, in order."""
+        """All poolings, in the order of their results in the vector."""
         return (self.pooling, *self.joined)
 
 
 def pooling_named(name: str) -> Pooling:
-    """Return the pooling of this name, today's or that of bert-as-service. Raises SettingsError naming those there are."""
-    if name in OLD_NAMES:
-        return OLD_NAMES[name]
+    """Return the pooling with this name, Weir's or that of bert-as-service. Raises SettingsError naming the poolings that exist."""
+    if name in BERT_AS_SERVICE_NAMES:
+        return BERT_AS_SERVICE_NAMES[name]
     for pooling in Pooling:
         if pooling.value == name.lower().replace("_", "-"):
             return pooling
@@ -106,12 +109,14 @@ def pooling_named(name: str) -> Pooling:
 
 
 def poolings_named(names: str) -> tuple[Pooling, ...]:
-    """Return the poolings of a name, or of several with + between, such as cls+mean. Raises SettingsError naming those there are, and one
-    that is not put beside others."""
+    """Return the poolings of one name, or of several joined by +, such as cls+mean.
+
+    Raises SettingsError for a name that does not exist, and for a pooling that cannot be joined with others.
+    """
     found = tuple(pooling_named(name.strip()) for name in names.split("+"))
-    alone = [pooling.value for pooling in found if pooling in ALONE]
-    if len(found) > 1 and alone:
-        raise SettingsError(f"pooling={names!r}: {alone[0]} stands alone: its vectors are not put beside others")
+    single = [pooling.value for pooling in found if pooling in NOT_JOINED]
+    if len(found) > 1 and single:
+        raise SettingsError(f"pooling={names!r}: {single[0]} cannot be joined with other poolings")
     return found
 
 
@@ -120,12 +125,13 @@ def chosen_recipe(
     mask_special: bool = False, positions: bool = True, normalize: bool | None = None, dimensions: int | None = None,
     precision: str = "fp32", window: int | None = None,
 ) -> Recipe:  # fmt: skip
-    """Return the recipe that these options make of `checkpoint`: None is what its files say, and the mean where they say nothing.
+    """Return the recipe for `checkpoint` with these options, see Recipe. For an option that is None the model's files decide; if they state no pooling,
+    it is the mean.
 
-    Raises SettingsError for a name that is none. Whether the model can do it is checked when its runtime is opened.
+    Raises SettingsError for a name that does not exist. `dimensions_of` checks whether the model can do what the recipe states.
     """
     try:
-        numbers = Precision(precision)
+        numeric = Precision(precision)
     except ValueError:
         known = ", ".join(each.value for each in Precision)
         raise SettingsError(f"precision={precision!r}: must be one of {known}") from None
@@ -137,28 +143,28 @@ def chosen_recipe(
         positions,
         checkpoint.normalize and chosen not in NEVER_NORMALIZED if normalize is None else normalize,
         dimensions,
-        numbers,
+        numeric,
         tuple(joined),
         window or WINDOW,
     )
-    return _shortened(checkpoint, recipe) if dimensions is None else recipe
+    return _with_stated_dimensions(checkpoint, recipe) if dimensions is None else recipe
 
 
-def _shortened(checkpoint: "Checkpoint", recipe: Recipe) -> Recipe:
-    """Keep as many numbers of a vector as the files say (`truncate_dim`). That holds for the vectors that the files describe, and for no others."""
+def _with_stated_dimensions(checkpoint: "Checkpoint", recipe: Recipe) -> Recipe:
+    """Return the recipe with the number of dimensions in the files (`truncate_dim`), if it computes the vectors that the files describe."""
     kept = checkpoint.layout.dimensions
     if kept is None or (recipe.poolings, recipe.layers) != (checkpoint.poolings, checkpoint.layers):
         return recipe
-    return replace(recipe, dimensions=min(kept, dimensions_in(checkpoint, recipe)))
+    return replace(recipe, dimensions=min(kept, dimensions_of(checkpoint, recipe)))
 
 
 def dense_layers(checkpoint: "Checkpoint", recipe: Recipe) -> "list[Dense]":
-    """Return the dense layers of the checkpoint that come after this recipe's pooling."""
-    return [] if recipe.pooling in _WITHOUT_DENSE else list(checkpoint.dense)
+    """Return the dense layers of the checkpoint that are applied after this recipe's pooling."""
+    return [] if recipe.pooling in NOT_JOINED else list(checkpoint.dense)
 
 
 def used_layers(architecture: "Architecture", recipe: Recipe) -> list[int]:
-    """Return the layers that are read, counted from 0. Raises SettingsError naming one that there is not."""
+    """Return the layers that the recipe reads, counted from 0. Raises SettingsError naming a layer that the model does not have."""
     if recipe.pooling in OF_LAST_LAYER:
         return [architecture.layers - 1]
     if not recipe.layers:
@@ -175,11 +181,16 @@ def used_layers(architecture: "Architecture", recipe: Recipe) -> list[int]:
     return [count + layer for layer in recipe.layers]
 
 
-def dimensions_of(checkpoint: "Checkpoint", recipe: Recipe, device: str = "cpu") -> int:
-    """Return how many numbers a vector has. Raises SettingsError naming what of the recipe the checkpoint cannot do, and the rule."""
+def dimensions_of(checkpoint: "Checkpoint", recipe: Recipe, device: str | None = None) -> int:
+    """Return how many numbers a vector has.
+
+    Raises SettingsError naming the part of the recipe that the checkpoint cannot do, and the rule. With a `device`, "cpu" or "cuda", it is also
+    checked whether onnxruntime computes in the recipe's precision there.
+    """
     architecture = checkpoint.architecture
     layers = used_layers(architecture, recipe)
-    _refuse_precision(recipe.precision, device)
+    if device is not None:
+        _check_precision(recipe.precision, device)
     if recipe.pooling is Pooling.POOLER and not architecture.has_pooler:
         raise SettingsError(f"pooling='pooler': {checkpoint.directory} has no weights of a pooler")
     if recipe.pooling in WITH_CLASSIFIER and not architecture.labels:
@@ -190,14 +201,9 @@ def dimensions_of(checkpoint: "Checkpoint", recipe: Recipe, device: str = "cpu")
     size = _after_dense(checkpoint, recipe, size)
     if recipe.dimensions is not None and not 1 <= recipe.dimensions <= size:
         raise SettingsError(
-            f"dimensions={recipe.dimensions}: must be from 1 to {size}, which is what the model's vectors have"
+            f"dimensions={recipe.dimensions}: must be from 1 to {size}, the size of the model's vectors"
         )
     return recipe.dimensions or size
-
-
-def dimensions_in(checkpoint: "Checkpoint", recipe: Recipe) -> int:
-    """Return how many numbers a vector has, whatever it is computed in. Raises SettingsError as dimensions_of does."""
-    return dimensions_of(checkpoint, replace(recipe, precision=Precision.FP32))
 
 
 def _after_dense(checkpoint: "Checkpoint", recipe: Recipe, size: int) -> int:
@@ -205,15 +211,19 @@ def _after_dense(checkpoint: "Checkpoint", recipe: Recipe, size: int) -> int:
         after, before = dense.weight.shape
         if before != size:
             raise SettingsError(
-                f"layers={recipe.layers}, pooling={recipe.pooling.value!r}: make vectors of {size} numbers, and the dense layer in"
-                f" {checkpoint.directory} reads {before}"
+                f"layers={recipe.layers}, pooling={recipe.pooling.value!r}: make vectors of {size} numbers, but the dense layer in"
+                f" {checkpoint.directory} takes {before}"
             )
         size = after
     return size
 
 
-def _refuse_precision(precision: Precision, device: str) -> None:
+def _check_precision(precision: Precision, device: str) -> None:
     if precision is Precision.BF16:
-        raise SettingsError("precision='bf16': onnxruntime has none: --precision fp16, or --runtime torch")
+        raise SettingsError(
+            "precision='bf16': onnxruntime does not compute in bf16: set precision fp16 or runtime torch"
+        )
     if precision is Precision.INT8 and device == "cuda":
-        raise SettingsError("precision='int8': the onnx runtime has none on GPUs; fp16 there, or device='cpu'")
+        raise SettingsError(
+            "precision='int8': the onnx runtime does not compute in int8 on GPUs: set precision fp16 or the device cpu"
+        )

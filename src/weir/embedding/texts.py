@@ -1,42 +1,76 @@
-"""What can be encoded and what comes of it: the values that pass between endpoints, tokenizer, queue and model.
-
-Also how texts are read: the choices of the server and of a request, and the prompts that stand before a text.
-"""
+"""The values that pass between endpoints, tokenizer, queue and model: texts, tokens, vectors, and the options of tokenization and prompts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol
 
+from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
 from weir.errors import InvalidRequest, SettingsError, WeirError
 from weir.messages import Dispatch
 from weir.telemetry.tracecontext import Trace
+from weir.wire.schema import any_of
 
-# One text; two that belong together; words already cut; token ids with all special tokens.
+# A text, a pair of texts, a list of words, or a list of token ids that includes all special tokens.
 Text = str | tuple[str, str] | Sequence[str] | Sequence[int]
 
+# The fields of requests and answers, as OpenAPI describes them. Some rules are only described here: what reads the field says more of them.
+PlainText = Annotated[str, Meta(min_length=1, description="a text")]
+Words = Annotated[list[str], Meta(min_length=1, description="a text as words")]
+Ids = Annotated[
+    list[Annotated[int, Meta(ge=0)]],
+    Meta(min_length=1, description="a text as token ids, special ones included"),
+]
+Dimensions = Annotated[
+    int | None, Meta(description="keeps the first numbers of each vector", extra_json_schema={"minimum": 1})
+]
+Truncate = Annotated[bool | None, Meta(description="false refuses a text that is longer than the model reads")]
+Prompt = Annotated[
+    str | None,
+    Meta(
+        description="put before every text: the name of one of the model's prompts, or the text itself, which ends with a space or a colon"
+    ),
+]
+Truncated = Annotated[list[int], Meta(description="places of the texts that were cut")]
 
-TOO_LONG = "max_length"  # among an error's details: the text has more tokens than that, and may not be cut
+
+class TextItem(Struct, forbid_unknown_fields=True):
+    """A text, or two that belong together; at a server of texts also what is wanted of them."""
+
+    text: Annotated[Any, any_of(PlainText, Words, Ids)]
+    pair: Annotated[str | None, Meta(description="a second text, which belongs to the first")] = None
+    is_tokenized: Annotated[bool | None, Meta(description="true: words are tokens as they are")] = None
+    dimensions: Dimensions = None
+    truncate: Truncate = None
+    prompt: Prompt = None
+
+
+TOO_LONG = "max_length"  # the key in an error's details for the limit that a text exceeds, which may not be cut
 
 
 class Tokens(NamedTuple):
-    """One text ready to be computed: what waits in the queue for the model, as an item.
+    """The tokens of one text, as an item that waits in the queue for the model.
 
-    `ids` are int32, little-endian, special tokens included; `second` is the place where the second text of a pair begins, 0 if there is one text.
+    `ids` are int32, little-endian, special tokens included. `second` is the index of the first token of a pair's second text, 0 for a single text.
     """
 
     ids: bytes
     second: int = 0
 
     def as_plain(self) -> bytes | tuple[bytes, int]:
-        """Return what it travels to a worker as: bytes cost nothing to pack."""
+        """Return the form that is sent to a worker. Bytes are the cheapest to serialize."""
         return (self.ids, self.second) if self.second else self.ids
 
 
 class Tokenized(NamedTuple):
-    """One text's tokens: `ids` as in Tokens (int32, little-endian), where the second text begins, and whether any were cut off. `foreign`: the
-    caller gave token ids that this tokenizer would not make of the text that they stand for."""
+    """The tokens of one text, or of a piece of it.
+
+    Attributes:
+        ids, second: as in Tokens.
+        truncated: whether tokens were cut off.
+        foreign: the caller sent token ids that seem to be those of another tokenizer.
+    """
 
     ids: bytes
     second: int = 0
@@ -45,25 +79,33 @@ class Tokenized(NamedTuple):
 
 
 class TokenizeOptions(NamedTuple):
-    """How the texts of a request are read, other than the server reads all. `prompt` stands before every string that is one text (None: what the
-    server puts there); with `whole_words` words are tokens as bert-as-service takes them: each is one, the unknown token if the
-    vocabulary has it not, and the word `|||` stands between two texts."""
+    """How the texts of one request are tokenized, where that differs from the server's options.
+
+    Attributes:
+        prompt: the text that is put before every string that is not part of a pair; None for the server's prompt.
+        whole_words: treat each given word as one token, the unknown token if the vocabulary lacks it, and split a list of words into a pair at the
+            word `|||`, as bert-as-service does.
+    """
 
     prompt: str | None = None
     whole_words: bool = False
 
 
-AS_THE_SERVER = TokenizeOptions()
+NO_TOKENIZE_OPTIONS = TokenizeOptions()
 
 
 class Encoded(NamedTuple):
-    """What came of `n` texts, in order.
+    """The vectors of n texts, in order.
 
-    `vectors` is float32: (n, dimensions), or (n, tokens, dimensions) where each token has one, with zeros behind the shorter texts. `counts` are the
-    tokens of each text as it was computed; `truncated` says which were cut. `tokens` are they as texts, if wanted; `lengths` says how many vectors
-    a text has, where each token has one. Where each text has an end of its own, `errors` has those of them that have no vector.
-    `dispatch` is the batch that the first of them was in, and when that came into the queue. `foreign` texts came as token ids that the model's tokenizer
-    would not make of the text that they stand for: those of another model, as it seems.
+    Attributes:
+        vectors: float32 [n, dimensions]; for a model with a vector for each token [n, tokens, dimensions], with zeros after shorter texts.
+        counts: how many tokens of each text were computed.
+        truncated: whether each text was cut.
+        tokens: the tokens of each text as strings, if requested.
+        lengths: how many vectors each text has, if there is one for each token.
+        errors: the error of each text that has no vector, if errors of single texts do not end the request; None if there are none.
+        dispatch: the batch of the text that was answered first, and the time at which that text entered the queue.
+        foreign: how many texts were sent as token ids that seem to be those of another model.
     """
 
     vectors: NDArray[Any]
@@ -77,7 +119,7 @@ class Encoded(NamedTuple):
 
 
 class Encodes(Protocol):
-    """What an endpoint needs of a served model of texts."""
+    """A served text encoder, as endpoints use it."""
 
     @property
     def name(self) -> str:
@@ -89,7 +131,7 @@ class Encodes(Protocol):
 
     @property
     def max_length(self) -> int:
-        """The most tokens of a text that are read, special ones included."""
+        """The most tokens of a text that the model reads, special tokens included."""
 
     async def encode(
         self, texts: Sequence[Text], *, door: str, client: str = "", priority: int = 0, timeout: float | None = None,
@@ -97,43 +139,52 @@ class Encodes(Protocol):
         prompt: str | None = None, whole_words: bool = False, each: bool = False,
         trace: str | Trace | None = None,
     ) -> Encoded:  # fmt: skip
-        """Return the vectors of `texts`, in order.
+        """Return the vectors of `texts`, in order. Cancelling the call takes the texts out of the queue.
 
-        `client` says whose they are, so that no caller takes more than a fair share; `dimensions` keeps the first numbers of each vector;
-        `truncate` False refuses a text that is too long (None: the server's setting). `prompt` is the name of one of the model's, or the text itself that
-        is to stand before every text; for `whole_words` see TokenizeOptions; with `each` a text that is wrong has its
-        error among the answer's, and the others go on; `trace` is the
-        caller's `traceparent`, or the Trace that the endpoint has begun. Raises InvalidRequest naming the place of the
-        text and the rule, and whatever the queue raises: Overloaded, DeadlineExceeded, Draining. Cancelling it takes all out of the queue.
+        Args:
+            texts: one or more texts.
+            door: the name of the frontend, for metrics and logs.
+            client: who sends the texts. Requests of one client share one fair share of the queue; with "" the request has a share of its own.
+            priority: texts of a higher priority are computed first.
+            timeout: seconds until the request fails; None for the server's setting.
+            dimensions: keep so many numbers at the start of each vector; None for all.
+            truncate: whether texts that are too long are cut or refused; None for the server's setting.
+            want_tokens: also return the tokens as strings.
+            prompt: the name of a prompt of the model, or the text of a prompt, to put before every text; None for the server's prompt.
+            whole_words: see TokenizeOptions.
+            each: an invalid text does not end the request; its error is in `Encoded.errors`.
+            trace: the `traceparent` that the caller sent, or the Trace that the endpoint has begun.
+
+        Raises InvalidRequest naming the place of the text and the rule, and the errors of the queue: Overloaded, DeadlineExceeded, Draining.
         """
 
 
-MOST_CHARACTERS = 4096  # of a prompt that is given in full: it is read once for every text
+MAX_PROMPT_CHARACTERS = 4096  # of a prompt that a request states in full, as each of its texts is tokenized with it
 
-_ENDS = (" ", ":", "\n")  # what the text itself ends with, and no name
+_PROMPT_ENDS = (" ", ":", "\n")  # the text of a prompt ends with one of these; a name does not
 
 
 def prompt_text(name: str, prompts: Mapping[str, str]) -> str:
-    """Return the text of the prompt called `name`, or `name` itself if it ends as a prompt does: with a space, a colon or a new line. "" is none.
+    """Return the text of the prompt called `name`, or `name` itself if it is the text of a prompt: empty, or ending in a space, colon or new line.
 
-    Raises InvalidRequest naming the prompts that the model has, or saying how long one may be.
+    Raises InvalidRequest naming the prompts of the model, or the greatest length of a prompt.
     """
     if name in prompts:
         return prompts[name]
-    if len(name) > MOST_CHARACTERS:
-        rule = f"prompt: has {len(name)} characters, must have at most {MOST_CHARACTERS}"
+    if len(name) > MAX_PROMPT_CHARACTERS:
+        rule = f"prompt: has {len(name)} characters, must have at most {MAX_PROMPT_CHARACTERS}"
         raise InvalidRequest(rule, details={"param": "prompt"})
-    if not name or name.endswith(_ENDS):
+    if not name or name.endswith(_PROMPT_ENDS):
         return name
-    there_are = f"it has {', '.join(prompts)}" if prompts else "it has none"
+
     raise InvalidRequest(
-        f"prompt={name!r:.80}: the model has none of this name, {there_are}; a text to put before others ends with a space or a colon",
+        f"prompt={name!r:.80}: there is no prompt of this name; there are {', '.join(prompts) or 'none'}; the text of a prompt ends with a space or a colon",
         details={"param": "prompt"},
     )
 
 
-def prompt_of_server(name: str | None, prompts: Mapping[str, str]) -> str | None:
-    """Return the text of the prompt that a server puts before every text by its settings, None if they name none. Raises SettingsError."""
+def server_prompt(name: str | None, prompts: Mapping[str, str]) -> str | None:
+    """Return the text of the prompt in a server's settings, as `prompt_text` does; None if the settings state none. Raises SettingsError."""
     try:
         return None if name is None else prompt_text(name, prompts)
     except InvalidRequest as error:
@@ -142,14 +193,16 @@ def prompt_of_server(name: str | None, prompts: Mapping[str, str]) -> str | None
 
 @dataclass(frozen=True)
 class TokenizerOptions:
-    """Choices that hold for all texts of a served model.
+    """How all texts of a served model are tokenized.
 
-    `lowercase` overrides what the model's files say (None). `lowercase_text` lowers texts before the tokenizer sees them, as some
-    sentence-transformers models ask. Without `special_tokens` none are added, without `word_special_tokens` none to one list of words that
-    are tokens. `pair_separator`, such as "|||", cuts a text in two that
-    belong together where it stands between spaces, or as a word of its own in a list of words. With `whole_words`, every given word
-    is one token, and one that is not in the vocabulary the unknown token. `prompt` is put before every string that is one text (None:
-    the one that the model's files put before every text, if any; "" for none).
+    Attributes:
+        lowercase: whether the tokenizer lowercases; None for what the model's files state.
+        lowercase_text: lowercase texts before they are tokenized, as some models of sentence-transformers require.
+        special_tokens: add the model's special tokens.
+        word_special_tokens: add them also to a list of words with `whole_words`.
+        pair_separator: a separator such as "|||" that makes a pair of a text: in a string it stands between spaces, in a list it is a word.
+        whole_words: treat each given word as one token, the unknown token if the vocabulary lacks it.
+        prompt: the text that is put before every string that is not part of a pair; None for the default prompt of the model's files, "" for none.
     """
 
     lowercase: bool | None = None
@@ -161,4 +214,4 @@ class TokenizerOptions:
     prompt: str | None = None
 
 
-AS_THE_FILES_SAY = TokenizerOptions()
+NO_TOKENIZER_OPTIONS = TokenizerOptions()

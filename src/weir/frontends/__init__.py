@@ -1,1 +1,1 @@
-"""The channels that move bytes between callers and the exchange: HTTP, gRPC, WebSocket and the dashboard; frontend.py defines what a frontend is."""
+"""The channels, which move bytes between callers and the exchange: HTTP, gRPC and WebSocket; and the dashboard. frontend.py defines what a frontend is."""

@@ -1,7 +1,7 @@
-"""What can be added to a server: a Frontend, which listens for callers, and a Product, which serves something made of the server's models.
+"""What can be added to a server: a Frontend, which listens for callers, and a Product, which offers something built on the server's models.
 
-HTTP and gRPC are frontends. A package adds another by an entry point of the group `weir.doors`; `--door NAME=OPTIONS` opens it. A package adds a protocol
-over HTTP by an entry point of the group `weir.protocols`; `--protocols NAME` serves it. The embedding of texts is a product.
+HTTP and gRPC are frontends. A package adds a frontend with an entry point of the group `weir.doors`; `--door NAME=OPTIONS` opens it. A package adds a
+protocol over HTTP with an entry point of the group `weir.protocols`; `--protocols NAME` serves it. Text embedding is a product.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,25 +31,28 @@ PROTOCOLS = "weir.protocols"
 
 
 class Frontend(Protocol):
-    """What listens for callers. The server calls `start`, and at its end `refuse`, `drain` and `stop`; `stop` alone when another frontend failed to start.
+    """Listens for callers.
 
-    It makes a `RequestBase` of each request, with a `finish` and a `fail` of its own, finds the service in the registry, and calls
-    `service.submit`. When the caller leaves, it calls `service.cancel`.
+    The server calls `start`, and at its end `refuse`, `drain` and `stop`. If another frontend fails to start, it calls only `stop`. A frontend makes a
+    `RequestBase` of each request, with a `finish` and a `fail` of its own, finds the service in the registry, and calls `service.submit`. When the caller
+    leaves, it calls `service.cancel`.
     """
 
     @property
     def address(self) -> str:
-        """Where it listens, for the log and for people: a URL, or `unix:PATH`."""
+        """Where the frontend listens, for the log and for people: a URL, or `unix:PATH`."""
 
     async def start(self) -> None:
-        """Listen. Models may still be loading; their services then refuse requests. Raises SettingsError, which names an address that is
-        taken or unusable; then nothing is left open."""
+        """Listen. Models may still be loading; their services then refuse requests.
+
+        Raises SettingsError naming an address that is taken or unusable; then nothing is left open.
+        """
 
     def refuse(self) -> None:
-        """Refuse new requests with Draining from now on; accepted ones go on."""
+        """Refuse new requests with Draining from now on. Accepted requests continue."""
 
     async def drain(self, drain_timeout: float | None = None) -> bool:
-        """Accept no more connections and return True when all answers have been sent, or False after `drain_timeout` seconds (None: wait for ever)."""
+        """Accept no more connections. Return True when all responses have been sent, or False after `drain_timeout` seconds (None: no limit)."""
 
     async def stop(self) -> None:
         """Close everything at once. It may be called twice, and before `start`."""
@@ -60,11 +63,11 @@ class FrontendSettings(Protocol):
 
     @property
     def http(self) -> HttpSettings:
-        """Those of HTTP: address, limits, certificate."""
+        """The settings of HTTP: address, limits, certificate."""
 
 
 def nothing() -> None:
-    """Do nothing, because there is no server to end."""
+    """Do nothing: there is no server to end."""
 
 
 class FrontendContext(NamedTuple):
@@ -82,58 +85,60 @@ class FrontendContext(NamedTuple):
 
 
 class FrontendFactory(Protocol):
-    """What an entry point names."""
+    """The type of what an entry point of a frontend names."""
 
     def __call__(self, context: FrontendContext, /) -> Frontend | None:
         """Return a frontend that has not started, or None if the settings switch it off. Raises SettingsError."""
 
 
 class Product(Protocol):
-    """What is made of the server beside its models. It knows its models by name, in the registry; the server runs them like all others.
+    """Something that a server offers besides its models. A product finds its own models in the registry, by name; the server runs them like all others.
 
-    The server asks for its parts before anything is started, for the observers first; then it calls `prepare`, `start`, `drain` and, whatever
-    happened, `stop`.
+    Before anything starts, the server collects the product's parts, the observers first. Then it calls `prepare`, `start`, `drain` and, whatever happened,
+    `stop`.
     """
 
     def observers(self) -> Sequence[Observer]:
-        """Return its observers of requests."""
+        """Return the product's observers of requests."""
 
     def routes(self, context: FrontendContext) -> "Sequence[BaseRoute]":
-        """Return the routes that it adds to HTTP. Raises SettingsError for what cannot be served."""
+        """Return the routes that the product adds to HTTP. Raises SettingsError for a setting that cannot be served."""
 
     def fast_routes(self, context: FrontendContext) -> "Sequence[RouteHandler]":
-        """Return handlers that answer some of those routes on the fast path; called after `routes`. The routes answer what a handler leaves."""
+        """Return handlers that answer some of those routes on the fast path. The routes answer what the handlers do not. Called after `routes`."""
 
     def paths(self) -> Mapping[str, Any]:
-        """Return the paths of its routes as OpenAPI describes them."""
+        """Return the OpenAPI description of the routes, by path. In place of a schema there may be a type that msgspec knows."""
 
     def refusals(self) -> "Mapping[str, Refuse]":
-        """Return, after `routes`, how a request without the server's key is refused, by what its routes' paths begin with."""
+        """Return what refuses a request without the server's key, by prefix of the path. Called after `routes`."""
 
     def frontends(self, context: FrontendContext) -> Sequence[Frontend]:
-        """Return its own frontends, none of them started; the server starts, drains and stops them."""
+        """Return the product's own frontends, not started. The server starts, drains and stops them."""
 
     def to_try(self, curl: str, url: str) -> Sequence[str]:
-        """Return example commands for people who want to try it; each begins with `curl`, the command for this server at `url`."""
+        """Return example commands for people who want to try the product. Each begins with `curl`, which is set up for this server at `url`."""
 
     def collectors(self) -> "Sequence[Collector]":
-        """Return the collectors of its metrics, for /metrics."""
+        """Return the collectors of the product's metrics, for /metrics."""
 
     def clients(self) -> Sequence[Mapping[str, Any]]:
-        """Return a row for each caller that it tells apart, by column name: the first column names the caller, the others are texts or numbers."""
+        """Return a row for each caller that the product distinguishes, by column name. The first column names the caller; others are texts or numbers."""
 
     async def prepare(self) -> None:
-        """Make what its models need, before they are loaded; the frontends listen already. Raises SettingsError."""
+        """Prepare what the product's models need, before they are loaded. The frontends listen already. Raises SettingsError."""
 
     async def start(self) -> None:
-        """Begin its work; the models are loaded. The server is ready when this returns."""
+        """Begin. The models are loaded. The server is ready when this returns."""
 
     async def drain(self) -> bool:
-        """Accept no more requests. Return True when all accepted ones have been answered, or False if that took longer than the drain may. The
-        frontends refuse already; the models still run, and are drained after this."""
+        """Accept no more requests. Return True when all accepted requests have been answered, or False if that took longer than the drain may.
+
+        The frontends refuse requests already. The models still run, and are drained after this.
+        """
 
     async def stop(self) -> None:
-        """End it; the models have been drained. It may be called twice, and before `start`."""
+        """End the product. The models have been drained. It may be called twice, and before `start`."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +164,7 @@ def open_frontends(wanted: Mapping[str, Any], context: FrontendContext) -> list[
     for name, frontend in made.items():
         if context.access.required and frontend is not None and not getattr(frontend, "asks_for_key", False):
             raise SettingsError(
-                f"door={name!r}: does not ask for the API key that this server is to ask for (asks_for_key)"
+                f"door={name!r}: does not ask callers for the API key, which this server must do (asks_for_key)"
             )
     return [frontend for frontend in made.values() if frontend is not None]
 
@@ -170,13 +175,15 @@ def _make(name: str, context: FrontendContext) -> Frontend | None:
 
 
 def open_protocols(registry: "Registry", settings: HttpSettings) -> "list[HttpProtocol]":
-    """Return the protocols that the settings name, by entry point: what that names is called with the registry and the settings. Raises SettingsError for
-    a name that no installed package brings, and one that cannot be made."""
+    """Return the protocols that the settings name. Each entry point is called with the registry and the settings.
+
+    Raises SettingsError for a name that no installed package brings, and for a protocol that cannot be made.
+    """
     return [make_named("protocols", PROTOCOLS, name, registry, settings) for name in settings.protocols]
 
 
 def make_named(kind: str, group: str, name: str, *arguments: Any) -> Any:
-    """Return what the entry point `name` of `group` makes of `arguments`. Raises SettingsError, which calls it a `kind`."""
+    """Return the result of calling the entry point `name` of `group` with `arguments`. Raises SettingsError; its text calls the thing a `kind`."""
     found = {entry.name: entry for entry in entry_points(group=group)}
     if name not in found:
         known = ", ".join(sorted(found)) or "none"

@@ -1,8 +1,10 @@
-"""The WebSocket channel: many requests of the Open Inference Protocol on one connection, answered by id as they end.
+"""The WebSocket channel: many requests of the Open Inference Protocol on one connection. Responses carry the id of their request and come as requests end.
 
-A connection has at most `websocket_in_flight` requests under way; while it has, nothing is read from its socket. At a drain nothing more is read, what is under
-way gets its answers, and the connection is closed with 1001. A request of a model with one answer is in the queue by itself, and whatever happens to it ends it;
-one that streams, is traced or is made into several has a task. What is to be written goes through one outbox, which one task empties.
+A connection may have `websocket_in_flight` requests in flight; with that many, nothing is read from its socket. When the server drains, nothing more is
+read, the requests in flight are answered, and the connection is closed with code 1001 (RFC 6455, section 7.4.1).
+
+A request with one response waits in the queue without a task (QueuedRequest). A request that streams, is traced or becomes several queue entries has a task.
+The responses of QueuedRequests and all errors go through one outbox, which one task empties.
 """
 
 import asyncio
@@ -45,67 +47,66 @@ if TYPE_CHECKING:
 
 
 FRONTEND = "websocket"
-GOING_AWAY = 1001
+GOING_AWAY = 1001  # close codes: RFC 6455, section 7.4.1
 TOO_BIG = 1009
-NO_WORD = 1006  # never sent
+ABNORMAL = 1006  # never sent
 
-# Requests that state a timeout do not wait for room: so many times `websocket_in_flight` are taken, and others refused at once.
+# A request that states a timeout does not wait for room. Up to this many times `websocket_in_flight` may be in flight; more are refused at once.
 HASTY_TIMES = 16
-MOST_UNSENT = 256  # messages; with more of them nothing is read
+MOST_UNSENT = 256  # messages in the outbox; with more of them nothing is read
 _log = logging.getLogger("weir.websocket")
 
 
-class Queued(RequestBase):
-    """A request in the queue of its service. `size_bytes` is what it holds of the connection's share, `received_bytes` its message."""
+class QueuedRequest(RequestBase):
+    """A request in the queue of its service. `received_bytes` is the size of its message, `size_bytes` what is charged for it."""
 
-    __slots__ = ("_session", "asked", "exchange", "received_bytes", "size_bytes")
+    __slots__ = ("_session", "exchange", "inference_request", "received_bytes", "size_bytes")
 
     def __init__(
-        self, session: "Session", exchange: Exchange, asked: InferenceRequest, work: QueueEntry, timeout: float, priority: int,
+        self, session: "Session", exchange: Exchange, request: InferenceRequest, entry: QueueEntry, timeout: float, priority: int,
         received_bytes: int, size_bytes: int,
     ) -> None:  # fmt: skip
         super().__init__(
-            work.payload, exchange.service.now(), timeout, kind=work.kind, content_type=work.content_type, accept=work.accept,
-            rows=work.rows, cost=work.cost, key=work.key, priority=priority, large=work.large, door=FRONTEND,
+            entry.payload, exchange.service.now(), timeout, kind=entry.kind, content_type=entry.content_type, accept=entry.accept,
+            rows=entry.rows, cost=entry.cost, key=entry.key, priority=priority, large=entry.large, door=FRONTEND,
         )  # fmt: skip
         self._session = session
         self.exchange = exchange
-        self.asked = asked
+        self.inference_request = request
         self.received_bytes = received_bytes
         self.size_bytes = size_bytes
 
     def finish(self, output: Any, dispatch: Dispatch) -> None:
-        """Answer."""
+        """Send the response."""
         self._session.finish(self, output)
 
     def fail(self, error: WeirError) -> None:
-        """Say what went wrong."""
+        """Send the error."""
         self._session.forget(self)
-        self._session.post_failure(self.asked.id, error)
+        self._session.post_failure(self.inference_request.id, error)
 
 
 class _Outgoing:
-    """A message to be sent, or what will be one when it has been written, as the answer to `request`; `charged` is what it holds of the
-    connection's share."""
+    """A message in the outbox, or the future of a message that a thread is writing for `queued`. `charged` is the number of bytes charged for it."""
 
-    __slots__ = ("charged", "message", "request")
+    __slots__ = ("charged", "message", "queued")
 
     def __init__(
-        self, message: "Message | asyncio.Future[Message]", charged: int, request: Queued | None = None
+        self, message: "Message | asyncio.Future[Message]", charged: int, queued: QueuedRequest | None = None
     ) -> None:  # fmt: skip
         self.message = message
         self.charged = charged
-        self.request = request
+        self.queued = queued
 
     def drop(self) -> None:
-        """Let go of what has not been written yet."""
+        """Cancel the writing of the message, if it has not been written yet."""
         message = self.message
         if isinstance(message, asyncio.Future) and not message.cancel() and not message.cancelled():
-            message.exception()  # which is looked at, so that asyncio does not log it
+            message.exception()  # marks the exception as retrieved, so that asyncio does not log it
 
 
 class Session:
-    """Serves one connection. Requests and answers are charged to `account`."""
+    """Serves one connection. The bytes of its requests and responses are charged to `account`."""
 
     def __init__(
         self, socket: WebSocket, registry: "Registry", settings: HttpSettings, account: Account
@@ -115,23 +116,23 @@ class Session:
         self._claim = account.claim()
         self._registry = registry
         self._settings = settings
-        self._under_way: dict[str, asyncio.Task[None] | Queued] = {}
+        self._under_way: dict[str, asyncio.Task[None] | QueuedRequest] = {}
         self._withdrawn: set[str] = set()
         self._outbox: deque[_Outgoing] = deque()
         self._posted, self._sent, self._changed = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._main: asyncio.Task[Any] | None = None
         self._receiving = False
-        self._refused = False  # nothing more is taken
+        self._refused = False  # no more requests are accepted
         self._stuck = False  # the client has not read for too long
-        self._deaf = False  # nothing can be written any more
+        self._closed = False  # nothing can be written any more
 
     async def run(self) -> None:
-        """Accept the connection and serve it until one of the two leaves."""
+        """Accept the connection and serve it until the client or the server ends it."""
         self._main = asyncio.current_task()
         try:
             await self._socket.accept()
         except (OSError, RuntimeError):
-            return  # the client has left, or has sent what is no WebSocket: ASGI servers raise either
+            return  # the client has left or has violated the protocol; which error is raised depends on the ASGI server
         writing = asyncio.ensure_future(self._write())
         try:
             code = await self._serve()
@@ -147,16 +148,16 @@ class Session:
             writing.cancel()
 
     def refuse(self) -> None:
-        """Read no more requests; close the connection when what is under way has been answered."""
+        """Read no more requests. Close the connection when the requests in flight have been answered."""
         self._refused = True
         self._changed.set()
         if self._receiving and self._main is not None:
             self._main.cancel()
 
-    # What comes.
+    # Receiving.
 
     async def _serve(self) -> int | None:
-        """Take messages; return the code to close the connection with, or None if it is closed."""
+        """Process messages. Return the code to close the connection with, or None if it is closed already."""
         while not self._refused:
             received = await self._received()
             if received is None:
@@ -168,7 +169,7 @@ class Session:
                 await self._leave()
                 return TOO_BIG
             failure = await self._take(message)
-            del received, message  # nor are they kept while their error waits to be read, or the next one is awaited
+            del received, message  # frees them while their error waits in the outbox and the next message is awaited
             if failure is not None:
                 self.post_failure(*failure)
             if len(self._outbox) >= MOST_UNSENT:
@@ -179,7 +180,7 @@ class Session:
         return GOING_AWAY
 
     async def _received(self) -> Any:
-        """Return the next event, or None if no more is taken."""
+        """Return the next ASGI event, or None if `refuse` was called."""
         self._receiving = True
         try:
             return await self._socket.receive()
@@ -192,32 +193,35 @@ class Session:
             self._receiving = False
 
     async def _take(self, message: Message) -> tuple[str, WeirError] | None:
-        """Begin what a message asks for, or return its id and what is wrong with it."""
+        """Begin the request in a message, or cancel the one that it names. Return the id and the error if that fails."""
         size = 0
         try:
             self._claim.take(len(message))
             size = len(message)
-            asked = await off_loop(len(message), partial(read_request, message))
-            if isinstance(asked, CancelMessage):
-                self._withdraw(asked.id)
+            request = await off_loop(len(message), partial(read_request, message))
+            if isinstance(request, CancelMessage):
+                self._withdraw(request.id)
                 self._claim.give(size)
                 return None
-            if asked.id in self._under_way:
-                raise Conflict(f"id {brief(asked.id, 100)}: is that of a request under way on this connection")
-            await self._room_for(asked, size)
-            arrays = sum([each.array.nbytes for each in asked.inputs])
+            if request.id in self._under_way:
+                raise Conflict(f"id {brief(request.id, 100)}: a request with this id is under way on this connection")
+            await self._room_for(request, size)
+            arrays = sum([each.array.nbytes for each in request.inputs])
             self._claim.take(arrays)
             size += arrays
         except WeirError as error:
             self._claim.give(size)
             return await _id_of(message), error.with_traceback(None)
-        self._begin(asked, len(message), size)
+        self._begin(request, len(message), size)
         return None
 
-    async def _room_for(self, asked: InferenceRequest, size: int) -> None:
-        """Wait until one more, which holds `size` bytes already, may be under way. One that states a timeout is refused at once where it would have to wait: how
-        long it has waited already, unread, is unknown. Raises Overloaded, and Draining when no more are taken."""
-        if asked.parameters.get("timeout"):
+    async def _room_for(self, request: InferenceRequest, size: int) -> None:
+        """Wait until there is room for one more request in flight. `size` bytes are charged for it already.
+
+        A request that states a timeout is refused instead of waiting, because nobody knows how long it has waited unread. Raises Overloaded, and Draining
+        if no more requests are accepted.
+        """
+        if request.parameters.get("timeout"):
             if self._has_enough(size, HASTY_TIMES):
                 text = f"{len(self._under_way)} requests are under way on this connection, as many as it may have"
                 raise Overloaded(text, retry_after=1.0)
@@ -228,37 +232,37 @@ class Session:
             raise Draining("the server is being stopped and accepts no more requests", retry_after=1.0)
 
     def _has_enough(self, size: int, times: int = 1) -> bool:
-        """Tell whether as much is under way, beside one of `size` bytes, as one connection may have; where nothing is, one may come."""
+        """Return whether the connection has as many requests in flight, or as many bytes besides `size`, as it may have. With none in flight it has room."""
         much = self._claim.held_bytes - size > self._account.max_connection_bytes
         return len(self._under_way) >= times * self._settings.websocket_in_flight or (much and bool(self._under_way))
 
     async def _change(self) -> None:
-        """Return when less is under way, or nothing more is taken."""
+        """Return when a request has ended or `refuse` was called."""
         self._changed.clear()
         await self._changed.wait()
 
-    def _begin(self, asked: InferenceRequest, received: int, size: int) -> None:
-        """Bring a request on its way."""
+    def _begin(self, request: InferenceRequest, received: int, size: int) -> None:
+        """Submit a request, or start its task."""
         try:
-            service = find(self._registry, asked.model, asked.version)
-            queued = service.tracing is None and not service.streaming
-            if queued and service.inference.queues_tensors(service):
-                asked.parameters.pop(HEADER, None)
-                (work,), timeout, priority = entries_for_one_answer(service, asked, FRONTEND, None)
-                request = Queued(self, Exchange(service, door=FRONTEND), asked, work, timeout, priority, received, size)
-                self._under_way[asked.id] = request
-                service.submit(request, request.arrival)
+            service = find(self._registry, request.model, request.version)
+            if service.tracing is None and not service.streaming and service.inference.queues_tensors(service):
+                request.parameters.pop(HEADER, None)
+                (entry,), timeout, priority = entries_for_one_answer(service, request, FRONTEND, None)
+                exchange = Exchange(service, door=FRONTEND)
+                queued = QueuedRequest(self, exchange, request, entry, timeout, priority, received, size)
+                self._under_way[request.id] = queued
+                service.submit(queued, queued.arrival)
                 return
         except Exception as error:
-            self._under_way.pop(asked.id, None)
+            self._under_way.pop(request.id, None)
             self._claim.give(size)
             if not isinstance(error, WeirError):
-                _log.exception("a request for %s cannot be taken", asked.model)
-            self.post_failure(asked.id, error if isinstance(error, WeirError) else WeirError("internal error"))
+                _log.exception("a request for %s cannot be taken", request.model)
+            self.post_failure(request.id, error if isinstance(error, WeirError) else WeirError("internal error"))
             return
-        task = asyncio.ensure_future(self._answer(asked, received))
-        self._under_way[asked.id] = task
-        task.add_done_callback(lambda _: self._ended(asked.id, size))
+        task = asyncio.ensure_future(self._answer(request, received))
+        self._under_way[request.id] = task
+        task.add_done_callback(lambda _: self._ended(request.id, size))
 
     def _ended(self, id: str, size: int) -> None:
         self._claim.give(size)
@@ -266,58 +270,58 @@ class Session:
         self._changed.set()
 
     def _withdraw(self, id: str) -> None:
-        entry = self._under_way.get(id)
-        if isinstance(entry, Queued):
-            entry.exchange.service.cancel(entry)
-            entry.fail(_given_up())
-        elif entry is not None and id not in self._withdrawn:
+        current = self._under_way.get(id)
+        if isinstance(current, QueuedRequest):
+            current.exchange.service.cancel(current)
+            current.fail(_given_up())
+        elif current is not None and id not in self._withdrawn:
             self._withdrawn.add(id)
-            entry.cancel()
+            current.cancel()
 
     async def _leave(self) -> None:
-        """End all that is under way: its caller has left."""
-        for entry in list(self._under_way.values()):
-            if isinstance(entry, Queued):
-                entry.exchange.service.cancel(entry)
-                self.forget(entry)
+        """Cancel all requests in flight, and return when they have ended: the connection closes."""
+        for current in list(self._under_way.values()):
+            if isinstance(current, QueuedRequest):
+                current.exchange.service.cancel(current)
+                self.forget(current)
             else:
-                entry.cancel()
+                current.cancel()
         while self._under_way:
             await self._change()
 
-    # What goes out, of requests in the queue.
+    # Sending through the outbox.
 
-    def forget(self, request: Queued) -> None:
-        """`request` has had its end."""
-        self._ended(request.asked.id, request.size_bytes)
+    def forget(self, queued: QueuedRequest) -> None:
+        """Release what `queued` held: it has ended."""
+        self._ended(queued.inference_request.id, queued.size_bytes)
 
-    def finish(self, request: Queued, output: Any) -> None:
-        """Answer `request`; a long answer is written in a thread, and those that end after it wait for it."""
-        self.forget(request)
-        service, asked = request.exchange.service, request.asked
+    def finish(self, queued: QueuedRequest, output: Any) -> None:
+        """Answer `queued`. A long answer is written in a thread, and the answers after it wait until it has been sent."""
+        self.forget(queued)
+        service, request = queued.exchange.service, queued.inference_request
         try:
-            response = response_of(service, asked, [request.kind], [output])
+            response = response_of(service, request, [queued.kind], [output])
             response.parameters = {**response.parameters, FINAL: True}
-            size = bytes_to_write(response, binary_outputs(asked))
-            write = partial(write_response, asked, response)
+            size = bytes_to_write(response, binary_outputs(request))
+            write = partial(write_response, request, response)
             if size > LONG_ANSWER:
                 self._claim.take(size)
-                self._post(_Outgoing(asyncio.ensure_future(off_loop(size, write, writes=True)), size, request))
+                self._post(_Outgoing(asyncio.ensure_future(off_loop(size, write, writes=True)), size, queued))
                 return
             message = write()
             self._claim.take(len(message))
         except Exception as error:
-            self.post_failure(asked.id, _shown(asked, error))
+            self.post_failure(request.id, _shown(request, error))
         else:
             self._post(_Outgoing(message, len(message)))
-            request.exchange.transferred(request.received_bytes, len(message))
+            queued.exchange.transferred(queued.received_bytes, len(message))
 
     def post_failure(self, id: str, error: WeirError) -> None:
-        """Send an error as soon as what is before it has been read."""
+        """Put an error into the outbox."""
         self._post(_Outgoing(_failure(id, error), 0))
 
     def _post(self, outgoing: _Outgoing) -> None:
-        if self._deaf:
+        if self._closed:
             self._drop(outgoing)
             return
         self._outbox.append(outgoing)
@@ -333,7 +337,7 @@ class Session:
             await self._sent.wait()
 
     async def _write(self) -> None:
-        """Empty the outbox, again and again, until the client leaves."""
+        """Send what is in the outbox until the client leaves."""
         try:
             while True:
                 while self._outbox:
@@ -343,82 +347,82 @@ class Session:
                 self._posted.clear()
                 await self._posted.wait()
         except WebSocketDisconnect:
-            pass  # the task that receives is told too
+            pass  # the receiving task gets the disconnection too
         finally:
-            self._deaf = True
+            self._closed = True
             for each in self._outbox:
                 self._drop(each)
             self._outbox.clear()
             self._sent.set()
 
     async def _send_next(self, outgoing: _Outgoing) -> None:
-        """Send what is next in the outbox, once it has been written."""
-        message, request = outgoing.message, outgoing.request
+        """Send the next message of the outbox, once it has been written."""
+        message, queued = outgoing.message, outgoing.queued
         if isinstance(message, asyncio.Future):
-            assert request is not None  # whose answer it is
+            assert queued is not None  # only its responses are written in a thread
             try:
                 message = await message
                 self._claim.give(outgoing.charged)
                 outgoing.charged = 0
                 self._claim.take(len(message))
                 outgoing.charged = len(message)
-                request.exchange.transferred(request.received_bytes, len(message))
+                queued.exchange.transferred(queued.received_bytes, len(message))
             except Exception as error:
-                message = _failure(request.asked.id, _shown(request.asked, error))
+                message = _failure(queued.inference_request.id, _shown(queued.inference_request, error))
             outgoing.message = message
         await self._send(message)
 
     # Requests that have a task.
 
-    async def _answer(self, asked: InferenceRequest, received: int) -> None:
-        """Bring the answers to one request, or its error."""
+    async def _answer(self, request: InferenceRequest, received: int) -> None:
+        """Send the responses to one request, or its error."""
         with self._account.claim() as claim:
             CLAIM.set(claim)
-            await self._answer_counted(asked, received)
+            await self._answer_counted(request, received)
 
-    async def _answer_counted(self, asked: InferenceRequest, received: int) -> None:
+    async def _answer_counted(self, request: InferenceRequest, received: int) -> None:
         try:
             try:
-                await self._stream(asked, received)
+                await self._stream(request, received)
             except asyncio.CancelledError:
-                if asked.id not in self._withdrawn:
+                if request.id not in self._withdrawn:
                     raise
                 raise _given_up() from None
             except (WebSocketDisconnect, WeirError):
                 raise
             except Exception as error:
-                _log.exception("an answer of %s cannot be written", asked.model)
+                _log.exception("an answer of %s cannot be written", request.model)
                 raise WeirError("internal error") from error
         except WeirError as error:
-            self.post_failure(asked.id, error)
+            self.post_failure(request.id, error)
         except WebSocketDisconnect:
-            pass  # the task that receives is told too
+            pass  # the receiving task gets the disconnection too
         finally:
-            self._withdrawn.discard(asked.id)
+            self._withdrawn.discard(request.id)
 
-    async def _stream(self, asked: InferenceRequest, received: int) -> None:
-        service = find(self._registry, asked.model, asked.version)
-        # The caller names his span in the message, or did so when the connection was opened.
-        named = asked.parameters.pop(HEADER, None)
+    async def _stream(self, request: InferenceRequest, received: int) -> None:
+        service = find(self._registry, request.model, request.version)
+        # The message names the caller's span, or else the opening request does.
+        named = request.parameters.pop(HEADER, None)
         traceparent = named if isinstance(named, str) else self._socket.headers.get(HEADER)
         exchange = Exchange(service, door=FRONTEND, traceparent=traceparent)
         sent, last = 0, False
-        async with aclosing(exchange.stream(asked)) as parts:
+        async with aclosing(exchange.stream(request)) as parts:
             async for part in parts:
                 last = part.last
-                sent += await self._send_response(exchange, asked, part.response, last=last)
+                sent += await self._send_response(exchange, request, part.response, last=last)
         if not last:
-            end = InferenceResponse(service.name, [], version=service.version, id=asked.id)
-            sent += await self._send_response(exchange, asked, end, last=True)
+            end = InferenceResponse(service.name, [], version=service.version, id=request.id)
+            sent += await self._send_response(exchange, request, end, last=True)
         exchange.transferred(received, sent)
 
     async def _send_response(
-        self, exchange: Exchange, asked: InferenceRequest, response: InferenceResponse, *, last: bool
+        self, exchange: Exchange, request: InferenceRequest, response: InferenceResponse, *, last: bool
     ) -> int:
         named = {} if exchange.trace is None else {HEADER: exchange.trace.traceparent}
         response.parameters = {**response.parameters, **named, FINAL: last}
-        size = bytes_to_write(response, binary_outputs(asked))
-        message = await written(size, partial(write_response, asked, response))
+        size = bytes_to_write(response, binary_outputs(request))
+        message = await written(size, partial(write_response, request, response))
         self._claim.take(len(message))
         try:
             return await self._send(message)
@@ -434,7 +438,7 @@ class Session:
                     await self._socket.send_bytes(message)
         except TimeoutError:
             self._give_up()
-            raise WebSocketDisconnect(NO_WORD) from None
+            raise WebSocketDisconnect(ABNORMAL) from None
         return len(message)
 
     def _give_up(self) -> None:
@@ -444,19 +448,19 @@ class Session:
 
 
 def _given_up() -> Cancelled:
-    return Cancelled("the client has cancelled it")
+    return Cancelled("the client has cancelled the request")
 
 
-def _shown(asked: InferenceRequest, error: Exception) -> WeirError:
-    """Return the error for an answer that could not be written; an exception that is not Weir's is logged."""
+def _shown(request: InferenceRequest, error: Exception) -> WeirError:
+    """Return the error to send for a response that could not be written. An exception that is not Weir's is logged and hidden."""
     if isinstance(error, WeirError):
         return error
-    _log.error("an answer of %s cannot be written", asked.model, exc_info=error)
+    _log.error("an answer of %s cannot be written", request.model, exc_info=error)
     return WeirError("internal error")
 
 
 def _failure(id: str, error: WeirError) -> str:
-    """Return the message that a request failed."""
+    """Return the message that reports the error of the request `id`."""
     wait = (error.retry_after or 0.0) if isinstance(error, CapacityError) else None
     kind = "InternalError" if type(error) is WeirError else type(error).__name__
     return write_failure(ErrorMessage(bounded(error.message), id, kind, kserve_code(error), wait))
@@ -465,7 +469,7 @@ def _failure(id: str, error: WeirError) -> str:
 async def _id_of(message: Message) -> str:
     try:
         return await off_loop(len(message), partial(id_of, message))
-    except WeirError:  # there is no memory even for that
+    except WeirError:  # there is not enough memory to read the id
         return ""
 
 
@@ -473,7 +477,7 @@ PATHS = ("/v2/ws", "/models/infer")
 
 
 class WebSockets:
-    """All the WebSockets of a server; what their requests and answers hold is charged to `account`."""
+    """All WebSockets of a server. The bytes of their requests and responses are charged to `account`."""
 
     def __init__(self, registry: "Registry", settings: HttpSettings, account: Account | None = None) -> None:
         self._account = account or Account(settings)
@@ -484,16 +488,16 @@ class WebSockets:
         self._none_left = asyncio.Event()
 
     def routes(self) -> list[WebSocketRoute]:
-        """Return Starlette's routes to them."""
+        """Return the Starlette routes of the WebSockets."""
         return [WebSocketRoute(path, self.serve) for path in PATHS]
 
     @property
     def open(self) -> int:
-        """How many there are."""
+        """How many connections are open."""
         return len(self._sessions)
 
     async def serve(self, socket: WebSocket) -> None:
-        """Serve one connection to its end. One that a page of another origin opens is refused with 403."""
+        """Serve one connection to its end. A connection from a page of another origin is refused with 403."""
         if not allowed(socket.headers.getlist("origin"), socket.headers.get("host", ""), self._settings.cors_origins):
             await socket.close()
             return
@@ -509,7 +513,7 @@ class WebSockets:
                 self._none_left.set()
 
     def refuse(self) -> None:
-        """Read no more requests. Every connection closes when what is under way has been answered."""
+        """Read no more requests. Each connection closes when its requests in flight have been answered."""
         self._refusing = True
         for session in self._sessions:
             session.refuse()

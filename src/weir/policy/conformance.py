@@ -67,37 +67,37 @@ def check_policy(policy: Policy, seen: Iterable[Observation] | None = None) -> N
 
     Args:
         policy: the policy to check.
-        seen: the observations to ask it about. By default `observations()`; for a policy with a memory also
+        seen: the observations to check it with. By default `observations()`; for a policy with a memory also
             `traffic()`.
     """
     remembers = complete(policy).remembers
-    asked = list(seen) if seen is not None else [*observations(), *(traffic() if remembers else ())]
+    sequence = list(seen) if seen is not None else [*observations(), *(traffic() if remembers else ())]
     if remembers:
-        _check_memory(_fresh(policy), asked)
+        _check_memory(_fresh(policy), sequence)
         return
-    answers = [_ask(policy, each) for each in asked]
-    for each, answer in zip(asked, answers, strict=True):
-        _check_shape(each, answer)
-        _check_wait(policy, each, answer)
-    for each, answer in zip(reversed(asked), reversed(answers), strict=True):
-        again = _ask(policy, each)
-        if again != answer:
-            _broken("the same observation gives the same decision", each, f"{answer}, and later {again}")
+    decisions = [_decide(policy, each) for each in sequence]
+    for each, decision in zip(sequence, decisions, strict=True):
+        _check_shape(each, decision)
+        _check_wait(policy, each, decision)
+    for each, decision in zip(reversed(sequence), reversed(decisions), strict=True):
+        again = _decide(policy, each)
+        if again != decision:
+            _broken("the same observation gives the same decision", each, f"{decision}, and later {again}")
 
 
-def _check_memory(policy: Policy, asked: list[Observation]) -> None:
+def _check_memory(policy: Policy, sequence: list[Observation]) -> None:
     history: list[tuple[Observation, Decision]] = []
-    for each in asked:
-        answer = _ask(policy, each)
-        _check_shape(each, answer)
-        history.append((each, answer))
-        history += _check_wait(policy, each, answer)
+    for each in sequence:
+        decision = _decide(policy, each)
+        _check_shape(each, decision)
+        history.append((each, decision))
+        history += _check_wait(policy, each, decision)
     copies = (_fresh(policy), _fresh(policy))
-    for each, answer in history:
+    for each, decision in history:
         for copy in copies:  # in turn: copies that share state would disturb each other
-            again = _ask(copy, each)
-            if again != answer:
-                answers = f"{answer}, and a fresh copy decided {again}"
+            again = _decide(copy, each)
+            if again != decision:
+                answers = f"{decision}, and a fresh copy decided {again}"
                 _broken("the same sequence of observations gives the same decisions", each, answers)
 
 
@@ -108,7 +108,7 @@ def _fresh(policy: Policy) -> Policy:
     return made
 
 
-def _ask(policy: Policy, seen: Observation) -> Decision:
+def _decide(policy: Policy, seen: Observation) -> Decision:
     try:
         return policy.decide(seen)
     except Exception as error:
@@ -136,7 +136,7 @@ def _check_wait(policy: Policy, seen: Observation, answer: Decision) -> list[tup
     if until <= seen.now:
         _broken("a wait ends later than now", seen, answer)
     later = seen._replace(now=until)
-    then = _ask(policy, later)
+    then = _decide(policy, later)
     _check_shape(later, then)
     if not then.rows and then.until is not None and then.until <= until:
         _broken("when the end of a wait has come, the policy dispatches or waits for a later instant", later, then)

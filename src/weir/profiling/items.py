@@ -36,10 +36,10 @@ class ProfilingSettings:
         )
     )  # fmt: skip
     power: float | None = setting(
-        None, "watts that the device draws while it computes; for energy that cannot be read", rule=POSITIVE,
+        None, "watts that the device draws while it computes; used if its energy cannot be read", rule=POSITIVE,
         metavar="WATTS",
     )  # fmt: skip
-    seed: int = setting(1, "of the order of sizes and the choice of items")
+    seed: int = setting(1, "seed for the order of sizes and the choice of items")
 
     def __post_init__(self) -> None:
         check(self)

@@ -1,1 +1,1 @@
-"""The protocols, pure: how each reads a request and writes its answer or error; and the exchange, where a protocol meets a channel and a model."""
+"""The protocols, which read requests and write responses and errors without I/O, and the exchange, which connects a protocol, a channel and a model."""

@@ -1,6 +1,7 @@
 """Who may call a server, and who may control it: load and unload models, change policies, share memory, attach workers.
 
-By default anybody may call, and callers from this machine may control. A token, if there is one, is required of every caller.
+By default anybody may call the server, and callers from this machine may control it. If an API key is set, every call needs it. If a control token is set,
+every call that controls the server needs it.
 """
 
 import base64
@@ -16,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 from weir.config import check, setting
 from weir.errors import Forbidden, SettingsError, Unauthorized
 
-# A request with one of these was passed on by a proxy: it may come from anywhere, wherever the proxy is.
+# A request with one of these headers came through a proxy, so its caller may be on any machine.
 _PASSED_ON = frozenset((b"forwarded", b"x-forwarded-for", b"x-real-ip", b"via"))
 
 
@@ -38,16 +39,16 @@ class ControlSettings:
         check(self)
         if self.allow_control and self.control_token_file is not None:
             raise SettingsError(
-                f"allow_control, control_token_file={self.control_token_file!r}: one lets anybody, the other only who "
-                "has the token; set one of them"
+                f"allow_control, control_token_file={self.control_token_file!r}: the first lets anybody control the "
+                "server, the second only callers with the token; set one of them"
             )
 
 
 class Control:
-    """Decides who may control. Raises SettingsError for a token's file that cannot be used.
+    """Decides who may control the server. Raises SettingsError for a token file that cannot be used.
 
-    `trusts_local` False asks the same of callers from this machine as of all others: where another server than Weir's own
-    takes the connections, they may come from anywhere.
+    With `trusts_local` False, callers from this machine have no special rights. That is for servers other than Weir's own: a caller that seems to be local
+    may then be a proxy.
     """
 
     def __init__(self, settings: ControlSettings | None = None, *, trusts_local: bool = True) -> None:
@@ -59,8 +60,8 @@ class Control:
     def require(self, peer: str | None, token: str | None) -> None:
         """Return if the caller may control this server.
 
-        `peer` is an address as sockets or gRPC write it; None or "" for a Unix socket. `token` is what came with the call.
-        Raises Unauthorized if a token is asked for and it is not that one, Forbidden if calls from there are not allowed.
+        `peer` is an address as sockets or gRPC write it; None or "" for a Unix socket. `token` is the one that the call carries, or None.
+        Raises Unauthorized if a token is required and `token` is another, and Forbidden if calls from `peer` are not allowed.
         """
         if self._token is not None:
             if token is None or not self.knows(token):
@@ -74,14 +75,14 @@ class Control:
             )
 
     def knows(self, token: str) -> bool:
-        """Tell whether this is the token, where there is one. Takes as long for every other."""
+        """Return whether `token` is the control token; False if there is none. The comparison takes the same time for every wrong token."""
         return self._token is not None and hmac.compare_digest(token.encode("utf-8", "backslashreplace"), self._token)
 
     def require_http(self, peer: str | None, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Do the same for an HTTP request with these headers (names in lower case), whose token is `Authorization: Bearer`.
+        """Do what `require` does for an HTTP request. `headers` have names in lower case; the token is that of `Authorization: Bearer`.
 
-        Without a token, what a page in a browser or a proxy sends counts as from elsewhere: both make calls from this
-        machine for a person who is not on it.
+        If the server has no token, a request from a web page or a proxy counts as coming from another machine: both make calls from this machine for
+        a person who may be elsewhere.
         """
         listed = list(headers)
         token = bearer_in(listed)
@@ -90,7 +91,7 @@ class Control:
 
 
 def bearer_in(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-    """Return the token of `Authorization: Bearer` among headers with names in lower case; None if there is none."""
+    """Return the token of `Authorization: Bearer` (RFC 6750, section 2.1), or None. `headers` have names in lower case."""
     token = None
     for name, value in headers:
         if name == b"authorization" and value[:7].lower() == b"bearer ":
@@ -99,7 +100,7 @@ def bearer_in(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
 
 
 def is_local(peer: str | None) -> bool:
-    """Tell whether `peer` is on this machine: a loopback address, however it is written, or a Unix socket."""
+    """Return whether `peer` is on this machine: a loopback address in any notation, or a Unix socket."""
     if not peer or peer.startswith("unix"):
         return True
     host = unquote(peer).removeprefix("ipv4:").removeprefix("ipv6:")
@@ -116,12 +117,12 @@ def is_local(peer: str | None) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether who listens at `host` is reached from this machine alone."""
+    """Return whether a server that listens at `host` can be reached from this machine only."""
     return host == "localhost" or (bool(host) and not host.startswith("unix") and is_local(host))
 
 
 def read_token(path: str) -> bytes:
-    """Return the control token in a file. Raises SettingsError if there is none."""
+    """Return the control token in the file `path`. Raises SettingsError if the file cannot be read or holds no token."""
     try:
         token = Path(path).read_bytes().strip()
     except OSError as error:
@@ -132,8 +133,11 @@ def read_token(path: str) -> bytes:
 
 
 def allowed(origins: Sequence[str], host: str, cors_origins: Sequence[str]) -> bool:
-    """Tell whether a connection may be opened: by a client that is no browser and names no origin, by a page of this very server,
-    and by pages of `cors_origins`. Browsers do not ask before they open a WebSocket, so the server has to check."""
+    """Return whether a caller with these `Origin` headers may open a connection.
+
+    Allowed are clients that are no browsers (they send no origin), pages of this server, and pages of `cors_origins`. Browsers do not check this for
+    WebSockets, so the server must (RFC 6455, section 10.2).
+    """
     if not origins or "*" in cors_origins:
         return True
     return len(origins) == 1 and (origins[0] in cors_origins or urlsplit(origins[0]).netloc.lower() == host.lower())
@@ -167,9 +171,9 @@ class AccessSettings:
 
 
 class Access:
-    """Decides who may call. Raises SettingsError for a file of keys that cannot be used.
+    """Decides who may call the server. Raises SettingsError for a key file that cannot be used.
 
-    Who may control the server by its token may call it by that too: a call has room for one of them.
+    The control token is accepted as an API key too, because a call can carry only one of the two.
     """
 
     def __init__(self, settings: AccessSettings | None = None, control: Control | None = None) -> None:
@@ -181,11 +185,11 @@ class Access:
 
     @property
     def required(self) -> bool:
-        """Whether a key is asked for."""
+        """Whether a call needs a key."""
         return bool(self._digests)
 
     def require(self, key: str | None) -> None:
-        """Return if a call with this key may go on. Raises Unauthorized. Takes as long for every key that is not one."""
+        """Return if a call with this `key` may go on. Raises Unauthorized. The comparison takes the same time for every wrong key."""
         if not self.required:
             return
         if key is not None:
@@ -197,10 +201,10 @@ class Access:
         raise Unauthorized(f"this server asks for its API key (Authorization: Bearer KEY), but the call {which}")
 
     def require_http(self, headers: Headers) -> None:
-        """Do the same for a request with these headers, names in lower case.
+        """Do what `require` does for an HTTP request. `headers` have names in lower case.
 
-        Browsers, which know no keys, may send it as the password of Basic authentication; not for pages of other origins, for they send it
-        whoever makes them call.
+        A browser may send the key as the password of Basic authentication (RFC 7617). That does not count for pages of other origins: the browser adds
+        the password to every request to this server, whichever page makes the request.
         """
         if self.required:
             listed = list(headers)
@@ -209,7 +213,7 @@ class Access:
 
 
 def read_keys(path: str) -> list[str]:
-    """Return the keys in a file. Raises SettingsError if there is none, or one cannot be sent."""
+    """Return the keys in the file `path`. Raises SettingsError if the file cannot be read, holds no key, or holds one that cannot be sent in a header."""
     try:
         lines = Path(path).read_bytes().splitlines()
     except OSError as error:
@@ -228,7 +232,7 @@ def _is_key(text: str) -> bool:
 
 
 def _digest(key: str) -> bytes:
-    """Digests are of one length, so to compare them does not tell how long a key is."""
+    """Return the digest of `key`. All digests have one length, so the time of a comparison does not reveal the length of a key."""
     return sha256(key.encode("utf-8", "backslashreplace")).digest()
 
 

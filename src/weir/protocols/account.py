@@ -1,8 +1,8 @@
-"""One account of what all clients of a server hold together: bytes of their requests and answers, and connections.
+"""One account of what all clients of a server hold together: the bytes of their requests and responses, and connections.
 
-Bytes are charged before memory is taken for them: what is received, what a body becomes when it is decompressed, what
-waits in queues, and answers that have not been read yet. What would go beyond the limit is refused with Overloaded, or is
-not read from its socket; so no crowd of clients can take more memory than the limit says.
+Bytes are charged before memory is allocated for them: bytes received, a body that is decompressed, requests that wait in a queue, and responses that the
+client has not read yet. A request that would exceed the limit is refused with Overloaded, or is not read from its socket. So the clients together cannot
+take more memory than the limit, however many they are.
 """
 
 import asyncio
@@ -20,24 +20,24 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from weir.errors import Overloaded, TooLarge
 from weir.protocols.settings import HttpSettings
 
-# The part of the memory of this process that requests and answers may take where it is not set. What is charged
-# once may be there four times: a body, its copy on the way to a worker, the result on its way back, and the answer.
+# By default requests and responses may take one eighth of the memory of this process. Bytes that are charged once may exist four times:
+# as a body, as its copy on the way to a worker, as the output on its way back, and as the response.
 _PART = 8
 
-# The part of the limit that one connection with many requests under way may hold.
+# One connection with many requests under way may hold one eighth of the limit.
 _CONNECTION_PART = 8
 
-# Bodies that are decompressed at the same time. They are charged as what they may become, so many may not begin at once.
+# How many bodies are decompressed at the same time. Each is charged with the largest size that it may reach, so only a few can start at once.
 _UNPACKED_AT_ONCE = 2
 
-# Files that a server may have open beside its connections: models, workers, logs.
+# How many files a server may have open beside its connections: models, workers, logs.
 _OTHER_FILES = 128
 
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 class Account:
-    """Counts the bytes and the connections of all clients of one server; for one event loop."""
+    """Counts the bytes and the connections of all clients of one server. It belongs to one event loop."""
 
     __slots__ = ("_pressed", "counters", "held_bytes", "max_bytes", "max_connections", "refused", "unpacking")
 
@@ -45,13 +45,13 @@ class Account:
         self.max_bytes = settings.max_waiting_bytes or max(usable_memory() // _PART, 4 * settings.max_body_size)
         self.max_connections = settings.max_connections
         self.held_bytes = 0
-        self.counters: list[Callable[[], int]] = []  # one for each kind of connection: how many are open
-        self.refused = 0  # times that bytes were refused
+        self.counters: list[Callable[[], int]] = []  # one per kind of connection: returns how many are open
+        self.refused = 0  # how many times bytes were refused
         self.unpacking = asyncio.Semaphore(_UNPACKED_AT_ONCE)
         self._pressed = False
 
     def take(self, size_bytes: int) -> None:
-        """Charge so many bytes. Raises Overloaded if the limit does not allow them now, TooLarge if it never does."""
+        """Charge `size_bytes`. Raises Overloaded if the limit does not allow that now, and TooLarge if it never will; then nothing is charged."""
         held = self.held_bytes + size_bytes
         if held > self.max_bytes:
             self.refused += 1
@@ -66,46 +66,46 @@ class Account:
         self.held_bytes = held
 
     def add(self, size_bytes: int) -> None:
-        """Charge so many bytes that are there whether or not the limit allows it: an answer that is not read as it is written."""
+        """Charge `size_bytes` that exist already, even beyond the limit: a response that the client reads more slowly than it is written."""
         self.held_bytes += size_bytes
         self._pressed |= self.held_bytes > self.max_bytes
 
     def give(self, size_bytes: int) -> None:
-        """Give back so many bytes that were charged."""
+        """Give back `size_bytes` that were charged."""
         self.held_bytes -= size_bytes
 
     def claim(self) -> "Claim":
-        """Return what one request, or one connection, holds: nothing yet."""
+        """Return a new claim, for one request or one connection. It holds no bytes yet."""
         return Claim(self)
 
     @property
     def max_connection_bytes(self) -> int:
-        """How many bytes the requests of one connection that has several under way may hold; one more may always come."""
+        """How many bytes the requests of one connection may hold before it must wait. A connection without requests under way may always send one."""
         return self.max_bytes // _CONNECTION_PART
 
     @property
     def connections(self) -> int:
-        """How many connections are open, of every kind."""
+        """How many connections of all kinds are open."""
         return sum(count() for count in self.counters)
 
     @property
     def over(self) -> bool:
-        """Whether more bytes are charged than the limit allows, by those that were there already."""
+        """Whether more bytes are charged than the limit allows, which `add` makes possible."""
         return self.held_bytes > self.max_bytes
 
     @property
     def full(self) -> bool:
-        """Whether as many connections are open as may be."""
+        """Whether the largest number of connections is open."""
         return self.connections >= self.max_connections
 
     def pressed(self) -> bool:
-        """Tell whether bytes were refused since the last call: slow clients then make room for others."""
+        """Return whether the limit was reached since the last call. Slow clients are then disconnected to make room for others."""
         pressed, self._pressed = self._pressed, False
         return pressed
 
 
 class Claim:
-    """The bytes that one request, or one connection, holds of an account. Leaving it as a context gives all back."""
+    """The bytes that one request or one connection holds of an account. It is a context manager, which gives all of them back at its end."""
 
     __slots__ = ("account", "held_bytes")
 
@@ -114,17 +114,17 @@ class Claim:
         self.held_bytes = 0
 
     def take(self, size_bytes: int) -> None:
-        """Charge so many bytes. Raises what Account.take raises."""
+        """Charge `size_bytes` more. Raises what Account.take raises."""
         self.account.take(size_bytes)
         self.held_bytes += size_bytes
 
     def give(self, size_bytes: int) -> None:
-        """Give back so many of them."""
+        """Give back `size_bytes` of them."""
         self.account.give(size_bytes)
         self.held_bytes -= size_bytes
 
     def hold(self, size_bytes: int) -> None:
-        """Hold so many bytes from now on, more or fewer than before. Raises what Account.take raises."""
+        """Hold exactly `size_bytes` from now on. Raises what Account.take raises; then the claim holds what it held before."""
         if size_bytes > self.held_bytes:
             self.take(size_bytes - self.held_bytes)
         else:
@@ -143,12 +143,12 @@ class Claim:
         self.close()
 
 
-# What the request that is being answered in this context holds; None where nothing is counted.
+# The claim of the request that this context answers. None where nothing is counted.
 CLAIM: ContextVar[Claim | None] = ContextVar("weir_claim", default=None)
 
 
 def charge(size_bytes: int) -> None:
-    """Charge bytes to the request that is being answered in this context. Raises what Account.take raises."""
+    """Charge `size_bytes` to the request that this context answers. Raises what Account.take raises."""
     claim = CLAIM.get()
     if claim is not None:
         claim.take(size_bytes)
@@ -156,8 +156,10 @@ def charge(size_bytes: int) -> None:
 
 @asynccontextmanager
 async def unpacking(max_size_bytes: int) -> AsyncGenerator[None, None]:
-    """Wait until a body may be decompressed, and charge, meanwhile, what it may become; what it has become is charged afterwards, by `charge`.
-    Raises what Account.take raises."""
+    """Wait until a body may be decompressed. Charge `max_size_bytes` while it is decompressed; the caller charges its real size afterwards, with `charge`.
+
+    Raises what Account.take raises.
+    """
     claim = CLAIM.get()
     if claim is None:
         yield
@@ -169,7 +171,7 @@ async def unpacking(max_size_bytes: int) -> AsyncGenerator[None, None]:
 
 
 class Counted:
-    """ASGI middleware that gives each request a claim on `account`, which ends with its answer."""
+    """ASGI middleware that gives each HTTP request a claim on `account`. The claim ends when the request has been answered."""
 
     def __init__(self, app: ASGIApp, account: Account) -> None:
         self._app = app
@@ -188,8 +190,10 @@ class Counted:
 
 
 def allow_descriptors(account: Account) -> str:
-    """Have the system allow as many open files as the connections of `account` need, or, where it does not, let there be fewer connections.
-    Return what to warn of; "" where all is well."""
+    """Raise this process's limit of open files to what the connections of `account` need. If the system does not allow that, lower `max_connections`.
+
+    Returns a warning, or "" if nothing was lowered.
+    """
     wanted = account.max_connections + _OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft >= wanted:
@@ -203,8 +207,7 @@ def allow_descriptors(account: Account) -> str:
 
 
 def usable_memory() -> int:
-    """Return how many bytes of memory this process may have: those of the machine, or of its container or its own limits
-    where they are lower."""
+    """Return how many bytes of memory this process may use: the least of the machine's memory, its container's limit and its own limits."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *_limits_of_container()]
     for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA):
         soft, _ = resource.getrlimit(kind)

@@ -1,4 +1,4 @@
-"""How a body is written and compressed: what the headers of a request declare, and what its answer may be."""
+"""Content types and compression: what the headers of a request declare, and what its response may use."""
 
 import gzip
 import zlib
@@ -10,15 +10,15 @@ from weir.errors import InvalidRequest, TooLarge, UnsupportedMediaType
 from weir.messages import JSON, MSGPACK, OCTETS
 from weir.model import Model, is_tensor_model, overrides
 
-MAX_WISHES = 64  # of one header: each takes microseconds, and a head has room for thousands
+MAX_PREFERENCES = 64  # read of one header: each takes microseconds, and a head has room for thousands
 
-# What clients send without meaning it: nothing, anything, and the default of curl -d.
+# Content types that clients send by default although the body is JSON: none, any, and that of curl -d.
 _READ_AS_JSON = frozenset(("", "*/*", "application/x-www-form-urlencoded", "text/json", JSON))
 _READ_AS_MSGPACK = frozenset(("application/x-msgpack", "application/vnd.msgpack", MSGPACK))
 
 
 def read_types(model: type[Model], batch: bool) -> list[str]:
-    """Return the content types that `model` reads; for a list of items only those that can hold a list."""
+    """Return the content types that `model` reads; with `batch` only those that can hold a list of items."""
     if batch or is_tensor_model(model):
         return [JSON, MSGPACK]
     return list(dict.fromkeys((JSON, MSGPACK, OCTETS, *map(str.lower, model.content_types))))
@@ -30,10 +30,10 @@ def media_of(content_type: str) -> str:
 
 
 def write_types(model: type[Model], batch: bool, content_type: str) -> list[str]:
-    """Return the content types of answers, the preferred one first.
+    """Return the content types of responses, the preferred one first.
 
-    That is the request's own if an answer can surely be written in it, else JSON. Bytes can be an answer of every
-    model that returns them, but only one that declares it (`Output = bytes`) gives them unasked.
+    The preferred type is that of the request if every output can be written in it, else JSON. Every model that returns bytes can respond with octets, but
+    only a model that declares `Output = bytes` does so by default.
     """
     offered = read_types(model, batch)
     content_type = media_of(content_type)
@@ -46,9 +46,10 @@ def write_types(model: type[Model], batch: bool, content_type: str) -> list[str]
 
 
 def content_type_of(value: str, model: type[Model], batch: bool) -> str:
-    """Return the canonical form of a Content-Type header's `value` ("" when there is none).
+    """Return the canonical form of the `value` of a Content-Type header ("": no header).
 
-    A multipart type keeps its parameters: the model's `decode` needs the boundary. Raises UnsupportedMediaType naming the value and the types that the model reads.
+    A multipart type keeps its parameters, because the model's `decode` needs the boundary. Raises UnsupportedMediaType naming the value and the types that
+    the model reads.
     """
     media, _, parameters = value.partition(";")
     media = media.strip().lower()
@@ -63,16 +64,16 @@ def content_type_of(value: str, model: type[Model], batch: bool) -> str:
 
 
 def accept_of(value: str, offered: Sequence[str]) -> str:
-    """Return the one of `offered` that an Accept header's `value` prefers; the first if it prefers none.
+    """Return the type of `offered` that the `value` of an Accept header prefers (RFC 9110, section 12.5.1); of equal ones the first.
 
-    Raises UnsupportedMediaType naming the value and what is offered.
+    Raises UnsupportedMediaType naming the value and the offered types.
     """
     if value in ("", "*/*"):
         return offered[0]
-    wishes = _wishes(value)
+    preferences = _preferences(value)
     best, best_weight = "", 0.0
     for candidate in offered:
-        weight = _weight(candidate, wishes)
+        weight = _weight(candidate, preferences)
         if weight > best_weight:
             best, best_weight = candidate, weight
     if not best:
@@ -81,17 +82,17 @@ def accept_of(value: str, offered: Sequence[str]) -> str:
 
 
 def weighted(value: str) -> dict[str, float]:
-    """Read a header like `gzip, zstd;q=0.5` into lower-case names and their weights, 1 by default.
+    """Return the names in a header like `gzip, zstd;q=0.5`, in lower case, with their weights, which are 1 by default.
 
-    A weight that is no number counts as 0. What stands behind the first MAX_WISHES is not looked at.
+    A weight that is not a number counts as 0. Names after the first MAX_PREFERENCES are ignored.
     """
-    wishes: dict[str, float] = {}
-    for part in value.split(",", MAX_WISHES)[:MAX_WISHES]:
+    preferences: dict[str, float] = {}
+    for part in value.split(",", MAX_PREFERENCES)[:MAX_PREFERENCES]:
         name, *parameters = (piece.strip().lower() for piece in part.split(";"))
         if name:
             weights = [parameter[2:] for parameter in parameters if parameter.startswith("q=")]
-            wishes[name] = _number(weights[0]) if weights else 1.0
-    return wishes
+            preferences[name] = _number(weights[0]) if weights else 1.0
+    return preferences
 
 
 def _number(text: str) -> float:
@@ -101,35 +102,35 @@ def _number(text: str) -> float:
         return 0.0
 
 
-def _wishes(value: str) -> dict[str, float]:
-    wishes = weighted(value)
-    for alias in _READ_AS_MSGPACK & wishes.keys():
-        wishes.setdefault(MSGPACK, wishes[alias])
-    return wishes
+def _preferences(value: str) -> dict[str, float]:
+    preferences = weighted(value)
+    for alias in _READ_AS_MSGPACK & preferences.keys():
+        preferences.setdefault(MSGPACK, preferences[alias])
+    return preferences
 
 
-def _weight(candidate: str, wishes: dict[str, float]) -> float:
+def _weight(candidate: str, preferences: dict[str, float]) -> float:
     family = candidate.partition("/")[0] + "/*"
     for name in (candidate, family, "*/*"):  # the most specific preference counts
-        if name in wishes:
-            return wishes[name]
+        if name in preferences:
+            return preferences[name]
     return 0.0
 
 
-CODINGS = ("zstd", "gzip", "deflate")  # the better one first
-_WINDOWS = {"gzip": 31, "deflate": 15}  # zlib's numbers for its formats
-_MAX_WINDOW = 8 << 20  # what RFC 9659 lets a server expect of zstd over HTTP
-# A body may have several members, or frames. Each costs microseconds, however little is in it: of 64 KiB each, as bgzip writes
-# them, so many are 640 MB.
+CODINGS = ("zstd", "gzip", "deflate")  # the best one first
+_WINDOWS = {"gzip": 31, "deflate": 15}  # `wbits` of zlib, which selects the format
+_MAX_WINDOW = 8 << 20  # bytes: the largest zstd window over HTTP (RFC 9659, section 3)
+# A gzip body may have several members, and a zstd body several frames. Each costs microseconds, however small it is. bgzip writes members
+# of 64 KiB, so that this limit allows it 640 MB.
 MAX_MEMBERS = 10_000
-# Bytes given to zlib at once: what follows a member in its piece is copied.
+# Bytes given to zlib at once. The pieces begin small, because zlib copies the bytes that follow a member in its piece.
 _FIRST_PIECE, _LARGEST_PIECE = 512, 256 << 10
 
 
 def coding_of(value: str) -> str:
-    """Return the canonical form of a Content-Encoding header's `value`; "" for none.
+    """Return the canonical form of the `value` of a Content-Encoding header; "" for no coding.
 
-    Raises UnsupportedMediaType naming the value and the codings there are.
+    Raises UnsupportedMediaType naming the value and the codings that are read.
     """
     coding = value.strip().lower()
     if coding in ("", "identity"):
@@ -142,15 +143,15 @@ def coding_of(value: str) -> str:
 
 
 def accepted_coding(value: str, offered: Sequence[str] = CODINGS) -> str:
-    """Return the one of `offered` that an Accept-Encoding header's `value` allows for answers; "" for none."""
-    wishes = weighted(value)
-    everything = wishes.get("*", 0.0)
-    best = max(offered, key=lambda coding: wishes.get(coding, everything))
-    return best if wishes.get(best, everything) > 0 else ""
+    """Return the coding of `offered` that the `value` of an Accept-Encoding header prefers; "" if it allows none."""
+    preferences = weighted(value)
+    everything = preferences.get("*", 0.0)
+    best = max(offered, key=lambda coding: preferences.get(coding, everything))
+    return best if preferences.get(best, everything) > 0 else ""
 
 
 def compress(data: bytes, coding: str) -> bytes:
-    """Return `data` in `coding`, which is one of CODINGS."""
+    """Return `data` compressed with `coding`, one of CODINGS."""
     if coding == "zstd":
         return zstandard.ZstdCompressor(level=1).compress(data)
     if coding == "deflate":
@@ -159,9 +160,9 @@ def compress(data: bytes, coding: str) -> bytes:
 
 
 def decompress(data: bytes, coding: str, max_size: int) -> bytes:
-    """Return `data`, which is in `coding`, as it was, if that has at most `max_size` bytes.
+    """Return `data`, which is compressed with `coding`, decompressed.
 
-    Raises TooLarge as soon as it has more, and InvalidRequest when it is damaged or cut short.
+    Raises TooLarge as soon as the result has more than `max_size` bytes, and InvalidRequest if `data` is damaged or cut short.
     """
     try:
         plain = _unzstd(data, max_size + 1) if coding == "zstd" else _inflate(data, max_size + 1, _WINDOWS[coding])
@@ -198,7 +199,8 @@ def _unzstd(data: bytes, limit: int) -> bytes:
     rest = memoryview(data)
     frame = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW).decompressobj()
     while rest and room > 0:
-        size = max(64, room >> 15)  # 4 bytes can stand for a block of 128 KiB, and what comes out cannot be bounded
+        # 4 bytes can stand for a block of 128 KiB, and zstandard offers no limit of its output.
+        size = max(64, room >> 15)
         chunk = rest[:size]
         parts.append(frame.decompress(chunk))
         room -= len(parts[-1])

@@ -1,8 +1,8 @@
-"""The exchange: where protocols and channels meet, and the only place that knows how a request enters a service and leaves it.
+"""The exchange, which connects protocols and channels. It is the only place that knows how a request enters a service and leaves it.
 
-A *protocol* is pure: it reads a head, reads a body, writes outputs, writes an error. A *channel* moves bytes: it sends an answer, sends the parts of one, and reports
-that the caller has left. An Exchange is one request between the two: it reads what is long in a thread, tells the observers what was refused and what was
-transferred, begins the trace, and has the model answer. docs/how-to/add-a-protocol.md shows one of each.
+A *protocol* does no I/O: it reads a head, reads a body, writes outputs, and writes an error. A *channel* moves bytes: it sends a response, sends the parts of
+a stream, and notices that the client has left. An Exchange is one request between the two: it reads a long body in a thread, notifies the observers of
+refusals and transferred bytes, begins the trace, and lets the model compute. docs/how-to/add-a-protocol.md shows an example of each.
 """
 
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
@@ -25,8 +25,11 @@ T = TypeVar("T")
 
 
 class HttpRequestHead(Protocol):
-    """The head of any request for inference. `coding` is how its body is compressed, `accept_coding` how a large answer may be, "" if not;
-    `timeout` is in seconds; `stream`: it is answered by a stream of events."""
+    """The head of an inference request.
+
+    `coding` is the compression of the body, and `accept_coding` that of a large response; "" is none. `timeout` is in seconds. `stream`: the response is a
+    stream of events.
+    """
 
     service: "Service"
     timeout: float
@@ -37,8 +40,11 @@ class HttpRequestHead(Protocol):
 
 
 class EventSource(NamedTuple):
-    """What a stream of events consists of. `parts` yields the data of each event and raises the WeirError that ends them; `failure` makes the data of the
-    last event of an error that comes after others; `headers` are asked for with the first event."""
+    """The content of a stream of events.
+
+    `parts` yields the data of each event, and raises the WeirError that ends the stream. `failure` makes the data of the event that reports an error after
+    other events. `headers` returns more headers of the response; it is called with the first event.
+    """
 
     parts: AsyncGenerator[bytes, None]
     failure: Callable[[WeirError], bytes]
@@ -46,34 +52,36 @@ class EventSource(NamedTuple):
 
 
 class HttpProtocol(Protocol):
-    """How requests for inference are written over HTTP. What reads and writes is pure; everything else it has the exchange do."""
+    """A protocol of inference over HTTP. It reads and writes without I/O, and leaves everything else to the exchange."""
 
     @property
     def prefix(self) -> bytes:
-        """What the paths of its requests begin with, also of those that make no sense otherwise."""
+        """The prefix of the protocol's paths. A malformed request whose path begins with it gets an error of this protocol."""
 
     def read_head(self, method: str, path: str, headers: Iterable[tuple[bytes, bytes]]) -> HttpRequestHead | None:
-        """Return what a head asks for, None if it is no request of this protocol. `path` is percent-decoded and has no query, names of `headers`
-        are in lower case. Raises the WeirError that refuses it."""
+        """Read the head of a request. `path` is percent-decoded and has no query; `headers` have names in lower case.
+
+        Returns None if it is no request of this protocol. Raises the WeirError that refuses it.
+        """
 
     def named(self, path: str) -> "Service | None":
-        """Return the service that `path` asks for, as far as there is one."""
+        """Return the service that `path` names, or None."""
 
     async def answer(self, exchange: "Exchange", head: Any, body: bytes) -> HttpResponse:
-        """Return the answer to a request; its `body` is decompressed. Raises the WeirError that is its end."""
+        """Return the response to a request, whose `body` is decompressed. Raises the WeirError that ends the request."""
 
     async def stream(self, exchange: "Exchange", head: Any, body: bytes) -> EventSource:
-        """Return the answers to a request, which has been submitted. Raises the WeirError that refuses it."""
+        """Return the stream of events for a request. Raises the WeirError that refuses it before the stream begins."""
 
     def error_answer(self, error: BaseException, service: "Service | None") -> HttpResponse:
-        """Return what is written for `error` when `service` was asked for."""
+        """Return the response for `error`. `service` is the one that the request names, if known."""
 
 
 class Exchange:
-    """One request for `service` that came by the frontend `door`.
+    """One request for `service` that came through the frontend `door`.
 
-    `timeout` is the caller's in seconds (None: the service's setting), `traceparent` names the caller's span, `peer` is the caller's address and `headers`
-    (names in lower case) are what came beside the body, as far as the channel has them.
+    `timeout` is the caller's in seconds, or None for the service's setting. `traceparent` names the caller's span. `peer` is the caller's address, and
+    `headers` (names in lower case) are those of the request, if the channel has them.
     """
 
     __slots__ = ("door", "headers", "peer", "service", "timeout", "trace", "traceparent")
@@ -93,27 +101,30 @@ class Exchange:
     # Before the service has the request.
 
     async def read(self, size_bytes: int, work: Callable[[], T]) -> T:
-        """Return what `work` reads of about so many bytes, in a thread if they are many. The observers are told of what it refuses."""
+        """Return the result of `work`, which reads about `size_bytes` bytes: in a thread if they are many.
+
+        Raises the WeirErrors that `work` raises; the observers have been notified of them.
+        """
         try:
             return await off_loop(size_bytes, work)
         except WeirError as error:
             raise self.refused(error) from None
 
     def charge(self, size_bytes: int) -> None:
-        """Charge memory that the request takes beside its body. Raises what Account.take raises; the observers are told."""
+        """Charge memory that the request needs beside its body. Raises what Account.take raises; the observers have been notified."""
         try:
             charge(size_bytes)
         except WeirError as error:
             raise self.refused(error) from None
 
     def refused(self, error: WeirError) -> WeirError:
-        """Tell the observers that the request was refused before the service had it; return the error. It has no span then."""
+        """Notify the observers that the request was refused before it reached the service. Return the error. The request has no span from now on."""
         self.trace = None
         CURRENT.set(None)
         return self.service.tell_refused(self.door, error)
 
     def begin_trace(self) -> Trace | None:
-        """Begin the span of the request, within its caller's, and return it; None if requests are not traced. The log lines of this task carry it."""
+        """Begin the request's span, as a child of the caller's, and return it; None if requests are not traced. This task's log lines name the span."""
         tracing = self.service.tracing
         if tracing is not None and self.trace is None:
             self.trace = tracing.new(self.traceparent)
@@ -122,25 +133,25 @@ class Exchange:
 
     @property
     def trace_headers(self) -> Headers:
-        """The header that names the span of the request; none if there is no span."""
+        """The header that names the request's span; empty if there is no span."""
         return [] if self.trace is None else [(HEADER.encode(), self.trace.traceparent.encode())]
 
-    # In the service. Cancelling the task that awaits withdraws the request.
+    # In the service. Cancelling the task that awaits one of these cancels the request.
 
     async def infer(self, request: InferenceRequest) -> InferenceResponse:
-        """Return the answer to a request of tensors. Raises every WeirError that can be its end."""
+        """Return the response to a request of tensors. Raises the WeirError that ends the request."""
         self.begin_trace()
         return await self.service.inference.infer(self.service, request, self)
 
     async def infer_items(self, head: ItemHead, body: bytes) -> ItemsResponse:
-        """Return the answers to a body of items, decompressed. Raises the WeirError that is the end of them all."""
+        """Return the results of a body of items, which is decompressed. Raises the WeirError that ends the whole request."""
         self.begin_trace()
         return await self.service.inference.infer_items(head, body, self)
 
     async def infer_item(
         self, item: bytes, *, content_type: str = JSON, accept: str = JSON, priority: int = 0
     ) -> bytes:
-        """Return the encoded answer to one encoded item, which is one row. Raises every WeirError that can be its end."""
+        """Return the encoded output for one encoded item, which is one row. Raises the WeirError that ends the request."""
         self.begin_trace()
         entry = QueueEntry(item, Kind.ITEM, content_type, accept, 1, 1.0, None, False)
         timeout = self.service.settings.timeout if self.timeout is None else self.timeout
@@ -148,25 +159,25 @@ class Exchange:
         return as_bytes(request.end)
 
     def stream(self, request: InferenceRequest) -> AsyncGenerator[StreamPart, None]:
-        """Yield the answers to a request of tensors; of a model that does not stream, its one. Close it in the end."""
+        """Yield the responses to a request of tensors: exactly one if the model does not stream. The caller must close the generator."""
         self.begin_trace()
         return stream(self.service, request, self)
 
     def stream_of(self, head: ItemHead, entry: QueueEntry) -> StreamedCall:
-        """Return the request for the answers to one item, for `read_parts`."""
+        """Return the streamed call of one item, for `read_parts`."""
         self.begin_trace()
         return stream_of(self.service, entry, head.timeout, head.priority, self)
 
-    # After the answer has been written.
+    # After the response has been written.
 
     def transferred(self, received_bytes: int, sent_bytes: int) -> None:
-        """Tell the observers what the request and its answer weighed."""
+        """Notify the observers of the sizes of the request and of its response."""
         for observer in self.service.observers:
             observer.transferred(self.service.label, self.door, received_bytes, sent_bytes)
 
 
 def as_bytes(output: Any) -> bytes:
-    """Return the bytes of an encoded answer; a Block is given back."""
+    """Return an encoded output as bytes. A Block is released."""
     if isinstance(output, bytes):
         return output
     try:

@@ -1,7 +1,7 @@
-"""Weir's own protocol: one item, or a list of them, for a model that the path names.
+"""Weir's own protocol: one item, or a list of items, for a model that the path names. docs/reference/http.md describes it.
 
-The ASGI application and the fast path share it. A RequestHead depends on the head alone and may be remembered for exactly those bytes, as long as the
-registry and the settings stay the same. serving/inference.py makes queue entries of bodies.
+The ASGI application and the fast path share this module. A RequestHead depends only on the bytes of the head, so it can be cached as long as the registry
+and the settings stay the same. serving/inference.py makes queue entries of bodies.
 """
 
 import math
@@ -34,9 +34,9 @@ from weir.serving.inference import (
     arrays_size,
     body_or_error,
     bytes_to_read,
+    item_entries,
     output_body,
     read_parts,
-    read_work,
 )
 from weir.serving.service import Service
 from weir.serving.settings import LONGEST_TIMEOUT
@@ -46,7 +46,7 @@ from weir.wire.tensors import text_size
 if TYPE_CHECKING:
     from weir.catalog.registry import Registry
 
-FRONTEND = "http"  # what requests that come by HTTP are counted as
+FRONTEND = "http"  # the name of the HTTP frontend in metrics and logs
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,9}")
 _NUMBER = re.compile(r"(?:[0-9]{1,12}\.?[0-9]{0,12}|\.[0-9]{1,12})(?:[eE][+-]?[0-9]{1,3})?")
@@ -55,7 +55,7 @@ MAX_REQUEST_ID_LENGTH = 256
 
 
 class RequestOptions:
-    """The options that the headers of any request for work may set."""
+    """The options that the headers of an inference request may set."""
 
     __slots__ = (
         "accept_coding", "coding", "explain", "key", "priority", "request_id", "timeout", "traceparent",
@@ -66,13 +66,13 @@ class RequestOptions:
         self.priority = 0
         self.key: str | None = None
         self.explain = False
-        self.request_id: bytes | None = None  # to be sent back
+        self.request_id: bytes | None = None  # sent back with the response
         self.traceparent: str | None = None
-        self.coding = ""  # how the body is compressed: gzip, zstd or not
-        self.accept_coding = ""  # how a large answer may be
+        self.coding = ""  # compression of the body: gzip, zstd, deflate, or "" for none
+        self.accept_coding = ""  # compression of a large response, or "" for none
 
     def read(self, name: bytes, value: bytes) -> None:
-        """Read one header, if it is one of these; `name` is in lower case. Raises InvalidRequest or UnsupportedMediaType."""
+        """Set the option of one header, if it has one; `name` is in lower case. Raises InvalidRequest or UnsupportedMediaType."""
         reader = _READERS.get(name)
         if reader is not None:
             reader(self, value.decode("latin-1"))
@@ -81,9 +81,9 @@ class RequestOptions:
 class RequestHead(RequestOptions):
     """The head of an inference request.
 
-    `plain` means that the body travels undecoded to the worker as one item of one row, so the request is simply
-    `RequestBase(body, now, timeout, content_type=, accept=, priority=, key=, door="http")`. Otherwise, or with `coding`
-    (a compressed body), the body goes through `serving.inference.read_work`.
+    `plain` means that the body goes to the worker undecoded, as one item of one row. The request in the queue is then simply
+    `RequestBase(body, now, timeout, content_type=, accept=, priority=, key=, door="http")`. Every other body, and every compressed one (`coding`), goes
+    through `serving.inference.item_entries`.
     """
 
     __slots__ = ("accept", "batch", "content_type", "plain", "service", "stream")
@@ -91,20 +91,20 @@ class RequestHead(RequestOptions):
     def __init__(self, service: Service, batch: bool) -> None:
         super().__init__(service.settings.timeout)
         self.service = service
-        self.batch = batch  # a list of items, answered one by one
+        self.batch = batch  # the body is a list of items, each with a result of its own
         self.content_type = JSON
         self.accept = JSON
-        self.stream = service.streaming  # answered by a stream of events
+        self.stream = service.streaming  # the response is a stream of events
         self.plain = not (batch or service.needs_measure or is_tensor_model(service.model))
 
 
-def read_ask(
+def read_head(
     registry: "Registry", settings: HttpSettings, method: str, path: str, headers: Iterable[tuple[bytes, bytes]]
 ) -> RequestHead | None:
-    """Read the head of a request: `path` percent-decoded and without the query, `headers` with names in lower case.
+    """Read the head of a request. `path` is percent-decoded and has no query; `headers` have names in lower case.
 
-    Returns None if the path is not one of inference. Raises RequestErrors naming the header, its value and the rule;
-    ModelNotFound; MethodNotAllowed; UnsupportedMediaType; TooLarge when Content-Length is over `max_body_size`.
+    Returns None if `path` is not a path of inference. Raises RequestErrors naming the header, its value and the rule; ModelNotFound; MethodNotAllowed;
+    UnsupportedMediaType; and TooLarge if Content-Length exceeds `max_body_size`.
     """
     found = find_service(registry, path)
     return None if found is None else read_head_for(found[0], settings, method, path, headers, batch=found[1])
@@ -114,11 +114,11 @@ def read_head_for(
     service: Service, settings: HttpSettings, method: str, path: str, headers: Iterable[tuple[bytes, bytes]], *,
     batch: bool = False,
 ) -> RequestHead:  # fmt: skip
-    """Read the head of a request for items of `service`, which its `path` names; `batch`: for a list of them. Raises what `read_ask` raises."""
+    """Read the head of a request to `service`, whose body is one item, or with `batch` a list of items. Raises what `read_head` raises."""
     if method != "POST":
         raise MethodNotAllowed(f"{method} {path}: inference takes POST only", details={"allow": ["POST"]})
-    ask = RequestHead(service, batch)
-    ask.explain = settings.explain
+    head = RequestHead(service, batch)
+    head.explain = settings.explain
     content_type = accept = ""
     for name, value in headers:
         if name == b"content-type":
@@ -128,21 +128,21 @@ def read_head_for(
         elif name == b"content-length":
             check_length(value, settings.max_body_size)
         elif name in _READERS:
-            _READERS[name](ask, value.decode("latin-1"))
+            _READERS[name](head, value.decode("latin-1"))
     if content_type not in ("", JSON):
-        ask.content_type = content_type_of(content_type, ask.service.model, ask.batch)
-    if ask.stream:
-        _read_as_stream(ask, accept)
-    elif ask.content_type != JSON or accept not in ("", "*/*", JSON):
-        offered = write_types(ask.service.model, ask.batch, ask.content_type)
-        ask.accept = accept_of(accept, offered)
-    return ask
+        head.content_type = content_type_of(content_type, head.service.model, head.batch)
+    if head.stream:
+        _read_as_stream(head, accept)
+    elif head.content_type != JSON or accept not in ("", "*/*", JSON):
+        offered = write_types(head.service.model, head.batch, head.content_type)
+        head.accept = accept_of(accept, offered)
+    return head
 
 
-def _read_as_stream(ask: RequestHead, accept: str) -> None:
-    """The answer is a stream of events, whatever the request's own content type; each answer in it is JSON."""
-    name = ask.service.name
-    if ask.batch:
+def _read_as_stream(head: RequestHead, accept: str) -> None:
+    """Check that the caller accepts a stream of events. Its data are JSON, whatever the content type of the request."""
+    name = head.service.name
+    if head.batch:
         raise Unsupported(f"model {name!r} is streaming: it takes one item in a request, not a list")
     try:
         accept_of(accept, [CONTENT_TYPE])
@@ -151,9 +151,9 @@ def _read_as_stream(ask: RequestHead, accept: str) -> None:
 
 
 def find_service(registry: "Registry", path: str) -> tuple[Service, bool] | None:
-    """Return the service that `path` asks for and whether it asks with a list; None if it is no path of inference.
+    """Return the service that `path` names and whether the body is a list; None if it is not a path of inference.
 
-    Raises ModelNotFound naming the models there are.
+    Raises ModelNotFound naming the models that are served.
     """
     if path in registry.routes:
         return registry.routes[path], False
@@ -178,12 +178,12 @@ def _sole(registry: "Registry") -> Service:
 
 
 def head_size(headers: Iterable[tuple[bytes, bytes]]) -> int:
-    """Return about how many bytes `headers` were on the wire."""
+    """Return about how many bytes `headers` took on the wire."""
     return sum([len(name) + len(value) + 4 for name, value in headers])
 
 
 def check_length(value: bytes, max_body_size: int) -> None:
-    """Raise TooLarge or InvalidRequest if a Content-Length header's `value` may not be."""
+    """Raise InvalidRequest if the `value` of a Content-Length header is no number, and TooLarge if it exceeds `max_body_size` bytes."""
     if not value.isdigit():
         raise InvalidRequest(f"Content-Length {value.decode('latin-1')!r}: must be a number of bytes")
     if len(value) > 18 or int(value) > max_body_size:
@@ -195,49 +195,49 @@ def too_large(what: str, max_body_size: int) -> TooLarge:
     return TooLarge(f"body {what}: must be at most {max_body_size} bytes (max_body_size)")
 
 
-def _read_timeout(wishes: RequestOptions, value: str) -> None:
+def _read_timeout(options: RequestOptions, value: str) -> None:
     text = value.strip()
     seconds = float(text) if _NUMBER.fullmatch(text) else math.nan
     if not 0 < seconds <= LONGEST_TIMEOUT:
         rule = f"must be a number of seconds greater than 0 and at most {LONGEST_TIMEOUT:g}"
         raise InvalidRequest(f"X-Request-Timeout {value!r}: {rule}")
-    wishes.timeout = seconds
+    options.timeout = seconds
 
 
-def _read_priority(wishes: RequestOptions, value: str) -> None:
+def _read_priority(options: RequestOptions, value: str) -> None:
     if not _INTEGER.fullmatch(value.strip()):
         raise InvalidRequest(f"X-Request-Priority {value!r}: must be an integer of at most nine digits")
-    wishes.priority = int(value)
+    options.priority = int(value)
 
 
-def _read_key(wishes: RequestOptions, value: str) -> None:
+def _read_key(options: RequestOptions, value: str) -> None:
     if not 0 < len(value) <= _MAX_KEY_LENGTH:
         raise InvalidRequest(f"X-Batch-Key {value[:80]!r}: must have 1 to {_MAX_KEY_LENGTH} characters")
-    wishes.key = value
+    options.key = value
 
 
-def _read_explain(wishes: RequestOptions, value: str) -> None:
+def _read_explain(options: RequestOptions, value: str) -> None:
     if value not in ("0", "1"):
         raise InvalidRequest(f"X-Explain {value!r}: must be 0 or 1")
-    wishes.explain = value == "1"
+    options.explain = value == "1"
 
 
-def _read_request_id(wishes: RequestOptions, value: str) -> None:
+def _read_request_id(options: RequestOptions, value: str) -> None:
     if len(value) > MAX_REQUEST_ID_LENGTH:
         raise InvalidRequest(f"X-Request-Id {value[:80]!r}: must have at most {MAX_REQUEST_ID_LENGTH} characters")
-    wishes.request_id = value.encode("latin-1")
+    options.request_id = value.encode("latin-1")
 
 
-def _read_traceparent(wishes: RequestOptions, value: str) -> None:
-    wishes.traceparent = value  # read where requests are traced; a malformed one counts as none
+def _read_traceparent(options: RequestOptions, value: str) -> None:
+    options.traceparent = value  # parsed only if requests are traced; a malformed one is ignored
 
 
-def _read_coding(wishes: RequestOptions, value: str) -> None:
-    wishes.coding = coding_of(value)
+def _read_coding(options: RequestOptions, value: str) -> None:
+    options.coding = coding_of(value)
 
 
-def _read_accept_coding(wishes: RequestOptions, value: str) -> None:
-    wishes.accept_coding = accepted_coding(value)
+def _read_accept_coding(options: RequestOptions, value: str) -> None:
+    options.accept_coding = accepted_coding(value)
 
 
 _READERS = {
@@ -262,11 +262,11 @@ class NativeProtocol:
         self._settings = settings
 
     def read_head(self, method: str, path: str, headers: Iterable[tuple[bytes, bytes]]) -> RequestHead | None:
-        """See `read_ask`."""
-        return read_ask(self._registry, self._settings, method, path, headers)
+        """See `read_head`."""
+        return read_head(self._registry, self._settings, method, path, headers)
 
     def named(self, path: str) -> Service | None:
-        """Return the service that `path` asks for, as far as there is one."""
+        """Return the service that `path` names, or None."""
         try:
             found = find_service(self._registry, path)
         except WeirError:
@@ -274,22 +274,22 @@ class NativeProtocol:
         return found[0] if found else None
 
     def error_answer(self, error: BaseException, service: Service | None) -> HttpResponse:
-        """Return what is written for `error` when `service` was asked for."""
+        """Return the response for `error`. `service` is the one that the request names, if known."""
         return error_answer(error, service.name if service else None, development=self._settings.development)
 
     async def answer(self, exchange: Exchange, head: RequestHead, body: bytes) -> HttpResponse:
-        """Return the answer to one item, or to a list: 200 whatever became of its items, unless it failed as a whole."""
+        """Return the response to one item or to a list of items. A list has status 200 even if items failed, unless it failed as a whole."""
         response = await exchange.infer_items(head, body)
         del body
         bodies = await written(response.size_bytes, response.write)
         for each in bodies:
-            if isinstance(each, ModelError) and not each.told:
+            if isinstance(each, ModelError) and not each.reported:
                 head.service.tell_failed(each)
         return items_answer(head, response, bodies, development=self._settings.development)
 
     async def stream(self, exchange: Exchange, head: RequestHead, body: bytes) -> EventSource:
-        """Return the answers of a streaming model to one item."""
-        (entry,) = await exchange.read(bytes_to_read(head, body), partial(read_work, head, body))
+        """Return the stream of a streaming model's outputs for one item."""
+        (entry,) = await exchange.read(bytes_to_read(head, body), partial(item_entries, head, body))
         if isinstance(entry, WeirError):
             raise exchange.refused(entry)
         exchange.charge(arrays_size(entry.payload))
@@ -320,7 +320,7 @@ async def _events(head: RequestHead, request: StreamedCall) -> AsyncGenerator[by
 def items_answer(
     head: RequestHead, response: ItemsResponse, bodies: list[bytes | WeirError], *, development: bool = False
 ) -> HttpResponse:  # fmt: skip
-    """Return the answer to one item or to a list, whose items were written as `bodies`. Raises the error of the only item."""
+    """Return the response to one item or to a list of items. `bodies` has the encoded output or the error of each. Raises the error of a single item."""
     if head.batch:
         body = batch_body(bodies, head.accept, head.service.name, beside=response.beside, development=development)
     else:

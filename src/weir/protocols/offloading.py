@@ -1,9 +1,10 @@
-"""Bodies whose reading, and answers whose writing, would keep the event loop for too long are read and written in threads of their own.
+"""Threads that read long bodies and write long responses, because that would block the event loop for too long.
 
-A stated cost per byte: no parser takes more than 50 ms for a megabyte in one stretch (`python -m benchmarks.parsers` measures the
-worst body of each), so what has at most LONG_BODY bytes is read on the loop, within two milliseconds, and what has more
-is read here. To write a byte of an answer takes an eighth of that. One thread reads bodies of up to a megabyte and another one the larger
-ones, so that no crowd of large bodies delays the others; a third one writes; and none is of the pool that compresses. Two more decompress.
+No parser takes more than 50 ms per megabyte without a break (`python -m benchmarks.parsers` measures the worst body of each). So a body of at most
+LONG_BODY bytes is read on the event loop, in at most two milliseconds, and a longer one in a thread. Writing takes an eighth of that per byte.
+
+One thread reads bodies of up to a megabyte and a second one the larger bodies, so that many large bodies cannot delay the others. A third thread writes,
+and two more decompress. Compression has threads of its own.
 """
 
 import asyncio
@@ -30,12 +31,12 @@ def _executor(name: str) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(_COUNTS[name], thread_name_prefix=f"weir-{name}")
 
 
-# A thread is started when it is needed first.
+# Each thread starts when it is first needed.
 _threads = {name: _executor(name) for name in _COUNTS}
 
 
 def _forget() -> None:
-    """Threads do not come along into a forked process."""
+    """Make new executors: threads do not survive a fork."""
     for name in _threads:
         _threads[name] = _executor(name)
 
@@ -44,18 +45,23 @@ os.register_at_fork(after_in_child=_forget)
 
 
 async def off_loop(size_bytes: int, work: Callable[[], T], *, writes: bool = False) -> T:
-    """Return what `work` makes of a body of so many bytes, or, with `writes`, of values that an answer of about so many bytes is made of. Long ones
-    are worked on in a thread: `work` must change nothing that others see. Cancelling the task that awaits this lets go of them."""
+    """Return the result of `work`, which reads a body of `size_bytes`, or with `writes` makes a response of about `size_bytes`.
+
+    `work` runs in a thread if the size is long, so it must not change anything that others see. Cancelling the task that awaits this frees the body, unless
+    `work` has begun. Raises what `work` raises, and Overloaded if there is not enough memory.
+    """
     if size_bytes <= (LONG_ANSWER if writes else LONG_BODY):
         return work()
     job, begun = _begin(size_bytes, work, writes)
-    del work  # the job has it, until it is dropped
+    del work  # only the job refers to it now, until it is dropped
     return await _ended(job, begun)
 
 
 async def unpack(size_bytes: int, work: Callable[[], T]) -> T:
-    """Return what `work` makes of a compressed body of so many bytes, in a thread for that. Cancelling the task that awaits this lets go of it, but
-    for what has begun."""
+    """Return the result of `work`, which decompresses a body of `size_bytes` in a thread.
+
+    Cancelling the task that awaits this frees the body, unless `work` has begun. Raises what `work` raises, and Overloaded if there is not enough memory.
+    """
     job = _Job(size_bytes, work, "decompress a body")
     del work
     return await _ended(job, _threads["unpack"].submit(job))
@@ -69,8 +75,10 @@ async def _ended(job: "_Job[T]", begun: "concurrent.futures.Future[T]") -> T:
 
 
 async def written(size_bytes: int, write: Callable[[], T]) -> T:
-    """Return what `write` makes of values whose text has about so many bytes. A long answer is charged to the request that is being answered, and written
-    in a thread. Raises what Account.take raises."""
+    """Return the result of `write`, which makes a response of about `size_bytes`. A long response is charged to the current request, and written in a thread.
+
+    Raises what `write` raises and what Account.take raises.
+    """
     if size_bytes > LONG_ANSWER:
         charge(size_bytes)
     return await off_loop(size_bytes, write, writes=True)
@@ -79,9 +87,9 @@ async def written(size_bytes: int, write: Callable[[], T]) -> T:
 def work_later(
     size_bytes: int, work: Callable[[], T], done: Callable[[T | Exception], None], *, writes: bool = False
 ) -> Callable[[], bool]:
-    """Have a long body, or a long answer, worked on in a thread, and `done` called on the running loop with what `work` returned or raised.
+    """Run `work` in a thread: it reads a long body, or with `writes` makes a long response. Then call `done` on the running loop with its result or error.
 
-    Returns what cancels it: that tells whether the work had not begun; then `done` is not called.
+    Returns a function that cancels `work`. That function returns True if `work` had not begun; then `done` is never called.
     """
     job, begun = _begin(size_bytes, work, writes)
 
@@ -101,7 +109,7 @@ def work_later(
 
 
 class _Job(Generic[T]):
-    """Work for a thread. The thread's queue keeps it until its turn comes, also when its caller has left: `drop` lets go of the work."""
+    """One piece of work for a thread. The thread's queue keeps a job until its turn comes, even if its caller has left; `drop` frees the work before that."""
 
     def __init__(self, size_bytes: int, work: Callable[[], T], verb: str) -> None:
         self._size_bytes = size_bytes
@@ -109,14 +117,13 @@ class _Job(Generic[T]):
         self._verb = verb
 
     def drop(self) -> None:
-        """Let go of what is to be worked on, unless that has begun."""
+        """Free the work, unless it has begun."""
         self._work = None
 
     def __call__(self) -> T:
-        """Do the work; let go, in the thread, of what a refused body was decoded to: the traceback of its error has it, and the loop would
-        free it."""
+        """Do the work. Free what a refused body was decoded to here: the error's traceback refers to it, and freeing it would block the event loop."""
         work, self._work = self._work, None
-        if work is None:  # it was dropped as its turn came
+        if work is None:  # dropped just before its turn
             raise concurrent.futures.CancelledError
         try:
             return work()
@@ -124,9 +131,9 @@ class _Job(Generic[T]):
             bare: WeirError = error.with_traceback(None)
             if bare.__suppress_context__:
                 bare.__context__ = None
-        except MemoryError:  # what lists of lists become is many times as large as they are
+        except MemoryError:  # decoded nested lists are many times as large as their text
             what = f"to {self._verb} of {self._size_bytes} bytes"
-            bare = Overloaded(f"there is no memory now {what}", retry_after=1.0)
+            bare = Overloaded(f"there is not enough memory now {what}", retry_after=1.0)
         finally:
             del work
         raise bare

@@ -1,4 +1,4 @@
-"""An HTTP answer, and what Weir's own protocol writes for a list of items or an error."""
+"""HTTP responses, and how Weir's own protocol writes errors and the results of a list of items."""
 
 import asyncio
 import math
@@ -18,7 +18,7 @@ from weir.wire.values import UNWRITABLE
 
 Headers = list[tuple[bytes, bytes]]
 
-# Bytes of the errors of one list: each, and all together. A larger one has no details, and a short message.
+# Bytes that the errors of one list may take: each error, and all together. An error beyond that has a short message and no details.
 ERROR_BYTES = 16 << 10
 ERRORS_BYTES = 64 << 10
 _SHORT_MESSAGE = 256  # characters
@@ -27,7 +27,7 @@ _JSON_HEADER = (b"content-type", JSON.encode())
 
 
 class HttpResponse(NamedTuple):
-    """A complete answer, but for Content-Length and what belongs to the connection."""
+    """A complete response, except Content-Length and headers about the connection."""
 
     status: int
     headers: Headers
@@ -35,15 +35,15 @@ class HttpResponse(NamedTuple):
 
 
 def error_answer(error: BaseException, model: str | None = None, *, development: bool = False) -> HttpResponse:
-    """Return the answer for `error`: its code, its JSON body, and Retry-After, Allow or WWW-Authenticate where they belong.
+    """Return the response for `error`: its status, its JSON body, and Retry-After, Allow or WWW-Authenticate where due.
 
-    `model` is the name of the model that was asked for, if known. Only with `development` is a traceback shown.
+    `model` is the name of the requested model, if known. A traceback is shown only with `development`.
     """
     return HttpResponse(http_code(error), error_headers(error), error_body(error, model, development=development))
 
 
 def error_headers(error: BaseException) -> Headers:
-    """Return the headers of the answer for `error`: Content-Type, and Retry-After or Allow where they belong."""
+    """Return the headers of the response for `error`: Content-Type, and Retry-After, Allow or WWW-Authenticate where due."""
     headers = [_JSON_HEADER]
     if isinstance(error, CapacityError):
         headers.append((b"retry-after", str(retry_after(error)).encode()))
@@ -60,7 +60,7 @@ def error_body(error: BaseException, model: str | None = None, *, development: b
 
 
 class ErrorValue(TypedDict):
-    """The inner part of an error's document. `model` was asked for, if that is known; what `details` hold depends on `type`."""
+    """The inner part of an error's document. `model` is the requested one, if known. What `details` hold depends on `type`."""
 
     type: str
     message: str
@@ -69,7 +69,7 @@ class ErrorValue(TypedDict):
 
 
 def error_value(error: BaseException, model: str | None = None, *, development: bool = False) -> ErrorValue:
-    """Return the inner part of an error's document as a dict. Its message is bounded."""
+    """Return the inner part of the document for `error`. Its message has a bounded length."""
     if not isinstance(error, WeirError):
         return _internal(error, model, development)
     details = error.details
@@ -81,7 +81,7 @@ def error_value(error: BaseException, model: str | None = None, *, development: 
 
 
 def _internal(error: BaseException, model: str | None, development: bool) -> ErrorValue:
-    """An exception that is not Weir's is not shown to callers; the log has it."""
+    """Return the value for an exception that is not Weir's: callers do not see the exception, only the log does."""
     details = {"traceback": "".join(traceback.format_exception(error))} if development else None
     message = bounded(f"{type(error).__name__}: {error}") if development else "internal error"
     return {"type": "InternalError", "message": message, "model": model, "details": details}
@@ -97,13 +97,12 @@ def _model_error_details(error: ModelError, development: bool) -> Any:
 
 
 def retry_after(error: CapacityError) -> int:
-    """Return the value of Retry-After for `error`: whole seconds, at least 1, for HTTP has nothing finer. `details` has
-    the fraction."""
+    """Return the value of Retry-After for `error`: whole seconds (RFC 9110, section 10.2.3), at least 1. The error's `details` have the exact time."""
     return max(1, math.ceil(error.retry_after or 0))
 
 
 def encode_safely(value: Any) -> bytes:
-    """Return `value` as JSON, whatever it holds: what JSON cannot hold is written as its repr."""
+    """Return `value` as JSON. A part that JSON cannot represent is written as its repr."""
     try:
         return msgspec.json.encode(value, enc_hook=repr)
     except UNWRITABLE:
@@ -111,7 +110,7 @@ def encode_safely(value: Any) -> bytes:
 
 
 def json_able(value: Any, depth: int = 20) -> Any:
-    """Return `value` with everything that JSON cannot hold, and everything deeper than `depth`, as its repr."""
+    """Return `value` with every part that JSON cannot represent, or that is nested deeper than `depth`, as its repr."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if value is None or isinstance(value, (bool, float)) or (isinstance(value, int) and value.bit_length() < 63):
@@ -127,7 +126,7 @@ def json_able(value: Any, depth: int = 20) -> Any:
 
 
 def explain_headers(arrival: float, dispatch: Dispatch) -> Headers:
-    """Return the headers that explain the batch of a request that arrived in the queue at `arrival`. Ages and times are in seconds."""
+    """Return the headers that explain the batch of a request. It entered the queue at `arrival`. Ages and times are in seconds."""
     headers = [
         (b"x-batch-size", b"%d" % dispatch.rows),
         (b"x-batch-reason", dispatch.reason.name.lower().encode()),
@@ -141,29 +140,29 @@ def explain_headers(arrival: float, dispatch: Dispatch) -> Headers:
     return headers
 
 
-def echo_headers(ask: Any) -> Headers:
-    """Return the headers that go back as they came: X-Request-Id."""
-    return [] if ask.request_id is None else [(b"x-request-id", ask.request_id)]
+def echo_headers(head: Any) -> Headers:
+    """Return the headers of the request that the response repeats: X-Request-Id."""
+    return [] if head.request_id is None else [(b"x-request-id", head.request_id)]
 
 
 def trace_headers(request: Any) -> Headers:
-    """Return the header that names the span of `request`; none if it is not traced."""
+    """Return the header that names the span of `request`; empty if it is not traced."""
     trace = request.trace
     return [(b"traceparent", trace.traceparent.encode())] if type(trace) is Trace else []
 
 
-LONG_COMPRESSION = 256 << 10  # bytes whose compression would keep the event loop for too long
+LONG_COMPRESSION = 256 << 10  # bytes: compressing more would block the event loop for too long
 
 
 async def compressed_off_loop(answer: HttpResponse, coding: str) -> HttpResponse:
-    """Return what `compressed` does; a long body is compressed in a thread."""
+    """Return what `compressed` returns. A long body is compressed in a thread."""
     if len(answer.body) > LONG_COMPRESSION:
         return await asyncio.to_thread(compressed, answer, coding)
     return compressed(answer, coding)
 
 
 def compressed(answer: HttpResponse, coding: str) -> HttpResponse:
-    """Return `answer` with its body in `coding`."""
+    """Return `answer` with its body compressed with `coding`."""
     headers = [*answer.headers, (b"content-encoding", coding.encode()), (b"vary", b"accept-encoding")]
     return HttpResponse(answer.status, headers, compress(answer.body, coding))
 
@@ -172,10 +171,10 @@ def batch_body(
     outputs: Sequence[Any], accept: str, model: str, *, beside: Mapping[int, dict[str, Any]] = MappingProxyType({}),
     development: bool = False,
 ) -> bytes:  # fmt: skip
-    """Return the answer to a list: for each of `outputs`, in order, `{"output": ...}` or `{"error": ..., "code": ...}`.
+    """Return the response body for a list: for each of `outputs`, in order, `{"output": ...}` or `{"error": ..., "code": ...}`.
 
-    An output is bytes already written as `accept` (JSON or msgpack), or a WeirError; `beside` has further fields of an item, by its place.
-    An error of more than ERROR_BYTES, and those that come after ERRORS_BYTES, have a short message and no details.
+    An output is a WeirError, or bytes that are already encoded as `accept` (JSON or msgpack). `beside` has more fields of an item, by its index.
+    An error of more than ERROR_BYTES, and every error after ERRORS_BYTES, has a short message and no details.
     """
     encode = _ENCODERS[accept]
     errors = _ErrorsOfList(model, development)
@@ -192,7 +191,7 @@ def batch_body(
 
 
 class _ErrorsOfList:
-    """Writes the errors of one list, within a bound for the details of each and one for all together."""
+    """Writes the errors of one list within ERROR_BYTES for each and ERRORS_BYTES for all."""
 
     def __init__(self, model: str, development: bool) -> None:
         self._model = model
@@ -200,7 +199,7 @@ class _ErrorsOfList:
         self._left = ERRORS_BYTES
 
     def value(self, error: WeirError) -> ErrorValue:
-        """Return the inner part of the error's document."""
+        """Return the inner part of the document for `error`."""
         value = error_value(error, self._model, development=self._development)
         if self._left > 0:
             size = len(encode_safely(value))

@@ -1,7 +1,8 @@
-"""System shared memory: regions that clients on this machine have registered, for inputs to be read from and outputs written to.
+"""System shared memory: regions that clients on this machine register, from which inputs are read and to which outputs are written.
 
-A region is a file in /dev/shm that its client owns. It is read and written with system calls and not mapped: a client that
-shrinks its file under a mapping would end this process.
+This is Triton's extension "system shared memory" (https://github.com/triton-inference-server/server, docs/protocol/extension_shared_memory.md).
+A region is part of a file in /dev/shm that belongs to its client. The server reads and writes it with system calls and does not map it: a client that
+shortened a mapped file would crash this process.
 """
 
 import os
@@ -35,8 +36,10 @@ class RegionStatus(TypedDict):
 
 
 class Region:
-    """One region: `byte_size` bytes from `offset` on of the file that `key` names; `fd` is open on it for as long as anybody has
-    the region, for a request that uses it may still be under way when it is unregistered."""
+    """One region: `byte_size` bytes from `offset` on of the file that `key` names.
+
+    The file descriptor `fd` is closed when nothing refers to the region any more: a request may still use a region that has been unregistered.
+    """
 
     __slots__ = ("__weakref__", "byte_size", "fd", "key", "name", "offset")
 
@@ -49,11 +52,11 @@ class Region:
         weakref.finalize(self, os.close, fd)
 
     def status(self) -> RegionStatus:
-        """Return what clients see of it."""
+        """Return the description that clients see."""
         return {"name": self.name, "key": self.key, "offset": self.offset, "byte_size": self.byte_size}
 
     def read(self, offset: int, byte_size: int) -> bytearray:
-        """Return a copy of `byte_size` bytes from `offset` on, which must lie in it."""
+        """Return a copy of `byte_size` bytes from `offset` on, which must lie in the region. Raises InvalidRequest if the file has become shorter."""
         data = bytearray(byte_size)
         view, at = memoryview(data), 0
         while at < byte_size:
@@ -64,7 +67,7 @@ class Region:
         return data
 
     def write(self, offset: int, room: int, data: bytes | memoryview) -> None:
-        """Write `data` from `offset` on, where a client has left `room` bytes for it."""
+        """Write `data` from `offset` on. Raises InvalidRequest if it is longer than `room` bytes, or if the file has become shorter."""
         if len(data) > room:
             raise InvalidRequest(f"shared memory region {self.name!r}: {room} bytes for an output that has {len(data)}")
         if os.fstat(self.fd).st_size < self.offset + offset + len(data):
@@ -78,9 +81,9 @@ class Region:
 
 
 class Regions:
-    """The regions of one server. `allowed` False: there can be none. At most `max_read` bytes are read at once.
+    """The regions of one server. If `allowed` is False, no region can be registered. A tensor may have at most `max_read` bytes.
 
-    Every refusal is a RequestError that names region, value and rule.
+    Every error is a RequestError that names the region, the value and the rule.
     """
 
     def __init__(self, *, allowed: bool = False, max_read: int = 16 << 20, folder: Path = FOLDER) -> None:
@@ -98,7 +101,7 @@ class Regions:
             raise Conflict(f"shared memory region {name!r}: {_MAX_REGIONS} are registered, that is the limit")
         if not (0 <= offset <= _MAX_BYTES and 0 < byte_size <= _MAX_BYTES - offset):
             raise InvalidRequest(
-                f"shared memory region {name!r}: offset={offset}, byte_size={byte_size}: must be 0 or more, and 1 or more"
+                f"shared memory region {name!r}: offset={offset}, byte_size={byte_size}: offset must be at least 0 and byte_size at least 1"
             )
         fd = self._open(name, key)
         size = os.fstat(fd).st_size
@@ -116,7 +119,7 @@ class Regions:
             self._regions.pop(each, None)
 
     def status(self, name: str = "") -> list[RegionStatus]:
-        """Return what there is: the region of this name, or without a name all."""
+        """Describe the region of this name; without a name, all regions."""
         self._check_allowed()
         regions = [self._find(name)] if name else self._regions.values()
         return [region.status() for region in regions]
@@ -132,7 +135,7 @@ class Regions:
         return region.read(offset, byte_size)
 
     def close(self) -> None:
-        """Close all that no request uses; the others are closed when these have their ends."""
+        """Forget all regions. A region that a request uses is closed when the request ends."""
         self._regions.clear()
 
     def _check_allowed(self) -> None:
@@ -146,7 +149,7 @@ class Regions:
         return region
 
     def find(self, name: str, offset: int, byte_size: int) -> Region:
-        """Return the region of this name, which these bytes must lie in."""
+        """Return the region of this name. Raises InvalidRequest unless `byte_size` bytes from `offset` on lie in it."""
         self._check_allowed()
         region = self._find(name)
         if offset < 0 or byte_size < 0 or offset + byte_size > region.byte_size:
@@ -175,25 +178,25 @@ class Regions:
 
 
 class Memory:
-    """Shared memory as one request may use it. `check` raises Forbidden or Unauthorized if that is not at all."""
+    """The shared memory of one request. `check` raises Forbidden or Unauthorized if its caller may not use shared memory."""
 
     def __init__(self, regions: Regions, check: Callable[[], None]) -> None:
         self._regions = regions
         self._check = check
-        self._held: dict[str, tuple[Region, int, int]] = {}  # for outputs by name: where, from where on, and how much
+        self._held: dict[str, tuple[Region, int, int]] = {}  # by name of an output: region, offset and room in bytes
 
     def find(self, name: str, parameters: Parameters) -> memoryview | None:
-        """Return the bytes of the tensor `name` if its parameters name a region."""
+        """Return the bytes of the input tensor `name` if its parameters name a region, else None."""
         if REGION not in parameters:
-            nowhere(name, parameters)  # raises if they promise binary data
+            nowhere(name, parameters)  # raises if the parameters announce binary data
             return None
         self._check()
         return memoryview(self._regions.read(*place_of(f"tensor {name!r}", parameters)))
 
     def hold(self, request: InferenceRequest) -> None:
-        """Keep the regions that `request` wants outputs in: they may be unregistered while it is computed.
+        """Keep the regions for the outputs of `request`, because they may be unregistered while the model computes.
 
-        Raises InvalidRequest for a place that is not there.
+        Raises InvalidRequest for a region that does not exist or is too small.
         """
         for output in request.outputs or ():
             if REGION in output.parameters:
@@ -202,10 +205,9 @@ class Memory:
                 self._held[output.name] = self._regions.find(name, offset, room), offset, room
 
     def take_outputs(self, response: InferenceResponse) -> None:
-        """Write those outputs into regions that the request wants there, which `hold` has kept; in `response` their parameters
-        say so then.
+        """Write each output for which `hold` has kept a region into that region, and note the place in the output's parameters in `response`.
 
-        Raises InvalidRequest for one that does not fit.
+        Raises InvalidRequest for an output that does not fit.
         """
         for value in response.outputs:
             if value.name in self._held:
@@ -221,12 +223,12 @@ class Memory:
 
 
 def wants_regions(request: InferenceRequest) -> bool:
-    """Tell whether `request` wants outputs in shared memory."""
+    """Return whether `request` wants any output in shared memory."""
     return any(REGION in output.parameters for output in request.outputs or ())
 
 
 def place_of(what: str, parameters: Parameters) -> tuple[str, int, int]:
-    """Return region, offset and size in bytes that `parameters` name. Raises InvalidRequest naming `what`."""
+    """Return the region, the offset and the size in bytes that `parameters` state. Raises InvalidRequest naming `what`, the value and the rule."""
     region = parameters[REGION]
     if not isinstance(region, str):
         raise InvalidRequest(f"{what}: {REGION}={brief(region, 40)}: must be the name of a region")

@@ -1,4 +1,4 @@
-"""The one table from errors to codes. No other file knows a code for an error."""
+"""The table of status codes by error. No other module maps an error to a code."""
 
 from typing import NamedTuple
 
@@ -6,13 +6,13 @@ from weir import errors
 
 
 class Codes(NamedTuple):
-    """What an error is called outside: the HTTP status and the gRPC code's name."""
+    """The HTTP status code and the name of the gRPC status code."""
 
     http: int
     grpc: str
 
 
-# An error without an entry has its nearest ancestor's. HTTP 499 is never sent: the connection is gone; metrics show it.
+# An error without an entry has the codes of its nearest ancestor. HTTP 499 appears in metrics only: nothing can be sent, for the connection is gone.
 TABLE: dict[type[BaseException], Codes] = {
     errors.RequestError: Codes(400, "INVALID_ARGUMENT"),
     errors.ValidationFailed: Codes(422, "INVALID_ARGUMENT"),
@@ -32,12 +32,12 @@ TABLE: dict[type[BaseException], Codes] = {
 }
 
 
-# Of HTTP alone: the head of a request is over `max_header_size` (TooLarge is about bodies).
+# The head of a request exceeds `max_header_size` (RFC 6585, section 5). The 413 of TooLarge is for bodies.
 HEAD_TOO_LARGE = 431
 
 
 def codes(error: BaseException) -> Codes:
-    """Return the codes of `error`; of an exception that is none of ours, those of an internal error."""
+    """Return the codes of `error`. An exception that is not Weir's has those of an internal error."""
     return codes_of_type(type(error))
 
 
@@ -51,7 +51,7 @@ def http_code(error: BaseException) -> int:
     return codes(error).http
 
 
-# The Open Inference Protocol knows fewer: its clients expect 400 for whatever is wrong with a request.
+# The Open Inference Protocol has fewer codes: its clients expect 400 for every error of a request.
 _KSERVE = {422: 400, 409: 400}
 
 

@@ -1,4 +1,4 @@
-"""The blocking twin of Service, for programs without an event loop, and for notebooks; and the thread in which its loop runs."""
+"""BlockingService, which is Service for programs without an event loop and for notebooks, and the thread that runs its loop."""
 
 import asyncio
 import os
@@ -18,20 +18,20 @@ from weir.batching.request_state import settle
 from weir.errors import Conflict, ModelError, ModelNotReady, for_caller
 from weir.model import Model
 from weir.serving.calls import StreamedCall, StreamWindow, ThreadCall, fail_all, preprocessing, stream_blocking
-from weir.serving.service import Service
+from weir.serving.service import ModelHealth, Service
 
 T = TypeVar("T")
 Step = Callable[[], Coroutine[Any, Any, Any]]
 
-# A loop that has not ended by then is left to die with the process: it is a daemon's.
-LONGEST_CLOSE = 10.0
+# Seconds. An event loop that has not ended by then is left running: its thread is a daemon, and ends with the process.
+CLOSE_TIMEOUT = 10.0
 
-# Values taken in one turn of the loop: threads that post without pause must not keep it from everything else.
-MOST_PER_TURN = 1000
+# Values taken in one turn of the event loop. A limit is needed, as threads that post without pause would block everything else.
+MAX_PER_TURN = 1000
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """Return a loop of uvloop's where there is one."""
+    """Return an event loop of uvloop if that is installed, else of asyncio."""
     try:
         from uvloop import new_event_loop
     except ImportError:
@@ -40,10 +40,10 @@ def new_loop() -> asyncio.AbstractEventLoop:
 
 
 class Background:
-    """Runs an event loop in a daemon thread from `start` to `close`.
+    """Runs an event loop in a daemon thread, called `name`, from `start` to `close`.
 
-    Values posted by any thread are handed to `take` on the loop, all that came since the last turn with one wake-up;
-    `refuse` gets those that come too late, in the thread that posts them.
+    Any thread may post values. They are given to `take` on the event loop; all values that came since its last turn cause one
+    wake-up. Values posted after `close` are given to `refuse`, in the thread that posts them.
     """
 
     def __init__(self, name: str, take: Callable[[Any], None], refuse: Callable[[Any], None]) -> None:
@@ -52,24 +52,24 @@ class Background:
         self._posted: deque[Any] = deque()
         self._waking = False
         self._closed = False
-        self._awaited: set[Future[Any]] = set()  # what `run` waits for
-        self._over = False  # the loop has ended
+        self._awaited: set[Future[Any]] = set()  # the futures that `run` waits for
+        self._over = False  # whether the event loop has ended
         self._running: Future[None] = Future()
         self._loop: asyncio.AbstractEventLoop
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Start the thread; return when the loop runs."""
+        """Start the thread; return when its event loop runs."""
         self._thread.start()
         self._running.result()
 
     @property
     def started(self) -> bool:
-        """Whether the loop runs, or did."""
+        """Whether the event loop runs, or has run."""
         return self._running.done()
 
     def post(self, value: Any) -> None:
-        """Hand `value` to `take` on the loop, soon."""
+        """Give `value` to `take` on the event loop soon, or to `refuse` now if it is closed."""
         self._posted.append(value)
         if self._closed:
             self._empty(self._refuse)
@@ -81,9 +81,9 @@ class Background:
                 self._empty(self._refuse)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run `coroutine` on the loop and return its result; interrupting the wait (Ctrl-C) cancels it.
+        """Run `coroutine` on the event loop and return its result. Interrupting the wait (Ctrl-C) cancels it.
 
-        Raises ModelNotReady if the loop ends before the coroutine does.
+        Raises what the coroutine raises, and ModelNotReady if the event loop ends first.
         """
         try:
             future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
@@ -92,13 +92,13 @@ class Background:
             raise _stopped() from None
         self._awaited.add(future)
         try:
-            if self._over:  # nothing that comes this late is run any more
+            if self._over:  # the event loop runs nothing any more
                 future.cancel()
             return future.result()
         except BaseException as error:
             future.cancel()
             if self._over and isinstance(error, CancelledError):
-                if getcoroutinestate(coroutine) == CORO_CREATED:  # the loop never came to it
+                if getcoroutinestate(coroutine) == CORO_CREATED:  # the event loop never began it
                     coroutine.close()
                 raise _stopped() from None
             raise
@@ -106,10 +106,10 @@ class Background:
             self._awaited.discard(future)
 
     def close(self, last: Step | None = None) -> None:
-        """Run `last` on the loop, then end the loop and the thread. Idempotent.
+        """Run `last` on the event loop, then end the event loop and the thread. Idempotent.
 
-        Waits until it has ended, but not longer than LONGEST_CLOSE, and not at all when called on the loop itself (by the
-        garbage collector).
+        This waits until they have ended, but at most CLOSE_TIMEOUT seconds, and not at all when called in the loop's own thread
+        (by the garbage collector).
         """
         if self._closed:
             return
@@ -117,7 +117,7 @@ class Background:
         with suppress(RuntimeError):  # the loop has ended already
             self._loop.call_soon_threadsafe(self._end.set_result, last)
         if threading.current_thread() is not self._thread:
-            self._thread.join(LONGEST_CLOSE)
+            self._thread.join(CLOSE_TIMEOUT)
         self._empty(self._refuse)
 
     def _run(self) -> None:
@@ -138,8 +138,8 @@ class Background:
             await last()
 
     def _take_posted(self) -> None:
-        self._waking = False  # first: a thread that posts after this wakes the loop again
-        self._empty(self._take, MOST_PER_TURN)
+        self._waking = False  # must come first: a thread that posts after this wakes the loop again
+        self._empty(self._take, MAX_PER_TURN)
         if self._posted and not self._waking:
             self._waking = True
             self._loop.call_soon(self._take_posted)
@@ -154,24 +154,28 @@ class Background:
 
 
 class Startable(Protocol):
-    """What a Lifecycle starts and stops: a Service, a Manager."""
+    """What a Lifecycle can start and stop, such as a Service or a Manager."""
 
     async def start(self) -> None:
         """Return when it runs; after an exception nothing is left running."""
 
     async def stop(self, drain_timeout: float | None = None) -> None:
-        """Return when nothing of it runs any more."""
+        """Drain for up to `drain_timeout` seconds (None: the setting); return when nothing of it runs any more."""
 
 
 class Lifecycle:
-    """Starts and stops what runs on the loop of a Background, for any number of threads.
+    """Starts and stops a Startable on the event loop of a Background. Any number of threads may call its methods.
 
-    One start or stop is under way at a time. A forked process has nothing of it: the thread that ran the loop is not there.
+    One start or stop is under way at a time. In a forked process nothing runs: the thread of the event loop is not there.
+
+    Attributes:
+        running: the Background while the Startable runs, else None.
+        forked_from: the id of the process that started it, if this process was forked from that one; else None.
     """
 
     def __init__(self, name: str, take: Callable[[Any], None], refuse: Callable[[Any], None]) -> None:
         self.running: Background | None = None
-        self.forked_from: int | None = None  # the process that started it, if this one was forked from that
+        self.forked_from: int | None = None
         self._make = partial(Background, name, take, refuse)
         self._lock = threading.Lock()
         self._last: _LifecycleChange | None = None
@@ -179,11 +183,11 @@ class Lifecycle:
         _LIFECYCLES.add(self)
 
     def start(self, find: Callable[[], Startable]) -> bool:
-        """Start what `find` returns, on a loop in a new thread; return True when that is done. It is stopped at the latest when
-        nothing refers to this object any more, or the interpreter exits.
+        """Start what `find` returns, on an event loop in a new thread; return True when it runs. It is stopped at the latest when
+        this object is garbage-collected or the interpreter exits.
 
-        Of several threads the first one starts it. The others wait for that, and return False, or raise what it raised; those
-        that come later return False at once. After an exception nothing is left running.
+        Of several threads, the first one starts it. The others wait for that start, and return False or raise what it raised.
+        Calls while it runs return False at once. After an exception nothing is left running.
         """
         while True:
             with self._lock:
@@ -214,8 +218,8 @@ class Lifecycle:
         return True
 
     def stop(self, drain_timeout: float | None = None) -> None:
-        """Stop it, then end the loop and its thread. A start that is under way in another thread is ended; of several
-        threads the first one stops it, and the others wait for that."""
+        """Stop what was started, then end the event loop and its thread. A start that is under way in another thread is
+        ended. Of several threads, the first one stops it, and the others wait for that. `drain_timeout` is in seconds."""
         while True:
             with self._lock:
                 last = self._last
@@ -238,21 +242,21 @@ class Lifecycle:
             mine.done.set_result(None)
 
     def forget(self) -> None:
-        """Begin anew in a process that was forked while it ran, or was being started or stopped."""
+        """Reset this object in a process that was forked while the Startable ran, was being started or was being stopped."""
         self._lock = threading.Lock()
         last, self._last = self._last, None
         if last is None or (last.done.done() and self.running is None):
             return
         self.running = None
         self.forked_from = os.getppid()
-        # Kept for ever: to free a loop, or what it watches, would take it from the process whose it is.
+        # Kept for ever: freeing the event loop, or what it watches, would affect the process to which they belong.
         _INHERITED.append(last)
         if self._finalizer is not None:
             self._finalizer.detach()
 
 
 class _LifecycleChange(NamedTuple):
-    """A start or a stop. It is over when `done` is."""
+    """A start or a stop. It is over when `done` has a result."""
 
     background: Background
     what: Startable
@@ -279,19 +283,21 @@ def _stopped() -> ModelNotReady:
 
 
 class BlockingService:
-    """Serves one model from any number of threads, which share batches; its event loop runs in a thread of its own.
+    """Serves one model for any number of threads, which share batches. Its event loop runs in a thread of its own.
 
         with weir.BlockingService(Square, max_batch_size=64) as service:
             assert service.infer(3) == 9
 
     `model` and the other arguments are those of Service; or `model` is a Service that has not been started. All methods may
-    be called from any thread, also while another event loop runs in it. A service that is never stopped ends with the
-    program, or when nothing refers to it any more. A process that was forked while it ran has none of its workers: it is not
-    ready there, and says so, until it is started there too.
+    be called from any thread, even from one that runs another event loop. A service that is never stopped ends with the program,
+    or when it is garbage-collected. A process that was forked while the service ran has no workers: there the service is not
+    ready until it is started in that process too.
     """
 
     def __init__(self, model: type[Model] | Service | None = None, **options: Any) -> None:
-        self._again: Callable[[], Service] | None = None  # makes another one, where it can, for a forked process
+        self._again: Callable[[], Service] | None = (
+            None  # makes another Service in a forked process, if that is possible
+        )
         if isinstance(model, Service):
             self.service = model
         else:
@@ -301,16 +307,17 @@ class BlockingService:
         self._lifecycle = Lifecycle(f"weir-{self.service.name}", _take, _refuse)
 
     def start(self) -> None:
-        """Start the workers; return when all are ready. Nothing happens if they are, and threads that call it at the same
-        time wait for one start. See Service.start.
+        """Start the workers; return when all are ready. If the service already runs, nothing happens. Threads that call this at
+        the same time wait for one start. Raises what Service.start raises.
 
-        Raises Conflict in a process that was forked while it ran, if the Service, or its executor, was made before.
+        Raises Conflict in a process that was forked while the service ran, if the Service or its executor was passed as an
+        object.
         """
         self._start()
 
     def stop(self, drain_timeout: float | None = None) -> None:
-        """Accept no more calls, finish those that were accepted, and end the workers. Idempotent. Ends a start that is under way in another
-        thread. See Service.stop."""
+        """Accept no more calls, finish the accepted ones, and stop the workers. A start that is under way in another thread is
+        ended. Idempotent. See Service.stop."""
         self._lifecycle.stop(drain_timeout)
 
     def _start(self) -> bool:
@@ -320,36 +327,39 @@ class BlockingService:
                 f"service {self.service.name!r} was started in process {parent}, from which this one was forked; make a "
                 "Service of its own in this process"
             )
-        return self._lifecycle.start(self._found)
+        return self._lifecycle.start(self._service_to_start)
 
-    def _found(self) -> Service:
+    def _service_to_start(self) -> Service:
         if self._lifecycle.forked_from is not None and self._again is not None:
             self.service = self._again()
         return self.service
 
     def __enter__(self) -> Self:
-        if not self._start():  # else the first `with` block to end would stop it for the others
+        if (
+            not self._start()
+        ):  # several `with` blocks cannot share it: the first one to end would stop it for the others
             raise Conflict(f"service {self.service.name!r} is already running")
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # A block that ends with an exception awaits no more answers.
+        # After an exception nobody waits for answers any more, so there is nothing to drain.
         self.stop(None if error is None else 0.0)
 
     def submit(
         self, item: Any, *, timeout: float | None = None, priority: int = 0, key: Hashable = None,
         backpressure: bool | None = None,
     ) -> "Future[Any]":  # fmt: skip
-        """Return a concurrent.futures.Future of the answer to `item`; cancel it to withdraw. See Service.infer."""
+        """Return a concurrent.futures.Future of the answer to `item`; cancelling it cancels the request. See Service.infer."""
         return self._submit(item, timeout, priority, key, backpressure)
 
     def infer(
         self, item: Any, *, timeout: float | None = None, priority: int = 0, key: Hashable = None,
         backpressure: bool | None = None,
     ) -> Any:  # fmt: skip
-        """Return the answer to `item`, or raise its error. An interrupted wait (Ctrl-C) withdraws it. See Service.infer."""
+        """Return the answer to `item`, or raise its error. Interrupting the wait (Ctrl-C) cancels the request. See
+        Service.infer."""
         call = self._submit(item, timeout, priority, key, backpressure)
         try:
             return call.result()
@@ -376,7 +386,7 @@ class BlockingService:
         self, items: Iterable[Any], *, timeout: float | None = None, priority: int = 0, key: Hashable = None,
         return_inputs: bool = False, return_errors: bool = False, preprocessor: Callable[[Any], Any] | None = None,
     ) -> Generator[Any, None, None]:  # fmt: skip
-        """Yield the answers to `items` in their order, in bounded memory. `items` is pulled, and `preprocessor` called, in the
+        """Yield the answers to `items` in their order, with bounded memory. `items` is read, and `preprocessor` is called, in the
         calling thread; both may block. See Service.stream."""
 
         def infer(item: Any) -> ThreadCall:
@@ -392,7 +402,7 @@ class BlockingService:
         self, item: Any, *, timeout: float | None = None, priority: int = 0, key: Hashable = None,
         backpressure: bool | None = None,
     ) -> Generator[Any, None, None]:  # fmt: skip
-        """Yield the answers to one `item` as a streaming model gives them. See Service.infer_stream."""
+        """Yield the answers of a streaming model to one `item`. See Service.infer_stream."""
         background = self._running()
         request = self.service.new_stream(item, timeout, priority, key)
         background.post(PostedCall(request, partial(self.service.enter, backpressure=backpressure)))
@@ -410,23 +420,22 @@ class BlockingService:
 
     @property
     def ready(self) -> bool:
-        """Whether requests are taken."""
+        """Whether requests are accepted."""
         return not self.not_ready_reason
 
     @property
     def not_ready_reason(self) -> str:
-        """Why no requests are taken; "" if they are."""
+        """Why requests are not accepted; "" if they are."""
         parent = self._lifecycle.forked_from
         if parent is not None:
             return f"it was started in process {parent}, from which this one was forked; start it in this process too"
         if self._lifecycle.running is not None:
             return self.service.not_ready_reason
-        return (
-            self.service.not_ready_reason or "loading"
-        )  # the workers are ready, and the thread that called `start` is about to return
+        # When the workers are ready, the start is still "loading" until the thread that called it returns.
+        return self.service.not_ready_reason or "loading"
 
     def state(self) -> dict[str, Any]:
-        """Return what there is to see, as a JSON-able dict. See Service.state."""
+        """Return the state of the service as a JSON-able dict. See Service.state."""
 
         async def state() -> dict[str, Any]:
             return self.service.state()
@@ -434,7 +443,7 @@ class BlockingService:
         return self._running().run(state())
 
     def explain_policy(self) -> dict[str, Any]:
-        """Return what the policy does and what came of it. See Service.explain_policy."""
+        """Return what the policy decides and what was measured under it, as a JSON-able dict. See Service.explain_policy."""
 
         async def explain_policy() -> dict[str, Any]:
             return self.service.explain_policy()
@@ -442,11 +451,11 @@ class BlockingService:
         return self._running().run(explain_policy())
 
     def set_prices(self, /, **changes: Any) -> dict[str, Any]:
-        """Solve the policy for other prices; return its explanation once it goes by them. See Service.set_prices."""
+        """Solve the policy for other prices; return its explanation once it is in use. See Service.set_prices."""
         return self._running().run(self.service.set_prices(**changes))
 
-    def deep_health(self) -> dict[str, Any]:
-        """Run the model's examples and return what came of them. See Service.deep_health."""
+    def deep_health(self) -> ModelHealth:
+        """Run the model's examples and return their results. See Service.deep_health."""
         return self._running().run(self.service.deep_health())
 
     def _submit(
@@ -473,16 +482,16 @@ class BlockingService:
 
 
 class PostedCall(NamedTuple):
-    """What the loop does with a call."""
+    """A call, and what the event loop is to do with it."""
 
-    call: Any  # a ThreadCall or a Streamed
+    call: Any  # a ThreadCall or a StreamedCall
     action: Callable[[Any], None]
 
 
 def _take(posted: PostedCall) -> None:
     try:
         posted.action(posted.call)
-    except Exception as error:  # a timeout or a key that cannot be compared: the caller waits in another thread
+    except Exception as error:  # such as a timeout that cannot be compared; the caller waits in another thread
         settle(posted.call)
         posted.call.fail(error)
 

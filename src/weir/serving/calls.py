@@ -1,6 +1,5 @@
-"""The requests of callers in this process: futures that are their own requests, streams of one model's answers, and streams of items.
-
-Also what a call says of itself before it is queued: kind, rows, cost and batch key.
+"""The requests of callers in this process: futures that are their own requests, streams of one item's answers, and streams of
+items. Also how a call gets its kind, rows, cost and batch key before it enters the queue.
 """
 
 import asyncio
@@ -22,7 +21,7 @@ from weir.serving.delivery import discard, is_block
 class InProcessRequest:
     """The attributes of messages.Request that rarely differ from call to call.
 
-    They are attributes of the class, because setting them for each call costs more than all the rest of making one.
+    They are attributes of the class: setting them on each call would cost more than all the rest of making a call.
     """
 
     __slots__ = ()
@@ -51,31 +50,21 @@ class InProcessRequest:
     outside: bool = False  # waits for room in the queue
 
     def part(self, output: Any, dispatch: Dispatch) -> None:
-        """Refuse it: a call has one answer."""
-        raise Unsupported("a call has one answer, a streaming model gives several")
+        """Raise Unsupported: a call has one answer."""
+        raise Unsupported("a call has one answer, but a streaming model gives several")
 
 
 class Call(InProcessRequest, asyncio.Future[Any]):
-    """What `Service.infer` returns: awaits to the answer or raises the error.
+    """The result of `Service.infer`: awaiting it returns the answer or raises the error.
 
-    It works with await, gather, wait_for, as_completed, asyncio.timeout, create_task and TaskGroup. Only asyncio.wait,
-    which refuses all that create_task accepts, wants it wrapped: `asyncio.wait([asyncio.create_task(call)])`. Cancelling
-    it (or a task that awaits it) takes the request out of the queue, or drops its answer if it is running; no neighbour
-    notices.
+    It works with await, gather, wait_for, as_completed, asyncio.timeout, create_task and TaskGroup. Only asyncio.wait, which
+    refuses everything that create_task accepts, needs a task: `asyncio.wait([asyncio.create_task(call)])`. Cancelling the call
+    (or a task that awaits it) takes the request out of the queue, or drops its answer if it is running; no other request is
+    affected.
     """
 
-    # What each call sets has a slot, so that an ordinary one needs no dictionary; one that waits for room has one.
-    __slots__ = (
-        "_withdraw",
-        "arrival",
-        "deadline",
-        "overtaken",
-        "partial",
-        "payload",
-        "settled",
-        "taken",
-        "timeout",
-    )
+    # What every call sets has a slot, so an ordinary call needs no dictionary. A call that waits for room has one.
+    __slots__ = ("_withdraw", "arrival", "deadline", "overtaken", "partial", "payload", "settled", "taken", "timeout")
 
     _generator: Generator[Any, None, Any] | None = None
 
@@ -83,7 +72,7 @@ class Call(InProcessRequest, asyncio.Future[Any]):
         self, payload: Any, arrival: float, timeout: float, loop: asyncio.AbstractEventLoop,
         withdraw: Callable[["Call"], None],
     ) -> None:  # fmt: skip
-        asyncio.Future.__init__(self, loop=loop)  # super() would cost a third of all this
+        asyncio.Future.__init__(self, loop=loop)  # super() would take a third of the time of this method
         self.payload = payload
         self.arrival = arrival
         self.timeout = timeout
@@ -92,7 +81,7 @@ class Call(InProcessRequest, asyncio.Future[Any]):
         self._withdraw = withdraw
 
     def finish(self, output: Any, dispatch: Dispatch) -> None:
-        """Resolve with the answer."""
+        """Resolve the future with the answer."""
         self.set_result(output)
 
     def fail(self, error: WeirError) -> None:
@@ -101,28 +90,28 @@ class Call(InProcessRequest, asyncio.Future[Any]):
             return
         self.set_exception(for_caller(error))
         if not isinstance(error, ModelError):
-            # asyncio logs an error that nobody awaited: right for a bug of the model, not for a call that was refused or too late.
+            # asyncio logs errors that nobody awaited. That helps with a bug of the model, but not with refused or late calls.
             self._log_traceback = False
 
     def cancel(self, msg: Any = None) -> bool:
-        """Withdraw the request wherever it is; False if it has already ended."""
+        """Cancel the request, whether it waits or runs; return False if it has already ended."""
         if not super().cancel(msg):
             return False
         self._withdraw(self)
         return True
 
-    # With these three, asyncio takes a call for a coroutine, so that create_task and TaskGroup accept it.
+    # The coroutine protocol: with these three methods, create_task and TaskGroup accept a call as a coroutine.
 
     def send(self, value: Any) -> Any:
-        """Run until the answer is there: the coroutine protocol."""
+        """Run until the answer is ready."""
         return self._steps().send(value)
 
     def throw(self, *error: Any) -> Any:
-        """Raise in the coroutine that awaits this call: the coroutine protocol."""
+        """Raise `error` where this call is awaited."""
         return self._steps().throw(*error)
 
     def close(self) -> None:
-        """Withdraw the request if it is still under way: the coroutine protocol."""
+        """Cancel the request unless it has ended."""
         self.cancel()
 
     def _steps(self) -> Generator[Any, None, Any]:
@@ -132,14 +121,14 @@ class Call(InProcessRequest, asyncio.Future[Any]):
 
 
 class ListCall(Call):
-    """What `Service.infer_many` returns: resolves to the list of answers, or raises the first error in it, unless
-    `return_errors`."""
+    """The result of `Service.infer_many`: awaiting it returns the list of answers, or raises the first error in it unless
+    `return_errors` is set."""
 
     kind = Kind.ITEMS
     return_errors: bool = False
 
     def finish(self, output: list[Any], dispatch: Dispatch) -> None:
-        """Resolve with the answers, or the first error."""
+        """Resolve the future with the answers, or with the first error among them."""
         error = next((entry for entry in output if isinstance(entry, WeirError)), None)
         if error is not None and not self.return_errors:
             self.fail(error)
@@ -148,7 +137,7 @@ class ListCall(Call):
 
 
 class ThreadCall(InProcessRequest, concurrent.futures.Future[Any]):
-    """What `BlockingService.submit` returns: a concurrent.futures.Future that may be cancelled until its end."""
+    """The result of `BlockingService.submit`: a concurrent.futures.Future that can be cancelled until it is done."""
 
     def __init__(self, payload: Any, arrival: float, timeout: float, withdraw: Callable[["ThreadCall"], None]) -> None:
         super().__init__()
@@ -159,7 +148,7 @@ class ThreadCall(InProcessRequest, concurrent.futures.Future[Any]):
         self._withdraw = withdraw
 
     def finish(self, output: Any, dispatch: Dispatch) -> None:
-        """Resolve with the answer."""
+        """Resolve the future with the answer."""
         with suppress(concurrent.futures.InvalidStateError):  # the caller has cancelled meanwhile
             self.set_result(output)
 
@@ -169,21 +158,21 @@ class ThreadCall(InProcessRequest, concurrent.futures.Future[Any]):
             self.set_exception(for_caller(error))
 
     def cancel(self) -> bool:
-        """Withdraw the request wherever it is; False if it has already ended."""
+        """Cancel the request, whether it waits or runs; return False if it has already ended."""
         before = self.cancelled()
         if not super().cancel():
             return False
         if not before:
-            self.set_running_or_notify_cancel()  # or concurrent.futures.wait would not notice it
+            self.set_running_or_notify_cancel()  # without this, concurrent.futures.wait would not notice
             self._withdraw(self)
         return True
 
 
 def fail_all(error: WeirError) -> None:
-    """Fail every ThreadCall that has no end yet, in a process that was forked from the one in which they are under way.
+    """Fail every unfinished ThreadCall with `error`. This is for a forked process: the calls are under way in its parent.
 
-    They are looked for among all objects: a list of them would cost each call, and a fork is rare.
-    Objects that a program has frozen before it forks, as one should, are not among those that the collector tells of.
+    The calls are found among all objects of the garbage collector: keeping a list would cost every call, and forks are rare.
+    Programs often call gc.freeze before they fork, which hides their objects from the collector, so this unfreezes them first.
     """
     frozen = gc.get_freeze_count()
     if frozen:
@@ -193,28 +182,30 @@ def fail_all(error: WeirError) -> None:
         gc.freeze()
     for each in found:
         if isinstance(each, ThreadCall) and not each.done():
-            each._condition = threading.Condition()  # a thread that is not here may have held the old one
+            each._condition = threading.Condition()  # a thread of the parent may have held the old one
             refuse(each, error)
 
 
 def for_callers(answers: list[Any]) -> list[Any]:
-    """Return answers, some of which are errors, as code in this process is to have them."""
+    """Return `answers` with their errors in the form for code in this process."""
     return [for_caller(answer) if isinstance(answer, WeirError) else answer for answer in answers]
 
 
 BURST = 16
 BURST_BYTES = 4 << 20
-PATIENCE = 0.25
+PATIENCE = 0.25  # seconds
 
 
 class StreamedCall(RequestBase):
-    """A request whose answers one reader takes with `read`, or as an async iterator. A model that is not streaming gives
-    one.
+    """A request whose answers one reader takes with `read`, or as an async iterator. A model that is not streaming gives one
+    answer.
 
-    `limit` answers are kept for a reader that is busy; BURST times as many for PATIENCE seconds, as a model may give them
-    faster than the event loop goes round, if they are no larger than BURST_BYTES together. A reader that falls behind further gets what was kept, and then
-    Overloaded. No other request waits for it. `withdraw` takes the request out of the queue or off its
-    worker. All is done on the service's event loop, but for the constructor.
+    `limit` answers are kept for a slow reader. As a model may give answers faster than the event loop turns, BURST times as many
+    are kept for up to PATIENCE seconds, if they have at most BURST_BYTES together. A reader that falls behind further gets the
+    kept answers and then Overloaded. No other request waits for the reader.
+
+    `withdraw` cancels the request in the queue or at its worker. Only the constructor may be called outside of the service's
+    event loop.
     """
 
     __slots__ = (
@@ -244,16 +235,16 @@ class StreamedCall(RequestBase):
         self._clock = clock
         self._kept: deque[Any] = deque()
         self._over = False
-        self._last = False  # the model gave the newest of those kept as its last
+        self._last = False  # whether the newest kept answer is the model's last one
         self._error: WeirError | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._behind_since: float | None = None
         self._burst_bytes = 0
 
-    # What the service says.
+    # Called by the service.
 
     def part(self, output: Any, dispatch: Dispatch) -> None:
-        """Keep an answer for the reader. Raises Overloaded when it is too far behind."""
+        """Keep an answer for the reader. Raises Overloaded when the reader is too far behind."""
         if len(self._kept) >= self._limit and self._too_far_behind(output):
             raise Overloaded(
                 f"the reader of this stream is {len(self._kept)} answers behind; {self._limit} are kept (stream_buffer)",
@@ -264,7 +255,7 @@ class StreamedCall(RequestBase):
         self._wake()
 
     def finish(self, output: Any, dispatch: Dispatch) -> None:
-        """Keep the last answer, if there is one: after it nothing comes."""
+        """Keep the last answer, unless it is NO_ANSWER, and end the stream."""
         self.dispatch = dispatch
         if output is not NO_ANSWER:
             self._kept.append(output)
@@ -273,16 +264,16 @@ class StreamedCall(RequestBase):
         self._wake()
 
     def fail(self, error: WeirError) -> None:
-        """Keep the error, which the reader gets after the answers before it."""
+        """Keep the error; the reader gets it after the answers before it."""
         self._error = error
         self._over = True
         self._wake()
 
-    # What its reader does.
+    # Called by the reader.
 
     async def read(self) -> tuple[Any, bool]:
-        """Return the next answer, and whether the model said that it is the last. Raises the error that ended the request,
-        or StopAsyncIteration when there is no answer any more."""
+        """Return the next answer, and whether it is known to be the last. Raises the error that ended the request, or
+        StopAsyncIteration after the last answer."""
         while not self._kept:
             if self._error is not None:
                 raise self._error
@@ -305,7 +296,7 @@ class StreamedCall(RequestBase):
         return (await self.read())[0]
 
     def close(self) -> None:
-        """Leave: nothing more is computed for this request, and what was kept is let go. Idempotent."""
+        """Cancel the request and release the kept answers. Idempotent."""
         if not self.settled:
             self._withdraw(self)
         self._over = True
@@ -338,20 +329,20 @@ def _size_of(output: Any) -> int:
 
 
 def takes_one(request: Request) -> bool:
-    """Tell whether `request` is of a kind that takes one answer only."""
+    """Tell whether `request` can take one answer only."""
     return getattr(type(request), "part", None) in (None, RequestBase.part)
 
 
 def several(name: str) -> Unsupported:
-    """Return the error for a request that asks a streaming model for one answer."""
-    return Unsupported(f"model {name!r} is streaming, it gives several answers: ask it for a stream")
+    """Return the error for a request to a streaming model that can take one answer only."""
+    return Unsupported(f"model {name!r} is streaming, it gives several answers: request a stream")
 
 
 def measure(model: type[Model], item: Any) -> Measure:
-    """Return what `model.measure` says of `item`.
+    """Return the rows, cost and key that `model.measure` gives for `item`.
 
-    Raises the RequestError that it raises, InvalidRequest for any other exception or a size that cannot be, and ModelError
-    if it returns something else than it may.
+    Raises the RequestError that it raises, InvalidRequest for any other exception and for an impossible size, and ModelError
+    for a result of a wrong type.
     """
     try:
         returned = model.measure(item)
@@ -382,16 +373,17 @@ def _is_measure(returned: Any) -> bool:
 
 
 def is_hashable(key: Any) -> bool:
-    """Tell whether `key` can be a batch key: `hash` works, also of what is inside."""
+    """Tell whether `key` can be a batch key: it and everything inside it are hashable."""
     try:
         hash(key)
-    except Exception:  # whatever a stranger's __hash__ raises
+    except Exception:  # a class of the caller may raise anything in __hash__
         return False
     return True
 
 
 def describe(model: type[Model], call: Call | ThreadCall | StreamedCall) -> None:
-    """Set on `call` what its item says of itself. Raises as `measure` does."""
+    """Set kind, rows, cost and key of `call` from its item. Raises what `measure` raises, and InvalidRequest for tensors that
+    do not fit the model."""
     if is_tensor_model(model):
         _describe_tensors(model, call)
         if not overrides(model, "measure"):
@@ -408,10 +400,10 @@ def _describe_tensors(model: type[Model], call: Call | ThreadCall | StreamedCall
 
     call.payload = to_arrays(call.payload, model.inputs)
     alone = not is_batched(model)
-    call.kind = Kind.ITEM if model.streaming or alone else Kind.TENSORS  # a stream is not divided
+    call.kind = Kind.ITEM if model.streaming or alone else Kind.TENSORS  # requests of streams are not divided
     call.rows = 1 if alone else rows_of(call.payload)
     call.cost = float(call.rows)
-    shapes = None if model.streaming else shape_key(call.payload, model.inputs)  # streams are not joined
+    shapes = None if model.streaming else shape_key(call.payload, model.inputs)  # nor are they joined
     call.key = with_key(call.key, shapes)
 
 
@@ -419,7 +411,8 @@ C = TypeVar("C", Call, ThreadCall)
 
 
 class StreamWindow(Generic[C]):
-    """The items under way, in order, and how their answers are given out."""
+    """The items of a stream that are under way, in order. `infer` begins a call; `size` is the number of items at a time; for
+    the rest see Service.stream."""
 
     def __init__(self, infer: Callable[[Any], C], size: int, return_inputs: bool, return_errors: bool) -> None:
         self._infer: Callable[[Any], C] = infer
@@ -433,7 +426,7 @@ class StreamWindow(Generic[C]):
 
     @property
     def full(self) -> bool:
-        """Whether no more items may come in."""
+        """Whether no more items may be added."""
         return len(self._under_way) >= self._size
 
     @property
@@ -442,28 +435,29 @@ class StreamWindow(Generic[C]):
         return self._under_way[0][1]
 
     def put(self, item: Any) -> None:
-        """Send one more item on its way."""
+        """Begin the call of one more item."""
         self._under_way.append((item, self._infer(item)))
 
     def take(self, answer: Any) -> Any:
-        """Let the head go; return what the caller gets of it. Raises the head's error unless errors are wanted."""
+        """Remove the head, whose answer or error is `answer`, and return what the caller of the stream gets for it. Raises the
+        error unless errors are to be returned."""
         if isinstance(answer, WeirError) and not self._return_errors:
             raise answer
         item, _ = self._under_way.popleft()
         return (item, answer) if self._return_inputs else answer
 
     def withdraw(self) -> None:
-        """Cancel all that is under way."""
+        """Cancel all calls that are under way."""
         for _, call in self._under_way:
             if not call.cancel() and not call.cancelled():
-                call.exception()  # the caller has left: asyncio must not log that nobody awaited it
+                call.exception()  # marks the error as seen, or asyncio would log that nobody awaited it
 
 
 def preprocessing(
     preprocessor: Callable[[Any], Any] | None, infer: Callable[[Any], C], refused: Callable[[Any], C]
 ) -> Callable[[Any], C]:
-    """Return an `infer` that gives each item to `preprocessor` before. `refused` returns the call of an item for which that
-    raises; it fails with the RequestError that was raised, or InvalidRequest."""
+    """Return a function that calls `infer` with the result of `preprocessor` for an item. If the preprocessor raises, the call
+    that `refused` makes for the item fails with that RequestError, or else with InvalidRequest."""
     if preprocessor is None:
         return infer
 
@@ -486,18 +480,17 @@ def _unprepared(error: Exception) -> InvalidRequest:
 
 
 class ItemSource:
-    """A sync iterable that is pulled as far as a window allows."""
+    """Reads a sync iterable as far as a window allows."""
 
     def __init__(self, items: Iterable[Any]) -> None:
         self._items = iter(items)
         self._end: Exception | None = None
 
     def fill(self, window: StreamWindow[C]) -> bool:
-        """Pull; return whether anything is under way. When nothing is, raises the iterable's own error if it had one:
-        what came before it has been answered.
+        """Read items into the window; return whether any call is under way.
 
-        Pulls one item at least, so that the window stays full, and more only while no answer is there to be given out: a
-        slow iterable does not hold up answers.
+        This reads at least one item, so that the window stays full, and more only while the next answer is not ready: a slow
+        iterable does not hold up answers. An error of the iterable is raised once all items before it have been answered.
         """
         while self._end is None and not window.full:
             try:
@@ -559,7 +552,7 @@ async def _answer(call: Call) -> Any:
 
 
 class _Feed:
-    """Pulls an async iterable in a task of its own, as far as the window allows."""
+    """Reads an async iterable in a task of its own, as far as the window allows."""
 
     def __init__(self, items: AsyncIterable[Any], window: StreamWindow[Call]) -> None:
         self.room = asyncio.Event()
@@ -570,19 +563,17 @@ class _Feed:
         self._task = asyncio.ensure_future(self._pull(items))
 
     async def has_more(self) -> bool:
-        """Return True once something is under way, False once all has been answered and no more comes."""
+        """Return True when a call is under way, and False when all items have been answered and no more will come."""
         while not self._window and not self._ended:
             self._arrived.clear()
             await self._arrived.wait()
         return bool(self._window)
 
     async def stop(self) -> None:
-        """Pull no more and cancel what is under way."""
+        """Read no more, and cancel what is under way."""
         self._task.cancel()
         try:
-            await asyncio.wait(
-                [self._task]
-            )  # the iterable may take long to end, and a caller that leaves may leave here too
+            await asyncio.wait([self._task])  # the iterable may take long to end, and the caller may be cancelled here
         finally:
             self._window.withdraw()
 
@@ -594,7 +585,7 @@ class _Feed:
                 while self._window.full:
                     self.room.clear()
                     await self.room.wait()
-        except Exception as error:  # raised to the caller in its place, after the answers to what came before
+        except Exception as error:  # the caller gets it after the answers to the items before it
             self.error = error
         finally:
             self._ended = True

@@ -1,4 +1,4 @@
-"""Gives requests their answers and errors, notifies the observers once for each batch, and begins traces where a tracer observes."""
+"""Gives requests their answers and errors, tells the observers once per batch, and begins traces if a tracer observes."""
 
 import logging
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -18,17 +18,20 @@ EVENTS = ("refused", "dispatched", "answered", "streamed", "failed", "computed",
 
 
 class Delivery:
-    """Gives requests their answers and errors. An exception of a request's `finish` or `fail` is logged and harms no other request."""
+    """Gives requests their answers and errors, and tells the observers. `model` is the label of the service.
+
+    An exception in a request's `finish`, `fail` or `part`, or in an observer, is logged and affects no other request.
+    """
 
     def __init__(self, model: str, observers: Sequence[Observer]) -> None:
         self.model = model
-        # By event, without the observers that do not define it: there are three events for each batch.
+        # The observers' methods by event, without observers that do not define the event: each batch has three events.
         self._methods = {event: _methods(observers, event) for event in EVENTS}
-        # Set when the executor has given out its first Block: before that, no payload can be one.
+        # Set when the executor has given out its first Block: before that, no payload is a Block.
         self.blocks_in_use = False
 
     def give(self, dispatch: Dispatch, events: Events, now: float) -> None:
-        """Give the requests of `dispatch` what `events` say of them."""
+        """Give the requests of `dispatch` their answers and errors in `events`. `now` is in seconds of the service's clock."""
         if events.kinds is not None:
             self.tell_failed([output for output in events.outputs if isinstance(output, ModelError)], now)
         whole = dispatch.plain and events.indices is None and events.kinds is None
@@ -43,7 +46,7 @@ class Delivery:
             self.tell("computed", dispatch, events.timing, now)
 
     def _give_whole(self, dispatch: Dispatch, outputs: list[Any], now: float) -> None:
-        # The hot path: every request is in the batch whole, and every entry has its answer.
+        # The hot path: no request is divided, and every entry has its answer.
         unwanted = finish_each(dispatch.requests, outputs, dispatch, log_undelivered)
         answered: Sequence[Request] = dispatch.requests
         if unwanted:
@@ -54,9 +57,9 @@ class Delivery:
         self._had_their_end(answered, None, now)
 
     def give_parts(self, dispatch: Dispatch, events: Events, now: float) -> list[tuple[Request, WeirError]]:
-        """Give the requests of a streaming model the parts in `events`; the rest is for `give` afterwards.
+        """Give the requests of a streaming model the parts in `events`; `give` delivers the rest afterwards.
 
-        Returns the requests whose readers cannot take their parts, each with the error that ends it.
+        Returns the requests whose readers cannot take their parts, each with the error that must end the request.
         """
         answers = answers_in(dispatch, events)
         refused: list[tuple[Request, WeirError]] = []
@@ -75,7 +78,7 @@ class Delivery:
         return refused
 
     def give_each(self, ends: Iterable[tuple[Request, Any]], dispatch: Dispatch, now: float) -> None:
-        """Give each request, already marked as settled, its answer or error."""
+        """Give each request, which must be settled already, its answer or error."""
         answered = []
         for request, output in ends:
             if isinstance(output, WeirError):
@@ -89,7 +92,7 @@ class Delivery:
         self._had_their_end(answered, None, now)
 
     def fail(self, requests: Iterable[Request], error: Callable[[Request], WeirError], now: float) -> None:
-        """Give each request, already marked as settled, an error of its own."""
+        """Give each request, which must be settled already, an error that `error` makes for it."""
         for request in requests:
             self.give_error(request, error(request), now)
 
@@ -98,17 +101,17 @@ class Delivery:
         self.tell("dispatched", dispatch)
 
     def refused(self, request: Request, error: WeirError) -> None:
-        """Tell the observers that `request` was not taken."""
+        """Tell the observers that `request` was not accepted."""
         self.tell("refused", request.door, error)
 
     def cancelled(self, request: Request, error: WeirError, now: float) -> None:
-        """Tell the observers that the caller of `request` left."""
+        """Tell the observers that the caller of `request` left, and release its payload and answers."""
         _discard_gathered(request)
         self._had_their_end([request], error, now)
         drop_payload(request)
 
     def give_error(self, request: Request, error: WeirError, now: float) -> None:
-        """Give `request`, already marked as settled, an error."""
+        """Give `request`, which must be settled already, an error."""
         _discard_gathered(request)
         if isinstance(error, ModelError):
             self.tell_failed([error], now)
@@ -128,15 +131,15 @@ class Delivery:
         self.tell("answered", requests, error, now)
 
     def tell_failed(self, errors: Sequence[ModelError], now: float) -> None:
-        """Tell the observers that the model failed, once of each error."""
-        news = [error for error in errors if not error.told]
-        if news:
-            for error in news:
-                error.told = True
-            self.tell("failed", news, now)
+        """Tell the observers that the model failed. Each error is reported once."""
+        new = [error for error in errors if not error.reported]
+        if new:
+            for error in new:
+                error.reported = True
+            self.tell("failed", new, now)
 
     def tell(self, event: str, *facts: Any) -> None:
-        """Call the method `event` of every observer. One that raises is logged, and decides nothing."""
+        """Call the method `event` of every observer. An exception in it is logged."""
         for notify in self._methods[event]:
             try:
                 notify(self.model, *facts)
@@ -145,14 +148,12 @@ class Delivery:
 
 
 def _methods(observers: Sequence[Observer], event: str) -> list[Any]:
-    silent = getattr(SilentObserver, event)
-    return [
-        getattr(each, event) for each in observers if getattr(type(each), event, silent) is not silent
-    ]  # one that was made before there was such an event does not have it
+    silent = getattr(SilentObserver, event)  # an observer written for an older release may lack newer events
+    return [getattr(each, event) for each in observers if getattr(type(each), event, silent) is not silent]
 
 
 def drop_payload(request: Request) -> None:
-    """Release a payload that is not read any more: the batch of the request may run for long, and its worker has a copy of its own."""
+    """Release the payload of a request that has ended: its batch may still run for long, but the worker has its own copy."""
     if request.kind is Kind.ITEM:
         request.payload = None
     elif request.kind is Kind.TENSORS:
@@ -173,7 +174,7 @@ def log_undelivered(request: Request) -> None:
 
 
 def discard(value: Any) -> None:
-    """Release `value` if it is a Block."""
+    """Release `value` if it is a Block; do nothing otherwise."""
     if is_block(value):
         value.release()
 
@@ -191,25 +192,26 @@ def _is_block_type(kind: Hashable) -> bool:
 
 @runtime_checkable
 class Tracer(Protocol):
-    """An Observer that begins traces too: telemetry/tracing.py, which only loads where tracing is on."""
+    """An Observer that also begins traces. telemetry/tracing.py has one, and is imported only if tracing is on."""
 
     def begin(self, request: Any) -> None:
-        """Give `request` a Trace. Its attribute `trace` is a Trace already, or the caller's `traceparent`, or None."""
+        """Set the attribute `trace` of `request` to a Trace. Before, it is a Trace, the caller's `traceparent`, or None."""
 
     def new(self, traceparent: str | None) -> Trace:
-        """Return the Trace of a request that is about to be made."""
+        """Return a Trace for a request that is about to be made."""
 
     def not_taken(self, model: str, request: Request, error: WeirError, now: float) -> None:
-        """Record that the queue refused a request that has a Trace."""
+        """Record that the queue did not accept a request that has a Trace."""
 
     def ended(
         self, name: str, trace: Trace, start: float, now: float, *, attributes: dict[str, Any], error: WeirError | None = None,
         inside: bool = False,
     ) -> None:  # fmt: skip
-        """Record a span that has just ended and is no request of a queue. `inside`: the server began it, not a caller."""
+        """Record a span that has just ended and does not belong to a request in a queue. `inside` tells whether the server began
+        it, and not a caller. `start` and `now` are in seconds of the service's clock."""
 
     def step(self, name: str, trace: Trace, start: float, now: float, *, attributes: dict[str, Any]) -> None:
-        """Record a step within the span of `trace` that has just ended."""
+        """Record a step within the span of `trace`; the step has just ended."""
 
 
 def tracer_among(observers: Iterable[Observer]) -> Tracer | None:
@@ -220,7 +222,7 @@ def tracer_among(observers: Iterable[Observer]) -> Tracer | None:
 def submit_traced(
     tracer: Tracer, model: str, submit: Callable[[Request, float], None], request: Request, now: float
 ) -> None:  # fmt: skip
-    """Begin the trace of `request`, and submit it; a refusal is a span too."""
+    """Begin the trace of `request`, and submit it. A refusal is recorded as a span and raised."""
     tracer.begin(request)
     try:
         submit(request, now)

@@ -1,10 +1,11 @@
 """The asyncio driver of one model's Batcher.
 
-The batcher decides, the executor runs batches, and requests deliver their own answers; the driver moves them between these. For each request
-it calls `submit` once. Everything else is done once for a turn of the loop or once for a batch: one poll, scheduled with `call_soon` however
-many requests arrive in a turn; one timer; one frame for a batch; one call of each observer for a batch.
+The batcher decides, the executor runs batches, and requests deliver their own answers; the driver connects these. Only `submit`
+is called once per request. All else happens once per turn of the event loop or once per batch: one poll, scheduled with
+`call_soon` however many requests arrive in a turn; one timer; one frame per batch; one call of each observer per batch.
 
-Calls in process wait in a BackpressureQueue while the queue of the batcher is full. A Timer wakes the driver on the clock of the service.
+Calls in this process wait in a BackpressureQueue while the batcher's queue is full. A Timer wakes the driver on the service's
+clock.
 """
 
 import asyncio
@@ -34,37 +35,37 @@ if TYPE_CHECKING:
     from weir.serving.loop_spin import Alertness
 
 
-# Seconds: uvloop counts in whole milliseconds, and asyncio sleeps for whole ones. A timer that fired early by less than one
-# is armed again for at least this long, so that it does not spin by accident.
+# Seconds. uvloop's timers count whole milliseconds, and asyncio sleeps for whole ones. A timer that fired early by less than a
+# millisecond is armed again for at least this long, so that it does not fire again and again.
 LOOP_TICK = 0.001
 
 
 class Cancellable(Protocol):
-    """What arming a timer returns."""
+    """The handle of a timer."""
 
     def cancel(self) -> None:
-        """Make the timer never fire."""
+        """Stop the timer from firing."""
 
 
 @runtime_checkable
 class TimekeepingClock(Protocol):
-    """A clock that keeps timers of its own: virtual time (testing.FakeClock)."""
+    """A clock that keeps its own timers, such as virtual time (testing.FakeClock)."""
 
     def __call__(self) -> float:
-        """Return the time now, in seconds."""
+        """Return the present time in seconds."""
 
     def call_at(self, when: float, callback: Callable[[], Any]) -> Cancellable:
-        """Call `callback` once the time is `when`."""
+        """Call `callback` when the time is `when`, in seconds of this clock. Return the timer's handle."""
 
 
 class Timer:
-    """Calls `due` at the given instant or a little earlier; `due` looks at the clock and arms the timer again.
+    """Calls `due` at the given instant or a little earlier; `due` must look at the clock and arm the timer again if needed.
 
-    Arming it for a later instant than it is armed for does nothing: it fires early once, which costs less than to cancel
-    and arm a timer for every batch.
+    Arming it for a later instant than it is already armed for does nothing. It then fires once too early, which costs less than
+    cancelling and arming a timer for every batch.
 
-    `spin`: seconds before an instant from which on the loop goes round without sleeping, so that the timer is not late by
-    the millisecond that loops count in.
+    For the last `spin` seconds before an instant, the event loop polls without sleeping, so that the timer is not late by the
+    millisecond that event loops count in.
     """
 
     def __init__(self, clock: Callable[[], float], loop: asyncio.AbstractEventLoop, due: Callable[[], None]) -> None:
@@ -77,7 +78,7 @@ class Timer:
         self.spin = 0.0
 
     def arm(self, when: float | None) -> None:
-        """Fire not later than at `when`; None asks for nothing."""
+        """Fire at `when` at the latest, in seconds of the clock; None changes nothing."""
         if when is None or (self._armed is not None and self._armed <= when):
             return
         if self._handle is not None:
@@ -106,7 +107,7 @@ class Timer:
             self._fire()
 
     def cancel(self) -> None:
-        """Fire no more until armed again."""
+        """Disarm the timer."""
         if self._handle is not None:
             self._handle.cancel()
         self._handle = self._armed = None
@@ -118,7 +119,7 @@ class Timer:
 
 
 async def sleep(clock: Callable[[], float], seconds: float) -> None:
-    """Return after so many seconds of `clock`."""
+    """Return after `seconds` seconds of `clock`."""
     over = asyncio.Event()
     end = clock() + seconds
     timer = Timer(clock, asyncio.get_running_loop(), lambda: over.set() if clock() >= end else timer.arm(end))
@@ -129,37 +130,37 @@ async def sleep(clock: Callable[[], float], seconds: float) -> None:
         timer.cancel()
 
 
-# How many that have gone may stay behind before they are swept out.
+# Settled requests may stay in the containers until they are more than this many.
 SWEEP_ABOVE = 64
 
 
 class WaitingCall(Request, Protocol):
-    """A request that can wait for room in the queue, as calls in this process do; requests of other processes are refused instead."""
+    """A request that can wait for room in the queue, as calls in this process do. Requests of other processes are refused."""
 
-    outside: bool  # whether it does so now
+    outside: bool  # whether it waits for room now
 
 
 class BackpressureQueue:
-    """The requests that wait for room in the queue, in order of arrival. `waiting` is falsy when there are none."""
+    """The requests that wait for room in the batcher's queue, in order of arrival. `waiting` is falsy when there are none."""
 
     def __init__(self) -> None:
-        # Each call in process asks for its truth and length: a deque answers faster than a method.
+        # Public, because each call in this process tests it: the truth of a deque is faster than a method.
         self.waiting: deque[WaitingCall] = deque()
         self._deadlines = Deadlines()
-        self._settled = 0  # of those in `waiting`; never the head
-        self._entered = 0  # into the queue, since the deadlines were swept
+        self._settled = 0  # how many in `waiting` are settled; the first one never is
+        self._entered = 0  # requests that have entered the batcher's queue since the last sweep
 
     def __len__(self) -> int:
         return len(self.waiting) - self._settled
 
     def append(self, request: WaitingCall) -> None:
-        """Let `request` wait."""
+        """Add `request` at the end."""
         request.outside = True
         self.waiting.append(request)
         self._deadlines.add(request)
 
     def pop(self, room: Callable[[int], bool]) -> WaitingCall | None:
-        """Take out the request that is next to enter the queue, if that has `room` for so many rows."""
+        """Remove and return the first request if `room` says that the batcher's queue has room for its rows; else None."""
         waiting = self.waiting
         if not waiting or not room(waiting[0].rows):
             return None
@@ -173,17 +174,17 @@ class BackpressureQueue:
         return request
 
     def drop(self, request: WaitingCall) -> None:
-        """Settle a request that waits: its caller left."""
+        """Settle a waiting request whose caller left."""
         settle(request)
         self._note_settled(1)
 
     def next_deadline(self) -> float | None:
-        """Return the earliest deadline, if anyone waits. It may be that of one that has entered the queue since."""
+        """Return the earliest deadline, or None if no request waits. It may be that of a request that no longer waits here."""
         return self._deadlines.earliest() if self.waiting else None
 
     def expire(self, now: float) -> list[WaitingCall]:
         """Settle and return the requests whose deadline has passed."""
-        passed = cast(list[WaitingCall], self._deadlines.passed(now))  # only `append` adds to it
+        passed = cast(list[WaitingCall], self._deadlines.passed(now))  # `append` adds nothing else
         late = [request for request in passed if request.outside]
         for request in late:
             settle(request)
@@ -191,7 +192,7 @@ class BackpressureQueue:
         return late
 
     def clear(self) -> list[WaitingCall]:
-        """Settle and return all that wait."""
+        """Settle and return all waiting requests."""
         left = [request for request in self.waiting if not request.settled]
         for request in left:
             settle(request)
@@ -218,7 +219,7 @@ class BackpressureQueue:
 
 
 class DriverPhase(Enum):
-    """The life of a driver."""
+    """A driver is started once and stopped once."""
 
     NEW = "new"
     RUNNING = "running"
@@ -226,30 +227,40 @@ class DriverPhase(Enum):
 
 
 class Driver:
-    """Drives one batcher with one executor, whose Listener it is. Lives from one start to the next stop."""
+    """Drives one batcher with one executor, whose Listener it is, from one start to one stop.
+
+    Attributes:
+        outside: requests that wait for room in the batcher's queue.
+        streaming: whether requests have several answers.
+        handed_later: whether the executor calls `handed` when a batch actually goes to its worker.
+        draining: whether no more requests are accepted.
+        not_ready_reason: why requests are not accepted; "" if they are.
+        failed: why no worker can be started any more; "" if one can.
+    """
 
     def __init__(self, batcher: Batcher, executor: Executor, delivery: Delivery, clock: Callable[[], float]) -> None:
         self.batcher = batcher
         self.outside = BackpressureQueue()
-        self.streaming = False  # requests have several answers
+        self.streaming = False
         self.executor = executor
         self.phase = DriverPhase.NEW
-        self.handed_later = False  # the executor calls `handed` when a batch really goes to its worker
+        self.handed_later = False
         self.draining = False
         self.not_ready_reason = "not started"
-        self.failed = ""  # why no worker can be started any more
-        self._leaving: dict[int, asyncio.Event] = {}  # workers that get no more batches; set once they have none
+        self.failed = ""
+        # Workers that get no more batches. The event is set when the worker has no batch left.
+        self._leaving: dict[int, asyncio.Event] = {}
         self._accepted: dict[int, Request] = {}  # by id(), see note_accepted
         self._alertness: Alertness | None = None
         self._delivery = delivery
         self._clock = clock
         self._polling = False
-        self._turn_began = 0.0  # when the first request of this turn of the loop came
+        self._turn_began = 0.0  # when the first request of this turn of the event loop came
         self._batcher_draining = False
         self._logged: set[str] = set()
 
     async def start(self) -> None:
-        """Start the workers; return when all are ready. Raises what the executor raises, and stays not ready then."""
+        """Start the workers; return when all are ready. Raises what the executor raises; the driver is stopped then."""
         self._loop = asyncio.get_running_loop()
         self._timer = Timer(self._clock, self._loop, self._timer_due)
         self._emptied = asyncio.Event()
@@ -260,15 +271,15 @@ class Driver:
         except BaseException as error:
             self.phase = DriverPhase.STOPPED
             self.not_ready_reason = str(error) or type(error).__name__
-            await self.executor.stop()  # when the start was cancelled, workers may be half-way
+            await self.executor.stop()  # a cancelled start may leave workers that are still loading
             raise
-        if (
-            self.phase is DriverPhase.RUNNING and self.not_ready_reason == "loading"
-        ):  # not stopped, nor all workers lost, meanwhile
+        # Meanwhile the driver may have been stopped, or all workers lost.
+        if self.phase is DriverPhase.RUNNING and self.not_ready_reason == "loading":
             self.not_ready_reason = ""
 
     async def stop(self, drain_timeout: float) -> None:
-        """Accept no more requests, give the accepted ones `drain_timeout` seconds to finish, fail the rest, and end the workers."""
+        """Accept no more requests, give the accepted ones `drain_timeout` seconds to finish, fail the rest with Draining, and
+        stop the workers."""
         if self.phase is not DriverPhase.RUNNING:
             return
         try:
@@ -286,7 +297,7 @@ class Driver:
             await self.executor.stop()
 
     async def drain(self, seconds: float) -> None:
-        """Accept no more requests; return when all accepted ones have ended, or after that many seconds."""
+        """Accept no more requests; return when all accepted ones have ended, or after `seconds` seconds."""
         self.draining = True
         if self.phase is not DriverPhase.RUNNING:
             return
@@ -299,7 +310,7 @@ class Driver:
         limit.cancel()
 
     def stay_alert(self, alertness: "Alertness") -> None:
-        """Have `alertness` keep the loop awake for what is about to happen, until the driver is stopped."""
+        """Let `alertness` keep the event loop awake around expected events, until the driver is stopped."""
         self._alertness = alertness
         self._timer.spin = alertness.seconds
 
@@ -310,8 +321,8 @@ class Driver:
             limit.arm(give_up)
 
     async def remove_worker(self, worker: int, seconds: float) -> None:
-        """Give `worker`, the last one, no more batches, let it finish what it has for up to so many seconds, and end it. What it had
-        then runs again elsewhere."""
+        """Give `worker`, which must be the last one, no more batches, let it finish those that it has, and stop it. Batches that
+        are unfinished after `seconds` seconds run again on another worker."""
         empty = self._leaving[worker] = asyncio.Event()
         limit = Timer(self._clock, self._loop, empty.set)
         try:
@@ -324,13 +335,13 @@ class Driver:
             await self.executor.remove_worker()
             del self._leaving[worker]
 
-    # What callers ask.
+    # Requests.
 
     def submit(self, request: Request, now: float, waits: bool = False) -> None:
-        """Put `request` into the queue. With `waits` it is a WaitingCall, which waits for room while the queue is full.
+        """Put `request` into the queue. With `waits`, the request must be a WaitingCall, and waits while the queue is full.
 
-        Raises ModelNotReady, Draining, Overloaded or DeadlineExceeded. Then it was not accepted, the observers have been notified, and the
-        payload is still the caller's.
+        Raises ModelNotReady, Draining, Overloaded or DeadlineExceeded. The request was not accepted then, the observers have
+        been told, and the payload still belongs to the caller.
         """
         if self.not_ready_reason or self.draining or self.outside.waiting:
             self._wait_or_refuse(request, waits, None)
@@ -360,7 +371,7 @@ class Driver:
         raise error
 
     def tell_refused(self, request: Request, error: WeirError) -> None:
-        """Tell the observers that `request` was not taken."""
+        """Tell the observers that `request` was not accepted."""
         self._delivery.refused(request, error)
 
     def _refusal(self) -> WeirError:
@@ -369,11 +380,11 @@ class Driver:
             return ModelNotReady(f"model {name!r} is not ready: {self.not_ready_reason}")
         if self.draining:
             return Draining(f"model {name!r} is being stopped and accepts no more requests")
-        # Who came first goes first: calls that wait outside are before any that come now.
+        # First come, first served: calls that wait for room come before this request.
         return Overloaded(f"the queue of model {name!r} is full", retry_after=self.batcher.drain_time())
 
     def note_accepted(self) -> None:
-        """Remember which requests are here: none is submitted any more, and `accepted` tells them from those of another driver."""
+        """Record the requests that are here now, for `accepted`. No more may be submitted after this."""
         requests: list[Request] = [*self.batcher.unsettled(), *self.outside.waiting]
         self._accepted = {id(request): request for request in requests}
 
@@ -382,7 +393,7 @@ class Driver:
         return id(request) in self._accepted
 
     def cancel(self, request: Request) -> None:
-        """Forget `request`, wherever it is; nothing happens if it has already ended."""
+        """Cancel `request`, whether it waits or runs; nothing happens if it has already ended."""
         if request.settled:
             return
         now = self._clock()
@@ -395,19 +406,19 @@ class Driver:
         self._note_if_emptied()
 
     def _end(self, request: Request, error: WeirError, now: float) -> None:
-        """Fail a request that is running, and tell its worker that its answer is not wanted any more."""
+        """Fail a running request, and cancel it at its worker."""
         if not request.settled:
             for place in self.batcher.cancel(request, now):
                 self.executor.cancel(*place)
             self._delivery.give_error(request, error, now)
 
     def policy_changed(self) -> None:
-        """The policy decides otherwise than before: ask it anew about all that waits."""
+        """Let the policy, which has changed, decide again about all waiting requests."""
         self.batcher.reconsider()
         self._poll(Wakeup.TIMER, self._clock())
 
     def reserve(self, size_bytes: int) -> Block | None:
-        """Return a place in shared memory, or None."""
+        """Return a place of `size_bytes` bytes in shared memory, or None if there is none."""
         if self.phase is not DriverPhase.RUNNING:
             return None
         block = self.executor.reserve(size_bytes)
@@ -416,11 +427,11 @@ class Driver:
         return block
 
     def tell_failed(self, error: ModelError) -> None:
-        """Tell the observers of a failure of the model."""
+        """Tell the observers that the model failed."""
         self._delivery.tell_failed([error], self._clock())
 
     def may_have_blocks(self, other: "Driver") -> None:
-        """Requests may come with the memory of `other`."""
+        """Expect requests whose payloads are in shared memory of `other`."""
         self._delivery.blocks_in_use |= other._delivery.blocks_in_use
 
     # What the executor reports (Listener).
@@ -453,7 +464,7 @@ class Driver:
                 discard(output)
             return
         if self.batcher.is_late(events.batch_id, now):
-            self._expire(now)  # what comes after its deadline is no answer
+            self._expire(now)  # an answer after the deadline does not count
         if events.final:
             # The freed worker gets its next batch before the answers of this one are delivered.
             self.batcher.finished(events.batch_id, now)
@@ -500,7 +511,7 @@ class Driver:
 
     def _poll(self, wakeup: Wakeup, now: float) -> None:
         if not (self.batcher.has_waiting or self.outside.waiting or self.draining):
-            return  # nothing to decide; what runs has the timer armed already
+            return  # there is nothing to decide, and the timer is armed for what runs
         self._run_all(self.batcher.poll(now, wakeup), now)
         while self.outside.waiting and self._admit(now):
             self._run_all(self.batcher.poll(now, Wakeup.ARRIVAL), now)
@@ -515,9 +526,11 @@ class Driver:
 
     def _policy_raised(self, error: Exception) -> None:
         self.batcher.policy_error = None
-        if repr(error) not in self._logged:  # once, not with every decision
+        if repr(error) not in self._logged:  # log it once, not at every decision
             self._logged.add(repr(error))
-            logger.error("the policy of model %r raised; it does not wait then", self._delivery.model, exc_info=error)
+            logger.error(
+                "the policy of model %r raised; its batches do not wait then", self._delivery.model, exc_info=error
+            )
 
     def _run_all(self, dispatches: list[Dispatch], now: float) -> None:
         for dispatch in dispatches:
@@ -532,7 +545,7 @@ class Driver:
                 self._alertness.expect(now + self.batcher.service.expected(dispatch.rows), now)
 
     def handed(self, batch_id: int) -> None:
-        """A batch that went through a hook is with its worker only now: the time before counts as waiting."""
+        """Record that a batch with hooks has only now gone to its worker: the time before counts as waiting."""
         dispatch = self.batcher.dispatch_of(batch_id)
         if dispatch is not None:
             dispatch.at = self._clock()
@@ -543,11 +556,11 @@ class Driver:
         failure = error if isinstance(error, WeirError) else ModelError(f"the batch could not be run: {error!r}")
         count = len(batch.payloads)
         events = Events(batch.batch_id, [failure] * count, kinds=[EventKind.ERROR] * count)
-        # Not at once: the batcher is in the middle of handing out dispatches.
+        # Not at once: the batcher is still returning dispatches.
         self._loop.call_soon(self.received, dispatch.worker, events)
 
     def _admit(self, now: float) -> bool:
-        """Submit the waiting calls for which the queue has room; tell whether there was any."""
+        """Submit the waiting calls for which the queue has room; return whether there was one."""
         batcher, admitted = self.batcher, False
         while (request := self.outside.pop(batcher.room)) is not None:
             try:
@@ -560,7 +573,7 @@ class Driver:
 
     def _expire(self, now: float) -> None:
         late = self.batcher.expire(now)
-        if self.streaming:  # what was computed already has been answered already: the rest need not be
+        if self.streaming:  # the answers so far have been delivered; the worker need not compute the rest
             for place in [place for request in late for place in self.batcher.where(request)]:
                 self.executor.cancel(*place)
         if self.outside.waiting:

@@ -1,9 +1,9 @@
-"""What a service runs from one load to the next: a model with its settings, its policy, and what drives its batches."""
+"""What a service runs between two loads: a model with its settings, its policy, its executor and its driver."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from weir.batching.batcher import Batcher
 from weir.errors import Conflict, ModelNotReady, SettingsError
@@ -24,11 +24,21 @@ if TYPE_CHECKING:
     from weir.tuning.policy_tuner import PolicyTuner
 
 JSON_TYPES = (bool, int, float, str, list, dict, type(None))
-WORKER_FIELDS = ("index", "state", "pid", "in_flight", "restarts", "reason")
+
+
+class WorkerView(TypedDict):
+    """A worker: its index and process, how many batches it has, how often it was replaced, and why it is not ready."""
+
+    index: int
+    state: str
+    pid: int | None
+    in_flight: int
+    restarts: int
+    reason: str
 
 
 class LoadedModel(NamedTuple):
-    """What was loaded: the class of the model, the arguments of its constructor, and what the metadata calls its kind."""
+    """A model's class, the arguments for its constructor, and the kind of model for the metadata."""
 
     model: type[Model]
     params: dict[str, Any]
@@ -36,7 +46,7 @@ class LoadedModel(NamedTuple):
 
 
 class ServiceHooks(NamedTuple):
-    """The hooks of a service; None for one that it does not have."""
+    """The hooks of a service; None where it has none."""
 
     before: Hook | None = None
     after: Hook | None = None
@@ -45,12 +55,20 @@ class ServiceHooks(NamedTuple):
 class Generation:
     """One loaded form of a model: its class and settings, its policy, its executor, and the driver of its batches.
 
-    A service serves with one generation at a time. A reload makes and starts another, which takes the place of this one; this one
-    then finishes what it accepted, and is stopped. A stopped generation can be started again; it gets a new driver then.
+    A service serves with one generation at a time. A reload starts another generation, which replaces this one; this one then
+    finishes what it accepted and is stopped. A stopped generation can be started again, with a new driver.
 
-    `label` is the name that observers and logs know. `executor`, if there is one, replaces the workers that the settings ask for.
-    `unmet` returns why other services that this model needs are not ready, "" if they are.
-    Raises SettingsError for a policy that cannot be used, and for an `after` hook of a streaming model.
+    Arguments:
+        loaded: the model.
+        label: the name that observers and logs know.
+        settings: the settings of batching, workers and service.
+        executor: replaces the workers that the settings describe, unless it is None.
+        hooks: the hooks of the service.
+        observers: are notified of what happens.
+        clock: returns the time in seconds.
+
+    `unmet` returns why other services that this model needs are not ready, "" if they are. `ended` is called when the
+    generation has been stopped. Raises SettingsError for an unusable policy, and for an `after` hook of a streaming model.
     """
 
     def __init__(
@@ -80,7 +98,7 @@ class Generation:
         self.plain = not self.needs_measure and not is_tensor_model(self.model) and not self.streaming
         self.executor = executor
         self.unmet: Callable[[], str] = lambda: ""
-        self.ended: Callable[[], None] = lambda: None  # called when it has been stopped
+        self.ended: Callable[[], None] = lambda: None
         self._hooks = hooks
         self._clock = clock
         self.driver = self._new_driver()
@@ -89,7 +107,7 @@ class Generation:
         largest, hooks = self.batching.max_batch_size, self._hooks
         if hooks.after and self.streaming:
             service = type(getattr(hooks.after, "__self__", self)).__name__
-            raise SettingsError(f"{service}.after_batch: sees no answers of a streaming model; use its postprocess")
+            raise SettingsError(f"{service}.after_batch: gets no answers of a streaming model; use its postprocess")
         executor = self.executor or make_executor(
             self.model, self.params, self.workers, name=self.label, max_batch_size=largest
         )
@@ -111,13 +129,11 @@ class Generation:
         return driver
 
     def _policy_solved(self) -> None:
-        self.window.forget()  # what was measured belongs to the tables before
+        self.window.forget()  # it was measured under the former tables
         self.driver.policy_changed()
 
-    # Its life.
-
     def renew(self) -> None:
-        """Have a driver that can be started. Raises Conflict if the one that there is runs."""
+        """Make a new driver unless the present one is new. Raises Conflict if the present one runs."""
         if self.driver.phase is DriverPhase.RUNNING:
             raise Conflict(f"service {self.label!r} is already running")
         if self.driver.phase is not DriverPhase.NEW:
@@ -135,23 +151,22 @@ class Generation:
             self.tuner.open()
 
     async def stop(self, drain_timeout: float | None = None) -> None:
-        """Accept no more requests, finish the accepted ones within `drain_timeout` seconds (None: the setting), fail the rest with Draining,
-        and end the workers. Idempotent."""
+        """Accept no more requests, finish the accepted ones within `drain_timeout` seconds (None: the setting), fail the rest
+        with Draining, and stop the workers. Idempotent."""
         if self.tuner is not None:
             await self.tuner.close()
         await self.driver.stop(self.settings.drain_timeout if drain_timeout is None else drain_timeout)
         self.ended()
 
-    # Its workers.
-
     async def add_worker(self) -> None:
-        """Start one more worker; return when it is ready. Raises ModelNotReady unless the generation runs."""
+        """Start one more worker; return when it is ready. Raises ModelNotReady unless the generation runs, and what the
+        executor raises."""
         await self._running_driver().executor.add_worker()
         self.workers = replace(self.workers, workers=self.workers.workers + 1)
 
     async def remove_worker(self) -> None:
-        """Let the last worker finish what it has, for up to `drain_timeout` seconds, and end it. Raises Conflict for the only worker,
-        ModelNotReady unless the generation runs."""
+        """Let the last worker finish its batches for up to the setting `drain_timeout`, and stop it. Raises Conflict for the only
+        worker, and ModelNotReady unless the generation runs."""
         driver, count = self._running_driver(), self.workers.workers
         if count == 1:
             raise Conflict(f"model {self.label!r} has one worker left; stop the service to end it too")
@@ -163,18 +178,16 @@ class Generation:
             raise ModelNotReady(f"model {self.label!r} is not ready: {self.not_ready_reason}")
         return self.driver
 
-    # What there is to see.
-
     @property
     def not_ready_reason(self) -> str:
-        """Why no requests are taken, or run; "" if they are."""
+        """Why requests are not accepted or not run; "" if they are."""
         driver = self.driver
         refused = driver.not_ready_reason or ("draining" if driver.draining else "")
         return refused or suspension(driver.executor.states()) or self.unmet()
 
     def present(self) -> dict[str, Any]:
-        """Return what changes from moment to moment, as a JSON-able dict. Sizes are in rows unless the name says otherwise, ages in
-        seconds."""
+        """Return what changes from moment to moment, as a JSON-able dict. Sizes are in rows unless the name says otherwise; ages
+        are in seconds."""
         driver, batcher = self.driver, self.driver.batcher
         return {
             "draining": driver.draining,
@@ -184,12 +197,15 @@ class Generation:
             "oldest_age": batcher.oldest_age(self._clock()),
             "in_flight": sum(dispatch.rows for dispatch in batcher.running.values()),
             "in_flight_batches": len(batcher.running),
-            "workers": [{name: getattr(state, name) for name in WORKER_FIELDS} for state in driver.executor.states()],
+            "workers": [
+                {name: getattr(state, name) for name in WorkerView.__annotations__}
+                for state in driver.executor.states()
+            ],
             "gauges": driver.executor.gauges(),
         }
 
     def history(self) -> dict[str, Any]:
-        """Return the settings, and counts and the last of the batches, as a JSON-able dict."""
+        """Return the settings, the counts of batches and the most recent batches, as a JSON-able dict."""
         batcher = self.driver.batcher
         return {
             "settings": self._settings(),
@@ -198,14 +214,14 @@ class Generation:
         }
 
     def _settings(self) -> dict[str, Any]:
-        """Return the settings of all three kinds; values that JSON cannot carry are shown by their repr."""
+        """Return the settings of all three kinds; a value that JSON cannot represent is replaced by its repr."""
         merged = asdict(self.batching) | asdict(self.workers) | asdict(self.settings)
-        # Variables are often secrets: only their names are shown.
+        # Values of environment variables are often secret: only their names are shown.
         merged["env"] = [sorted(variables) for variables in self.workers.env]
         return {key: value if isinstance(value, JSON_TYPES) else repr(value) for key, value in merged.items()}
 
     def explain_policy(self, name: str) -> dict[str, Any]:
-        """Return what the policy of the model `name` does and what came of it, as a JSON-able dict."""
+        """Return what the policy of the model `name` decides and what was measured under it, as a JSON-able dict."""
         return explain_policy(name, self.batching.policy, self.driver.batcher, self.window, self.tuner)
 
 
@@ -229,7 +245,7 @@ def summary(explained: dict[str, Any]) -> dict[str, Any]:
 def make_executor(
     model: type[Model], params: dict[str, Any], settings: WorkerSettings, *, name: str, max_batch_size: int
 ) -> Executor:
-    """Return an executor that has not been started. Each kind is imported only when it is used."""
+    """Return an executor of the kind `settings.executor` that has not been started. Each kind is imported only when used."""
     if settings.executor == "inline":
         from weir.workers.local import InlineExecutor
 

@@ -1,11 +1,11 @@
-"""`before_batch` and `after_batch`: a service's own steps in the server process, around the worker's.
+"""The hooks `before_batch` and `after_batch`: steps of a service in the server process, before and after the worker's.
 
-An executor around the real one offers EXTRA places more at each worker than it has. A batch in such a place is being
-prepared by `before_batch`, or stands prepared until a real place is free, or its worker is already free again and
-`after_batch` is at it. So no worker waits for a hook while another batch is prepared, and collecting goes on meanwhile.
+A HookedExecutor around the real executor reports EXTRA more places for each worker than the worker has. A batch in an extra
+place is either in `before_batch`, or waits for a real place, or its worker has finished it and `after_batch` runs. So no worker
+waits for a hook while another batch is prepared, and new batches are formed meanwhile.
 
-Hooks see decoded items (bodies of a model's own content types stay bytes: only the worker can decode them), and answers
-before they are encoded. An entry's error, standing in its place, is that entry's alone.
+Hooks get decoded items, and answers before they are encoded. Bodies of a model's own content types stay bytes, as only the
+worker can decode them. An error in the place of an item or answer fails only that entry.
 """
 
 import asyncio
@@ -24,22 +24,26 @@ MISSING = object()
 
 
 class HookedBatch:
-    """A batch on its way. `encodes`: answers come back as values and are encoded here, after a hook has seen them."""
+    """A batch and its state between the hooks and the worker.
+
+    With `encodes`, the worker returns values, and they are encoded here after the hook. `handed` tells whether the batch has gone
+    to its worker, or needs none.
+    """
 
     def __init__(self, worker: int, batch: Batch, *, encodes: bool) -> None:
         count = len(batch.payloads)
         self.worker = worker
         self.batch_id = batch.batch_id
-        self.handed = False  # to the worker, or past it
+        self.handed = False
         self._attempt = batch.attempt
         self._content_types = _each(batch.content_types, count)
         self._accepts = _each(batch.accepts, count)
         self._encodes = encodes
         self._payloads = list(batch.payloads)
         self._outputs: list[Any] = [MISSING] * count
-        self._kinds: dict[int, int] = {}  # of outputs, from the worker
+        self._kinds: dict[int, int] = {}  # the EventKind of an output, by index
         self._cancelled: set[int] = set()
-        self._inner: list[int] = []  # entries that the worker has, by its indices
+        self._inner: list[int] = []  # our index of each entry that the worker has, by the worker's index
         self._timing: Timing | None = None
         self._blocks = [payload for payload in batch.payloads if is_block(payload)]
         for block in self._blocks:
@@ -52,14 +56,14 @@ class HookedBatch:
         self._blocks = []
 
     def cancel(self, indices: Sequence[int]) -> list[int]:
-        """Drop these entries, whose callers have left; return the worker's indices of those that it has."""
+        """Drop these entries, whose callers have left; return the worker's indices of those that the worker has."""
         self._cancelled.update(indices)
         return [place for place, index in enumerate(self._inner) if index in indices]
 
     # Before the worker.
 
     def decode(self) -> None:
-        """Decode what is JSON or msgpack; an entry that cannot be decoded has its answer."""
+        """Decode payloads in JSON or msgpack; the error of a payload that cannot be decoded is its answer."""
         for index, content_type in enumerate(self._content_types):
             payload = self._payloads[index]
             if content_type not in DECODE:
@@ -72,11 +76,11 @@ class HookedBatch:
 
     @property
     def items(self) -> list[Any]:
-        """What `before_batch` gets: the decoded items of all entries that have no answer yet."""
+        """The argument of `before_batch`: the decoded items of all entries that have no answer yet."""
         return [self._payloads[index] for index in self._open()]
 
     def place_items(self, items: list[Any]) -> None:
-        """Take what `before_batch` returned; an error among them is its entry's answer."""
+        """Store the result of `before_batch`; an error in it is the answer of its entry."""
         for index, item in zip(self._open(), items, strict=True):
             if isinstance(item, WeirError):
                 self._outputs[index] = item
@@ -98,7 +102,8 @@ class HookedBatch:
     # After the worker.
 
     def gather(self, events: Events) -> Events | None:
-        """Take what the worker says; return what a streaming model gives before its batch ends, to be passed on at once."""
+        """Store the worker's outputs. Those of a streaming model whose batch has not ended are returned instead, as Events to be
+        passed on at once."""
         places = range(len(events.outputs)) if events.indices is None else events.indices
         entries = [self._inner[place] for place in places]
         kinds = events.kinds or [EventKind.DONE] * len(events.outputs)
@@ -112,16 +117,17 @@ class HookedBatch:
 
     @property
     def answers(self) -> list[Any]:
-        """What `after_batch` gets: the answers, in order, without the errors."""
+        """The argument of `after_batch`: the answers, in order, without the errors."""
         return [self._outputs[index] for index in self._answered()]
 
     def place_answers(self, answers: list[Any]) -> None:
-        """Take what `after_batch` returned."""
+        """Store the result of `after_batch`."""
         for index, answer in zip(self._answered(), answers, strict=True):
             self._outputs[index] = answer
 
     def encode(self) -> None:
-        """Encode the answers as their callers want them."""
+        """Encode the answers in the content types that their callers accept; an answer that has no such form becomes a
+        ModelError."""
         for index in self._answered():
             accept, output = self._accepts[index], self._outputs[index]
             if accept not in DECODE or is_block(output):
@@ -170,12 +176,11 @@ def _joined(types: list[str]) -> str | list[str]:
 
 Hook = Callable[[list[Any]], Coroutine[Any, Any, list[Any]]]
 
-# One batch being prepared and one being finished, beside those with the worker.
-EXTRA = 2
+EXTRA = 2  # places per worker: one batch may be in each hook besides those that the worker has
 
 
 class WorkerSlots:
-    """One worker: its free places, and the prepared batches that wait for one."""
+    """The free places of one worker, and the prepared batches that wait for one."""
 
     def __init__(self, places: int) -> None:
         self.free = places
@@ -183,8 +188,10 @@ class WorkerSlots:
 
 
 class HookedExecutor:
-    """An executor that runs hooks around another one. `handed` is called with the batch id when a batch really goes to
-    its worker, or to none because the hook had an answer for every entry."""
+    """An executor that runs hooks around the executor `inner`, whose Listener it is. See the protocols Executor and Listener.
+
+    `handed` is called with the batch id when a batch goes to its worker, or needs none because the hook answered every entry.
+    """
 
     def __init__(self, inner: Executor, before: Hook | None, after: Hook | None, handed: Callable[[int], None]) -> None:
         self._inner = inner
@@ -193,9 +200,9 @@ class HookedExecutor:
         self._handed = handed
         self._slots: dict[int, WorkerSlots] = {}
         self._batches: dict[int, HookedBatch] = {}
-        self._tasks: dict[asyncio.Task[None], int] = {}  # with their workers
+        self._tasks: dict[asyncio.Task[None], int] = {}  # running hooks, and the index of their worker
 
-    # The contract of an Executor.
+    # The Executor protocol.
 
     async def start(self, listener: Listener) -> None:
         """Start the inner executor."""
@@ -203,13 +210,13 @@ class HookedExecutor:
         await self._inner.start(self)
 
     def run(self, worker: int, batch: Batch) -> None:
-        """Prepare `batch`, then hand it to `worker` when it has a place."""
+        """Run `before_batch`, and then hand the batch to `worker` when the worker has a free place."""
         prepared = HookedBatch(worker, batch, encodes=self._after is not None)
         self._batches[batch.batch_id] = prepared
         self._do(worker, self._prepare(prepared))
 
     def cancel(self, worker: int, batch_id: int, indices: Sequence[int]) -> None:
-        """Leave out these entries, or tell the worker."""
+        """Drop these entries, here or at the worker."""
         batch = self._batches.get(batch_id)
         if batch is None:
             return
@@ -218,11 +225,11 @@ class HookedExecutor:
             self._inner.cancel(worker, batch_id, inner)
 
     def reserve(self, size_bytes: int) -> Block | None:
-        """Return a place of the inner executor."""
+        """Return a place in the shared memory of the inner executor, or None."""
         return self._inner.reserve(size_bytes)
 
     async def stop(self) -> None:
-        """End the hooks that are running and the inner executor."""
+        """Cancel the running hooks and stop the inner executor."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -238,7 +245,7 @@ class HookedExecutor:
         await self._inner.add_worker()
 
     async def remove_worker(self) -> None:
-        """Remove a worker of the inner executor. Its listener has given up what it had, hooks included."""
+        """Remove the last worker of the inner executor. The listener has already given up the worker's batches."""
         self._forget(len(self._inner.states()) - 1)
         await self._inner.remove_worker()
 
@@ -250,15 +257,15 @@ class HookedExecutor:
         """Return the numbers of the inner executor."""
         return self._inner.gauges()
 
-    # The contract of a Listener of the inner executor.
+    # The Listener protocol, for the inner executor.
 
     def worker_ready(self, worker: int, places: int) -> None:
-        """Announce the worker with extra places."""
+        """Report the worker with EXTRA more places."""
         self._slots[worker] = WorkerSlots(places)
         self._listener.worker_ready(worker, places + EXTRA)
 
     def worker_lost(self, worker: int, reason: str) -> None:
-        """Forget all batches of this worker, also those in hooks: the listener runs them again."""
+        """Forget all batches of this worker, including those in hooks: the listener runs them again."""
         self._forget(worker)
         self._listener.worker_lost(worker, reason)
 
@@ -269,12 +276,12 @@ class HookedExecutor:
                 task.cancel()
         for batch in [batch for batch in self._batches.values() if batch.worker == worker]:
             if not batch.handed:
-                self._hand_note(batch)
+                self._note_handed(batch)
             batch.release()
             del self._batches[batch.batch_id]
 
     def received(self, worker: int, events: Events) -> None:
-        """Gather a batch's answers; when it is whole, free the worker and finish the batch."""
+        """Store outputs of a batch; with its last outputs, free the worker's place and run `after_batch`."""
         if events.final and worker in self._slots:
             self._slots[worker].free += 1
             self._feed(worker)
@@ -290,10 +297,8 @@ class HookedExecutor:
             self._do(worker, self._finish(batch))
 
     def unavailable(self, reason: str) -> None:
-        """Pass it on."""
+        """Pass the report on."""
         self._listener.unavailable(reason)
-
-    # The way of a batch.
 
     async def _prepare(self, batch: HookedBatch) -> None:
         batch.decode()
@@ -318,7 +323,7 @@ class HookedExecutor:
         slots = self._slots[worker]
         while slots.free and slots.waiting:
             batch = slots.waiting.popleft()
-            self._hand_note(batch)
+            self._note_handed(batch)
             inner = batch.inner()
             if inner is None:
                 self._do(worker, self._finish(batch))
@@ -327,7 +332,7 @@ class HookedExecutor:
             self._inner.run(worker, inner)
             batch.release()
 
-    def _hand_note(self, batch: HookedBatch) -> None:
+    def _note_handed(self, batch: HookedBatch) -> None:
         batch.handed = True
         self._handed(batch.batch_id)
 
@@ -338,7 +343,7 @@ class HookedExecutor:
 
 
 async def hooked(hook: Hook, values: list[Any]) -> list[Any]:
-    """Return what `hook` makes of `values`: as many. If it fails, each gets an error of its own."""
+    """Return the result of `hook` for `values`, which has as many entries. If the hook fails, each entry is an error."""
     try:
         returned = await hook(values)
     except WeirError as error:
@@ -347,7 +352,7 @@ async def hooked(hook: Hook, values: list[Any]) -> list[Any]:
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        # The batch was not cancelled, but something that the hook awaited was; these callers still wait.
+        # Not the hook was cancelled, but something that it awaited. The callers still wait for answers.
         return list(copies(model_error(hook.__name__, error), len(values)))
     except Exception as error:
         return list(copies(model_error(hook.__name__, error), len(values)))

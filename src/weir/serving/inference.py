@@ -1,9 +1,10 @@
-"""What a request from outside becomes in the queue of its model, and what its outputs become in its answer.
+"""Makes queue entries of the requests that a frontend receives, runs them, and makes the response of their outputs.
 
-Protocols read bytes into one of two forms: a body of items (Weir's own protocol: one item, or a list) or an InferenceRequest of named tensors (the Open
-Inference Protocol). Both are divided into queue entries here, run, and gathered again. How that is done belongs to the model: each service has an `inference`.
-That of plain models is ModelInference. A product that makes other requests of those that come sets its own, as the embedding server does for texts, which
-become sequences of tokens before they wait.
+A protocol reads a request in one of two forms: a body of items (Weir's own protocol: one item or a list of items), or an InferenceRequest of named tensors
+(the Open Inference Protocol). This module divides both forms into queue entries, submits the entries, and gathers their outputs.
+
+Each service has an `inference` object that does this for its model. ModelInference is the one for plain models. A product may set another one: the
+embedding server turns texts into token sequences before they enter the queue.
 """
 
 import asyncio
@@ -39,20 +40,23 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# What the Open Inference Protocol is shown of a model of items: BYTES tensors whose elements are JSON documents.
+# The Open Inference Protocol sees a model of items as one BYTES tensor in and one out. Each element is a JSON document.
 ITEM_INPUTS = (Tensor("input", "BYTES", (-1,)),)
 ITEM_OUTPUTS = (Tensor("output", "BYTES", (-1,)),)
 
-_LOWEST = 1 << 32  # of the priorities that requests can state
+_LOWEST = 1 << 32  # the lowest priority that a request can state: 1 is the highest
 _MICROSECOND = 1e-6
 
-# Parameters that ask for what is not offered: an answer that overlooked them would be a wrong one.
+# Parameters of Triton's extensions that Weir does not have. They are refused, because an answer that ignored them would be wrong.
 _REFUSED = {"sequence_id": "sequence", "classification": "classification"}
 
 
 class ItemHead(Protocol):
-    """What the head of a request for items says. `batch`: its body is a list of items, answered one by one; `plain`: it is one item of one row, which
-    the worker decodes. `timeout` is in seconds."""
+    """The head of a request for items.
+
+    `batch`: the body is a list of items, each with a result of its own. `plain`: the body is one item of one row, and the worker decodes it.
+    `timeout` is in seconds. `key` is the batch key, or None.
+    """
 
     service: "Service"
     batch: bool
@@ -65,8 +69,11 @@ class ItemHead(Protocol):
 
 
 class ItemsResponse(NamedTuple):
-    """The answers to items. `write` returns the bytes of each, or its error, in order; `size_bytes` is about as much text as that writes. `dispatch` is the
-    batch of the first one, which arrived at `arrival`; `beside` has what else is known of an item, by its index."""
+    """The results of all items of a request.
+
+    `write` returns the encoded output or the error of each item, in order; `size_bytes` is about how much text it writes. `dispatch` is the batch of the
+    first item, or None, and `arrival` the instant at which the first item entered the queue. `beside` has more fields of an item, by its index.
+    """
 
     size_bytes: int
     write: Callable[[], list[bytes | WeirError]]
@@ -77,15 +84,18 @@ class ItemsResponse(NamedTuple):
 
 
 class StreamPart(NamedTuple):
-    """One of several answers. `last`: the model marked it as its last one; a stream may also end without such a mark."""
+    """One response of a stream. `last`: the model marked it as the last one. A stream may also end without such a mark."""
 
     response: InferenceResponse
     last: bool
 
 
 class InferenceCall(Protocol):
-    """The call that a request came by; protocols/exchange.py has the one of servers. `timeout` is the caller's in seconds (None: the service's setting),
-    `trace` a Trace, the caller's `traceparent`, or None; `peer` is the caller's address."""
+    """The call that carried a request. The server's implementation is `protocols.exchange.Exchange`.
+
+    `door` is the name of the frontend. `timeout` is the caller's in seconds, or None for the service's setting. `trace` is a Trace, the caller's
+    `traceparent`, or None. `peer` is the caller's address.
+    """
 
     door: str
     headers: Sequence[tuple[bytes, bytes]]
@@ -94,40 +104,47 @@ class InferenceCall(Protocol):
     trace: Any
 
     async def read(self, size_bytes: int, work: Callable[[], T]) -> T:
-        """Return what `work` reads of about so many bytes; a long body is read in a thread. The observers are notified of a refusal."""
+        """Return the result of `work`, which reads about `size_bytes` bytes: in a thread if they are many.
+
+        Raises the WeirErrors that `work` raises; the observers have been notified of them.
+        """
 
     def charge(self, size_bytes: int) -> None:
-        """Charge memory that the request takes beside its body. Raises the error that refuses it; the observers have been notified."""
+        """Charge memory that the request needs beside its body. Raises Overloaded if there is no room; the observers have been notified."""
 
 
 class Inference(Protocol):
-    """How requests from outside are answered for a model."""
+    """How a service answers the requests that frontends receive."""
 
     @property
     def queues_items(self) -> bool:
-        """Whether a body that is one item is one entry of the queue: a channel may make it by `read_item` and submit it by itself."""
+        """Whether a body of one item becomes one queue entry. If so, a channel may make the entry with `item_entry` and submit it itself."""
 
     def queues_tensors(self, service: "Service") -> bool:
-        """Tell whether an InferenceRequest is one entry of the queue: a channel may make it by `works_of` and submit it by itself."""
+        """Return whether an InferenceRequest becomes one queue entry. If so, a channel may make it with `entries_of` and submit it itself."""
 
     def inputs(self, service: "Service") -> Sequence[Tensor]:
-        """Return the tensors that metadata says requests hold. Others may be taken besides."""
+        """Return the input tensors that the model's metadata lists. A request may have others too."""
 
     def outputs(self, service: "Service") -> Sequence[Tensor]:
-        """Return the tensors that metadata says answers hold."""
+        """Return the output tensors that the model's metadata lists."""
 
     async def infer(self, service: "Service", request: InferenceRequest, call: InferenceCall) -> InferenceResponse:
-        """Answer a request of tensors. Cancelling the task that awaits this withdraws it.
+        """Return the response to a request of tensors. Cancelling the task that awaits this cancels the request.
 
-        A parameter `timeout` of the request can only shorten that of the call. Raises the WeirError that ends the request, and Unsupported if the model streams.
+        The request's parameter `timeout` can only shorten the timeout of the call. Raises the WeirError that ends the request, and Unsupported if the
+        model streams its responses.
         """
 
     async def infer_items(self, head: ItemHead, body: bytes, call: InferenceCall) -> ItemsResponse:
-        """Answer a body of items, decompressed. Cancelling the task that awaits this withdraws them. Raises the WeirError that is the end of them all."""
+        """Return the results of a body of items, which is decompressed. Cancelling the task that awaits this cancels the items.
+
+        Raises the WeirError that ends the whole request. The error of one item of a list is its result.
+        """
 
 
 class QueueEntry(NamedTuple):
-    """The arguments of a RequestBase that depend on the body."""
+    """The arguments of a RequestBase that depend on the body. `large`: it has more rows than `small_request_size`."""
 
     payload: Any
     kind: Kind
@@ -139,105 +156,108 @@ class QueueEntry(NamedTuple):
     large: bool
 
 
-# The work of an item that was refused before it could be any.
-NOTHING = QueueEntry(None, Kind.ITEM, OBJECT, OBJECT, 1, 1.0, None, False)
+# Stands for an item that was refused when it was read.
+REFUSED_ENTRY = QueueEntry(None, Kind.ITEM, OBJECT, OBJECT, 1, 1.0, None, False)
 
 
-def read_work(ask: ItemHead, body: bytes) -> list[QueueEntry | WeirError]:
-    """Make work of the `body` of a request, decompressed: one element, unless it is a list whose items differ in size or
-    are tensors; of these, one that cannot be work is an error in its place.
+def item_entries(head: ItemHead, body: bytes) -> list[QueueEntry | WeirError]:
+    """Return the queue entries of a `body`, which is decompressed.
 
-    Raises InvalidRequest for an empty or malformed body, and TooLarge for a list that can never fit into the queue, before its items
-    are looked into. What only the worker decodes, only the worker refuses.
+    There is one entry for one item, and one for a whole list that the worker decodes. A list whose items are measured, or are tensors, has an entry for
+    each item, or the error that refuses the item.
+
+    Raises InvalidRequest for an empty or malformed body, and TooLarge for a list that can never fit into the queue, before its items are read.
     """
-    if not body and not may_be_empty(ask):
-        raise empty_body(ask)
-    if not ask.batch:
-        return [read_item(ask, body)]
-    most = ask.service.batching.max_queue_size
-    items = split(body, ask.content_type, most)
+    if not body and not may_be_empty(head):
+        raise empty_body(head)
+    if not head.batch:
+        return [item_entry(head, body)]
+    most = head.service.batching.max_queue_size
+    items = split(body, head.content_type, most)
     if items is None:
         raise TooLarge(f"body of more than {most} items: must have at most {most} (max_queue_size)")
-    if not reads_items(ask):
-        return [_work(ask, items, Kind.ITEMS, len(items), float(len(items)), ask.key)] if items else []
-    works = [_item_or_error(ask, item) for item in items]
-    rows = sum(work.rows for work in works if isinstance(work, QueueEntry))
+    if not divides_list(head):
+        return [_make_entry(head, items, Kind.ITEMS, len(items), float(len(items)), head.key)] if items else []
+    entries = [_item_or_error(head, item) for item in items]
+    rows = sum(entry.rows for entry in entries if isinstance(entry, QueueEntry))
     if rows > most:
         raise TooLarge(f"body of {rows} rows: must have at most {most} (max_queue_size)")
-    return works
+    return entries
 
 
-# An item of a list that is looked into takes as long as so many bytes.
+# Reading a list item by item takes this many times as long per byte.
 _ITEM_BYTES = 8
 
 
-def bytes_to_read(ask: ItemHead, body: bytes) -> int:
-    """Return about how many bytes `read_work` has to read of `body`; those of lists whose items are looked into count more."""
-    if ask.plain:
+def bytes_to_read(head: ItemHead, body: bytes) -> int:
+    """Return about how many bytes `item_entries` has to read of `body`. The bytes of a list that is read item by item count more."""
+    if head.plain:
         return 0
-    return len(body) * (_ITEM_BYTES if ask.batch and reads_items(ask) else 1)
+    return len(body) * (_ITEM_BYTES if head.batch and divides_list(head) else 1)
 
 
-def reads_items(ask: ItemHead) -> bool:
-    """Tell whether the items of a list are looked into one by one, each then a request of its own."""
-    return ask.service.needs_measure or is_tensor_model(ask.service.model)
+def divides_list(head: ItemHead) -> bool:
+    """Return whether a list is read item by item, so that each item has a queue entry of its own."""
+    return head.service.needs_measure or is_tensor_model(head.service.model)
 
 
-def may_be_empty(ask: ItemHead) -> bool:
-    """Tell whether a body of no bytes can be an item: of bytes, or of a content type of the model's own."""
-    return not ask.batch and ask.content_type not in (JSON, MSGPACK)
+def may_be_empty(head: ItemHead) -> bool:
+    """Return whether an empty body can be an item: of octets, or of a content type that the model declares."""
+    return not head.batch and head.content_type not in (JSON, MSGPACK)
 
 
-def empty_body(ask: ItemHead) -> InvalidRequest:
-    """Return the error for a body of no bytes."""
-    return InvalidRequest(f"body: is empty, must be {ask.content_type}")
+def empty_body(head: ItemHead) -> InvalidRequest:
+    """Return the error for an empty body."""
+    return InvalidRequest(f"body: is empty, must be {head.content_type}")
 
 
-def read_item(ask: ItemHead, body: bytes) -> QueueEntry:
-    """Make work of one item: a body that is neither empty nor compressed, or an element of a list. Raises RequestErrors."""
-    service = ask.service
+def item_entry(head: ItemHead, body: bytes) -> QueueEntry:
+    """Return the queue entry of one item: a body that is not compressed, or an element of a list. Raises RequestErrors."""
+    service = head.service
     if is_tensor_model(service.model):
-        return tensor_work(service, to_arrays(decode(body, ask.content_type), service.model.inputs), ask.key)
-    if not service.needs_measure or ask.content_type not in (JSON, MSGPACK, OCTETS):
-        return _work(ask, body, Kind.ITEM, 1, 1.0, ask.key)
-    measured = service.measure(body if ask.content_type == OCTETS else decode(body, ask.content_type))
-    return _work(ask, body, Kind.ITEM, measured.rows, measured.cost, _joined(measured.key, ask.key))
+        return tensor_entry(service, to_arrays(decode(body, head.content_type), service.model.inputs), head.key)
+    if not service.needs_measure or head.content_type not in (JSON, MSGPACK, OCTETS):
+        return _make_entry(head, body, Kind.ITEM, 1, 1.0, head.key)
+    measured = service.measure(body if head.content_type == OCTETS else decode(body, head.content_type))
+    return _make_entry(head, body, Kind.ITEM, measured.rows, measured.cost, _joined(measured.key, head.key))
 
 
-def _item_or_error(ask: ItemHead, body: bytes) -> QueueEntry | WeirError:
+def _item_or_error(head: ItemHead, body: bytes) -> QueueEntry | WeirError:
     try:
-        return read_item(ask, body)
+        return item_entry(head, body)
     except WeirError as error:
         return error
 
 
-def tensor_work(service: "Service", arrays: Arrays, key: Any = None) -> QueueEntry:
-    """Make work of `arrays`, which are as the model declares them. Raises TooLarge for more rows than the queue can ever take,
-    and what the model's `measure` raises."""
+def tensor_entry(service: "Service", arrays: Arrays, key: Any = None) -> QueueEntry:
+    """Return the queue entry of `arrays`, which have the names, dtypes and shapes that the model declares.
+
+    Raises TooLarge for more rows than the queue can ever hold, and what the model's `measure` raises.
+    """
     alone = not is_batched(service.model)
-    shapes = None if service.streaming else shape_key(arrays, service.model.inputs)  # streams are not joined
+    shapes = None if service.streaming else shape_key(arrays, service.model.inputs)  # streams share no batches
     rows, key = 1 if alone else rows_of(arrays), _joined(shapes, key)
     cost = float(rows)
     if service.needs_measure:
         measured = service.measure(arrays)
         cost, key = measured.cost, _joined(measured.key, key)
-    return as_work(service, arrays, Kind.ITEM if alone else Kind.TENSORS, rows, cost, key, accept=LENT)
+    return make_entry(service, arrays, Kind.ITEM if alone else Kind.TENSORS, rows, cost, key, accept=LENT)
 
 
 def _joined(measured: Any, given: Any) -> Any:
-    """Return one key for two, the same as calls in process have, so that they share batches."""
+    """Return the batch key made of two keys. Calls in process make the same one, so that they share batches."""
     return measured if given is None else (measured, given)
 
 
-def _work(ask: ItemHead, payload: Any, kind: Kind, rows: int, cost: float, key: Any) -> QueueEntry:
-    return as_work(ask.service, payload, kind, rows, cost, key, content_type=ask.content_type, accept=ask.accept)
+def _make_entry(head: ItemHead, payload: Any, kind: Kind, rows: int, cost: float, key: Any) -> QueueEntry:
+    return make_entry(head.service, payload, kind, rows, cost, key, content_type=head.content_type, accept=head.accept)
 
 
-def as_work(
+def make_entry(
     service: "Service", payload: Any, kind: Kind, rows: int, cost: float, key: Any, *, content_type: str = OBJECT,
     accept: str = OBJECT,
 ) -> QueueEntry:  # fmt: skip
-    """Return work of so many rows. Raises TooLarge for more than the queue can ever take."""
+    """Return a queue entry of `rows` rows. Raises TooLarge for more rows than the queue can ever hold."""
     batching = service.batching
     if rows > batching.max_queue_size:
         raise TooLarge(f"body of {rows} rows: must have at most {batching.max_queue_size} (max_queue_size)")
@@ -246,18 +266,18 @@ def as_work(
 
 
 class Schedule(NamedTuple):
-    """The priority of a request, as in the queue (higher goes first), and its timeout in seconds or None."""
+    """The priority of a request in the queue (higher goes first), and its timeout in seconds, or None."""
 
     priority: int
     timeout: float | None
 
 
 def schedule_of(parameters: Parameters) -> Schedule:
-    """Read `priority` and `timeout` from the parameters of a request.
+    """Return the schedule that the parameters `priority` and `timeout` of a request state (Triton's extension "schedule policy").
 
-    In the protocol 1 is the highest priority and 0 means none; requests with a priority go before those without. A
-    timeout is in microseconds; 0 says nothing. Raises InvalidRequest naming the parameter, its value and the rule, and
-    Unsupported for a parameter that asks for an extension that there is not.
+    In that extension 1 is the highest priority and 0 means no priority; requests with a priority go before those without. The timeout is in
+    microseconds, and 0 means no timeout. Raises InvalidRequest naming the parameter, its value and the rule, and Unsupported for the parameter of an
+    extension that Weir does not have.
     """
     if not parameters:
         return DEFAULT_SCHEDULE
@@ -287,28 +307,28 @@ def integer_of(name: str, value: Any, least: int, most: int) -> int:
 DEFAULT_SCHEDULE = Schedule(0, None)
 
 
-def works_of(service: "Service", request: InferenceRequest) -> list[QueueEntry]:
-    """Make work of `request`: one element, unless it holds items that differ in size.
+def entries_of(service: "Service", request: InferenceRequest) -> list[QueueEntry]:
+    """Return the queue entries of `request`: one, or one for each item if the model measures its items.
 
     Raises RequestErrors naming tensor, value and rule.
     """
     check_outputs(service, request)
     if is_tensor_model(service.model):
         add_batch(request, service.model.inputs)
-        return [tensor_work(service, bind(request.inputs, service.model.inputs))]
+        return [tensor_entry(service, bind(request.inputs, service.model.inputs))]
     array = bind(request.inputs, ITEM_INPUTS)["input"]
     most = service.batching.max_queue_size
-    if len(array) > most:  # before they are looked at one by one
+    if len(array) > most:  # before each item is read
         raise TooLarge(f"body of {len(array)} rows: must have at most {most} (max_queue_size)")
     items = _documents(service, array.tolist())
     if not service.needs_measure:
         count = len(items)
-        return [as_work(service, items, Kind.ITEMS, count, float(count), None, content_type=JSON, accept=JSON)]
+        return [make_entry(service, items, Kind.ITEMS, count, float(count), None, content_type=JSON, accept=JSON)]
     return [_measured(service, item, index) for index, item in enumerate(items)]
 
 
 def _documents(service: "Service", elements: list[bytes]) -> list[bytes]:
-    """Return items as JSON documents, which elements are except those of a model of texts."""
+    """Return the elements of the input tensor as JSON documents. They are JSON already unless the model takes plain texts."""
     texts = service.model.plain_texts
     empty = next((index for index, element in enumerate(elements) if not element), None)
     if empty is not None:
@@ -328,11 +348,12 @@ def _measured(service: "Service", item: bytes, index: int) -> QueueEntry:
         measured = service.measure(decode(item, JSON))
     except WeirError as error:
         raise _placed(error, index) from error
-    return as_work(service, item, Kind.ITEM, measured.rows, measured.cost, measured.key, content_type=JSON, accept=JSON)
+    rows, cost, key = measured.rows, measured.cost, measured.key
+    return make_entry(service, item, Kind.ITEM, rows, cost, key, content_type=JSON, accept=JSON)
 
 
 def check_outputs(service: "Service", request: InferenceRequest) -> None:
-    """Raise InvalidRequest or Unsupported unless the outputs that `request` asks for are the model's, each once."""
+    """Raise InvalidRequest or Unsupported unless every requested output is one of the model's and is requested once."""
     declared = {tensor.name for tensor in service.inference.outputs(service)}
     seen = set()
     for output in request.outputs or ():
@@ -348,10 +369,9 @@ def check_outputs(service: "Service", request: InferenceRequest) -> None:
 def response_of(
     service: "Service", request: InferenceRequest, kinds: Sequence[Kind], outputs: Sequence[Any]
 ) -> InferenceResponse:
-    """Return the answer to `request`, whose works were of `kinds` and ended with `outputs`.
+    """Return the response to `request`, whose queue entries were of `kinds` and ended with `outputs`.
 
-    The outputs come in the declared order, only those requested. Raises the error of an item that failed, which names
-    the item.
+    It has the requested outputs, in the order in which the model declares them. Raises the error of the first item that failed, with the item's index.
     """
     if is_tensor_model(service.model):
         values = _requested_arrays(service, request, outputs[0])
@@ -367,18 +387,18 @@ def _requested_arrays(service: "Service", request: InferenceRequest, arrays: Any
     if isinstance(arrays, WeirError):
         raise arrays
     missing = [tensor.name for tensor in service.model.outputs if tensor.name not in arrays]
-    if missing:  # only a hook can have taken it away
+    if missing:  # only a hook can have removed it
         raise service.tell_failed(ModelError(f"output {missing[0]!r}: is missing in the model's answer"))
-    return asked_of(service.model.outputs, request, arrays)
+    return select_outputs(service.model.outputs, request, arrays)
 
 
-def asked_of(declared: Sequence[Tensor], request: InferenceRequest, arrays: Any) -> list[TensorValue]:
-    """Return those of the `declared` outputs that `request` asks for; `arrays` has them by name."""
-    asked = None if request.outputs is None else {output.name for output in request.outputs}
+def select_outputs(declared: Sequence[Tensor], request: InferenceRequest, arrays: Any) -> list[TensorValue]:
+    """Return those of the `declared` outputs that `request` asks for. `arrays` maps their names to their values."""
+    requested = None if request.outputs is None else {output.name for output in request.outputs}
     return [
         TensorValue(tensor.name, tensor.datatype, arrays[tensor.name])
         for tensor in declared
-        if asked is None or tensor.name in asked
+        if requested is None or tensor.name in requested
     ]
 
 
@@ -390,7 +410,7 @@ def _flat(kinds: Sequence[Kind], outputs: Sequence[Any]) -> list[Any]:
 
 
 def _items(outputs: list[Any]) -> TensorValue:
-    """Return the answers to items as one tensor. Raises the first error among them, with its place; Blocks are released."""
+    """Return the outputs of items as one tensor. Raises the first error among them, with its index. Blocks are released in any case."""
     array = numpy.empty(len(outputs), object)
     failed: WeirError | None = None
     for index, output in enumerate(outputs):
@@ -414,13 +434,13 @@ def _placed(error: WeirError, index: int) -> WeirError:
     return placed
 
 
-# What is written of items.
+# Writing the outputs of items.
 
 
 def output_body(head: ItemHead, output: Any) -> bytes:
-    """Return the bytes of one output: it is bytes, a Block (which is released), or the tensors of a tensor model.
+    """Return one output encoded. It is bytes, a Block (which is released), or the arrays of a tensor model.
 
-    Raises ModelError for tensors that cannot be written as the answer shall be; the observers have been notified.
+    Raises ModelError for arrays that cannot be written in the accepted content type; the observers have been notified.
     """
     body = body_or_error(head, output)
     if isinstance(body, ModelError):
@@ -429,7 +449,7 @@ def output_body(head: ItemHead, output: Any) -> bytes:
 
 
 def body_or_error(head: ItemHead, output: Any) -> bytes | ModelError:
-    """Return the bytes of one output, or why its tensors cannot be written; no observer has been notified. See `output_body`."""
+    """Return one output encoded, or the ModelError that `output_body` would raise. No observer is notified."""
     if isinstance(output, bytes):
         return output
     if isinstance(output, dict):
@@ -441,7 +461,7 @@ def body_or_error(head: ItemHead, output: Any) -> bytes | ModelError:
 
 
 def tensors_body(head: ItemHead, tensors: dict[str, Any]) -> bytes | ModelError:
-    """Return the bytes of tensors, or why they cannot be written as the answer shall be; no observer has been notified."""
+    """Return arrays encoded in the accepted content type, or the ModelError that says why they cannot be. No observer is notified."""
     try:
         as_values = to_text if head.accept == JSON else to_plain
         return encode(as_values(tensors, head.service.model.outputs), head.accept)
@@ -455,7 +475,7 @@ def tensors_body(head: ItemHead, tensors: dict[str, Any]) -> bytes | ModelError:
 
 
 class AwaitedRequest(RequestBase):
-    """A request whose `end`, its output or its WeirError, is reported to `gathering`; `dispatch` is the last batch that it was in, if any."""
+    """A request that reports its end to `gathering`. `end` is its output or its WeirError, `dispatch` the last batch that it was in, or None."""
 
     __slots__ = ("_gathering", "dispatch", "end")
 
@@ -471,7 +491,7 @@ class AwaitedRequest(RequestBase):
         self.dispatch: Dispatch | None = None
 
     def finish(self, output: Any, dispatch: Dispatch) -> None:
-        """Keep the output, and release the payload: other requests of the same call may take long."""
+        """Keep the output. Release the payload now, because other requests of the same call may take long."""
         drop_payload(self)
         self.end = output
         self.dispatch = dispatch
@@ -484,7 +504,7 @@ class AwaitedRequest(RequestBase):
 
 
 class Gathering:
-    """The requests that one call is divided into. The first error ends all of them; with `alone` each has an end of its own."""
+    """The requests that one call is divided into. The first error ends all of them; with `alone` each request ends by itself."""
 
     def __init__(self, service: "Service", call: InferenceCall, timeout: float, priority: int, *, alone: bool) -> None:
         self._service = service
@@ -493,16 +513,16 @@ class Gathering:
         self._priority = priority
         self._alone = alone
         self._left = 0
-        self._taken = False  # the service has taken one of them
+        self._taken = False  # whether the service has accepted one of them
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.requests: list[AwaitedRequest] = []
 
     async def run(self, entries: list[QueueEntry | WeirError]) -> list[AwaitedRequest]:
-        """Put `entries` into the queue and return their requests, in order, when all have ended.
+        """Put `entries` into the queue. Return their requests, in order, when all have ended.
 
-        `entries` is empty afterwards: each request has its payload, and lets go of it at its own end. Raises the first error, and withdraws the others.
-        With `alone` an error is the end of its own request, and only the refusal of the first one, before any was taken, is raised. Cancelling the
-        task that awaits this withdraws all of them.
+        `entries` is empty afterwards, so that each payload can be freed when its own request ends. Raises the first error, and cancels the other requests.
+        With `alone`, an error is the end of its own request; the error that refuses a request is raised only while no other request has been accepted.
+        Cancelling the task that awaits this cancels all requests.
         """
         self._left = len(entries)
         try:
@@ -519,17 +539,17 @@ class Gathering:
         return self.requests
 
     def ended(self, request: AwaitedRequest) -> None:
-        """Count the end of one."""
+        """Count the end of one request."""
         self._left -= 1
         failed = not self._alone and isinstance(request.end, WeirError)
         if (failed or not self._left) and not self._over.done():
             self._over.set_result(None)
 
     def _submit(self, entry: QueueEntry | WeirError) -> None:
-        # The first has the span that the caller is told of; the others are its siblings.
+        # The first request has the span that the response names. The spans of the others are its siblings.
         trace = self._call.trace
         own = trace if not self.requests else getattr(trace, "traceparent", trace)
-        queued = NOTHING if isinstance(entry, WeirError) else entry
+        queued = REFUSED_ENTRY if isinstance(entry, WeirError) else entry
         now = self._service.now()
         request = AwaitedRequest(queued, self, now, self._timeout, self._priority, self._call.door, own)
         if isinstance(entry, WeirError):
@@ -551,7 +571,7 @@ class Gathering:
                 raise request.end
 
     def _withdraw(self) -> None:
-        """Cancel the requests under way, and release the shared memory of answers that will not be read."""
+        """Cancel the requests under way. Release the shared memory of outputs that nobody will read."""
         for request in self.requests:
             if not request.settled:
                 self._service.cancel(request)
@@ -565,7 +585,7 @@ class Gathering:
 def stream_of(
     service: "Service", entry: QueueEntry, timeout: float, priority: int, call: InferenceCall
 ) -> StreamedCall:  # fmt: skip
-    """Return the request for the answers to one entry, for `read_parts`. Tensors are one item, which is not divided."""
+    """Return the streamed call of one entry, for `read_parts`. The tensors of a request are one item, which is not divided."""
     return StreamedCall(
         entry.payload, service.now(), timeout, service.settings.stream_buffer, service.cancel, service.now, kind=Kind.ITEM,
         content_type=entry.content_type, accept=entry.accept, rows=entry.rows, cost=entry.cost, key=entry.key,
@@ -574,7 +594,10 @@ def stream_of(
 
 
 async def read_parts(service: "Service", request: StreamedCall) -> AsyncGenerator[tuple[Any, bool], None]:
-    """Submit `request`, and yield each answer and whether the model marked it as its last one. Closing the generator withdraws the request. Raises what Service.submit raises."""
+    """Submit `request`. Yield each output, and whether the model marked it as the last one.
+
+    Closing the generator cancels the request. Raises what Service.submit raises, and the error that ends the request.
+    """
     service.submit(request, request.arrival)
     try:
         while True:
@@ -583,7 +606,7 @@ async def read_parts(service: "Service", request: StreamedCall) -> AsyncGenerato
             except StopAsyncIteration:
                 return
             yield part
-            del part  # it does not wait for the next one
+            del part  # frees it while the next one is awaited
     finally:
         request.close()
 
@@ -591,9 +614,9 @@ async def read_parts(service: "Service", request: StreamedCall) -> AsyncGenerato
 async def stream(
     service: "Service", request: InferenceRequest, call: InferenceCall
 ) -> AsyncGenerator[StreamPart, None]:  # fmt: skip
-    """Yield the answers to `request`; of a model that does not stream, its one.
+    """Yield the responses to `request`: exactly one if the model does not stream.
 
-    Leaving (`aclose`, or cancelling the task) ends the request at the model too. For the rest see Inference.infer.
+    Closing the generator, or cancelling the task, also cancels the request in its worker. Otherwise as Inference.infer.
     """
     if not service.streaming:
         yield StreamPart(await service.inference.infer(service, request, call), True)
@@ -602,7 +625,7 @@ async def stream(
     first = entries[0]
     if len(entries) > 1 or (first.kind is Kind.ITEMS and first.rows > 1):
         rows = sum(entry.rows for entry in entries)
-        raise service.tell_refused(call.door, InvalidRequest(f"tensor 'input': has {rows} items, a stream is for one"))
+        raise service.tell_refused(call.door, InvalidRequest(f"tensor 'input': has {rows} items, a stream takes one"))
     item = first.payload[0] if first.kind is Kind.ITEMS else first.payload
     streamed = stream_of(service, first._replace(payload=item), timeout, priority, call)
     async with aclosing(read_parts(service, streamed)) as parts:
@@ -616,10 +639,12 @@ async def stream(
 def entries_for_one_answer(
     service: "Service", request: InferenceRequest, door: str, timeout: float | None
 ) -> tuple[list[QueueEntry], float, int]:  # fmt: skip
-    """Return the queue entries of a request for one answer, its timeout in seconds and its priority. Raises as Inference.infer does; the observers
-    have been notified."""
+    """Return the queue entries of a request for one response, its timeout in seconds and its priority.
+
+    Raises Unsupported if the model streams, and RequestErrors; the observers have been notified.
+    """
     if service.streaming:
-        error = Unsupported(f"model {service.label!r} streams its answers: ask it where streams are offered")
+        error = Unsupported(f"model {service.label!r} streams its answers: send the request where streams are offered")
         raise service.tell_refused(door, error)
     return read_entries(service, request, door, timeout)
 
@@ -627,10 +652,10 @@ def entries_for_one_answer(
 def read_entries(
     service: "Service", request: InferenceRequest, door: str, timeout: float | None
 ) -> tuple[list[QueueEntry], float, int]:  # fmt: skip
-    """Return the queue entries of a request, its timeout in seconds and its priority. Raises RequestErrors, of which the observers have been notified."""
+    """Return the queue entries of a request, its timeout in seconds and its priority. Raises RequestErrors; the observers have been notified."""
     try:
         schedule = schedule_of(request.parameters)
-        entries = works_of(service, request)
+        entries = entries_of(service, request)
     except WeirError as error:
         raise service.tell_refused(door, error) from None
     limits = [limit for limit in (timeout, schedule.timeout) if limit is not None]
@@ -638,12 +663,12 @@ def read_entries(
 
 
 class ModelInference:
-    """Inference by the model alone: items and tensors go into its queue as they are."""
+    """Inference by a plain model: items and tensors enter its queue as they were read."""
 
     queues_items = True
 
     def queues_tensors(self, service: "Service") -> bool:
-        """Tell whether an InferenceRequest is one entry of the queue: all are but those of items that differ in size."""
+        """Return whether an InferenceRequest becomes one queue entry: always, unless the model measures its items."""
         return is_tensor_model(service.model) or not service.needs_measure
 
     def inputs(self, service: "Service") -> Sequence[Tensor]:
@@ -663,21 +688,21 @@ class ModelInference:
 
     async def infer_items(self, head: ItemHead, body: bytes, call: InferenceCall) -> ItemsResponse:
         """See Inference."""
-        entries = await call.read(bytes_to_read(head, body), lambda: read_work(head, body))
+        entries = await call.read(bytes_to_read(head, body), lambda: item_entries(head, body))
         call.charge(sum([arrays_size(entry.payload) for entry in entries if isinstance(entry, QueueEntry)]))
         requests = await Gathering(head.service, call, head.timeout, head.priority, alone=True).run(entries)
         return items_response(head, requests)
 
 
 class EndedRequest(Request, Protocol):
-    """A request that has ended: its output or a WeirError, and the batch it was in, if any."""
+    """A request that has ended. `end` is its output or its WeirError, `dispatch` the batch that it was in, or None."""
 
     end: Any
     dispatch: Dispatch | None
 
 
 def items_response(head: ItemHead, requests: Sequence[EndedRequest]) -> ItemsResponse:
-    """Return the answers of `requests`, all of which have ended, to a body of items. Raises the error of the only item, or of a list that failed as a whole."""
+    """Return the results of `requests`, all of which have ended. Raises the error of a single item, or of a list that failed as a whole."""
     ends: list[Any] = []
     for request in requests:
         as_list = head.batch and request.kind is Kind.ITEMS
@@ -694,7 +719,7 @@ def _item_body(head: ItemHead, end: Any) -> bytes | WeirError:
 
 
 def arrays_size(payload: Any) -> int:
-    """Return how many bytes the arrays of a payload have, if it is a dict of arrays; else 0: it is what its body was."""
+    """Return how many bytes the arrays of a payload have; 0 if it is no dict of arrays, for it is then part of the body."""
     if not isinstance(payload, dict):
         return 0
     return sum([int(getattr(value, "nbytes", 0)) for value in payload.values()])

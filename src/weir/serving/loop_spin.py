@@ -1,9 +1,9 @@
-"""Keeps the event loop awake around the instants that count (the setting `loop_spin`).
+"""Keeps the event loop awake around expected events (the setting `loop_spin`).
 
-A loop that sleeps is woken late: by up to a millisecond when it is a timer that wakes it, for loops count in whole ones, and by
-what it takes to get a CPU. Around the instant at which a batch is expected back, or a wait ends, it goes round without
-sleeping instead. Each turn yields the CPU to other processes that have work to do. Meanwhile a small service is run without a caller,
-so that the code of the real one is in the CPU's caches.
+A sleeping event loop wakes up late: by up to a millisecond if a timer wakes it, as timers count whole milliseconds, and by the
+time that it takes to get a CPU. So around the instant when a batch is expected back, or a wait ends, the loop polls without
+sleeping. Each turn yields the CPU to other processes that have work to do. Meanwhile a small service of its own answers calls,
+which keeps the code of the real service in the CPU's caches.
 """
 
 import asyncio
@@ -22,8 +22,8 @@ from weir.workers.process.channel import REHEARSAL_INTERVAL, FrameRehearsal
 
 
 class Alertness:
-    """Polls from `seconds` before an expected instant until `seconds` after it; `rehearse` is called meanwhile, every few
-    hundred microseconds, to run what will have to be quick."""
+    """Makes the event loop poll from `seconds` before an expected instant until `seconds` after it. Meanwhile it calls
+    `rehearse` every few hundred microseconds, which should run the code that must be fast."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Alertness:
         self._closed = False
 
     def expect(self, when: float, now: float) -> None:
-        """Be awake around `when`. An instant that is over counts as well: more may follow it."""
+        """Poll around the instant `when`, in seconds of the clock. It may lie in the past: more events may follow it."""
         early = when - self.seconds - LOOP_TICK - now
         if early > 0.0:
             self._loop.call_later(early, self._stay, when + self.seconds)
@@ -50,7 +50,7 @@ class Alertness:
             self._stay(when + self.seconds)
 
     def close(self) -> None:
-        """Let the loop sleep from now on."""
+        """Let the event loop sleep from now on."""
         self._closed = True
         self._until = float("-inf")
 
@@ -74,54 +74,55 @@ class Alertness:
         self._loop.call_soon(self._turn)
 
 
-PATIENCE = 60.0
+REHEARSAL_TIMEOUT = 60.0  # seconds
 
 
 class Rehearsal:
-    """Sends a call of its own through a driver, a batcher and the frames that a worker gets and sends. It has no observers."""
+    """Sends calls through a driver, a batcher and the frames of worker processes, all of its own and without observers."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._driver = Driver(Batcher(BatchingSettings(), Greedy()), EchoExecutor(), Delivery("rehearsal", ()), clock)
 
     async def start(self) -> None:
-        """Be ready to rehearse, on the running loop."""
+        """Start its driver, on the running event loop."""
         self._loop = asyncio.get_running_loop()
         await self._driver.start()
 
     def once(self) -> Call:
-        """Begin a call; it is answered, with 0, in the next turns of the loop."""
-        call = Call(0, self._clock(), PATIENCE, self._loop, self._driver.cancel)
+        """Begin a call and return it; the next turns of the event loop answer it with 0."""
+        call = Call(0, self._clock(), REHEARSAL_TIMEOUT, self._loop, self._driver.cancel)
         self._driver.submit(call, call.arrival)
         return call
 
 
 class EchoExecutor(ExecutorBase):
-    """An Executor without workers: the frames of a batch are written and read, and its payloads are the answers."""
+    """An Executor without workers. It writes and reads the frames of each batch, and answers with the payloads."""
 
     def __init__(self) -> None:
         self._frames = FrameRehearsal()
 
     async def start(self, listener: Listener) -> None:
-        """Be ready."""
+        """Report one ready worker."""
         self._listener = listener
         self._loop = asyncio.get_running_loop()
         listener.worker_ready(0, 1)
 
     def run(self, worker: int, batch: Batch) -> None:
-        """Answer in the next turn."""
+        """Answer `batch` in the next turn of the event loop."""
         self._loop.call_soon(self._listener.received, worker, self._frames.answer(batch))
 
     async def stop(self) -> None:
         """Do nothing."""
 
     def states(self) -> Sequence[WorkerState]:
-        """Return nothing: there are no workers."""
+        """Return an empty list: there are no workers."""
         return []
 
 
 async def stay_alert(driver: Driver, seconds: float, clock: Callable[[], float]) -> None:
-    """Keep the running loop awake around what `driver` expects, `seconds` before and after, until it is stopped."""
+    """Keep the running event loop awake from `seconds` before to `seconds` after each event that `driver` expects, until the
+    driver is stopped."""
     rehearsal = Rehearsal(clock)
     await rehearsal.start()
     driver.stay_alert(Alertness(seconds, clock, asyncio.get_running_loop(), rehearsal.once))

@@ -1,4 +1,4 @@
-"""The running form of one model."""
+"""The service of one model: the entry for all its requests, from start to stop and across reloads."""
 
 import asyncio
 import dataclasses
@@ -9,7 +9,7 @@ from functools import cached_property, partial
 from numbers import Integral
 from threading import get_ident
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar
 
 import msgspec
 
@@ -46,24 +46,45 @@ if TYPE_CHECKING:
 C = TypeVar("C", bound=Call)
 
 
+class ExampleHealth(TypedDict):
+    """The result of one of a model's examples, and the seconds that it took; `error` says what is wrong, or is ""."""
+
+    ok: bool
+    seconds: float
+    error: str
+
+
+class ModelHealth(TypedDict):
+    """Whether a model is ready and its examples have the expected answers; `reason` says why it is not ready, or is ""."""
+
+    healthy: bool
+    model: str
+    reason: str
+    examples: list[ExampleHealth]
+
+
 class Service:
-    """Serves one model in this process's event loop, batching what its callers ask.
+    """Serves one model in this process's event loop, and batches the requests of its callers.
 
         async with weir.Service(Square, max_batch_size=64) as service:
             assert await service.infer(3) == 9
 
-    `model` is a subclass of Model (or a class attribute of a subclass of Service), `params` the keyword arguments of its
-    constructor, `name` what it is called (the class name in lower case), `version` which of several of that name it is
-    ("": it has none). Observers and logs know it by its `label`: the name, and after a slash the version. Settings are those
-    of BatchingSettings, WorkerSettings and ServiceSettings; the model's class attributes are their defaults. `executor`, if it
-    is not the name that the setting takes, replaces the workers that the settings ask for. `observers` are notified of what happens.
-    `clock` returns seconds; one with a method `call_at` keeps the timers too (testing.FakeClock). `platform` is what the
-    metadata calls the kind of model.
+    Arguments:
+        model: a subclass of Model. A subclass of Service may have it as a class attribute instead.
+        name: the model's name; by default the class name in lower case.
+        version: the version of the model, if several of one name are served; "" if it has none. Observers and logs know the
+            service by its `label`: the name, followed by a slash and the version if there is one.
+        params: keyword arguments for the model's constructor.
+        executor: the name of a kind of executor, or an Executor, which replaces the workers that the settings describe.
+        observers: are notified of what happens.
+        clock: returns the time in seconds. A clock with a method `call_at` also keeps the timers (testing.FakeClock).
+        platform: the kind of model, for the metadata.
+        settings: those of BatchingSettings, WorkerSettings and ServiceSettings. The model's class attributes override
+            Weir's defaults; these arguments override both.
 
-    A service is a stable entry: it serves with one `generation` (model, settings, policy, executor, driver) after the other, and
-    `replace_with` puts another one in. A request ends in the generation that took it, in whose queue it waits or on whose worker it
-    runs; whatever comes later goes to the new one. A subclass keeps its own methods when it is reloaded, but for the hooks, which are
-    those of the new generation.
+    A service serves with one `generation` (model, settings, policy, executor, driver) at a time; `replace_with` gives it another
+    one. A request ends in the generation that accepted it; later requests go to the new one. When a subclass is reloaded, it keeps
+    its own methods, except the hooks, which are those of the new generation.
 
     Raises SettingsError for an unusable model or setting.
     """
@@ -88,10 +109,10 @@ class Service:
         )
         self._clock = clock
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = 0  # that runs the loop
+        self._thread = 0  # the thread that runs the loop
         self._resizing = asyncio.Lock()
-        self._former: list[Generation] = []  # which still finish what they accepted
-        self._lent = False  # the generation is another service's to stop: see replaced_by
+        self._former: list[Generation] = []  # replaced ones that still finish what they accepted
+        self._lent = False  # another service stops the generation: see replaced_by
         self._use(
             Generation(
                 LoadedModel(self.model, params or {}, platform), self.label, compose(self.model, settings), executor=executor,
@@ -100,7 +121,7 @@ class Service:
         )  # fmt: skip
 
     def _use(self, generation: Generation) -> None:
-        """Serve with `generation` from now on. What is looked up for each request is an attribute of the service itself."""
+        """Serve with `generation` from now on. What each request looks up is copied to attributes of the service."""
         self.generation = generation
         self.model = generation.model
         self.batching, self.settings = generation.batching, generation.settings
@@ -119,17 +140,17 @@ class Service:
 
     @property
     def platform(self) -> str:
-        """What the metadata calls the kind of model."""
+        """The kind of model, for the metadata."""
         return self.generation.platform
 
     @property
     def policy(self) -> Policy:
-        """What decides when a batch is dispatched."""
+        """The policy that decides when a batch is dispatched."""
         return self.generation.policy
 
     @property
     def workers(self) -> WorkerSettings:
-        """The settings of the workers; `workers` in them is how many there are now."""
+        """The settings of the workers; their field `workers` is the present number of workers."""
         return self.generation.workers
 
     @property
@@ -137,13 +158,11 @@ class Service:
         """Counts of requests and batches since this model was loaded."""
         return self.generation.recorder
 
-    # The life of a service.
-
     async def start(self) -> None:
         """Start the workers; return when all have loaded and warmed up.
 
-        Raises ModelError with the worker's traceback when one cannot; nothing is left running then. A stopped service
-        can be started again.
+        Raises ModelError with the worker's traceback when a worker cannot load; nothing is left running then. A stopped
+        service can be started again.
         """
         self.generation.renew()
         self._use(self.generation)
@@ -152,9 +171,9 @@ class Service:
         await self.generation.start()
 
     async def stop(self, drain_timeout: float | None = None) -> None:
-        """Accept no more requests, finish the accepted ones, and end the workers, also those of generations that were replaced.
+        """Accept no more requests, finish the accepted ones, and stop the workers, including those of replaced generations.
 
-        What is unfinished after `drain_timeout` seconds (None: the setting) fails with Draining. Idempotent.
+        Requests that are unfinished after `drain_timeout` seconds (None: the setting) fail with Draining. Idempotent.
         """
         if self._former:
             await asyncio.gather(*[former.stop(drain_timeout) for former in self._former])
@@ -162,43 +181,46 @@ class Service:
             await self.generation.stop(drain_timeout)
 
     async def drain(self, drain_timeout: float | None = None) -> None:
-        """Accept no more requests; return when all accepted ones have ended, or after the timeout. The workers stay."""
+        """Accept no more requests; return when all accepted ones have ended, or after `drain_timeout` seconds (None: the
+        setting). The workers keep running."""
         await self._driver.drain(self.settings.drain_timeout if drain_timeout is None else drain_timeout)
 
     async def add_worker(self) -> None:
         """Start one more worker; return when it is ready. The policy and the metrics count it from then on.
 
-        Raises what `start` raises, and Conflict where there can be no more; the others go on as before. ModelNotReady
-        unless the service runs.
+        Raises what `start` raises, Conflict if the executor can have no more workers, and ModelNotReady unless the service
+        runs. The other workers go on as before then.
         """
         async with self._resizing:
             await self.generation.add_worker()
 
     async def remove_worker(self) -> None:
-        """Give the last worker no more batches, let it finish what it has, and end it. What it has not finished after the
-        `drain_timeout` runs again elsewhere. Raises Conflict for the only worker, ModelNotReady unless the service runs."""
+        """Give the last worker no more batches, let it finish those that it has, and stop it. Batches that it has not finished
+        after the `drain_timeout` run again on another worker. Raises Conflict for the only worker, and ModelNotReady unless the
+        service runs."""
         async with self._resizing:
             await self.generation.remove_worker()
 
     def replace_with(self, other: "Service") -> Generation:
-        """Serve with the generation of `other`, which runs in the same event loop, from now on: callers of this service reach the
-        new generation, with its model, settings and hooks. Return the former generation, for the caller to stop: it accepts no more requests, and
-        its `stop` waits for those that it had accepted."""
+        """Serve with the generation of `other` from now on, and return the former generation, which the caller must stop.
+
+        `other` must run in the same event loop. Callers of this service reach the new generation, with its model, settings and
+        hooks. The former generation gets no more requests, and its `stop` waits for those that it had accepted.
+        """
         former = self.generation
         former.driver.note_accepted()
         self._former.append(former)
         former.ended = partial(self._has_ended, former)
-        other.generation.driver.may_have_blocks(
-            former.driver
-        )  # a payload may be on its way into one, and will be submitted here
+        # A channel may just be receiving a payload into a Block of the former generation, and will submit it here.
+        other.generation.driver.may_have_blocks(former.driver)
         self._loop, self._thread = other._loop, other._thread
         self._use(other.generation)
         return former
 
     def replaced_by(self, successor: "Service") -> None:
-        """Have `successor` answer what comes here from now on; it keeps its generation, and goes on when this service is stopped.
+        """Let `successor` answer all further requests of this service; it goes on when this service is stopped.
 
-        An older form of `replace_with`, which goes with the next release.
+        This is an older form of `replace_with`, which the next release will remove.
         """
         self.replace_with(successor)
         self._lent = True
@@ -214,7 +236,7 @@ class Service:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # A block that ends with an exception awaits no more answers.
+        # After an exception nobody waits for answers any more, so there is nothing to drain.
         await self.stop(None if error is None else 0.0)
 
     # Calls in this process.
@@ -223,17 +245,21 @@ class Service:
         self, item: Any, *, timeout: float | None = None, priority: int = 0, key: Hashable = None,
         backpressure: bool | None = None,
     ) -> Call:  # fmt: skip
-        """Return a future of the answer to `item`; every error comes from awaiting it.
+        """Return a future of the answer to `item`. All errors are raised by awaiting it; cancelling it cancels the request.
 
-        `timeout` is in seconds from now (None: the setting), across waiting and computing. Higher `priority` goes first;
-        only items of equal `key` share a batch. While the queue is full the call waits outside of it, or with
-        `backpressure` False fails with Overloaded (None: the setting). Cancel it to withdraw.
+        Arguments:
+            item: the item.
+            timeout: seconds from now for waiting and computing together; None takes the setting.
+            priority: requests of a higher priority go first.
+            key: only items of equal keys share a batch.
+            backpressure: whether the call waits while the queue is full. Otherwise it fails with Overloaded then. None takes
+                the setting.
         """
         if not self._simple or timeout is not None or backpressure is not None or key is not None or priority:
             call = self._new_call(Call, item, timeout, priority, key)
             self.enter(call, backpressure)
             return call
-        loop = self._loop  # the rest is _new_call and enter, for most calls, without the calls
+        loop = self._loop  # from here on, this is _new_call and enter inlined for the most common case
         if loop is None or get_ident() != self._thread:
             loop = self._running_loop()
         now = self._clock()
@@ -248,11 +274,11 @@ class Service:
         self, items: Iterable[Any], *, timeout: float | None = None, priority: int = 0, key: Hashable = None,
         return_errors: bool = False, backpressure: bool | None = None, express: bool = False,
     ) -> asyncio.Future[list[Any]]:  # fmt: skip
-        """Return a future of the list of answers, in order. It is divided into batches as needed.
+        """Return a future of the list of answers to `items`, in order. The list is divided into batches as needed.
 
-        The first item that fails ends it with that item's error; with `return_errors` the errors are in the list, in
-        their items' places. With `express` it has batches of its own, which no policy lets wait; while other requests wait
-        too, every second batch is one of express calls. For the rest see `infer`.
+        The first item that fails fails the call with its error; with `return_errors`, the list has the errors in the places of
+        their items. With `express`, the call gets batches of its own, for which no policy waits; while other requests wait too,
+        every second batch is one of express calls. For the other arguments, see `infer`.
         """
         items = list(items)
         if express:
@@ -267,7 +293,7 @@ class Service:
         return asyncio.ensure_future(self._infer_each(items, return_errors, options))
 
     async def _infer_each(self, items: list[Any], return_errors: bool, options: dict[str, Any]) -> list[Any]:
-        """Do `infer_many` with a request for each item: for measured items, tensors, and lists longer than the queue."""
+        """Do `infer_many` with one request per item: for measured items, tensors, and lists longer than the queue."""
         if not items:
             return []
         calls = [self.infer(item, **options) for item in items]
@@ -287,13 +313,19 @@ class Service:
         key: Hashable = None, return_inputs: bool = False, return_errors: bool = False,
         preprocessor: Callable[[Any], Any] | None = None,
     ) -> AsyncGenerator[Any, None]:  # fmt: skip
-        """Yield the answers to `items` in their order, in bounded memory, keeping every worker busy.
+        """Yield the answers to `items` in their order, with bounded memory, and keep every worker busy.
 
-        `timeout` is per item, from the moment it is taken from `items`. `preprocessor` is called in this process with each item
-        as it is taken, and must not block; what it returns goes to the model. What it raises is that item's InvalidRequest. With `return_inputs` it yields pairs of item and
-        answer; with `return_errors` a WeirError in a failed item's place instead of raising it, which ends the stream.
-        An exception of `items` itself is raised after the answers to what came before it. Leaving half-way (`aclose`, or
-        dropping it) withdraws what is under way. A sync iterable is pulled on the event loop: it must not block.
+        Arguments:
+            items: is read on the event loop; a sync iterable must not block.
+            timeout: seconds per item, from the moment when it is read from `items`.
+            return_inputs: whether to yield pairs of item and answer.
+            return_errors: whether to yield the WeirError of a failed item in its place. Otherwise the error is raised, which
+                ends the stream.
+            preprocessor: is called in this process with each item, and must not block; its result goes to the model. If it
+                raises, the item fails with InvalidRequest.
+
+        An exception of `items` itself is raised after the answers to the items before it. Closing the generator early cancels
+        the requests that are under way. For the other arguments, see `infer`.
         """
 
         def infer(item: Any) -> Call:
@@ -310,15 +342,16 @@ class Service:
         self, item: Any, *, timeout: float | None = None, priority: int = 0, key: Hashable = None,
         backpressure: bool | None = None,
     ) -> AsyncGenerator[Any, None]:  # fmt: skip
-        """Yield the answers to one `item` as a streaming model gives them; of any other model, its one answer.
+        """Yield the answers of a streaming model to one `item`; of any other model, its one answer.
 
-        Nothing happens before the first `anext`; `timeout` is for all answers together. A reader more than `stream_buffer`
-        answers behind gets those, then Overloaded. Leaving half-way (`aclose`) ends the item at the model too. See `infer`.
+        The request begins with the first `anext`. `timeout` is for all answers together. A reader that is more than
+        `stream_buffer` answers behind gets those, and then Overloaded. Closing the generator early ends the item at the model too.
+        For the other arguments, see `infer`.
         """
         return self._read(self.new_stream(item, timeout, priority, key), backpressure)
 
     async def _read(self, request: StreamedCall, backpressure: bool | None) -> AsyncGenerator[Any, None]:
-        """Enter `request` and yield its answers; closing the generator withdraws the request from the queue or the worker."""
+        """Enter `request` and yield its answers; closing the generator cancels the request."""
         try:
             self.enter(request, backpressure)
             async for answer in request:
@@ -329,7 +362,7 @@ class Service:
             request.close()
 
     def new_stream(self, item: Any, timeout: float | None, priority: int, key: Hashable) -> StreamedCall:
-        """Return a request for `item` that has not been entered; from any thread."""
+        """Return a request for `item` that is not in the queue yet. May be called from any thread."""
         settings = self.settings
         seconds = settings.timeout if timeout is None else timeout
         return StreamedCall(
@@ -338,45 +371,45 @@ class Service:
 
     @property
     def stream_size(self) -> int:
-        """How many items a stream keeps under way: one batch in every place, and as much again waiting."""
+        """How many items a stream keeps under way: one full batch for every place of every worker, and as many waiting."""
         return 2 * self.batching.max_batch_size * self.workers.workers * self.workers.pipeline_depth
 
     # Hooks, for subclasses.
 
     async def before_batch(self, batch: list[Any]) -> list[Any]:
-        """Override to change a batch of decoded items in this process, before a worker gets it; see hooks.py."""
+        """Override this to change a batch of decoded items in this process, before a worker gets it; see hooks.py."""
         return batch
 
     async def after_batch(self, results: list[Any]) -> list[Any]:
-        """Override to change the answers in this process, after the worker was freed; see hooks.py."""
+        """Override this to change the answers in this process, after the worker has been freed; see hooks.py."""
         return results
 
     # Protocols and channels.
 
     def tell_failed(self, error: ModelError) -> ModelError:
-        """Tell the observers of a failure of the model that shows only when its answer is written; return the error."""
+        """Tell the observers of a failure of the model that was found only when its answer was written; return the error."""
         self._driver.tell_failed(error)
         return error
 
     @cached_property
     def inference(self) -> "Inference":
-        """How requests from outside are answered. A product that makes other requests of them sets its own."""
-        from weir.serving.inference import MODEL_INFERENCE  # loads numpy, which only requests from outside need
+        """How requests of other processes are answered. A product that turns them into other requests sets its own."""
+        from weir.serving.inference import MODEL_INFERENCE  # loads numpy, which only requests of other processes need
 
         return MODEL_INFERENCE
 
     def tell_refused(self, door: str, error: WeirError) -> WeirError:
-        """Notify the observers that a request for this service, which came by the frontend `door`, was refused before it got here; return the error."""
+        """Tell the observers that the frontend `door` refused a request for this service before it got here; return the error."""
         for observer in self.observers:
             observer.refused(self.label, door, error)
         return error
 
     def submit(self, request: Request, now: float | None = None) -> None:
-        """Put `request` into the queue. `now` is what `now()` has just returned, if the caller has it.
+        """Put `request` into the queue. `now` is the present time of the service's clock, if the caller has just read it.
 
-        Raises ModelNotReady, Draining, Overloaded, or DeadlineExceeded when it could not be met; the request was not accepted
-        then, and a Block that is its payload is still the caller's. An accepted request gives its share of the Block
-        back when it has ended.
+        Raises ModelNotReady, Draining, Overloaded, or DeadlineExceeded when the deadline could not be met. The request was not
+        accepted then, and a Block that is its payload still belongs to the caller. An accepted request releases its Block when
+        it has ended.
         """
         if self.streaming and takes_one(request):
             raise several(self.name)
@@ -387,20 +420,21 @@ class Service:
             submit_traced(self.tracing, self.label, self._driver.submit, request, now)
 
     def has_room(self, rows: int) -> bool:
-        """Tell whether a request of so many rows would be taken now, as far as the length of the queue goes."""
+        """Tell whether the queue has room for a request of `rows` rows now."""
         return self._driver.batcher.room(rows)
 
     def best_rate(self, now: float) -> float:
-        """Return the rows like those of late that all workers serve together in a second; infinity while too little is known."""
+        """Return how many rows per second all workers together can serve, for rows like the recent ones; infinity while too
+        little is known."""
         return self._driver.batcher.best_rate(now)
 
     @property
     def ready_workers(self) -> int:
-        """How many workers take batches."""
+        """The number of workers that take batches now."""
         return self._driver.batcher.workers
 
     def cancel(self, request: Request) -> None:
-        """Forget a request whose peer has left; nothing happens if it has already ended."""
+        """Cancel a request whose caller has left; nothing happens if it has already ended."""
         driver = self._driver
         for former in self._former:
             if former.driver.accepted(request):
@@ -408,40 +442,40 @@ class Service:
         driver.cancel(request)
 
     def reserve(self, size_bytes: int) -> Block | None:
-        """Return a place in shared memory for a payload to be received into; None if there is none (free)."""
+        """Return a place of `size_bytes` bytes in shared memory, to receive a payload into; None if none is free."""
         return self._driver.reserve(size_bytes)
 
     @property
     def executor(self) -> Executor:
-        """What runs its batches, hooks included."""
+        """The executor that runs its batches, hooks included."""
         return self._driver.executor
 
     @property
     def arena_bytes(self) -> int:
-        """How much shared memory there is for payloads; 0: none, so that `reserve` always returns None."""
+        """Bytes of shared memory for payloads. If it is 0, `reserve` always returns None."""
         return int(self._driver.executor.gauges()["arena_bytes"])
 
     def now(self) -> float:
-        """Return the instant now on this service's clock, in seconds: the `arrival` of a request."""
+        """Return the present time of this service's clock in seconds, as in the `arrival` of a request."""
         return self._clock()
 
     def measure(self, item: Any) -> Measure:
-        """Return what the model's `measure` says of `item`. Raises InvalidRequest if it cannot say anything of it."""
+        """Return the rows, cost and key that the model's `measure` gives for `item`. Raises InvalidRequest if it fails."""
         return measure(self.model, item)
 
     @property
     def ready(self) -> bool:
-        """Whether requests are taken, and a worker is there to run them."""
+        """Whether requests are accepted and a worker can run them."""
         return not self.not_ready_reason
 
     @property
     def not_ready_reason(self) -> str:
-        """Why no requests are taken, or run; "" if they are. Those that come while all workers are suspended wait."""
+        """Why requests are not accepted or not run; "" if they are. Requests wait while all workers are suspended."""
         return self.generation.not_ready_reason
 
     @property
     def failed(self) -> str:
-        """Why no worker can be started any more, though it is tried again and again; "" while one can."""
+        """Why no worker can be started, although that is tried again and again; "" if one can."""
         return self._driver.failed
 
     @property
@@ -450,22 +484,26 @@ class Service:
         return self._driver.draining
 
     def state(self, *, brief: bool = False) -> dict[str, Any]:
-        """Return the state of the service as a JSON-able dict; with `brief` only what changes from moment to moment, which costs little."""
+        """Return the state of the service as a JSON-able dict; with `brief`, only what changes from moment to moment, which is
+        cheap to collect."""
         own = {"model": self.name, "ready": self.ready, "reason": self.not_ready_reason} | self.generation.present()
         return own if brief else own | self.generation.history() | {"policy": summary(self.explain_policy())}
 
     def explain_policy(self) -> dict[str, Any]:
-        """Return what the policy decides and what was measured under it, as a JSON-able dict: what `GET /models/{model}/policy` shows."""
+        """Return what the policy decides and what was measured under it, as a JSON-able dict. `GET /models/{model}/policy` shows
+        this."""
         return self.generation.explain_policy(self.name)
 
     async def set_prices(self, /, **changes: Any) -> dict[str, Any]:
-        """Solve the policy for other prices and return its explanation once it goes by them: what `PUT
-        /models/{model}/policy` does. Calls at the same time are served one after the other.
+        """Solve the policy for other prices, and return its explanation once it is in use. `PUT /models/{model}/policy` does
+        this. Concurrent calls are served one after the other.
 
-        `changes` are some of `latency_weight`, `energy_weight`, `reference_rate` and `latency_objective` ("p99=20ms"); None for
-        one of the last two takes it away, and what is not named stays. Raises Conflict for a policy that is not solved,
-        InvalidRequest for what is none of these, SettingsError with the reason when no policy can do that,
-        DeadlineExceeded, and ModelNotReady or Draining unless the service runs. Nothing has changed then.
+        `changes` are some of `latency_weight`, `energy_weight`, `reference_rate` and `latency_objective` ("p99=20ms"). None for
+        one of the last two removes it; prices that are not named stay.
+
+        Raises Conflict for a policy that is not solved, InvalidRequest for another name, SettingsError with the reason when no
+        policy satisfies the prices, DeadlineExceeded, and ModelNotReady or Draining unless the service runs. The policy stays
+        as it was then.
         """
         tuner = self.generation.tuner
         if tuner is None:
@@ -475,18 +513,18 @@ class Service:
         await tuner.change(changes)
         return self.explain_policy()
 
-    async def deep_health(self) -> dict[str, Any]:
-        """Run the model's examples through the same queue and workers as everybody's requests, and compare where the answer is known.
+    async def deep_health(self) -> ModelHealth:
+        """Run the model's examples through the same queue and workers as all requests, and compare the answers with the expected
+        ones where these are known.
 
-        Returns {"healthy", "model", "reason", "examples": [{"ok", "seconds", "error"}, ...]}; without examples it is healthy if it is
-        ready. A model that is not ready is not healthy, and `reason` says why.
+        A model without examples is healthy if it is ready. A model that is not ready is not healthy, and `reason` says why.
         """
         examples = [each if isinstance(each, Example) else Example(each) for each in self.model.examples]
         results = await asyncio.gather(*[self._run_example(example) for example in examples])
         healthy = self.ready and all(result["ok"] for result in results)
         return {"healthy": healthy, "model": self.name, "reason": self.not_ready_reason, "examples": results}
 
-    async def _run_example(self, example: Example) -> dict[str, Any]:
+    async def _run_example(self, example: Example) -> ExampleHealth:
         started = self.now()
         error = ""
         try:
@@ -522,11 +560,11 @@ class Service:
         return loop
 
     def enter(self, call: Call | ThreadCall | StreamedCall, backpressure: bool | None) -> None:
-        """Put a call into the queue, or let it wait for room; if it is refused, it fails with the reason."""
+        """Put a call into the queue, or let it wait for room. A refused call fails with the reason; nothing is raised."""
         if self.tracing is not None:
             self.tracing.begin(call)
         try:
-            self._look_at(call)
+            self._check(call)
         except WeirError as error:
             self._driver.tell_refused(call, error)
             refuse(call, error)
@@ -536,7 +574,7 @@ class Service:
         except WeirError as error:
             refuse(call, error)
 
-    def _look_at(self, call: Call | ThreadCall | StreamedCall) -> None:
+    def _check(self, call: Call | ThreadCall | StreamedCall) -> None:
         if self.streaming and not isinstance(call, StreamedCall):
             raise several(self.name)
         if not call.timeout <= LONGEST_TIMEOUT:
@@ -552,8 +590,8 @@ class Service:
 
 
 def same(answer: Any, expected: Any) -> bool:
-    """Tell whether an answer is the expected one; numbers within rounding, arrays and lists element by element, values of
-    a declared type field by field."""
+    """Tell whether an answer equals the expected one: floats within rounding, arrays and lists element by element, values of a
+    declared type field by field."""
     answer, expected = _comparable(answer), _comparable(expected)
     if isinstance(expected, dict):
         return (

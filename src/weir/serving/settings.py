@@ -1,4 +1,4 @@
-"""The settings of a service, its name and version, and how the three dataclasses of settings are composed."""
+"""The settings of a service, the rules for names and versions, and how the settings of a service are put together."""
 
 import re
 from dataclasses import dataclass, fields, replace
@@ -11,7 +11,7 @@ from weir.errors import SettingsError
 from weir.model import Model, check_attributes, is_batched
 from weir.workers.settings import WorkerSettings
 
-LONGEST_TIMEOUT = 1e8  # seconds, three years; an event loop cannot count to much more
+LONGEST_TIMEOUT = 1e8  # seconds, three years; the timers of event loops do not reach much further
 
 
 @dataclass(frozen=True)
@@ -22,15 +22,15 @@ class ServiceSettings:
     drain_timeout: float = setting(30.0, "time that accepted requests get to finish when stopping", rule=AT_LEAST_ZERO)
     stream_buffer: int = setting(
         256,
-        "answers of a stream that are kept for a reader who is behind; one who stays further behind is ended",
+        "answers of a stream that are kept for a slow reader; a stream whose reader stays further behind is ended",
         rule=AT_LEAST_ONE,
     )
     backpressure: bool = setting(True, "calls in process wait while the queue is full; otherwise they get Overloaded")
 
     loop_spin: float = setting(
         0.0,
-        "seconds that the event loop polls rather than sleeps before and after a batch or a request is expected or has come; "
-        "takes CPU, saves some tenths of a millisecond a batch",
+        "seconds before and after an expected or actual batch or request for which the event loop polls instead of sleeping; "
+        "takes CPU, saves some tenths of a millisecond per batch",
         rule=AT_LEAST_ZERO,
     )
 
@@ -39,7 +39,7 @@ class ServiceSettings:
 
 
 class Composed(NamedTuple):
-    """One value of each kind of settings."""
+    """The settings of one service, of all three kinds."""
 
     batching: BatchingSettings
     workers: WorkerSettings
@@ -55,10 +55,10 @@ def known_settings() -> list[str]:
 
 
 def compose(model: type[Model], given: dict[str, Any]) -> Composed:
-    """Return the settings of a service of `model`: Weir's defaults < the model's class attributes < `given`. A model that
-    cannot batch has batches of one request, whatever they say.
+    """Return the settings of a service of `model`.
 
-    Raises SettingsError for a key that no settings have (naming the nearest), or a value against its rule.
+    The model's class attributes override Weir's defaults, and `given` overrides both. A model that cannot batch always has
+    max_batch_size 1. Raises SettingsError for an unknown key (and names the most similar one), and for a value against its rule.
     """
     known = known_settings()
     for key in given:
@@ -66,7 +66,7 @@ def compose(model: type[Model], given: dict[str, Any]) -> Composed:
             raise SettingsError(unknown_setting(key, known))
     check_attributes(model, [name for name in known if "_" in name])
     batching = BatchingSettings(**_chosen(BatchingSettings, model, given))
-    if not is_batched(model):  # what holds for all models of a server may say otherwise
+    if not is_batched(model):  # settings for all models of a server may say otherwise
         batching = replace(batching, max_batch_size=1)
     sizes = model.allowed_batch_sizes
     if sizes is not None and batching.max_batch_size > max(sizes):
@@ -98,22 +98,22 @@ def _chosen(kind: Any, model: type[Model], given: dict[str, Any]) -> dict[str, A
     return chosen
 
 
-NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._~-]{0,254}")  # a file may be called so too
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._~-]{0,254}")  # also safe as the name of a file
 
 
 def check_name(name: str) -> str:
-    """Return `name` if it can stand in a path; SettingsError otherwise."""
+    """Return `name` if it is valid as a segment of a path. Raises SettingsError otherwise."""
     if not NAME.fullmatch(name):
         raise SettingsError(
-            f"name={name!r}: must be of up to 255 letters, digits and . _ ~ -, and begin with none of . ~ -"
+            f"name={name!r}: must be of up to 255 letters, digits and . _ ~ -, and must not begin with . ~ or -"
         )
     return name
 
 
 def check_version(version: str) -> str:
-    """Return `version` if it can stand in a path, or is "" (none); SettingsError otherwise."""
+    """Return `version` if it is valid as a segment of a path, or "" (none). Raises SettingsError otherwise."""
     if version and not NAME.fullmatch(version):
         raise SettingsError(
-            f"version={version!r}: must be of letters, digits and . _ ~ -, and begin with none of . ~ -"
+            f"version={version!r}: must be of letters, digits and . _ ~ -, and must not begin with . ~ or -"
         )
     return version

@@ -74,7 +74,7 @@ def _read(cells: list[str], columns: int, last: float) -> tuple[float, int]:
     return arrival, rows
 
 
-BLOCK = 16_384  # arrivals drawn at once, so that they do not depend on how many are asked for
+BLOCK = 16_384  # arrivals drawn at once, so that they do not depend on how many are wanted
 FINITE: Rule = (lambda value: 0.0 < value < float("inf"), "must be greater than 0, and finite")
 SHARE: Rule = (lambda value: 0.0 < value < 1.0, "must lie between 0 and 1")
 DEPTH: Rule = (lambda value: 0.0 <= value <= 1.0, "must be from 0 to 1")
@@ -332,7 +332,7 @@ def _inverted(rng: Generator, segments: Callable[[], tuple[Floats, Floats]]) -> 
 #     trace:arrivals.csv           recorded ones
 #
 # A load is a share of what the workers can serve; `to` of a ramp is one too, or a rate if the start is stated as `rate=`.
-# `rows=4` after any but a trace gives each request that many rows. Whatever the process, the mean rate is the one asked for
+# `rows=4` after any but a trace gives each request that many rows. Whatever the process, the mean rate is the stated one
 # (for a ramp: the mean of its ends).
 
 

@@ -53,7 +53,7 @@ def make_bank(
 
     Args:
         profile: the costs of a batch on one worker.
-        prices: the weights of latency and energy; with an objective they decide nothing.
+        prices: the weights of latency and energy; with an objective they have no effect.
         workers: the number of workers that serve the one queue.
         objective: the latency SLO.
         seed: of the simulations; the same seed gives the same bank.
@@ -220,8 +220,8 @@ def solve(
         energy_weight: cost of a watt of mean power.
         reference_rate: rows per second at which these weights hold; waiting then costs the same at every rate.
         workers: the number of workers that serve the one queue.
-        latency_objective: a promise to keep with the least energy, such as "p99=20ms"; the weights then decide
-            nothing.
+        latency_objective: a latency to keep with the least energy, such as "p99=20ms"; the weights then have no
+            effect.
         max_batch_size: the largest batch in rows, if it shall be smaller than the profile's.
         seed: of the simulations that several workers, or an objective, need.
         progress: called with (rates done, their number).

@@ -216,7 +216,7 @@ class ServiceTimes:
     """Service times in seconds with the mean and the coefficient of variation of `profile` (a Gamma law).
 
     The random number belongs to the request: a batch uses that of its first request. So two policies that start a
-    batch with the same request meet the same luck (common random numbers), whatever they did before, and larger
+    batch with the same request get the same random numbers, whatever they did before, and larger
     batches take longer.
     """
 

@@ -227,7 +227,7 @@ class PolicyOutcome:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Policies that met the same arrivals and the same luck. They are compared by cost; with an `objective`, by power.
+    """Policies that got the same arrivals and random numbers. They are compared by cost; with an `objective`, by power.
 
     `rate` is in rows per second over all `workers`, and `load` the share of what they can serve.
     """
@@ -283,7 +283,7 @@ class Comparison:
     def difference(self, one: str, other: str, what: str = "cost") -> Estimate:
         """Return by how much the figure `what` of policy `one` exceeds that of `other`, paired by stretch.
 
-        Its interval is narrower than those of the two, because both met the same arrivals, whose luck cancels. Raises
+        Its interval is narrower than those of the two, because both got the same arrivals, whose chance cancels. Raises
         SettingsError for an unknown name.
         """
         if what not in COMPARED:

@@ -86,7 +86,7 @@ class Exposition(Collector):
 
     Args:
         metrics: the counts.
-        code_of: returns the label `code` of a request's end, from the door and the type of the error (None: an
+        code_of: returns the label `code` of a request's end, from the label `door` and the type of the error (None: an
             answer).
         read_levels: returns the present levels of each model.
         namespace: the first word of all names.
@@ -307,7 +307,7 @@ class ModelCounts(NamedTuple):
 
     @property
     def label(self) -> str:
-        """What observers hear it called."""
+        """The label by which observers know the model."""
         return f"{self.model}/{self.version}" if self.version else self.model
 
 

@@ -359,9 +359,9 @@ class LogObserver(SilentObserver):
 
 
 class AccessLog(SilentObserver):
-    """An Observer that writes a line for each request when it has had its end, whatever protocol it came by.
+    """An Observer that writes a line for each request when it has ended, whatever protocol it came by.
 
-    `code_of` returns the code of an answer (None), or of an error of that type, at a door.
+    `code_of` returns the code of an answer (None), or of an error of that type, at the frontend of that name.
     """
 
     def __init__(self, logger: BoundLogger, code_of: Callable[[str, type[WeirError] | None], str]) -> None:
@@ -394,7 +394,7 @@ class AccessLog(SilentObserver):
 
 logger = logging.getLogger("weir")
 
-# An observer hears of requests at their end, which is not the order of their arrival. So many are kept to be sorted:
+# An observer is told of requests at their end, which is not the order of their arrival. So many are kept to be sorted:
 # more are seldom in progress at once.
 KEPT = 8192
 # Lines written at once, in about a millisecond of the event loop's time.

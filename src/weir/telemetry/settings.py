@@ -24,19 +24,19 @@ class TelemetrySettings:
 
     metrics: bool = setting(True, "count what happens and show it at /metrics")
     metrics_namespace: str = setting("weir", "first word of the names of metrics at /metrics", rule=_NAMESPACE)
-    triton_metrics: bool = setting(False, "show them under the names that Triton has for them (nv_inference_*) too")
+    triton_metrics: bool = setting(False, "also show them under Triton's names (nv_inference_*)")
     log_format: str = setting(
-        "text", "how log lines look: text for people, json for machines", rule=one_of("text", "json")
+        "text", "format of log lines: text for people, json for machines", rule=one_of("text", "json")
     )
     log_level: str = setting(
         "info", "least severe log lines shown", rule=one_of("debug", "info", "warning", "error", "critical")
     )
     access_log: bool = setting(
-        False, "log each HTTP request of any path, and each request for a model of any protocol, when it has its end"
+        False, "log each HTTP request of any path, and each request for a model of any protocol, when it ends"
     )
-    log_file: str | None = setting(None, "file that gets every log line too, as JSON", metavar="PATH")
+    log_file: str | None = setting(None, "file that also gets every log line, as JSON", metavar="PATH")
     record: str | None = setting(
-        None, "file that gets the arrivals of requests, to be simulated or replayed; one of each model if there are several",
+        None, "file for the arrivals of requests, to simulate or replay them; one file per model if there are several",
         metavar="PATH",
     )  # fmt: skip
 

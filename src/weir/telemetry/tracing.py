@@ -1,6 +1,6 @@
 """Spans for OpenTelemetry: one for each request, with its queue and its compute as children, and one for each batch.
 
-Nothing is recorded while a request runs. Its spans are made when it has had its end, from what observers hear.
+Nothing is recorded while a request runs. Its spans are made when it has ended, from the events of an observer.
 Requests and batches link to each other both ways, because neither is the parent of the other.
 """
 
@@ -120,7 +120,7 @@ class Tracing(SilentObserver):
                 status = Status(StatusCode.ERROR, f"worker {state}: {reason}")
                 self._batch(model, context, dispatch, traces, dispatch.at, {}, status)
 
-    # Spans that other parts ask for.
+    # Spans that other parts request.
 
     def ended(
         self, name: str, trace: Trace, start: float, now: float, *, attributes: dict[str, Any], error: WeirError | None = None,

@@ -112,14 +112,14 @@ def _extended(sizes: Floats, times: Floats, every: Floats) -> Floats:
 
 # Batch sizes that a start measures: two to each doubling, since it has no time to look for every step.
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-# Times the seconds that were asked for. If a few batches of each size take longer than that, the model is served
+# Times the wanted seconds. If a few batches of each size take longer than that, the model is served
 # without a profile, and one is learned from its batches.
 LONGEST_MEASURING = 3.0
 NO_METERS = "a start has no time for them; `weir profile` reads them, and auto:profile=FILE uses what it wrote"
 
 
 class ProfiledExecutor:
-    """An executor that is measured while it starts, before its listener hears of the workers. Then it works as
+    """An executor that is measured while it starts, before its listener is told of the workers. Then it works as
     `inner`.
     """
 

@@ -50,17 +50,9 @@ def explain_policy(
 
 
 def _measured(reading: WindowSummary) -> dict[str, Any]:
-    return {
-        "response_time_ms": reading.response_time_ms,
-        "p99_ms": reading.p99_ms,
-        "power_w": None,
-        "cost": None,
-        "rate": reading.rate,
-        "seconds": reading.seconds,
-        "requests": reading.requests,
-        "rows": reading.rows,
-        "batches": reading.batches,
-    }
+    measured = reading._asdict() | {"power_w": None, "cost": None}
+    del measured["sizes"]
+    return measured
 
 
 def _solved(tuner: "PolicyTuner", reading: WindowSummary, workers: int) -> dict[str, Any]:
@@ -92,13 +84,6 @@ def _solved(tuner: "PolicyTuner", reading: WindowSummary, workers: int) -> dict[
 
 
 def _profile(profile: "Profile") -> dict[str, Any]:
-    return {
-        "max_batch_size": profile.max_batch_size,
-        "best_batch_size": profile.best_batch_size,
-        "max_rate": profile.max_rate,
-        "service_time_ms": profile.service_time_ms.tolist(),
-        "energy_mj": profile.energy_mj.tolist(),
-        "energy_source": profile.energy_source,
-        "pipeline_depth": profile.pipeline_depth,
-        "latency_offset_ms": profile.latency_offset_ms,
-    }
+    names = ("max_batch_size", "best_batch_size", "max_rate", "energy_source", "pipeline_depth", "latency_offset_ms")
+    tables = {"service_time_ms": profile.service_time_ms.tolist(), "energy_mj": profile.energy_mj.tolist()}
+    return {name: getattr(profile, name) for name in names} | tables

@@ -76,7 +76,7 @@ class SolvingProcess:
         self._answer: asyncio.Future[Any] | None = None  # to the last request, even if its caller has left
 
     async def solve(self, request: SolveRequest, limit: float) -> "Bank":
-        """Return the bank that `request` asks for.
+        """Return the bank that `request` describes.
 
         Raises SettingsError with the reason if there is none, ModelError when the process ends or cannot be started,
         and TimeoutError after `limit` seconds. A request whose caller was cancelled is solved to its end; if the next

@@ -1,1 +1,1 @@
-"""What workers, servers and clients send to each other: bytes of frames, tensors, JSON, protobuf, and back."""
+"""Wire formats between clients, servers and workers: reads and writes frames, tensors, JSON and protobuf."""

@@ -1,4 +1,4 @@
-"""How one value travels between the server and its workers: as itself, as the bytes of an array, or pickled; errors with what is known of them."""
+"""Columns of values between a server and its workers: each value is sent as bytes, as the bytes of arrays, as a pickle, or as an error."""
 
 import io
 import pickle
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import numpy
 
 
-# Bytes and buffers of at least this size go through shared memory where there is some. Below it, one more copy through
-# the socket costs less than an allocation in the arena.
+# Bytes and buffers of at least this size go through shared memory, if there is any. For smaller ones, copying them through the socket costs less
+# than an allocation in the arena.
 LARGE_BYTES = 32 << 10
 
 Ref = tuple[int, int]  # offset and length in an arena
@@ -25,37 +25,41 @@ Stowed = bytes | Ref
 
 
 class BufferPlacer(Protocol):
-    """Where an encoder puts large buffers."""
+    """Puts large buffers into shared memory, for an encoder."""
 
     def place(self, payload: Any) -> Ref | None:
-        """Copy `payload` (a bytes-like object) into shared memory, or None if there is no room. For a payload that
-        lies there already (a Block), return where."""
+        """Copy `payload` (a bytes-like object) into shared memory and return its reference; None if there is no room.
+
+        A payload that is in shared memory already (a Block) is not copied.
+        """
 
     def take_back(self, ref: Ref) -> None:
-        """Free what `place` has returned: it goes into no frame after all."""
+        """Free what `place` has returned, because no frame will refer to it."""
 
 
 class Fetch(Protocol):
-    """Where a decoder finds them again. Each reference in a frame is asked for exactly once; ValueError for one that
-    lies outside of the arena."""
+    """Returns buffers in shared memory, for a decoder. It is called exactly once for each reference in a frame.
+
+    Raises ValueError for a reference outside the arena.
+    """
 
     def cell(self, ref: Ref) -> Any:
-        """Return what stands for one whole payload or output: a memoryview or a Block."""
+        """Return one whole payload or output: a memoryview or a Block."""
 
     def buffer(self, ref: Ref) -> Any:
-        """Return a bytes-like object that is to back a Python value for as long as that lives."""
+        """Return a bytes-like object that a Python value may refer to as long as the value lives."""
 
 
 class Pickled:
-    """One pickle, and the buffers that go with it.
+    """A pickle and its out-of-band buffers (PEP 574).
 
-    `foreign`: it names classes or functions other than builtins and numpy's, so that unpickling it may fail.
+    `foreign`: it names classes or functions other than those of Python and numpy, so unpickling it may fail.
     """
 
     __slots__ = ("_places", "_placed", "buffers", "data", "foreign")
 
     def __init__(self, value: Any, places: BufferPlacer | None) -> None:
-        """Pickle `value`. Raises what pickling it raises; nothing stays in `places` then."""
+        """Pickle `value`. Raises what pickling it raises; then nothing stays in `places`."""
         self.buffers: list[Stowed] = []
         self._places = places
         self._placed: list[Ref] = []
@@ -71,7 +75,7 @@ class Pickled:
         self.foreign: bool = pickler.foreign
 
     def take_back(self) -> None:
-        """Free what lies in `places`."""
+        """Free what is in `places`."""
         for ref in self._placed:
             if self._places is not None:
                 self._places.take_back(ref)
@@ -91,12 +95,11 @@ class Pickled:
         return ref
 
 
-_NAMED = (type, FunctionType, BuiltinFunctionType)  # what is pickled as its name
+_NAMED = (type, FunctionType, BuiltinFunctionType)  # pickled by name
 
 
 class _Pickler(pickle.Pickler):
-    """Notes what is not certain to be there where the pickle is read. Plain containers and values cost nothing: C
-    handles them without asking."""
+    """Notes classes and functions that the reading process may not have. Plain containers and values cost nothing: C code pickles them without a call."""
 
     foreign = False
 
@@ -108,7 +111,7 @@ class _Pickler(pickle.Pickler):
 
 
 def unpickle(data: Stowed, buffers: list[Stowed], fetch: Fetch | None) -> Any:
-    """Return the value. Raises what unpickling it raises, after every reference has been fetched."""
+    """Return the unpickled value. Raises what unpickling raises, but only after every reference has been fetched."""
     backing = [_fetched(buffer, fetch) for buffer in buffers]
     return pickle.loads(_fetched(data, fetch), buffers=backing)  # noqa: S301 - from our own parent or child process
 
@@ -122,7 +125,7 @@ def _fetched(stowed: Stowed, fetch: Fetch | None) -> Any:
 
 
 class Alike(msgspec.Struct, array_like=True, gc=False):
-    """Each entry has arrays of these names, datatypes and shapes, and one reference for each of them."""
+    """A column of dicts of large arrays. All have the same names, dtypes and shapes; `refs` has a reference for each array."""
 
     names: list[str]
     dtypes: list[str]
@@ -136,7 +139,7 @@ class Alike(msgspec.Struct, array_like=True, gc=False):
 
 
 def pack_alike(values: list[Any], places: BufferPlacer) -> Alike | None:
-    """Return `values`; None if they are anything else than dicts of large arrays that are alike, or there is no room."""
+    """Return `values` as a column of Alike; None unless they are dicts of such arrays and shared memory has room."""
     first = values[0]
     described = [(name, _description(array)) for name, array in first.items()] if type(first) is dict else []
     if not described or any(description is None for _, description in described):
@@ -163,12 +166,12 @@ def _place(value: dict[Any, Any], described: list[Any], places: BufferPlacer, re
 
 
 class Small(msgspec.Struct, array_like=True, gc=False):
-    """Each entry has arrays of these names and datatypes, with a shape and the bytes of each."""
+    """A column of dicts of small arrays. All have the same names and dtypes; `shapes` and `data` have an element for each array."""
 
     names: list[str]
     dtypes: list[str]
     shapes: list[tuple[int, ...]]
-    data: list[bytearray]  # what an array may be written to
+    data: list[bytearray]  # mutable, so that the arrays can be written to
 
     @property
     def count(self) -> int:
@@ -177,7 +180,7 @@ class Small(msgspec.Struct, array_like=True, gc=False):
 
 
 def pack_small(values: list[dict[Any, Any]]) -> Small | None:
-    """Return `values`; None if they are anything else than dicts of small arrays of the same names and datatypes."""
+    """Return `values` as a column of Small; None unless they are dicts of such arrays."""
     described = [(name, array.dtype) for name, array in values[0].items() if _is_plain(name, array)]
     if not described or len(described) < len(values[0]):
         return None
@@ -199,7 +202,7 @@ def pack_small(values: list[dict[Any, Any]]) -> Small | None:
 
 
 def _is_plain(name: Any, array: Any) -> bool:
-    """Tell whether a named array travels as its bytes."""
+    """Return whether `array` is a numpy array of numbers and `name` a str, so that it can be sent as bytes."""
     kind = type(array)
     return (
         type(name) is str and kind.__module__ == "numpy" and kind.__name__ == "ndarray" and array.dtype.kind in "biuf"
@@ -207,7 +210,7 @@ def _is_plain(name: Any, array: Any) -> bool:
 
 
 def unpack_small(cell: Small) -> list[Any]:
-    """Return the values again; their arrays may be written to."""
+    """Return the values of a column. Their arrays can be written to."""
     from numpy import dtype, ndarray
 
     described = list(zip(cell.names, map(dtype, cell.dtypes), strict=True))
@@ -223,7 +226,7 @@ def unpack_small(cell: Small) -> list[Any]:
 
 
 def _description(array: Any) -> "tuple[numpy.dtype[Any], tuple[int, ...]] | None":
-    """Return datatype and shape of an array that is large and travels as its bytes; None for anything else."""
+    """Return dtype and shape of a large contiguous numpy array of numbers; None for anything else."""
     kind = type(array)
     if kind.__module__ != "numpy" or kind.__name__ != "ndarray":
         return None
@@ -233,7 +236,7 @@ def _description(array: Any) -> "tuple[numpy.dtype[Any], tuple[int, ...]] | None
 
 
 def unpack_alike(cell: Alike, fetch: Fetch | None) -> list[Any]:
-    """Return the values again."""
+    """Return the values of a column."""
     from numpy import frombuffer
 
     if fetch is None:
@@ -250,13 +253,16 @@ def unpack_alike(cell: Alike, fetch: Fetch | None) -> list[Any]:
     ]
 
 
-# A cause whose pickle is larger than this (it may hold the batch) stays where it is.
+# The `__cause__` of an error is not sent if its pickle is larger than this: it may contain the batch.
 MAX_CAUSE_BYTES = 64 << 10
 
 
 class Failure(msgspec.Struct, array_like=True, gc=False):
-    """An error as plain bytes. `kind` is its class in weir.errors, or the nearest one if `own_class` (a pickle of the
-    class) is set; `state` the pickle of its attributes; `cause` that of `__cause__`."""
+    """An error, encoded.
+
+    `kind` is its class in weir.errors, or the nearest base class there if the class is another; `own_class` is then a pickle of the class. `state` is a
+    pickle of the attributes, and `cause` one of `__cause__`.
+    """
 
     kind: str
     state: bytes
@@ -265,7 +271,7 @@ class Failure(msgspec.Struct, array_like=True, gc=False):
 
 
 def pack_error(error: WeirError) -> Failure:
-    """Return `error` ready to travel; never fails. What cannot be pickled of it is left out, or sent as its repr."""
+    """Return `error` encoded. It never fails: parts that cannot be pickled are left out or replaced by their repr."""
     kind = type(error)
     nearest = next(base for base in kind.__mro__ if getattr(errors, base.__name__, None) is base)
     state = _pickle(error.__dict__) or pickle.dumps({**_plain_state(error), "details": repr(error.details)}, 5)
@@ -274,15 +280,17 @@ def pack_error(error: WeirError) -> Failure:
 
 
 def unpack_error(failure: Failure) -> WeirError:
-    """Return the error again. Its class is the nearest one in weir.errors, and it has no cause, if the real ones
-    cannot be imported here. ValueError if `failure` names no error of Weir's."""
+    """Return the error in `failure`. A class or a cause that cannot be imported here is replaced: by the nearest class in weir.errors, by no cause.
+
+    Raises ValueError if `failure` names no error of Weir.
+    """
     kind = getattr(errors, failure.kind, None)
     if not (isinstance(kind, type) and issubclass(kind, WeirError)):
         raise ValueError(f"{failure.kind!r} is no error of Weir's")
     own = _unpickle(failure.own_class)
     made = own if isinstance(own, type) and issubclass(own, kind) else kind
     error = made.__new__(made)
-    error.__dict__.update(kind("(lost on the way)").__dict__)  # what every error of this class has
+    error.__dict__.update(kind("(lost on the way)").__dict__)  # the attributes of every error of this class
     state = _unpickle(failure.state)
     if isinstance(state, dict):
         error.__dict__.update(state)
@@ -298,7 +306,7 @@ def _pickle_cause(cause: BaseException) -> bytes | None:
     if data is not None and len(data) > MAX_CAUSE_BYTES:
         return None
     if _unpickle(data) is None:
-        # Many exceptions cannot be made again from their `args`: their constructors take something else.
+        # Many exceptions cannot be unpickled, because their constructors take other arguments than `args`.
         state = {name: value for name, value in cause.__dict__.items() if _pickle(value) is not None}
         args = tuple(repr(value) if _pickle(value) is None else value for value in cause.args)
         data = _pickle(_Unmade(type(cause), args, state))
@@ -306,7 +314,7 @@ def _pickle_cause(cause: BaseException) -> bytes | None:
 
 
 class _Unmade:
-    """Pickles as a call of `_make`."""
+    """Is pickled as a call of `_make`."""
 
     def __init__(self, *parts: Any) -> None:
         self._parts = parts
@@ -329,7 +337,7 @@ def _plain_state(error: WeirError) -> dict[str, Any]:
 def _pickle(value: Any) -> bytes | None:
     try:
         return pickle.dumps(value, 5)
-    except Exception:  # whatever a stranger's __reduce__ raises
+    except Exception:  # a user's __reduce__ may raise anything
         return None
 
 
@@ -338,25 +346,25 @@ def _unpickle(data: bytes | None) -> Any:
         return None
     try:
         return pickle.loads(data)  # noqa: S301 - from our own parent or child process
-    except Exception:  # whatever a stranger's constructor raises; or its module is not here
+    except Exception:  # a user's constructor may raise anything, and its module may be missing here
         return None
 
 
-# Columns of these types (exactly) and numpy's are tried as one pickle; others have classes of users.
+# A column of values of exactly these types, and of numpy's, is tried as one pickle. Other columns contain classes of users.
 BUILTIN = frozenset({type(None), bool, int, float, complex, str, bytes, list, tuple, dict, set})
 
 Complain = Callable[[str], WeirError]
 
 
 class Placed(msgspec.Struct, array_like=True, tag=0, gc=False):
-    """The entry's bytes are in the arena."""
+    """An entry whose bytes are in the arena."""
 
     index: int
     ref: Ref
 
 
 class Single(msgspec.Struct, array_like=True, tag=1):
-    """The entry is a pickle of its own."""
+    """An entry with a pickle of its own."""
 
     index: int
     data: Stowed
@@ -364,14 +372,14 @@ class Single(msgspec.Struct, array_like=True, tag=1):
 
 
 class Failed(msgspec.Struct, array_like=True, tag=2, gc=False):
-    """The entry is an error."""
+    """An entry that is an error."""
 
     index: int
     failure: Failure
 
 
 class Together(msgspec.Struct, array_like=True):
-    """All entries, as one pickle of a list."""
+    """All entries of a column, as one pickle of a list."""
 
     count: int
     data: Stowed
@@ -379,7 +387,7 @@ class Together(msgspec.Struct, array_like=True):
 
 
 class Cells(msgspec.Struct, array_like=True):
-    """A column: `together`, `alike` or `small`, or else `inline` with None where an entry is among `apart`."""
+    """A column of values. Either `together`, `alike` or `small` is set, or `inline` has the bytes of each entry, with None for those in `apart`."""
 
     inline: list[bytes | None] | None = None
     together: Together | None = None
@@ -388,7 +396,7 @@ class Cells(msgspec.Struct, array_like=True):
     small: Small | None = None
 
     def refs(self) -> list[Ref]:
-        """Return every reference in the column."""
+        """Return all references in the column."""
         stowed: list[Stowed] = [] if self.together is None else [self.together.data, *self.together.buffers]
         stowed += [] if self.alike is None else self.alike.refs
         for cell in self.apart or ():
@@ -402,10 +410,10 @@ class Cells(msgspec.Struct, array_like=True):
 def pack_cells(
     values: list[Any], places: BufferPlacer | None, complain: Complain, encodings: str | list[str] = OBJECT
 ) -> Cells:
-    """Return `values` as a column. One that cannot be pickled is replaced by the error that `complain` makes of a text.
+    """Return `values` as a column. A value that cannot be pickled is replaced by the error that `complain` makes of a text.
 
-    `encodings`: of all values, or of each. One that is not OBJECT means that the value is bytes, bytes-like, or
-    something in the arena that `places` knows. A value with a method `as_plain` travels as what that returns.
+    `encodings` has the content type of all values, or of each. A content type other than OBJECT means that the value is bytes, bytes-like, or a block of the
+    arena that `places` knows. For a value with a method `as_plain`, its result is sent.
     """
     types = set(map(type, values))
     if any(hasattr(kind, "as_plain") for kind in types):
@@ -428,7 +436,7 @@ def pack_cells(
 def _pack_together(values: list[Any], places: BufferPlacer | None) -> Cells | None:
     try:
         pickled = Pickled(values, places)
-    except Exception:  # whatever a stranger's __reduce__ raises: find out whose it is
+    except Exception:  # a user's __reduce__ may raise anything; packing each value apart finds the one that does
         return None
     if pickled.foreign:
         pickled.take_back()
@@ -463,13 +471,13 @@ def _pack_cell(
         return bytes(value) if ref is None else Placed(index, ref)
     try:
         pickled = Pickled(value, places)
-    except Exception as error:  # whatever a stranger's __reduce__ raises
+    except Exception as error:  # a user's __reduce__ may raise anything
         return Failed(index, pack_error(complain(f"{type(value).__name__} cannot be pickled: {error}")))
     return Single(index, pickled.data, pickled.buffers)
 
 
 def unpack_cells(cells: Cells, fetch: Fetch | None, complain: Complain) -> list[Any]:
-    """Return the values again; one that cannot be unpickled here is replaced by the error that `complain` makes."""
+    """Return the values of a column. A value that cannot be unpickled here is replaced by the error that `complain` makes of a text."""
     if (whole := cells.together or cells.alike or cells.small) is not None:
         return _unpack_whole(whole, fetch, complain)
     values: list[Any] = [] if cells.inline is None else cells.inline
@@ -485,7 +493,7 @@ def _unpack_whole(cell: Together | Alike | Small, fetch: Fetch | None, complain:
         if isinstance(cell, Alike):
             return unpack_alike(cell, fetch)
         values: list[Any] = unpickle(cell.data, cell.buffers, fetch)
-    except Exception as error:  # not enough memory, or two versions of numpy that disagree
+    except Exception as error:  # for example too little memory, or another version of numpy
         return [_not_unpickled(error, complain) for _ in range(cell.count)]
     return values
 
@@ -499,7 +507,7 @@ def _unpack_cell(cell: Placed | Single | Failed, fetch: Fetch | None, complain: 
         return fetch.cell(cell.ref)
     try:
         return unpickle(cell.data, cell.buffers, fetch)
-    except Exception as error:  # whatever a stranger's constructor raises; or its module is not here
+    except Exception as error:  # a user's constructor may raise anything, and its module may be missing here
         return _not_unpickled(error, complain)
 
 

@@ -1,7 +1,7 @@
-"""The frames between a server and its worker processes, as bytes.
+"""The frames between a server and its worker processes.
 
-A frame is its length (4 bytes, most significant first) and a msgpack array. Frames to a worker: Start, Batch, Cancel,
-Free, Stop. From a worker: Ready or StartFailed, Events, Restarted.
+A frame is a length (4 bytes, big-endian) and a msgpack array of that many bytes. A server sends Start, Batch, Cancel, Free and Stop. A worker sends Ready or
+StartFailed, Events and Restarted.
 """
 
 import pickle
@@ -20,12 +20,14 @@ MAX_FRAME_BYTES = 1 << 30
 
 
 class FrameError(Exception):
-    """These bytes are no frame. The stream they came from is of no use any more."""
+    """The bytes are not a frame. The rest of their stream cannot be read either."""
 
 
 class Start(NamedTuple):
-    """The first frame: which model (module:qualname, or a class pickled by value), its parameters, and what else the
-    two sides agree on. Everything in it must be picklable."""
+    """The first frame: the model (module:qualname, or a class pickled by value), its parameters, and the options of the worker.
+
+    Everything in it must be picklable.
+    """
 
     target: str | bytes
     params: dict[str, Any]
@@ -33,34 +35,34 @@ class Start(NamedTuple):
 
 
 class Cancel(msgspec.Struct, array_like=True, tag=2, frozen=True):
-    """Nobody waits any more for these entries of a batch."""
+    """Nobody waits for these entries of a batch any more."""
 
     batch_id: int
     indices: list[int]
 
 
 class Free(msgspec.Struct, array_like=True, tag=3, frozen=True):
-    """These places in the worker's own arena have been read."""
+    """The server has read these blocks of the worker's own arena, so they are free."""
 
     refs: list[Ref]
 
 
 class Stop(msgspec.Struct, array_like=True, tag=4, frozen=True):
-    """Finish what you have, unload and exit."""
+    """The worker must finish its batches, unload the model and exit."""
 
 
 class Ready(msgspec.Struct, array_like=True, tag=5, frozen=True):
-    """Loaded and warmed up."""
+    """The model is loaded and warmed up."""
 
 
 class StartFailed(NamedTuple):
-    """The constructor, load or the warm-up raised; the error has the traceback."""
+    """The model's constructor, `load` or the warm-up has raised. The error has the traceback."""
 
     error: WeirError
 
 
 class Restarted(msgspec.Struct, array_like=True, tag=7, frozen=True):
-    """`predict` is called (again) for this batch: its time limit starts now."""
+    """The worker calls `predict` for this batch, perhaps again. The time limit of the batch starts now."""
 
     batch_id: int
 
@@ -103,8 +105,10 @@ _decode = msgspec.msgpack.Decoder(_Body).decode
 def encode_batch(
     batch: Batch, places: BufferPlacer | None = None, *, max_frame_bytes: int = MAX_FRAME_BYTES
 ) -> bytearray:
-    """Return the frame of `batch`. A payload that cannot be pickled travels as an InvalidRequest in its place; so does
-    every payload if the frame would be too long. What was put into `places` is in the frame."""
+    """Return the frame of `batch`. Large buffers are put into `places`, and the frame has references to them.
+
+    A payload that cannot be pickled is replaced by an InvalidRequest. If the frame would be too long, every payload is.
+    """
     content_types, accepts = _collapse(batch.content_types), _collapse(batch.accepts)
 
     def body(payloads: list[Any], places: BufferPlacer | None) -> _Batch:
@@ -117,8 +121,10 @@ def encode_batch(
 def encode_events(
     events: Events, places: BufferPlacer | None = None, *, max_frame_bytes: int = MAX_FRAME_BYTES
 ) -> bytearray:
-    """Return the frame of `events`. An output that cannot be pickled travels as a ModelError in its place; so does
-    every output if the frame would be too long. What was put into `places` is in the frame."""
+    """Return the frame of `events`. Large buffers are put into `places`, and the frame has references to them.
+
+    An output that cannot be pickled is replaced by a ModelError. If the frame would be too long, every output is.
+    """
     kinds = None if events.kinds is None else list(events.kinds)
 
     def body(outputs: list[Any], places: BufferPlacer | None) -> _Events:
@@ -129,7 +135,7 @@ def encode_events(
 
 
 def encode_control(frame: Start | Cancel | Free | Stop | Ready | StartFailed | Restarted) -> bytearray:
-    """Return the frame of anything that is neither a Batch nor Events. Start raises what pickling its parts raises."""
+    """Return the frame of anything except a Batch and Events. For Start, raises what pickling its parts raises."""
     match frame:
         case Start():
             return _frame(_Start(pickle.dumps(tuple(frame), 5)))
@@ -169,21 +175,21 @@ def _frame(body: _Body) -> bytearray:
 
 
 class FrameParser:
-    """Turns the bytes that arrive, in whatever pieces, into frames.
+    """Parses frames from bytes that may arrive in pieces of any size.
 
-    `fetch` finds what lies in the other side's arena; without one, a frame with references is a FrameError.
+    `fetch` returns buffers in the arena of the other side. Without `fetch`, a frame with references is a FrameError.
     """
 
     def __init__(self, fetch: Fetch | None = None, *, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
         self._fetch = fetch
         self._max_frame_bytes = max_frame_bytes
-        self._held = bytearray()  # the beginning of a frame
+        self._held = bytearray()  # an incomplete frame
         self._broken: FrameError | None = None
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:
-        """Return the frames that `data` completes, in order; nothing of `data` is kept by reference.
+        """Return the frames that `data` completes, in order. No reference to `data` is kept.
 
-        Raises FrameError for bytes that are no frame, and from then on for everything.
+        Raises FrameError for bytes that are not a frame, and for all calls after that.
         """
         if self._broken is not None:
             raise self._broken

@@ -1,7 +1,7 @@
-"""The requests and responses of the Open Inference Protocol (KServe v2), as values: every frontend and every client makes and reads these.
+"""Requests and responses of the Open Inference Protocol (KServe v2) as Python objects, which all frontends and clients share.
 
-A tensor's array is exactly of its shape and of its datatype's dtype (tensors.DTYPES): BYTES are an object array of
-bytes, BF16 the bit patterns as 16-bit unsigned integers. It may be a read-only view of the body that it came in.
+The array of a tensor has the tensor's shape and the dtype of its datatype (tensors.DTYPES): BYTES is an object array of bytes, and BF16 an array of 16-bit
+unsigned integers with the bits of the numbers. An array may be a read-only view of the body that it came in.
 """
 
 from collections.abc import Sequence
@@ -13,8 +13,7 @@ from weir.errors import InvalidRequest
 from weir.model import Tensor
 from weir.wire.tensors import Arrays, check_bound, leaves_batch_out
 
-# The header, trailer or parameter in which an answer that is an error has the name of its class. The protocol has
-# only a text for it.
+# The header, trailer or parameter of an error response that has the name of the error's class. The protocol itself has only a text.
 ERROR_NAME = "weir-error"
 
 Parameter = str | int | float | bool
@@ -38,24 +37,24 @@ class TensorValue:
         return f"TensorValue({self.name!r}, {self.datatype}, shape {list(self.array.shape)})"
 
 
-class AskedOutput(NamedTuple):
-    """An output that the caller asks for, and how."""
+class RequestedOutput(NamedTuple):
+    """An output that the caller requests. `parameters` say how it is sent."""
 
     name: str
     parameters: Parameters
 
 
 class InferenceRequest:
-    """What a caller asks of a model. `outputs` None: all of them; `version` "": the default one; `id` "": none given.
+    """A request for inference. `outputs` None: all outputs; `version` "": the default version; `id` "": no id.
 
-    `without_batch`: its tensors came without the batch dimension, and its answer goes without it (see `add_batch`).
+    `without_batch`: its tensors came without the batch dimension, so those of its response have none either (see `add_batch`).
     """
 
     __slots__ = ("id", "inputs", "model", "outputs", "parameters", "version", "without_batch")
 
     def __init__(
         self, model: str, inputs: list[TensorValue], *, version: str = "", id: str = "",
-        outputs: list[AskedOutput] | None = None, parameters: Parameters | None = None,
+        outputs: list[RequestedOutput] | None = None, parameters: Parameters | None = None,
     ) -> None:  # fmt: skip
         self.model = model
         self.version = version
@@ -67,7 +66,7 @@ class InferenceRequest:
 
 
 class InferenceResponse:
-    """What a model answers. `version` "" and `id` "" are left out when it is written."""
+    """A response of a model. An empty `version` or `id` is not written."""
 
     __slots__ = ("id", "model", "outputs", "parameters", "version")
 
@@ -83,24 +82,24 @@ class InferenceResponse:
 
 
 class Shared(Protocol):
-    """A place in shared memory that counts its shares (workers.executor.Block)."""
+    """A block of shared memory with a reference count (workers.executor.Block)."""
 
     @property
     def view(self) -> memoryview:
-        """Its bytes."""
+        """The bytes of the block."""
 
     def retain(self) -> None:
-        """Take a further share in it."""
+        """Count one more reference."""
 
     def release(self) -> None:
-        """Give one share back."""
+        """Count one reference less. Without references the block is free."""
 
 
 class ArenaArrays(Arrays):
-    """The payload of a TENSORS request whose arrays lie, some or all of them, in `block`, a place in the request arena.
+    """The payload of a TENSORS request. Some or all of its arrays are in `block`, which is in the request arena.
 
-    It is itself a Block: retained and released like one, it keeps the place for as long as there is a share. It
-    travels to a worker as a plain dict, and what lies in the arena as a reference.
+    It is itself a Block, and retaining and releasing it does so with `block`. It goes to a worker as a plain dict, in which arrays in the arena are
+    references.
     """
 
     __slots__ = ("block",)
@@ -111,27 +110,27 @@ class ArenaArrays(Arrays):
 
     @property
     def view(self) -> memoryview:
-        """The bytes of the whole place."""
+        """The bytes of the whole block."""
         return self.block.view
 
     def retain(self) -> None:
-        """Take a further share in the place."""
+        """Count one more reference to the block."""
         self.block.retain()
 
     def release(self) -> None:
-        """Give one share back."""
+        """Count one reference to the block less."""
         self.block.release()
 
     def as_plain(self) -> Arrays:
-        """Return the arrays without their place."""
+        """Return the arrays without the block."""
         return dict(self)
 
 
 def bind(inputs: Sequence[TensorValue], declared: Sequence[Tensor]) -> Arrays:
-    """Return the arrays of `inputs` as a model's `declared` ones, in that order.
+    """Return the arrays of `inputs` by name, in the order of the tensors that a model has `declared`.
 
-    Raises InvalidRequest, naming tensor, value and rule, for a tensor that is missing, unknown or there twice, for
-    another datatype (nothing is converted), another shape, or different numbers of rows.
+    Raises InvalidRequest, naming tensor, value and rule, for a missing, unknown or repeated tensor, for another datatype (nothing is converted) or shape,
+    and for different numbers of rows.
     """
     found: dict[str, TensorValue] = {}
     for value in inputs:
@@ -143,8 +142,7 @@ def bind(inputs: Sequence[TensorValue], declared: Sequence[Tensor]) -> Arrays:
 
 
 def add_batch(request: InferenceRequest, declared: Sequence[Tensor]) -> None:
-    """Make `request` one row if its tensors came without the batch dimension and the model, whose inputs are `declared`,
-    allows it."""
+    """Make `request` one row if its tensors have no batch dimension and the `declared` inputs allow that."""
     if leaves_batch_out({value.name: value.array.shape for value in request.inputs}, declared):
         request.without_batch = True
         for value in request.inputs:
@@ -152,7 +150,7 @@ def add_batch(request: InferenceRequest, declared: Sequence[Tensor]) -> None:
 
 
 def take_batch(response: InferenceResponse) -> None:
-    """Write the answer to a request that came without the batch dimension as such."""
+    """Remove the batch dimension from the response to a request that had none."""
     for value in response.outputs:
-        if len(value.array) == 1:  # a stream's answers may have other numbers of rows
+        if len(value.array) == 1:  # responses of a stream may have other numbers of rows
             value.array = value.array[0] if value.array.ndim > 1 else value.array.reshape(())

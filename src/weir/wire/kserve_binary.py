@@ -1,7 +1,7 @@
-"""The binary tensor extension of the Open Inference Protocol: JSON, and after it the raw bytes of tensors, in order.
+"""The binary tensor data extension of the Open Inference Protocol: JSON, followed by the raw bytes of tensors, in order.
 
-Nothing is copied: arrays are views into the body, and what is written is a list of parts, the arrays' own memory among
-them. Bytes are little-endian and row-major.
+Source: docs/protocol/extension_binary_data.md of https://github.com/triton-inference-server/server. Bytes are little-endian and row-major. Nothing is
+copied: arrays are views of the body that was read, and a body is written as a list of parts that includes the memory of the arrays.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,33 +16,33 @@ from weir.wire.inference import InferenceRequest, InferenceResponse, Parameters,
 from weir.wire.kserve_json import BINARY_SIZE, REGION, Body, Find, WrittenTensor, encode
 from weir.wire.tensors import DTYPES, element_count, pack_elements, text_size
 
-# Raw bytes begin at multiples of this, where a body's place is chosen by `lead`: no array of any datatype is unaligned then.
+# With the `lead` of its header, the raw bytes of a body begin at a multiple of this. Arrays of every datatype are aligned then.
 ALIGNMENT = 64
 
 
 class Written(NamedTuple):
-    """A body in parts. `header_length` is that of the JSON, or None if the JSON is all."""
+    """A body in parts. `header_length` is the length of the JSON in bytes; None if there is nothing but JSON."""
 
     parts: list[bytes | memoryview]
     header_length: int | None
 
     @property
     def length(self) -> int:
-        """How many bytes all parts have."""
+        """The number of bytes of all parts."""
         return sum(len(part) for part in self.parts)
 
 
 def lead(header_length: int) -> int:
-    """Return how many bytes to leave free before a body of such a header, so that the bytes after it are aligned."""
+    """Return how many bytes to leave free before a body whose header has this length, so that the bytes after the header are aligned."""
     return -header_length % ALIGNMENT
 
 
 def read_request(
     body: Body, header_length: int, model: str, version: str = "", *, find: Find | None = None
 ) -> InferenceRequest:
-    """Return the request in `body`, whose first `header_length` bytes are JSON. Arrays are read-only views into it.
+    """Return the request in `body`, whose first `header_length` bytes are JSON. Its arrays are read-only views of `body`.
 
-    `find` returns the bytes of a tensor that lie in shared memory. Raises InvalidRequest for what is malformed.
+    `find` returns the bytes of a tensor that is in shared memory. Raises InvalidRequest for a malformed request.
     """
     rest = _Rest(body, header_length, find)
     read = plain.parse(plain.decode_request, rest.header, "an inference request")
@@ -52,7 +52,10 @@ def read_request(
 
 
 def read_response(body: Body, header_length: int, *, find: Find | None = None) -> InferenceResponse:
-    """Return the response in `body`, whose first `header_length` bytes are JSON. Arrays are read-only views into it."""
+    """Return the response in `body`, whose first `header_length` bytes are JSON. Its arrays are read-only views of `body`.
+
+    Raises InvalidRequest for a malformed response.
+    """
     rest = _Rest(body, header_length, find)
     read = plain.parse(plain.decode_response, rest.header, "an inference response")
     response = plain.response_of(read, rest)
@@ -61,10 +64,10 @@ def read_response(body: Body, header_length: int, *, find: Find | None = None) -
 
 
 def read_raw_request(body: Body, declared: Sequence[Tensor], model: str, version: str = "") -> InferenceRequest:
-    """Return the request whose `body` is its one tensor, of one row; all outputs come back as binary data.
+    """Return the request whose `body` is one raw tensor of one row ("Raw Binary Request" of the extension). All outputs are requested as binary data.
 
-    The model must have `declared` one input with at most one variable dimension besides the batch; BYTES: one element,
-    which is the whole body. Raises InvalidRequest otherwise.
+    The model must have one input with at most one variable dimension besides the batch. For BYTES the whole body is one element. Raises InvalidRequest
+    otherwise.
     """
     if len(declared) != 1:
         raise InvalidRequest(f"body: is one raw tensor, but the model has {len(declared)} inputs")
@@ -81,22 +84,22 @@ def read_raw_request(body: Body, declared: Sequence[Tensor], model: str, version
 
 
 def binary_outputs(request: InferenceRequest) -> Callable[[str], bool]:
-    """Return the function that tells of an output's name whether `request` asks for it as binary data."""
+    """Return a function of an output's name: whether `request` wants that output as binary data."""
     default = request.parameters.get("binary_data_output") is True
-    asked = {output.name: output.parameters.get("binary_data", default) is True for output in request.outputs or ()}
-    return lambda name: asked.get(name, default)
+    binary = {output.name: output.parameters.get("binary_data", default) is True for output in request.outputs or ()}
+    return lambda name: binary.get(name, default)
 
 
 def write_request(request: InferenceRequest, binary: Callable[[str], bool] = lambda _: True) -> Written:
-    """Return `request` in parts; those inputs that `binary` names as binary data. The arrays are not copied."""
+    """Return `request` in parts. Inputs for whose names `binary` returns True are binary data. The arrays are not copied."""
     inputs, raw = _written(request.inputs, binary)
     return _parts(encode(plain.request_to_write(request, inputs)), raw)
 
 
 def write_response(response: InferenceResponse, binary: Callable[[str], bool]) -> Written:
-    """Return `response` in parts; those outputs that `binary` names as binary data. The arrays are not copied.
+    """Return `response` in parts. Outputs for whose names `binary` returns True are binary data. The arrays are not copied.
 
-    One that lies in shared memory is written with a binary size of 0: Triton's C++ client needs to know how many.
+    An output in shared memory is written with a binary size of 0, because Triton's C++ client needs a size for each output.
     """
     outputs, raw = _written(response.outputs, binary)
     for output in outputs:
@@ -106,26 +109,26 @@ def write_response(response: InferenceResponse, binary: Callable[[str], bool]) -
 
 
 def bytes_to_write(response: InferenceResponse, binary: Callable[[str], bool] = lambda _: False) -> int:
-    """Return about how many bytes `write_response` makes one element after the other. Of numbers as binary data there are none: they are there."""
+    """Return about how many bytes of text `write_response` makes. Binary numbers do not count, because they are not converted."""
     return sum(
         [text_size(each.array) for each in response.outputs if each.datatype == "BYTES" or not binary(each.name)]
     )
 
 
 def raw_bytes(tensor: TensorValue) -> bytes | memoryview:
-    """Return the tensor as raw bytes: its own memory if that is contiguous and little-endian."""
+    """Return the raw bytes of `tensor`: its own memory, if that is contiguous and little-endian."""
     if tensor.datatype == "BYTES":
         return pack_elements(tensor.array)
     return contiguous_bytes(numpy.asarray(tensor.array, DTYPES[tensor.datatype].newbyteorder("<")))
 
 
 def contiguous_bytes(array: numpy.ndarray[Any, Any]) -> memoryview:
-    """Return the bytes of an array of numbers: its own memory if that is contiguous."""
+    """Return the bytes of an array of numbers: its own memory, if that is contiguous."""
     return numpy.ascontiguousarray(array).reshape(-1).view(numpy.uint8).data
 
 
 class _Rest:
-    """What comes after the JSON: hands out the bytes of one tensor after the other."""
+    """The bytes after the JSON. Calling it returns the bytes of the next tensor."""
 
     def __init__(self, body: Body, header_length: int, find: Find | None) -> None:
         view = memoryview(body)
@@ -144,7 +147,7 @@ class _Rest:
         if REGION in parameters:
             if size == 0:
                 return self._find(name, parameters)
-            raise InvalidRequest(f"tensor {name!r}: has {BINARY_SIZE} and {REGION}, only one may be")
+            raise InvalidRequest(f"tensor {name!r}: has {BINARY_SIZE} and {REGION}, only one is allowed")
         if type(size) is not int or not 0 <= size <= len(self._rest):
             left = f"a number of bytes from 0 to those left in the body, {len(self._rest)}"
             raise InvalidRequest(f"tensor {name!r}: has {BINARY_SIZE} {brief(size, 40)}, must be {left}")
@@ -152,7 +155,7 @@ class _Rest:
         return taken
 
     def end(self) -> None:
-        """Raise InvalidRequest unless every byte has been handed out."""
+        """Raise InvalidRequest unless all bytes belong to tensors."""
         if len(self._rest):
             raise InvalidRequest(f"body: has {len(self._rest)} bytes after the last binary tensor")
 

@@ -1,4 +1,8 @@
-"""Messages of the Open Inference Protocol as protobuf: read and written by the field, so that large tensors do not pass through protobuf."""
+"""Messages of the Open Inference Protocol as protobuf. The raw bytes of tensors are read and written here, so that they do not pass through protobuf.
+
+Sources: grpc_predict_v2.proto of https://github.com/kserve/open-inference-protocol, with the additions of Triton's grpc_service.proto
+(https://github.com/triton-inference-server/common), and the encoding of protobuf (https://protobuf.dev/programming-guides/encoding/).
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -13,7 +17,14 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
 from weir.errors import InvalidRequest, brief
-from weir.wire.inference import ERROR_NAME, AskedOutput, InferenceRequest, InferenceResponse, Parameters, TensorValue
+from weir.wire.inference import (
+    ERROR_NAME,
+    InferenceRequest,
+    InferenceResponse,
+    Parameters,
+    RequestedOutput,
+    TensorValue,
+)
 from weir.wire.kserve_binary import raw_bytes
 from weir.wire.kserve_json import (
     MAX_TENSORS,
@@ -27,22 +38,22 @@ from weir.wire.kserve_json import (
 )
 from weir.wire.tensors import DTYPES, MAX_DIMENSIONS, check_datatype, element_count
 
-# FP16 and BF16 have no field: they travel raw.
+# The field of typed contents by datatype. FP16 and BF16 have none: they are always raw.
 FIELDS = {
     "BOOL": "bool_contents", "INT8": "int_contents", "INT16": "int_contents", "INT32": "int_contents",
     "INT64": "int64_contents", "UINT8": "uint_contents", "UINT16": "uint_contents", "UINT32": "uint_contents",
     "UINT64": "uint64_contents", "FP32": "fp32_contents", "FP64": "fp64_contents", "BYTES": "bytes_contents",
 }  # fmt: skip
-# Elements that are read or written at a time: about a millisecond, after which another thread may have its turn.
+# Elements that are read or written at a time. That takes about a millisecond; other threads may run in between.
 _PIECE = 20_000
-_NARROW = {"INT8": "INT32", "INT16": "INT32", "UINT8": "UINT32", "UINT16": "UINT32"}  # what the shared field holds
+_NARROW = {"INT8": "INT32", "INT16": "INT32", "UINT8": "UINT32", "UINT16": "UINT32"}  # what their shared field holds
 
 
 def read_typed(name: str, datatype: str, shape: Sequence[int], count: int, contents: Any) -> numpy.ndarray[Any, Any]:
-    """Return the array of this shape whose `count` elements are in `contents`.
+    """Return the array of this `shape` whose `count` elements are in `contents`.
 
-    Raises InvalidRequest naming the tensor, the value and the rule: elements in another datatype's field, too few or too many
-    of them, out of the datatype's range.
+    Raises InvalidRequest, naming tensor, value and rule, for elements in the field of another datatype, too few or too many elements, and elements outside
+    the range of the datatype.
     """
     field = FIELDS.get(datatype)
     if field is None:
@@ -75,7 +86,7 @@ def _narrowed(name: str, datatype: str, array: numpy.ndarray[Any, Any]) -> numpy
 
 
 def write_typed(datatype: str, array: numpy.ndarray[Any, Any], contents: Any) -> None:
-    """Put the elements of `array` into `contents`; `datatype` must have a typed form."""
+    """Put the elements of `array` into `contents`. `datatype` must be one of FIELDS."""
     elements, flat = getattr(contents, FIELDS[datatype]), array.ravel()
     for start in range(0, flat.size, _PIECE):
         elements.extend(flat[start : start + _PIECE].tolist())
@@ -86,7 +97,7 @@ COMPILED = "messages.binpb"
 
 
 class Method(NamedTuple):
-    """One call of a service: its path, and the classes of what it takes and gives."""
+    """One method of a gRPC service, with the classes of its request and response messages."""
 
     service: str
     name: str
@@ -97,14 +108,14 @@ class Method(NamedTuple):
 
     @property
     def path(self) -> str:
-        """What travels as the name of the call."""
+        """The path of the method, which names it in a call."""
         return f"/{self.service}/{self.name}"
 
 
 def _load() -> DescriptorPool:
     compiled = descriptor_pb2.FileDescriptorSet.FromString((PROTOS / COMPILED).read_bytes())
     pool = DescriptorPool()
-    for file in compiled.file:  # each comes after those that it imports
+    for file in compiled.file:  # each file comes after those that it imports
         pool.AddSerializedFile(file.SerializeToString())
     return pool
 
@@ -113,12 +124,12 @@ POOL = _load()
 
 
 def message(name: str) -> Any:
-    """Return the class of the message of that full name, such as `inference.ModelInferRequest`."""
+    """Return the class of the message with this full name, such as `inference.ModelInferRequest`."""
     return GetMessageClass(POOL.FindMessageTypeByName(name))
 
 
 def methods(service: str) -> list[Method]:
-    """Return the calls of the service of that full name, in the order of its source."""
+    """Return the methods of the service with this full name, in the order of its source."""
     return [
         Method(
             service, each.name, GetMessageClass(each.input_type), GetMessageClass(each.output_type),
@@ -129,7 +140,7 @@ def methods(service: str) -> list[Method]:
 
 
 def write_varint(value: int) -> bytes:
-    """Return `value`, which is not negative."""
+    """Return `value`, which is not negative, as a varint."""
     if value < 0x80:
         return bytes((value,))
     parts = bytearray()
@@ -141,7 +152,7 @@ def write_varint(value: int) -> bytes:
 
 
 def read_varint(data: memoryview, at: int) -> tuple[int, int]:
-    """Return the number at `at`, and the place after it. Raises IndexError where it is cut off, ValueError if too long."""
+    """Return the varint at `at` and the offset after it. Raises IndexError if it is cut off, and ValueError if it is too long."""
     value = shift = 0
     while True:
         byte = data[at]
@@ -163,45 +174,45 @@ Raw = bytes | memoryview
 RAW_INPUTS = "raw_input_contents"
 RAW_OUTPUTS = "raw_output_contents"
 _NUMBERS = {RAW_INPUTS: 7, RAW_OUTPUTS: 6}
-_ID = 3  # number of the field of ModelInferResponse
-_INFER_RESPONSE = 2  # of ModelStreamInferResponse
-# Below this, letting protobuf copy the raw bytes is quicker than finding them.
+_ID = 3  # field number of `id` in ModelInferResponse
+_INFER_RESPONSE = 2  # field number of `infer_response` in ModelStreamInferResponse
+# In a shorter message, letting protobuf copy the raw bytes is faster than finding them.
 _SCAN_ABOVE = 8192  # bytes
-# What is longer is not worth remembering: strangers choose it.
+# The element count of a tensor is cached only if its name, datatype and shape are short: callers choose them.
 _SHORT = 256
-# Parameters of one request or tensor; fields of a message that are looked at one by one. Each costs a microsecond, however few bytes
-# it has.
+# Limits of the parameters of one request or tensor, and of the fields of a message that are read one by one. Each costs a microsecond,
+# however few bytes it has.
 MAX_PARAMETERS = 1024
 _MAX_FIELDS = 3 * MAX_TENSORS + MAX_PARAMETERS
 
-# What takes about as long as to write one byte of text, or so many of them.
-_COPIED = 16  # bytes that are copied
-_NUMBER_BYTES = 16  # for an element of a typed tensor
-_TEXT_BYTES = 48  # for an element of BYTES
+# Costs of writing, in bytes of text that take as long.
+_COPIED = 16  # this many copied bytes cost one byte of text
+_NUMBER_BYTES = 16  # an element of a typed tensor
+_TEXT_BYTES = 48  # an element of BYTES
 
-_FEW_FIELDS = 64  # of a message whose form is worth remembering
+_FEW_FIELDS = 64  # a message with more fields gets no form (frontends/grpc/inference.py)
 
 # Wire types.
 _VARINT = 0
-_SIZED = 2  # a length and as many bytes
-_GROUP = (3, 4)  # where one begins, and ends
-_FIXED = {1: 8, 5: 4}  # of a fixed number of bytes
+_SIZED = 2  # a length, followed by that many bytes
+_GROUP = (3, 4)  # the start and the end of a group
+_FIXED = {1: 8, 5: 4}  # wire type: its fixed number of bytes
 
 
 class Parsed(NamedTuple):
-    """A message, and its raw tensors, which are not in it where it was large."""
+    """A message and its raw tensors. If the message is large, it does not contain the raw tensors."""
 
     message: Any
     raw: Sequence[Raw]
 
 
 def parse_request(body: bytes) -> Parsed:
-    """Return the ModelInferRequest in `body`. InvalidRequest if it is none."""
+    """Return the ModelInferRequest in `body`. Raises InvalidRequest if there is none."""
     return _parse(ModelInferRequest, body, RAW_INPUTS)
 
 
 def bytes_to_read(body: bytes) -> int:
-    """Return about how many bytes of a ModelInferRequest must be read one by one: not those of raw tensors, unless they are BYTES."""
+    """Return about how many bytes of a ModelInferRequest must be parsed: not those of raw tensors, unless they are BYTES."""
     if len(body) < _SCAN_ABOVE:
         return len(body)
     try:
@@ -213,42 +224,42 @@ def bytes_to_read(body: bytes) -> int:
 
 
 def read_request(parsed: Parsed, *, find: Find | None = None) -> InferenceRequest:
-    """Return the request.
+    """Return the request in a parsed message.
 
-    `find` returns the bytes of a tensor that lie in shared memory. Raises InvalidRequest for what is malformed; whether
-    the tensors are the model's is not looked at (see inference.bind).
+    `find` returns the bytes of a tensor that is in shared memory. Raises InvalidRequest for a malformed request. Whether the tensors are those of the model
+    is not checked here (see inference.bind).
     """
     read = parsed.message
     refuse_too_many("output", len(read.outputs))
-    asked = [AskedOutput(each.name, read_parameters(each.parameters)) for each in read.outputs]
-    if asked:
-        refuse_duplicates("output", [each.name for each in asked])
+    outputs = [RequestedOutput(each.name, read_parameters(each.parameters)) for each in read.outputs]
+    if outputs:
+        refuse_duplicates("output", [each.name for each in outputs])
     inputs = _tensors(read.inputs, parsed.raw, RAW_INPUTS, find or nowhere)
     parameters = read_parameters(read.parameters) if read.parameters else None
     return InferenceRequest(
-        read.model_name, inputs, version=read.model_version, id=read.id, outputs=asked or None, parameters=parameters
+        read.model_name, inputs, version=read.model_version, id=read.id, outputs=outputs or None, parameters=parameters
     )
 
 
 def is_typed(parsed: Parsed) -> bool:
-    """Tell whether the tensors of a request are typed, so that those of its answer shall be too."""
+    """Return whether the tensors of a request are typed. Those of its response are typed then too."""
     return not parsed.raw and any(tensor.HasField("contents") for tensor in parsed.message.inputs)
 
 
 def write_request(request: InferenceRequest) -> bytes:
-    """Return `request` as the body of a ModelInferRequest, its tensors raw."""
+    """Return `request` as an encoded ModelInferRequest with raw tensors."""
     written = ModelInferRequest(model_name=request.model, model_version=request.version, id=request.id)
     write_parameters(request.parameters, written.parameters)
     for tensor in request.inputs:
         _add(written.inputs, tensor)
-    for asked in request.outputs or ():
-        write_parameters(asked.parameters, written.outputs.add(name=asked.name).parameters)
+    for output in request.outputs or ():
+        write_parameters(output.parameters, written.outputs.add(name=output.name).parameters)
     raw = [raw_bytes(tensor) for tensor in request.inputs if REGION not in tensor.parameters]
     return b"".join([written.SerializeToString(), *_sized(_NUMBERS[RAW_INPUTS], raw)])
 
 
 def read_response(body: bytes) -> InferenceResponse:
-    """Return the response in the body of a ModelInferResponse. Raises InvalidRequest for what is malformed."""
+    """Return the response in an encoded ModelInferResponse. Raises InvalidRequest for a malformed response."""
     parsed = _parse(ModelInferResponse, body, RAW_OUTPUTS)
     read = parsed.message
     outputs = _tensors(read.outputs, parsed.raw, RAW_OUTPUTS, nowhere)
@@ -257,13 +268,13 @@ def read_response(body: bytes) -> InferenceResponse:
 
 
 def write_response(response: InferenceResponse, *, typed: bool = False) -> bytes:
-    """Return `response` as the body of a ModelInferResponse, its tensors raw, or `typed` where all of them can be.
+    """Return `response` as an encoded ModelInferResponse. Its tensors are raw, or with `typed` typed if all of them can be.
 
-    A tensor whose parameters name a region of shared memory is written without its data.
+    A tensor in shared memory is written without its data.
     """
     if typed and all(tensor.datatype in FIELDS for tensor in response.outputs):
         return _typed_response(response)
-    # One for each output, for clients count them: in shared memory, none of its bytes.
+    # One element for each output, because clients assign them by index. That of an output in shared memory is empty.
     raw = [b"" if REGION in tensor.parameters else raw_bytes(tensor) for tensor in response.outputs]
     if response.parameters or any(tensor.parameters for tensor in response.outputs):
         head = _response_head(response).SerializeToString()
@@ -276,7 +287,7 @@ def write_response(response: InferenceResponse, *, typed: bool = False) -> bytes
 
 
 def bytes_to_write(response: InferenceResponse, *, typed: bool = False) -> int:
-    """Return how many bytes of text take about as long to write as `response`. Raw numbers are only copied."""
+    """Return how many bytes of text take about as long to write as `response`."""
     one_by_one = typed and all(tensor.datatype in FIELDS for tensor in response.outputs)
     size = 0
     for tensor in response.outputs:
@@ -290,7 +301,7 @@ def bytes_to_write(response: InferenceResponse, *, typed: bool = False) -> int:
 
 
 def response_pieces(response: InferenceResponse) -> list[bytes]:
-    """Return what comes before the raw bytes of each output of a `response` without id and parameters; together they are its body."""
+    """Return the bytes that precede the raw bytes of each output, for a `response` without id and parameters. With the raw bytes they are the message."""
     described = [(tensor.name, tensor.datatype, tensor.array.shape) for tensor in response.outputs]
     head, tag = _plain_head(response.model, response.version, *described), bytes([_NUMBERS[RAW_OUTPUTS] << 3 | _SIZED])
     pieces = [tag + write_varint(tensor.array.nbytes) for tensor in response.outputs]
@@ -299,7 +310,7 @@ def response_pieces(response: InferenceResponse) -> list[bytes]:
 
 @lru_cache(maxsize=1024)
 def _plain_head(model: str, version: str, *outputs: tuple[str, str, tuple[int, ...]]) -> bytes:
-    """Return a ModelInferResponse without id, parameters and data; fields can follow in any order."""
+    """Return an encoded ModelInferResponse without id, parameters and data. These fields can be appended, because their order is free."""
     written = ModelInferResponse(model_name=model, model_version=version)
     for name, datatype, shape in outputs:
         written.outputs.add(name=name, datatype=datatype, shape=shape)
@@ -325,13 +336,12 @@ def _typed_response(response: InferenceResponse) -> bytes:
 
 
 def in_stream(response: bytes) -> bytes:
-    """Return the body of a ModelStreamInferResponse with the `response`, a body of ModelInferResponse."""
+    """Return an encoded ModelStreamInferResponse with `response`, an encoded ModelInferResponse."""
     return b"".join(_sized(_INFER_RESPONSE, [response]))
 
 
 def error_in_stream(text: str, model: str, id: str, name: str = "") -> bytes:
-    """Return the body of a ModelStreamInferResponse with the error of the request of that `id`, whose class is called `name`; the
-    stream goes on."""
+    """Return an encoded ModelStreamInferResponse with the error `text` of the request `id`. `name` is the error's class. The stream continues."""
     written = ModelStreamInferResponse(error_message=text)
     written.infer_response.model_name, written.infer_response.id = model, id
     if name:
@@ -341,7 +351,7 @@ def error_in_stream(text: str, model: str, id: str, name: str = "") -> bytes:
 
 
 def read_stream_response(body: bytes) -> tuple[str, InferenceResponse]:
-    """Return the error text ("": none) and the response in the body of a ModelStreamInferResponse."""
+    """Return the error text ("": none) and the response in an encoded ModelStreamInferResponse. Raises InvalidRequest for a malformed one."""
     raw: list[memoryview] = []
     try:
         rest, raw = _split(memoryview(body), _INFER_RESPONSE)
@@ -352,9 +362,9 @@ def read_stream_response(body: bytes) -> tuple[str, InferenceResponse]:
 
 
 def read_parameters(parameters: Any) -> Parameters:
-    """Return a map of InferParameter as a dict. InvalidRequest for one without a value, or for too many."""
+    """Return a map of InferParameter as a dict. Raises InvalidRequest for a parameter without a value, and for too many."""
     if len(parameters) > MAX_PARAMETERS:
-        raise InvalidRequest(f"parameters: {len(parameters)} of them, there may be {MAX_PARAMETERS}")
+        raise InvalidRequest(f"parameters: there are {len(parameters)}, must be at most {MAX_PARAMETERS}")
     read: Parameters = {}
     for name, parameter in parameters.items():
         choice = parameter.WhichOneof("parameter_choice")
@@ -390,7 +400,7 @@ def _tensors(tensors: Any, raw: Sequence[Raw], field: str, find: Find) -> list[T
     rest = iter(raw)
     values = [_value(tensor, raw, rest, field, find) for tensor in tensors]
     if left := len(list(rest)):
-        raise InvalidRequest(f"{field}: has {len(raw)} elements, {left} more than there are tensors to be sent so")
+        raise InvalidRequest(f"{field}: has {len(raw)} elements, {left} more than tensors without contents")
     return values
 
 
@@ -407,7 +417,7 @@ def _value(tensor: Any, raw: Sequence[Raw], rest: Iterator[Raw], field: str, fin
     found = find(name, parameters) if parameters else None
     typed = tensor.HasField("contents") and (bool(tensor.contents.ListFields()) or not (raw or found is not None))
     if typed and (raw or found is not None):
-        raise InvalidRequest(f"tensor {name!r}: has contents, but {field} or shared memory too; only one may be")
+        raise InvalidRequest(f"tensor {name!r}: has contents, but {field} or shared memory too; only one is allowed")
     if typed:
         array = read_typed(name, datatype, shape, count, tensor.contents)
     else:
@@ -422,13 +432,13 @@ def _value(tensor: Any, raw: Sequence[Raw], rest: Iterator[Raw], field: str, fin
 
 @lru_cache(maxsize=1024)
 def _count(name: str, datatype: str, shape: tuple[int, ...]) -> int:
-    """Return how many elements a tensor has. Raises InvalidRequest for what no tensor can be."""
+    """Return how many elements a tensor has. Raises InvalidRequest for an unknown datatype or an impossible shape."""
     check_datatype(name, datatype)
     return element_count(name, shape, item_bytes(datatype))
 
 
 class _Unsplit(ValueError):
-    """There is a group, whose length is unknown; protobuf reads, and passes over, those that it does not know."""
+    """The message contains a group, whose length is unknown. protobuf must parse the whole message, and skips the group."""
 
 
 def _parse(kind: Any, body: bytes, field: str) -> Parsed:
@@ -444,13 +454,13 @@ def _parse(kind: Any, body: bytes, field: str) -> Parsed:
 
 
 def _split(body: memoryview, wanted: int) -> tuple[bytes, list[memoryview]]:
-    """Return `body` without the fields of number `wanted`, which are bytes, and those."""
+    """Return `body` without the fields with the number `wanted`, and the contents of those fields."""
     rest, raw = _parts(body, wanted)
     return b"".join(rest), raw
 
 
 def _parts(body: memoryview, wanted: int) -> tuple[list[memoryview], list[memoryview]]:
-    """Return the other fields of `body`, and the contents of those of number `wanted`, which are bytes."""
+    """Return the encoded fields of `body` except those with the number `wanted`, and the contents of those."""
     rest: list[memoryview] = []
     raw: list[memoryview] = []
     start = 0
@@ -469,8 +479,10 @@ def _parts(body: memoryview, wanted: int) -> tuple[list[memoryview], list[memory
 
 
 def raw_at_end(body: bytes, count: int) -> list[tuple[int, int, int]] | None:
-    """Return where each of the `count` raw tensors of a ModelInferRequest has its field, its bytes and its end, if they are all that it
-    has at its end."""
+    """Return three offsets for each of the `count` raw tensors of a ModelInferRequest: of its field, of its bytes, and of their end.
+
+    Returns None if the raw tensors are not the last fields, if their number is another, or if the message has too many fields.
+    """
     found: list[tuple[int, int, int]] = []
     view, start = memoryview(body), 0
     with suppress(IndexError, ValueError):
@@ -487,7 +499,7 @@ def raw_at_end(body: bytes, count: int) -> list[tuple[int, int, int]] | None:
 
 
 def _field(body: memoryview, start: int) -> tuple[int, int, int, int]:
-    """Return the number and wire type of the field at `start`, and where its content begins and ends."""
+    """Return the number and the wire type of the field at `start`, and the offsets at which its content begins and ends."""
     tag, content = read_varint(body, start)
     number, kind = tag >> 3, tag & 7
     if kind == _SIZED:
@@ -503,6 +515,6 @@ def _field(body: memoryview, start: int) -> tuple[int, int, int, int]:
 
 
 def _sized(number: int, contents: Sequence[Raw]) -> list[Raw]:
-    """Return the parts of fields of bytes."""
+    """Return the parts of encoded fields with this number, one for each of `contents`."""
     tag = bytes([number << 3 | _SIZED])
     return [part for content in contents for part in (tag, write_varint(len(content)), content)]

@@ -1,4 +1,8 @@
-"""The Open Inference Protocol as JSON: requests and responses, Triton's flat generate form, and what the queue must know of a body that the worker reads."""
+"""The Open Inference Protocol as JSON: requests and responses, Triton's generate extension, and outlines of requests that the worker reads.
+
+Sources: specification/protocol/inference_rest.md of https://github.com/kserve/open-inference-protocol, and docs/protocol/extension_generate.md of
+https://github.com/triton-inference-server/server.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -10,7 +14,7 @@ from msgspec import UNSET, UnsetType
 from weir.errors import InvalidRequest, brief
 from weir.messages import JSON
 from weir.model import Tensor
-from weir.wire.inference import AskedOutput, InferenceRequest, InferenceResponse, Parameter, Parameters, TensorValue
+from weir.wire.inference import InferenceRequest, InferenceResponse, Parameter, Parameters, RequestedOutput, TensorValue
 from weir.wire.tensors import (
     DTYPES,
     batch_key,
@@ -35,17 +39,17 @@ from weir.wire.values import (
 )
 
 Body = bytes | bytearray | memoryview
-# What finds the bytes of a tensor that are not in the JSON: by its name and parameters; None if they name none.
+# Returns the bytes of a tensor that are not in the JSON, by the tensor's name and parameters; None if the parameters name no such bytes.
 Find = Callable[[str, Parameters], memoryview | None]
 
 BINARY_SIZE = "binary_data_size"
 REGION = "shared_memory_region"
-# Parameters that hold for one message only: they are not kept with the tensor.
+# Parameters about the transport of one message. They are not kept with the tensor.
 _ELSEWHERE = (BINARY_SIZE, REGION, "shared_memory_offset", "shared_memory_byte_size")
 
 
 class ReadTensor(msgspec.Struct, gc=False):
-    """A tensor as it is read, its data not yet decoded."""
+    """A tensor in a message that is read. Its data are not decoded yet."""
 
     name: str
     shape: tuple[int, ...]
@@ -55,7 +59,7 @@ class ReadTensor(msgspec.Struct, gc=False):
 
 
 class ReadOutput(msgspec.Struct, gc=False, omit_defaults=True):
-    """An asked output as it is read and written."""
+    """A requested output, as it is read and written."""
 
     name: str
     parameters: Parameters | None = None
@@ -81,7 +85,7 @@ class ReadResponse(msgspec.Struct):
 
 
 class WrittenTensor(msgspec.Struct, omit_defaults=True):
-    """A tensor as it is written; `data` UNSET where it is not in the JSON."""
+    """A tensor as it is written. `data` is UNSET if they are not in the JSON."""
 
     name: str
     datatype: str
@@ -115,36 +119,36 @@ encode = msgspec.json.Encoder().encode
 
 
 def read_request(body: Body, model: str, version: str = "", *, find: Find | None = None) -> InferenceRequest:
-    """Return the request in a JSON `body`, for `model`.
+    """Return the request to `model` in a JSON `body`.
 
-    `find` returns the bytes of a tensor that lie elsewhere (shared memory). Raises InvalidRequest for what is malformed;
-    whether the tensors are the model's is not looked at (see inference.bind).
+    `find` returns the bytes of a tensor that is in shared memory. Raises InvalidRequest for a malformed request. Whether the tensors are those of the model
+    is not checked here (see inference.bind).
     """
     read = parse(decode_request, body, "an inference request")
     return request_of(read, model, version, find or nowhere)
 
 
 def read_response(body: Body, *, find: Find | None = None) -> InferenceResponse:
-    """Return the response in a JSON `body`. Raises InvalidRequest for what is malformed."""
+    """Return the response in a JSON `body`. Raises InvalidRequest for a malformed response."""
     read = parse(decode_response, body, "an inference response")
     return response_of(read, find or nowhere)
 
 
 def write_request(request: InferenceRequest) -> bytes:
-    """Return `request` as JSON. InvalidRequest for a tensor that has no JSON form."""
+    """Return `request` as JSON. Raises InvalidRequest for a tensor without a JSON form."""
     return encode(request_to_write(request, [written(tensor) for tensor in request.inputs]))
 
 
 def write_response(response: InferenceResponse) -> bytes:
-    """Return `response` as JSON. InvalidRequest for a tensor that has no JSON form.
+    """Return `response` as JSON. Raises InvalidRequest for a tensor without a JSON form.
 
-    A tensor whose parameters name a region of shared memory is written without its data.
+    A tensor in shared memory is written without its data.
     """
     return encode(response_to_write(response, [written(tensor) for tensor in response.outputs]))
 
 
 def parse(decode: Callable[[Body], Any], body: Body, what: str) -> Any:
-    """Return what `decode` makes of `body`; InvalidRequest whatever is wrong with it, and TooLarge for too many names."""
+    """Return the result of `decode` for `body`, which must be `what`. Raises InvalidRequest if `decode` fails, and TooLarge for too many names."""
     try:
         return decode(body) if len(body) <= SMALL_BODY else _decode_long(decode, body)
     except RecursionError:
@@ -154,6 +158,14 @@ def parse(decode: Callable[[Body], Any], body: Body, what: str) -> Any:
         raise InvalidRequest(str(named) if named else f"body: must be {what} as JSON ({error})") from None
 
 
+def read_object(body: Body) -> dict[str, Any]:
+    """Return the JSON object in `body`. Raises InvalidRequest for anything else, and TooLarge for too many lists, objects or names."""
+    document = parse(decode_json, body, "an object")
+    if not isinstance(document, dict):
+        raise InvalidRequest(f"body: must be an object as JSON, is {brief(document, 40)}")
+    return document
+
+
 def _decode_long(decode: Callable[[Body], Any], body: Body) -> Any:
     refuse_names(body, JSON)
     with uncollected(len(body)):
@@ -161,12 +173,12 @@ def _decode_long(decode: Callable[[Body], Any], body: Body) -> Any:
         return decode(body)
 
 
-# Bytes of all parameters of a body that has floats which take long to read.
+# Limit of the bytes of all parameters, for a body with floats that are slow to read (see values.py).
 _MAX_PARAMETERS = 64 << 10
 
 
 class _Parametrised(msgspec.Struct):
-    """What has parameters, which are not looked into."""
+    """Anything with parameters, which are not decoded."""
 
     parameters: msgspec.Raw = msgspec.Raw()
 
@@ -180,29 +192,29 @@ _decode_parametrised = msgspec.json.Decoder(_AllParametrised).decode
 
 
 def _check_parameters(body: Body) -> None:
-    """Raise InvalidRequest for so many parameters that their floats would keep the interpreter; those of data are not read yet."""
+    """Raise InvalidRequest for parameters whose floats would block the interpreter for too long. Floats of data are read later, in another way."""
     if not has_slow_floats(body):
         return
     read = _decode_parametrised(body)
     size = sum(len(bytes(each.parameters)) for each in (read, *read.inputs, *(read.outputs or ())))
     if size > _MAX_PARAMETERS:
-        raise InvalidRequest(f"parameters: {size} bytes of them, there may be {_MAX_PARAMETERS}")
+        raise InvalidRequest(f"parameters: have {size} bytes, must have at most {_MAX_PARAMETERS}")
 
 
 def request_of(read: ReadRequest, model: str, version: str, find: Find) -> InferenceRequest:
-    """Return the request that was `read`."""
+    """Return the request in a decoded document."""
     return InferenceRequest(
         model,
         tensors_of(read.inputs, find),
         version=version,
         id=read.id or "",
-        outputs=asked_of(read.outputs),
+        outputs=requested_outputs(read.outputs),
         parameters=read.parameters,
     )
 
 
 def response_of(read: ReadResponse, find: Find) -> InferenceResponse:
-    """Return the response that was `read`."""
+    """Return the response in a decoded document."""
     return InferenceResponse(
         read.model_name,
         tensors_of(read.outputs, find),
@@ -212,32 +224,32 @@ def response_of(read: ReadResponse, find: Find) -> InferenceResponse:
     )
 
 
-def asked_of(outputs: list[ReadOutput] | None) -> list[AskedOutput] | None:
-    """Return the outputs asked for; None for all. InvalidRequest for a name that is there twice."""
+def requested_outputs(outputs: list[ReadOutput] | None) -> list[RequestedOutput] | None:
+    """Return the requested outputs; None for all. Raises InvalidRequest for a repeated name."""
     if outputs is None:
         return None
     refuse_duplicates("output", [output.name for output in outputs])
-    return [AskedOutput(output.name, output.parameters or {}) for output in outputs] or None
+    return [RequestedOutput(output.name, output.parameters or {}) for output in outputs] or None
 
 
 def tensors_of(tensors: list[ReadTensor], find: Find) -> list[TensorValue]:
-    """Return the tensors that were read, with their values. Bytes that `find` is asked for are asked for in order."""
+    """Return the tensors with their values. `find` is called in the order of the tensors. Raises InvalidRequest."""
     refuse_duplicates("tensor", [tensor.name for tensor in tensors])
     return [_value_of(tensor, find) for tensor in tensors]
 
 
-# Tensors, or outputs asked for, of one request: each costs microseconds, however few bytes it has.
+# Limit of tensors, and of requested outputs, in one request: each costs microseconds, however few bytes it has.
 MAX_TENSORS = 1024
 
 
 def refuse_too_many(what: str, count: int) -> None:
-    """Raise InvalidRequest for more tensors, or outputs asked for, than a request may have."""
+    """Raise InvalidRequest if `count` exceeds MAX_TENSORS. `what` is "tensor" or "output"."""
     if count > MAX_TENSORS:
-        raise InvalidRequest(f"{what}s: {count} of them, a request may have {MAX_TENSORS}")
+        raise InvalidRequest(f"{what}s: there are {count}, must be at most {MAX_TENSORS}")
 
 
 def refuse_duplicates(what: str, names: list[str]) -> None:
-    """Raise InvalidRequest if there are too many names, or if one is there twice."""
+    """Raise InvalidRequest for too many names, and for a repeated name."""
     refuse_too_many(what, len(names))
     seen: set[str] = set()
     for name in names:
@@ -258,7 +270,7 @@ def _value_of(tensor: ReadTensor, find: Find) -> TensorValue:
             raise InvalidRequest(f"tensor {name!r}: has no data")
         array = read_elements(name, datatype, shape, count, tensor.data)
     elif tensor.data is not msgspec.UNSET:
-        raise InvalidRequest(f"tensor {name!r}: has data in the JSON and {', '.join(parameters)}, only one may be")
+        raise InvalidRequest(f"tensor {name!r}: has data in the JSON and {', '.join(parameters)}, only one is allowed")
     else:
         array = read_raw(name, datatype, shape, count, raw)
         parameters = {key: value for key, value in parameters.items() if key not in _ELSEWHERE}
@@ -266,12 +278,12 @@ def _value_of(tensor: ReadTensor, find: Find) -> TensorValue:
 
 
 def item_bytes(datatype: str) -> int:
-    """Return how many bytes an element takes (BYTES: at least) as raw bytes."""
+    """Return how many raw bytes an element takes; for BYTES, at least takes."""
     return 4 if datatype == "BYTES" else DTYPES[datatype].itemsize
 
 
 def read_raw(name: str, datatype: str, shape: tuple[int, ...], count: int, raw: memoryview) -> Any:
-    """Return the array whose bytes are `raw`: a read-only view, but for BYTES. InvalidRequest if they are too few or many."""
+    """Return the array with the bytes `raw`: a read-only view of them, except for BYTES. Raises InvalidRequest for too few or too many bytes."""
     if datatype == "BYTES":
         return unpack_elements(raw, count, name).reshape(shape)
     due = count * DTYPES[datatype].itemsize
@@ -281,7 +293,7 @@ def read_raw(name: str, datatype: str, shape: tuple[int, ...], count: int, raw: 
 
 
 def view_of(raw: memoryview, datatype: str) -> Any:
-    """Return the elements whose bytes are `raw`, as a read-only view of them."""
+    """Return the elements with the bytes `raw`, as a read-only view of them."""
     if not len(raw):
         return numpy.empty(0, DTYPES[datatype])
     view = numpy.frombuffer(raw, DTYPES[datatype])
@@ -290,7 +302,7 @@ def view_of(raw: memoryview, datatype: str) -> Any:
 
 
 def nowhere(name: str, parameters: Parameters) -> None:
-    """Find nothing: raise InvalidRequest for a tensor whose parameters place its bytes elsewhere."""
+    """A Find for messages without binary data and shared memory: raise InvalidRequest for a tensor whose parameters announce such bytes."""
     if BINARY_SIZE in parameters:
         raise InvalidRequest(f"tensor {name!r}: has {BINARY_SIZE}, but the body has no binary data")
     if REGION in parameters:
@@ -298,20 +310,20 @@ def nowhere(name: str, parameters: Parameters) -> None:
 
 
 def request_to_write(request: InferenceRequest, inputs: list[WrittenTensor]) -> WrittenRequest:
-    """Return what is encoded for `request`."""
+    """Return `request` as the struct that is encoded."""
     outputs: list[ReadOutput] | msgspec.UnsetType = msgspec.UNSET
     if request.outputs is not None:
-        outputs = [ReadOutput(asked.name, asked.parameters or None) for asked in request.outputs]
+        outputs = [ReadOutput(output.name, output.parameters or None) for output in request.outputs]
     return WrittenRequest(inputs, request.id, request.parameters, outputs)
 
 
 def response_to_write(response: InferenceResponse, outputs: list[WrittenTensor]) -> WrittenResponse:
-    """Return what is encoded for `response`."""
+    """Return `response` as the struct that is encoded."""
     return WrittenResponse(response.model, outputs, response.version, response.id, response.parameters)
 
 
 def written(tensor: TensorValue) -> WrittenTensor:
-    """Return `tensor` as it is written into JSON."""
+    """Return `tensor` as the struct that is encoded. Raises InvalidRequest if it has no JSON form."""
     data: list[Any] | msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     if REGION not in tensor.parameters:
         data = write_json(tensor.name, tensor.datatype, tensor.array)
@@ -321,12 +333,10 @@ def written(tensor: TensorValue) -> WrittenTensor:
 def read_generate(body: Body, declared: Sequence[Tensor], model: str, version: str = "") -> InferenceRequest:
     """Return the request in `body`: `{"<input>": value, ..., "id": text, "parameters": {...}}`.
 
-    A value is nested lists; where it has fewer dimensions than the model declares, it stands for one row. Raises
-    InvalidRequest naming tensor, value and rule, and TooLarge for too many lists and objects, or names.
+    A value is a number, a text or nested lists. One with fewer dimensions than the model declares gets leading dimensions of 1. Raises InvalidRequest naming
+    tensor, value and rule, and TooLarge for too many lists, objects or names.
     """
-    document = parse(decode_json, body, "an object")
-    if not isinstance(document, dict):
-        raise InvalidRequest(f"body: must be an object as JSON, is {brief(document, 40)}")
+    document = read_object(body)
     names = {tensor.name for tensor in declared}
     name = "" if "id" in names else document.pop("id", "")
     parameters = {} if "parameters" in names else document.pop("parameters", {})
@@ -354,8 +364,10 @@ def _as_rows(value: Any, tensor: Tensor) -> Any:
 
 
 def write_generated(response: InferenceResponse) -> bytes:
-    """Return `response` as `{"model_name", "model_version", "<output>": value, ...}`: one value by itself, several as a flat
-    list. InvalidRequest for a tensor without a JSON form."""
+    """Return `response` as `{"model_name", "model_version", "<output>": value, ...}`. A single element is a value, several are a flat list.
+
+    Raises InvalidRequest for a tensor without a JSON form.
+    """
     document: dict[str, Any] = {"model_name": response.model, "model_version": response.version}
     if response.id:
         document["id"] = response.id
@@ -365,12 +377,15 @@ def write_generated(response: InferenceResponse) -> bytes:
     return encode(document)
 
 
-MAX_REMEMBERED = 256  # shapes; there are few where it matters
+MAX_REMEMBERED = 256  # combinations of inputs and shapes that a BodyPeek remembers
 
 
 class Outline(NamedTuple):
-    """What a body holds besides its data. `for_server`: the worker cannot read it or write the answer, as a tensor lies in shared
-    memory, as an output is asked for there, as binary data or as classes, or as the batch dimension is left out."""
+    """What the queue must know of a body: rows, batch key and parameters.
+
+    `for_server`: the worker cannot read the body or write the response, because a tensor is in shared memory, because an output is requested there, as
+    binary data or as classes, or because the batch dimension is left out.
+    """
 
     rows: int
     key: tuple[Any, ...]
@@ -404,17 +419,17 @@ _NO_PARAMETERS: Parameters = {}
 
 
 class BodyPeek:
-    """Reads outlines for one model, whose inputs are `declared`. Remembers the shapes that it has met."""
+    """Reads outlines of requests to one model, whose inputs are `declared`. It remembers the combinations of inputs that it has read."""
 
     def __init__(self, declared: Sequence[Tensor]) -> None:
         self._declared = tuple(declared)
-        self._known: dict[tuple[_Tensor, ...], Outline] = {}  # of bodies with these inputs, and nothing else
+        self._known: dict[tuple[_Tensor, ...], Outline] = {}  # of bodies with these inputs and without parameters
 
     def __call__(self, body: Body) -> Outline:
         """Return the outline of `body`.
 
-        Raises InvalidRequest if it is no inference request, or if its tensors' names, datatypes, shapes or numbers of rows
-        are not those declared. Of the data it looks only at the brackets: the worker refuses what is wrong there.
+        Raises InvalidRequest if it is no inference request, or if the names, datatypes, shapes or numbers of rows of its tensors are not as declared. The
+        data are not checked: the worker refuses wrong ones.
         """
         head = parse(_decode, body, "an inference request")
         known = self._known.get(head.inputs) or self._learn(head.inputs)

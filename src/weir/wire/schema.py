@@ -1,7 +1,7 @@
-"""Validation of one item or answer against a declared type, and that type's JSON schema; and documents of Weir's own declared types.
+"""Validates items and outputs against declared types, makes the JSON schemas of types, and reads documents as Weir's own types.
 
-Types of pydantic go to pydantic, which is imported only then; all others to msgspec. Both describe what is wrong as a list of
-`{"loc": [...], "msg": ..., "type": ...}`. For a document of Weir's own, `read_document` writes a text that names field, value and rule.
+pydantic checks its own types and is imported only for them; msgspec checks all others. Both report errors as a list of
+`{"loc": [...], "msg": ..., "type": ...}`. For one of Weir's own documents, `read_document` makes a text that names field, value and rule.
 """
 
 import re
@@ -27,11 +27,12 @@ from weir.wire.values import (
 # Where the components of an OpenAPI document are.
 REF_TEMPLATE = "#/components/schemas/{}"
 
-# A long list of wrong elements makes no long answer: so many errors, and so much of each input.
+# A response shows at most this many errors, and this many bytes of each input, even for a long list of wrong elements.
 MAX_ERRORS = 100
-# Pydantic lists all its errors or none, at a kilobyte each: those of a body of 16 MB would end the worker.
+# pydantic lists all errors or none, with a kilobyte for each. Those of a body of 16 MB would exhaust the worker's memory.
 MAX_LISTED = 10_000
 MAX_INPUT_BYTES = 1000
+_LONGEST_NAME = 80  # characters of the name of an unknown field
 
 _PLAIN = (type(None), bool, int, float, str, bytes)
 
@@ -42,19 +43,20 @@ class Schema(Protocol):
     """One declared type."""
 
     def reader(self, content_type: str) -> Callable[[Any], Any]:
-        """Return the function from a body in JSON or msgpack to a value of the type. It raises ValidationFailed,
-        UNREADABLE or InvalidRequest (see `refusal`), or whatever a validator of the user's raises."""
+        """Return a function that reads a body, JSON or msgpack, as a value of the type.
+
+        The function raises ValidationFailed, one of UNREADABLE, InvalidRequest (see `refusal`), or what a user's validator raises.
+        """
 
     def check(self, value: Any) -> Any:
-        """Return `value` as a value of the type; raises ValidationFailed."""
+        """Return `value` as a value of the type. Raises ValidationFailed."""
 
     def json_schema(self, *, output: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the JSON schema of the type, as it is read or as it is written (`output`), and the components that it
-        refers to by REF_TEMPLATE."""
+        """Return the JSON schema of the type as it is read, or with `output` as it is written, and the components to which it refers by REF_TEMPLATE."""
 
 
 def schema_of(declared: Any, name: str) -> Schema:
-    """Return the schema of the type `declared`. SettingsError, naming `name`, if it is no type that can be checked."""
+    """Return the schema of the type `declared`. Raises SettingsError, naming `name`, if neither pydantic nor msgspec can check it."""
     try:
         return _PydanticSchema(declared) if _is_pydantic(declared) else _MsgspecSchema(declared)
     except Exception as error:  # each library has its own, and a user's metaclass may raise anything
@@ -64,7 +66,7 @@ def schema_of(declared: Any, name: str) -> Schema:
 
 
 def refusal(error: BaseException, content_type: str, body: Any) -> RequestError | None:
-    """Return what to answer when a `reader` raised `error` for `body`; None if that was a stranger's exception."""
+    """Return the error of the request for the `error` that a `reader` has raised for `body`; None if it is an exception of user code."""
     if isinstance(error, (InvalidRequest, TooLarge, ValidationFailed)):
         return error
     if not isinstance(error, UNREADABLE):
@@ -77,7 +79,7 @@ def refusal(error: BaseException, content_type: str, body: Any) -> RequestError 
 
 
 def _is_pydantic(declared: Any) -> bool:
-    """Tell whether the type, or one inside it, or a rule in its annotation is pydantic's."""
+    """Return whether the type, a type inside it, or a rule in its annotation is pydantic's."""
     if hasattr(declared, "__get_pydantic_core_schema__") or hasattr(declared, "__pydantic_core_schema__"):
         return True
     metadata = getattr(declared, "__metadata__", ())
@@ -114,7 +116,7 @@ class _MsgspecSchema:
         return checked
 
     def _check_plain(self, value: Any, error: msgspec.ValidationError) -> Any:
-        """Numpy's numbers and arrays are as good as Python's."""
+        """Check `value` again with numpy's numbers and arrays converted to Python's. Raises the failure of the first `error`."""
         try:
             plain = msgspec.to_builtins(value, builtin_types=(bytes, bytearray), enc_hook=writable)
             return msgspec.convert(plain, self._type)
@@ -124,13 +126,13 @@ class _MsgspecSchema:
             raise _msgspec_failure(error) from None
 
     def _check_deeply(self, value: Any) -> None:
-        """A struct is not validated when it is made."""
+        """Validate the content of a struct, which msgspec does not do when the struct is made."""
         try:
             self._readers[MSGPACK](msgspec.msgpack.encode(value))
         except msgspec.ValidationError as error:
             raise _msgspec_failure(error) from None
         except UNWRITABLE:
-            return  # it holds values that only the model understands
+            return  # it contains values that only the model can read
 
     def json_schema(self, *, output: bool) -> tuple[dict[str, Any], dict[str, Any]]:
         (schema,), components = json_schemas([self._type])
@@ -138,7 +140,7 @@ class _MsgspecSchema:
 
 
 def json_schemas(declared: Iterable[Any]) -> tuple[tuple[dict[str, Any], ...], dict[str, Any]]:
-    """Return the JSON schemas of types that msgspec knows, and the components that they refer to by REF_TEMPLATE."""
+    """Return the JSON schemas of types that msgspec knows, and the components to which they refer by REF_TEMPLATE."""
     return msgspec.json.schema_components(
         declared,
         schema_hook=lambda custom: {"title": custom.__name__},
@@ -146,36 +148,47 @@ def json_schemas(declared: Iterable[Any]) -> tuple[tuple[dict[str, Any], ...], d
     )
 
 
-def read_document(document: Any, declared: type[T]) -> T:
-    """Return `document`, as it was decoded from JSON, as a value of the type `declared`, such as a Struct.
+def any_of(*declared: Any) -> msgspec.Meta:
+    """Return what a JSON schema says of a value that is of one of the types `declared`, to annotate Any with: msgspec has no union of two lists."""
+    schemas, components = json_schemas(declared)
+    named = {REF_TEMPLATE.format(name): schema for name, schema in components.items()}
+    return msgspec.Meta(extra_json_schema={"anyOf": [named.get(schema.get("$ref", ""), schema) for schema in schemas]})
 
-    Raises InvalidRequest that names the field that is wrong, its value and the rule. `document` may have been changed then.
+
+def read_document(document: Any, declared: type[T]) -> T:
+    """Return `document`, which was decoded from JSON, as a value of the type `declared`, such as a Struct.
+
+    Raises InvalidRequest naming the wrong field, its value and the rule. `document` may have been changed then.
     """
     try:
         return msgspec.convert(document, declared)
     except msgspec.ValidationError as error:
-        raise InvalidRequest(_wrong_field(document, declared, str(error))) from None
+        raise InvalidRequest(wrong_field(document, declared, error)[1]) from None
 
 
-def _wrong_field(document: Any, declared: Any, text: str) -> str:
-    text, _, path = text.partition(" - at ")
+def wrong_field(document: Any, declared: Any, error: msgspec.ValidationError) -> tuple[str, str]:
+    """Return which field of `document` is wrong, as msgspec's `error` says ("" for the document itself), and a text that names the field, its
+    value and the rule. `document` may have been changed then."""
+    config = getattr(declared, "__struct_config__", None)
+    if config is not None and config.forbid_unknown_fields and isinstance(document, dict):
+        known = declared.__struct_encode_fields__
+        unknown = [str(name)[:_LONGEST_NAME] for name in document if name not in known]
+        if unknown:
+            return unknown[0], f"{unknown[0]}: there is no such field; there are {', '.join(known)}"
+    text, _, path = str(error).partition(" - at ")
     value, names = document, []
     for index, name in _PATH_PARTS.findall(path):
         key = int(index) if index.isdigit() else name or _wrong_key(document, declared, value)
         value = value[key]
         names.append(str(key))
     if (missing := _MISSING.match(text)) is not None:
-        return (
-            f"{'.'.join([*names, missing[1]])}: is missing, {_rule_of_missing(document, declared, value, missing[1])}"
-        )
-    if (unknown := _UNKNOWN.match(text)) is not None:
-        known = ", ".join(declared.__struct_fields__) if not names else "others"
-        return f"{'.'.join([*names, unknown[1]])}: there is no such field; there are {known}"
-    return f"{'.'.join(names) or 'body'}={brief(value)}: {_rule(text)}"
+        names.append(missing[1])
+        return names[0], f"{'.'.join(names)}: is missing, {_rule_of_missing(document, declared, value, missing[1])}"
+    return (names or [""])[0], f"{'.'.join(names) or 'body'}={brief(value)}: {_rule(text)}"
 
 
 def _wrong_key(document: Any, declared: Any, mapping: dict[Any, Any]) -> Any:
-    """Return the key of the entry that is wrong, which msgspec does not tell: the one with which alone the document is refused."""
+    """Return the key of the wrong entry, which msgspec does not name: the document is refused if the mapping has this entry only."""
     for key, value in list(mapping.items()):
         mapping.clear()
         mapping[key] = value
@@ -187,7 +200,7 @@ def _wrong_key(document: Any, declared: Any, mapping: dict[Any, Any]) -> Any:
 
 
 def _rule_of_missing(document: Any, declared: Any, parent: dict[str, Any], name: str) -> str:
-    """Return the rule for a field that is not there: what a value of no type at all is refused with."""
+    """Return the rule for a missing field: the error for a value that no type accepts."""
     parent[name] = object()
     try:
         msgspec.convert(document, declared)
@@ -197,7 +210,7 @@ def _rule_of_missing(document: Any, declared: Any, parent: dict[str, Any], name:
 
 
 def _rule(text: str) -> str:
-    """Return "must be an integer or null" for "Expected `int | null`, got `str`"; another text stays as it is."""
+    """Return the rule in msgspec's `text`: "must be an integer or null" for "Expected `int | null`, got `str`". Other texts are kept."""
     expected = text.removeprefix("Expected ").partition(", got ")[0]
     if expected == text:
         return text[:1].lower() + text[1:]
@@ -214,7 +227,6 @@ def _listed(names: list[str]) -> str:
 
 _PATH_PARTS = re.compile(r"\[(\d+|\.\.\.)\]|\.([^.\[`]+)")
 _MISSING = re.compile(r"Object missing required field `(.*)`")
-_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
 _NAMES = {
     "str": "a text", "int": "an integer", "float": "a number", "bool": "true or false", "object": "an object",
     "array": "a list",
@@ -229,7 +241,7 @@ _KINDS = (
 
 
 def _msgspec_failure(error: Exception) -> ValidationFailed:
-    """Take apart "Expected `int`, got `str` - at `$.a[0]`"."""
+    """Return the ValidationFailed for an error of msgspec, such as "Expected `int`, got `str` - at `$.a[0]`"."""
     text, _, path = str(error).partition(" - at ")
     loc: list[str | int] = [
         int(index) if index.isdigit() else field or index for field, index in _LOCATION.findall(path)
@@ -240,7 +252,7 @@ def _msgspec_failure(error: Exception) -> ValidationFailed:
 
 class _PydanticSchema:
     def __init__(self, declared: Any) -> None:
-        import pydantic  # here, for it takes long to load; the user's type is of it, so it is loaded already
+        import pydantic  # not at the top: it loads slowly; it is loaded already, because the user's type is pydantic's
 
         self._adapter: Any = pydantic.TypeAdapter(declared)
         self._error: type[Any] = pydantic.ValidationError
@@ -249,7 +261,7 @@ class _PydanticSchema:
         return self._read_json if content_type == JSON else self._read_msgpack
 
     def _read_json(self, body: bytes | memoryview) -> Any:
-        DECODE[JSON](body)  # pydantic's own parser takes NaN, infinities and what overflows to them
+        DECODE[JSON](body)  # pydantic's own parser accepts NaN, infinities and numbers that overflow
         try:
             return self._adapter.validate_json(bytes(body))
         except self._error as error:
@@ -282,7 +294,7 @@ def _pydantic_failure(error: Any) -> ValidationFailed:
 
 
 def _json_able(value: Any) -> Any:
-    """A part of an error, which may hold the input or an exception: as it is if JSON can hold it in few bytes."""
+    """Return a part of an error, which may contain the input or an exception, in a form that JSON can represent in few bytes."""
     try:
         encoded = ENCODE[JSON](value)
     except UNWRITABLE:

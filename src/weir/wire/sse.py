@@ -1,4 +1,4 @@
-"""Server-Sent Events (HTML Living Standard, 9.2): events as bytes, and bytes as events."""
+"""Server-sent events (HTML Living Standard, section 9.2): writes events as bytes, and parses bytes into events."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,7 @@ MAX_EVENT_BYTES = 64 << 20
 
 
 class Event(NamedTuple):
-    """One event. `name` is "message" when the server gave none."""
+    """One event. `name` is "message" if the server sent none."""
 
     data: bytes
     name: str = "message"
@@ -15,9 +15,9 @@ class Event(NamedTuple):
 
 
 def write_event(data: bytes, name: str = "") -> bytes:
-    """Return one event. `data` may have several lines, however they end; its reader gets them joined by line feeds.
+    """Return one event as bytes. `data` may have several lines with any line ends; the reader gets them joined with line feeds.
 
-    Raises ValueError for a name that holds the end of a line.
+    Raises ValueError for a name that contains a line end.
     """
     if "\n" in name or "\r" in name:
         raise ValueError(f"event {name!r}: must be one line")
@@ -29,21 +29,20 @@ def write_event(data: bytes, name: str = "") -> bytes:
 
 
 def write_comment(text: str = "") -> bytes:
-    """Return a line that readers overlook, and that keeps a connection from being idle."""
+    """Return a comment. Readers ignore it, and it keeps a connection from being idle."""
     return b": %b\n\n" % text.replace("\r", " ").replace("\n", " ").encode()
 
 
 class EventParser:
-    """Turns the bytes of an event stream, in whatever pieces they come, into events.
+    """Parses an event stream, which may arrive in pieces of any size.
 
-    Comments, `retry` and unknown fields are overlooked; an event without data is none. Raises ValueError for an event that
-    is longer than `max_event_bytes`.
+    Comments, `retry` and unknown fields are ignored, and an event without data is dropped. An event of more than `max_event_bytes` raises ValueError.
     """
 
     def __init__(self, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
         self._max_event_bytes = max_event_bytes
-        self._line = bytearray()  # the beginning of one
-        self._after_return = False  # a line feed now belongs to the carriage return before it
+        self._line = bytearray()  # an incomplete line
+        self._after_return = False  # the last byte was CR, so a LF now belongs to it
         self._first = True
         self._size = 0
         self._data: list[bytes] = []
@@ -51,7 +50,7 @@ class EventParser:
         self._id = ""
 
     def feed(self, data: bytes) -> list[Event]:
-        """Return the events that `data` completes."""
+        """Return the events that `data` completes. Raises ValueError for one that is too long."""
         if self._after_return and data:
             self._after_return = False
             if data.startswith(b"\n"):

@@ -1,4 +1,4 @@
-"""Tensors as numpy arrays: their datatypes and shapes, from nested lists and back, with the checks of what a model declares."""
+"""Tensors as numpy arrays: checks datatypes and shapes against those that a model declares, and converts from and to nested lists and bytes."""
 
 import math
 import struct
@@ -21,26 +21,26 @@ _QUIET_NAN = numpy.uint16(0x7FC0)
 
 
 def to_bits(numbers: Array) -> Array:
-    """Return the bits of FP32 `numbers`, each rounded to the nearest BF16, halves to the even one."""
+    """Return the BF16 bits of FP32 `numbers`, rounded to nearest, ties to even."""
     wide = numpy.ascontiguousarray(numbers, numpy.float32).view(numpy.uint32)
     rounded = wide + _HALF + (wide >> 16 & _EVEN)
     return numpy.where(numpy.isnan(numbers), _QUIET_NAN, (rounded >> 16).astype(numpy.uint16))
 
 
 def to_numbers(bits: Array) -> Array:
-    """Return the FP32 numbers whose BF16 `bits` these are, exactly."""
+    """Return the numbers with these BF16 `bits`, as FP32, which is exact."""
     return (bits.astype(numpy.uint32) << 16).view(numpy.float32)
 
 
-MAX_DIMENSIONS = 32  # numpy 1 can do no more
+MAX_DIMENSIONS = 32  # the limit of numpy 1
 MAX_BYTES = (1 << 63) - 1
 
 
 def element_count(name: str, shape: Sequence[int], item_bytes: int) -> int:
-    """Return how many elements a tensor of this shape has, each of at least `item_bytes`.
+    """Return how many elements a tensor of this shape has. An element takes at least `item_bytes`.
 
-    Raises InvalidRequest that names the tensor for a dimension below 0, too many of them, or a product beyond what can be
-    addressed (also where a dimension of 0 makes the product itself 0).
+    Raises InvalidRequest naming the tensor for too many dimensions, a negative dimension, and a product of the other dimensions that exceeds MAX_BYTES, even
+    if one dimension is 0.
     """
     if len(shape) > MAX_DIMENSIONS:
         raise InvalidRequest(f"tensor {name!r}: has {len(shape)} dimensions, must have at most {MAX_DIMENSIONS}")
@@ -63,12 +63,12 @@ Arrays = dict[str, numpy.ndarray[Any, Any]]
 Complain = Callable[[str], WeirError]
 
 DTYPES: dict[str, numpy.dtype[Any]] = {datatype: numpy.dtype(name) for datatype, name in DATATYPES.items()}
-# Up to this many padded elements rows share batches whatever their lengths are (with several lengths that vary: each up to
-# its share, the root). Above it, only with lengths between the same two powers of two.
+# Rows with up to this many padded elements share batches whatever their lengths are. With n variable lengths, each may go up to the n-th root.
+# Longer rows share batches only with lengths between the same two powers of two.
 FREELY_PADDED = 1024
-# The kinds of array (numpy's letters) that may become a datatype's.
+# By kind of a dtype (numpy's letters): the kinds of arrays that may be converted to it.
 _SOURCES = {"b": "b", "u": "ui", "i": "ui", "f": "fui"}
-# The types of elements in lists that may become those of a datatype, and what elements of another type are called.
+# By kind of a dtype: the types of list elements that may be converted to it. And the words for elements of another type.
 _ELEMENTS: dict[str, set[type]] = {"b": {bool}, "u": {int}, "i": {int}, "f": {int, float}, "O": {str, bytes}}
 _WORDS: dict[type, str] = {
     str: "strings", bytes: "strings", bool: "elements of bool", float: "elements of float64", int: "elements of int64",
@@ -76,16 +76,16 @@ _WORDS: dict[type, str] = {
 
 
 def check_datatype(name: str, datatype: str) -> None:
-    """Raise InvalidRequest, naming the tensor, for a datatype that there is not."""
+    """Raise InvalidRequest, naming the tensor, for an unknown datatype."""
     if datatype not in DTYPES:
         raise InvalidRequest(f"tensor {name!r}: has datatype {datatype!r}, not one of {', '.join(DTYPES)}")
 
 
 def to_arrays(value: Any, declared: Sequence[Tensor], complain: Complain = InvalidRequest) -> Arrays:
-    """Return `value` (a dict of nested lists or arrays) as the arrays `declared`, in that order.
+    """Return `value` (a dict of nested lists or arrays) as arrays of the `declared` tensors, in that order.
 
-    Raises what `complain` makes of a text that names the tensor, the value and the rule: names, datatypes, shapes, and
-    an equal first dimension of at least 1, where that is the batch.
+    Names, datatypes and shapes must be as declared. If the first dimension is the batch, it must be equal in all arrays and at least 1. Otherwise raises what
+    `complain` makes of a text that names tensor, value and rule.
     """
     arrays = read_arrays(value, declared, complain)
     if declared[0].batch != NONE:
@@ -94,7 +94,7 @@ def to_arrays(value: Any, declared: Sequence[Tensor], complain: Complain = Inval
 
 
 def read_arrays(value: Any, declared: Sequence[Tensor], complain: Complain) -> Arrays:
-    """Do the same, but leave the first dimension as it is."""
+    """Do what `to_arrays` does, but do not check the first dimension."""
     if not isinstance(value, dict):
         raise complain(f"tensors: a {type(value).__name__}, must be an object with {_names(declared)}")
     known = {tensor.name for tensor in declared}
@@ -116,11 +116,10 @@ def read_arrays(value: Any, declared: Sequence[Tensor], complain: Complain) -> A
 
 
 def check_bound(found: Mapping[str, tuple[str, Sequence[int]]], declared: Sequence[Tensor]) -> int:
-    """Check the datatypes and shapes `found`, by name, against what is `declared`; return how many rows there are: 1 where
-    there is no batch.
+    """Check the datatypes and shapes `found`, by name, against the `declared` tensors. Return the number of rows; 1 if there is no batch dimension.
 
-    Raises InvalidRequest naming tensor, value and rule: names, datatypes, shapes, and an equal first dimension of at least 1
-    where that is the batch.
+    Names, datatypes and shapes must be as declared. If the first dimension is the batch, it must be equal in all tensors and at least 1. Otherwise raises
+    InvalidRequest naming tensor, value and rule.
     """
     known = {tensor.name for tensor in declared}
     if not known.issuperset(found):
@@ -153,29 +152,28 @@ def check_bound(found: Mapping[str, tuple[str, Sequence[int]]], declared: Sequen
 
 
 def leaves_batch_out(shapes: Mapping[str, Sequence[int]], declared: Sequence[Tensor]) -> bool:
-    """Tell whether a request whose tensors have these `shapes`, by name, leaves the batch out, which `declared` allows."""
+    """Return whether tensors with these `shapes`, by name, have no batch dimension, and the `declared` tensors allow that."""
     if declared[0].batch != OPTIONAL:
         return False
     return all(len(shapes[tensor.name]) + 1 == len(tensor.shape) for tensor in declared if tensor.name in shapes)
 
 
 def rows_of(arrays: Arrays) -> int:
-    """Return the length of the first dimension."""
+    """Return the number of rows: the length of the first dimension."""
     return len(next(iter(arrays.values())))
 
 
 def shape_key(arrays: Arrays, declared: Sequence[Tensor]) -> tuple[Any, ...]:
-    """Return the batch key of a request with these `arrays`, which are as `declared`."""
+    """Return the batch key of a request with these `arrays`, which have been checked against `declared`."""
     return batch_key(declared, {name: array.shape for name, array in arrays.items()})
 
 
 def batch_key(declared: Sequence[Tensor], shapes: Mapping[str, Sequence[int]]) -> tuple[Any, ...]:
-    """Return the batch key of a request whose tensors have these `shapes` by name (rows first).
+    """Return the batch key of a request whose tensors have these `shapes`, by name (rows first).
 
-    Requests of one model share a batch if these are equal: names, dtypes and all dimensions but the first, and but
-    those in which padded and ragged inputs vary, which stand in it as -1. Great lengths of padded inputs stand in it as
-    their magnitude, so that one very long row cannot make many short ones as long. Where there is no batch nothing is
-    shared, and the key is empty.
+    Requests to one model share a batch if their keys are equal. A key has names, dtypes and all dimensions except the first one. A variable dimension of a
+    padded or ragged input is -1 in it; a great length of a padded input is its magnitude instead, so that one very long row does not pad many short ones.
+    Without a batch dimension nothing is shared, and the key is empty.
     """
     if declared[0].batch == NONE:
         return ()
@@ -201,13 +199,13 @@ def _lengths_in_key(tensor: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def to_plain(arrays: Arrays, declared: Sequence[Tensor]) -> Arrays:
-    """Return `arrays`, which are as `declared`, as arrays of numbers and bytes: those of BF16 are not bits any more."""
+    """Return `arrays`, which have been checked against `declared`, with the bits of BF16 converted to numbers."""
     bits = [tensor.name for tensor in declared if tensor.datatype == "BF16" and tensor.name in arrays]
     return {**arrays, **{name: to_numbers(arrays[name]) for name in bits}} if bits else arrays
 
 
 def to_text(arrays: Arrays, declared: Sequence[Tensor]) -> dict[str, Any]:
-    """Return the same for JSON: elements of BYTES as strings. UnicodeDecodeError if one is not UTF-8."""
+    """Return what `to_plain` returns, with elements of BYTES as strings for JSON. Raises UnicodeDecodeError for one that is not UTF-8."""
     plain = to_plain(arrays, declared)
     return {name: _texts(array.tolist()) if array.dtype.kind == "O" else array for name, array in plain.items()}
 
@@ -228,10 +226,10 @@ def _array(value: Any, tensor: Tensor, complain: Complain) -> numpy.ndarray[Any,
 
 
 def _listed(value: Any, tensor: Tensor, complain: Complain) -> numpy.ndarray[Any, Any] | None:
-    """Return the array in nested lists of plain elements; None if there is something else in them, which numpy may know.
+    """Return nested lists of plain elements as an array; None if they contain other elements, which numpy may be able to convert.
 
-    Types are looked at before any array is made: numpy's would make each text as long as the longest, and of integers of which one
-    needs 64 bits without a sign, floats.
+    Types are checked before numpy makes an array. numpy would allocate the longest text's length for each text, and would convert integers to floats if one
+    of them needs 64 bits without a sign.
     """
     shape: list[int] = []
     level: list[Any] = [value]
@@ -256,7 +254,7 @@ def _uneven(tensor: Tensor, complain: Complain) -> WeirError:
 
 
 def _of_elements(elements: list[Any], types: set[type], tensor: Tensor, complain: Complain) -> numpy.ndarray[Any, Any]:
-    """Return `elements`, which are of `types` that the tensor's datatype takes, as an array of one dimension."""
+    """Return `elements` as an array of one dimension. The tensor's datatype accepts their `types`."""
     dtype = DTYPES[tensor.datatype]
     if dtype.kind == "O":
         array = numpy.empty(len(elements), object)
@@ -300,11 +298,11 @@ def _converted(value: Any, tensor: Tensor, complain: Complain) -> numpy.ndarray[
     if array.dtype == dtype:
         return array
     if tensor.datatype == "BF16":
-        if array.dtype.name == "bfloat16":  # of the package ml_dtypes, whose arrays jax and others give
+        if array.dtype.name == "bfloat16":  # the dtype of the package ml_dtypes, which jax and others use
             return array.view(dtype)
         return _bf16_array(array, tensor, complain)
     if not array.size and array.dtype == numpy.float64:
-        return array.astype(dtype)  # an empty list has no elements to be of a wrong type
+        return array.astype(dtype)  # an empty list has no elements of a wrong type
     if array.dtype.kind not in _SOURCES[dtype.kind]:
         raise complain(f"tensor {tensor.name!r}: has {_described(array)}, must be {tensor.datatype}")
     return _cast(array, dtype, tensor, complain)
@@ -359,7 +357,7 @@ def _bytes_array(array: numpy.ndarray[Any, Any], tensor: Tensor, complain: Compl
 
 
 def _check_shape(shape: Sequence[int], tensor: Tensor, complain: Complain) -> None:
-    """The first dimension may have any length if it is the batch."""
+    """Raise what `complain` makes unless `shape` is as declared. The first dimension may have any length if it is the batch."""
     rules = tensor.shape
     first = 0 if tensor.batch == NONE else 1
     if len(shape) == len(rules):
@@ -384,7 +382,7 @@ def _check_rows(arrays: Arrays, complain: Complain) -> None:
             )
 
 
-# The least number that rounds to an infinity, for each float: numbers must be nearer to 0.
+# The least number that rounds to infinity. The magnitude of a number must be less.
 _TOO_LARGE = {"FP32": 3.4028235677973366e38}
 BINARY_ONLY = ("FP16", "BF16")
 
@@ -399,7 +397,7 @@ def _element_type(datatype: str) -> Any:
     return {"b": bool, "f": float, "O": str}[dtype.kind]
 
 
-# msgspec's bounds are 64-bit integers with a sign: UINT64 is left to numpy.
+# msgspec's bounds are signed 64-bit integers, so numpy checks the upper bound of UINT64.
 ELEMENT_TYPES: dict[str, Any] = {
     datatype: Annotated[int, msgspec.Meta(ge=0)] if datatype == "UINT64" else _element_type(datatype)
     for datatype in DTYPES
@@ -411,9 +409,9 @@ _FLAT: dict[str, msgspec.json.Decoder[Any]] = {
 
 
 def read_elements(name: str, datatype: str, shape: Sequence[int], count: int, data: Any) -> numpy.ndarray[Any, Any]:
-    """Return the array in the JSON text `data` (a msgspec.Raw or bytes), flat or nested as in `shape`.
+    """Return the array in the JSON text `data` (a msgspec.Raw or bytes): a flat list of `count` elements, or lists nested as in `shape`.
 
-    Raises InvalidRequest that names the tensor, the value and the rule.
+    Raises InvalidRequest naming tensor, value and rule.
     """
     if datatype in BINARY_ONLY:
         raise InvalidRequest(f"tensor {name!r}: {datatype} has no JSON form, it must be sent as binary data")
@@ -437,12 +435,12 @@ def _decoded(name: str, data: Any) -> Any:
     try:
         with uncollected(len(bytes(data))):
             return decode_json(memoryview(data))
-    except UNREADABLE as error:  # nested too deeply, or a number beyond all floats
+    except UNREADABLE as error:  # nested too deeply, or a number beyond the range of floats
         raise InvalidRequest(f"tensor {name!r}: data cannot be read ({error})") from None
 
 
 def array_of(name: str, datatype: str, flat: list[Any]) -> numpy.ndarray[Any, Any]:
-    """Return elements whose types have been checked as an array of one dimension."""
+    """Return the elements `flat` as an array of one dimension. Their types have been checked."""
     if datatype == "BYTES":
         array = numpy.empty(len(flat), object)
         array[:] = _encoded(name, flat)
@@ -460,24 +458,23 @@ def _encoded(name: str, texts: list[str]) -> list[bytes]:
         raise InvalidRequest(f"tensor {name!r}: has a string that is no Unicode text ({error})") from None
 
 
-# Bytes that a number takes as text, but for few that take more.
+# The usual number of bytes of a number as text; few numbers take more.
 TEXT_BYTES = 12
 
-# Elements of a tensor that are written at a time: a few milliseconds, after which another thread may have its turn.
+# Elements of a tensor that are written at a time. That takes a few milliseconds; other threads may run in between.
 _PIECE = 20_000
 
 
 def text_size(array: numpy.ndarray[Any, Any]) -> int:
-    """Return about how many bytes the elements of a tensor have in JSON."""
+    """Return about how many bytes the elements of a tensor take in JSON."""
     size = TEXT_BYTES * array.size
-    if array.dtype.kind == "O" and array.size <= 2 * _PIECE:  # of more texts the number is enough
+    if array.dtype.kind == "O" and array.size <= 2 * _PIECE:  # with more texts, their number is precise enough
         size += sum(map(len, array.ravel().tolist()))
     return size
 
 
 def write_json(name: str, datatype: str, array: numpy.ndarray[Any, Any]) -> list[Any] | msgspec.Raw:
-    """Return what is to be encoded as the elements of a tensor, flat; of many, already as JSON, written piece by piece. InvalidRequest as in
-    `write_elements`."""
+    """Return the elements of a tensor for JSON, flat. Many elements are already encoded, piece by piece. Raises what `write_elements` raises."""
     if array.size <= _PIECE:
         return write_elements(name, datatype, array)
     flat = array.ravel()
@@ -489,9 +486,9 @@ _encode = msgspec.json.Encoder().encode
 
 
 def write_elements(name: str, datatype: str, array: numpy.ndarray[Any, Any]) -> list[Any]:
-    """Return the elements for JSON, flat. InvalidRequest if they have no JSON form: binary data must be asked for."""
+    """Return the elements for JSON, flat. Raises InvalidRequest if they have no JSON form, so that the caller must request binary data."""
     if datatype in BINARY_ONLY:
-        raise InvalidRequest(f"tensor {name!r}: {datatype} has no JSON form, it must be asked for as binary data")
+        raise InvalidRequest(f"tensor {name!r}: {datatype} has no JSON form, it must be requested as binary data")
     flat: list[Any] = array.ravel().tolist()
     if datatype != "BYTES":
         return flat
@@ -499,7 +496,7 @@ def write_elements(name: str, datatype: str, array: numpy.ndarray[Any, Any]) -> 
         return list(map(bytes.decode, flat))
     except UnicodeDecodeError as error:
         raise InvalidRequest(
-            f"tensor {name!r}: has bytes that are no UTF-8 ({error.reason}), it must be asked for as binary data"
+            f"tensor {name!r}: has bytes that are no UTF-8 ({error.reason}), it must be requested as binary data"
         ) from None
 
 
@@ -562,7 +559,10 @@ _MAX_LENGTH = 0xFFFFFFFF
 
 
 def pack_elements(array: numpy.ndarray[Any, Any]) -> bytes:
-    """Return the elements of an object array of bytes, in row-major order. InvalidRequest for one of 4 GiB or more."""
+    """Return the elements of an object array of bytes as raw bytes: each is preceded by its length (4 bytes, little-endian), in row-major order.
+
+    Raises InvalidRequest for an element of 4 GiB or more.
+    """
     elements = array.ravel().tolist()
     if elements and max(map(len, elements)) > _MAX_LENGTH:
         raise InvalidRequest(f"an element of BYTES has over {_MAX_LENGTH} bytes, the most that can be written")
@@ -571,9 +571,9 @@ def pack_elements(array: numpy.ndarray[Any, Any]) -> bytes:
 
 
 def unpack_elements(raw: bytes | memoryview, count: int, name: str) -> numpy.ndarray[Any, Any]:
-    """Return the `count` elements in `raw` as an object array of one dimension.
+    """Return the `count` elements in `raw` (see `pack_elements`) as an object array of one dimension.
 
-    Raises InvalidRequest that names the tensor `name` if an element is cut off, or if there are more or fewer.
+    Raises InvalidRequest, naming the tensor `name`, if an element is cut off or if there are more or fewer elements.
     """
     data, at, end = memoryview(raw), 0, len(raw)
     if count * _LENGTH.size > end:

@@ -1,6 +1,6 @@
-"""Values as JSON, msgpack or plain bytes: encoded, decoded, and split into the items of a list.
+"""Values as JSON and msgpack: encodes and decodes them, splits lists into items, and refuses bodies that would cost too much.
 
-JSON is stricter than its readers: what is no number, or half a character, is refused by its place rather than passed on.
+JSON is read strictly (RFC 8259): NaN, infinities and half of a surrogate pair are refused, and the error names their place.
 """
 
 import gc
@@ -17,14 +17,16 @@ import msgspec
 from weir.errors import InvalidRequest, TooLarge
 from weir.messages import JSON, MSGPACK
 
-# Tokens that are read to find where the half is; where there are more, its byte is named instead.
+# A "half" is an escape of half of a surrogate pair without the other half, which is no Unicode character (RFC 8259, section 8.2).
+
+# Tokens that are read to find the place of a half. In a longer body the error names its byte offset instead.
 MAX_TOKENS = 50_000
-MAX_HALVES = 10_000  # of one body that are put up with
-_MAX_DEPTH = 1024  # JSON nested more deeply is refused for that
-_LONGEST_NAME = 80  # characters of a key in the place
+MAX_HALVES = 10_000  # of one body that `without_halves` replaces
+_MAX_DEPTH = 1024  # JSON that is nested more deeply is refused for that
+_LONGEST_NAME = 80  # characters of a key in a place
 _LONGEST_PLACE = 200  # characters
 
-# Everything up to the first escape that is half of a pair. Backslashes stand in texts only, and each takes what follows it along.
+# Matches everything up to the first half. Backslashes occur in texts only, and each is matched with the character after it.
 _UP_TO_HALF = re.compile(
     rb"(?:[^\\]++|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\(?!u[dD][89a-fA-F]).)*+"
     rb"(?=\\u[dD][89a-fA-F][0-9a-fA-F]{2})",
@@ -32,12 +34,12 @@ _UP_TO_HALF = re.compile(
 )
 _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[\]{},:]', re.DOTALL)
 _NUL = rb"\u0000"
-_NO_TOKEN = "\ufffd"  # the character that stands for what is none
+_NO_TOKEN = "\ufffd"  # the replacement character
 _Level = list[int | str]  # one open list or object: the index or the key that is being read
 
 
 class Half(NamedTuple):
-    """A text that is no Unicode: `where` it stands ("" for all of the body), and what is wrong with it."""
+    """An error in a text: `where` is its place ("": the body), and `rule` says what is wrong."""
 
     where: str
     rule: str
@@ -47,9 +49,9 @@ class Half(NamedTuple):
 
 
 def find_half(body: bytes | bytearray | memoryview) -> Half | None:
-    """Return the first; None if there is none, or if something else is wrong before it or with its text.
+    """Return the first half in `body`, which is JSON; None if there is none, or if the JSON before it is malformed.
 
-    Takes no memory but a copy of `body` and, where the text is long, of that text; the time is linear.
+    The time is linear. The memory is a copy of `body` and of the text with the half.
     """
     text = bytes(body)
     found = _UP_TO_HALF.match(text)
@@ -70,9 +72,9 @@ def find_half(body: bytes | bytearray | memoryview) -> Half | None:
 
 
 def without_halves(body: bytes | bytearray | memoryview) -> bytes | None:
-    """Return `body`, which is JSON, with a NUL in the place of each half; None if it has none, or more than MAX_HALVES.
+    """Return `body`, which is JSON, with each half replaced by an escaped NUL; None if it has no half, or more than MAX_HALVES.
 
-    Both escapes have six bytes, so everything stays where it is. The time is linear.
+    Both escapes have six bytes, so offsets do not change. The time is linear.
     """
     made, place = bytearray(body), 0
     text = bytes(body)
@@ -86,17 +88,17 @@ def without_halves(body: bytes | bytearray | memoryview) -> bytes | None:
 
 
 def without_nul(text: str) -> str:
-    """Return `text` as bert-as-service reads it: without NULs. One that has nothing else becomes a space, which is no token."""
+    """Return `text` as bert-as-service reads it: without NULs. A text of NULs only becomes a space, which has no tokens."""
     return (text.replace("\0", "") or " ") if "\0" in text else text
 
 
 def words_without_nul(words: list[Any]) -> list[Any]:
-    """Return `words`, each of which is a token as it is, as bert-as-service reads them: one with a NUL is no known token."""
+    """Return `words`, each of which is one token, as bert-as-service reads them: a word with a NUL is an unknown token."""
     return [_NO_TOKEN if isinstance(word, str) and "\0" in word else word for word in words]
 
 
 def _read(token: bytes, levels: list[_Level], is_key: bool) -> bool:
-    """Take one token into account; tell whether the next text is a key."""
+    """Update `levels` with one token. Return whether the next text is a key."""
     if token == b"[":
         levels.append([0])
     elif token == b"{":
@@ -116,7 +118,7 @@ def _read(token: bytes, levels: list[_Level], is_key: bool) -> bool:
 
 
 def _named(before: bytes, levels: list[_Level]) -> Half:
-    """Return the half in a text that begins with `before`."""
+    """Return the error for a half in the text at `levels`. `before` is the text's content before the half."""
     where = ""
     for (place,) in levels:
         where += f"[{place}]" if isinstance(place, int) else f".{place}" if where else place
@@ -127,7 +129,7 @@ def _named(before: bytes, levels: list[_Level]) -> Half:
 
 
 def _readable(content: bytes) -> str:
-    """Return the content of a text in JSON, as far as it can be read."""
+    """Return the content of a JSON text, with its escapes replaced if they are valid."""
     raw = content.decode(errors="replace")
     try:
         text: str = json.loads(f'"{raw}"', strict=False)
@@ -136,31 +138,31 @@ def _readable(content: bytes) -> str:
     return text
 
 
-# What msgspec raises when it reads something wrong, and when it is given something that it cannot write.
+# What msgspec raises for input that it cannot read, and for values that it cannot write.
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 UNWRITABLE = (TypeError, ValueError, OverflowError, RecursionError)
 
 
 def writable(value: Any) -> Any:
-    """Return what to write for a `value` that is of no type of JSON's or msgpack's; TypeError if there is nothing."""
+    """Return a writable form of a `value` whose type JSON and msgpack do not have. Raises TypeError if there is none."""
     tolist = getattr(value, "tolist", None)  # numpy, torch, jax, array
     if callable(tolist):
         return tolist()
-    dump = getattr(value, "model_dump", None)  # pydantic, which is not imported for those who do not use it
+    dump = getattr(value, "model_dump", None)  # pydantic, which is imported only if the user does
     if callable(dump):
         return dump(mode="json", by_alias=True)
     raise TypeError(f"{type(value).__module__}.{type(value).__qualname__} has no form in JSON or msgpack")
 
 
-# msgspec takes ten microseconds for a float such as -1e308 or 4.9e-324: a megabyte of them holds the interpreter for more than a
-# second. Python's own reading takes a quarter of one for any; so bodies that have such exponents are read with that.
+# msgspec takes ten microseconds for a float such as -1e308 or 4.9e-324, so a megabyte of them blocks the interpreter for more than a second.
+# Python's own conversion takes 0.25 microseconds for any float. So a body with such exponents is read with that.
 _SLOW_FLOAT = re.compile(rb"[eE][-+]?[0-9]{2}")
-# Bytes of a body that needs none of the checks of what its reading may cost: nothing in it can be many.
+# A body of at most this many bytes is too short to be expensive, so its cost is not checked.
 SMALL_BODY = 4096
 
 
 def read_float(text: str) -> float:
-    """Return the float that JSON has in `text`; ValueError for one beyond all floats."""
+    """Return the float in the JSON `text`. Raises ValueError for a number beyond the range of floats."""
     value = float(text)
     if value in (math.inf, -math.inf):
         raise ValueError("Number out of range")
@@ -172,13 +174,13 @@ _decode_slowly = msgspec.json.Decoder(float_hook=read_float).decode
 
 
 def has_slow_floats(body: bytes | bytearray | memoryview) -> bool:
-    """Tell whether msgspec may take long for the floats in `body`."""
+    """Return whether `body` may contain floats that msgspec reads slowly."""
     return len(body) > SMALL_BODY and _SLOW_FLOAT.search(body) is not None
 
 
 def decode_json(body: bytes | bytearray | memoryview) -> Any:
-    """Return the value in `body`. Raises UNREADABLE, also for a float beyond all floats, and TooLarge for too many lists and objects,
-    or names."""
+    """Return the value in a JSON `body`. Raises one of UNREADABLE, also for a number beyond the range of floats, and TooLarge for too many lists, objects or
+    names."""
     refuse_names(body, JSON)
     return _read_json(body)
 
@@ -198,24 +200,24 @@ def _read_msgpack(body: bytes | bytearray | memoryview) -> Any:
 
 _plain_msgpack = msgspec.msgpack.Decoder().decode
 
-# Lists and objects of a body: each takes at least 64 bytes, and an object 200, however few it has in the body, and as long as dozens of its
-# numbers. So many may be in any body, and one more for each so many bytes: enough for rows of three short numbers.
+# Limit of lists and objects in a body. A list takes at least 64 bytes of memory and an object 200, even if it has two bytes in the body, and as
+# much time as dozens of numbers. Any body may have ANY_CONTAINERS, and one more for each 16 bytes: enough for rows of three short numbers.
 ANY_CONTAINERS = 1 << 18
 _BYTES_OF_CONTAINER = 16
 
-# Names in the objects of a body that the server decodes. One takes up to a microsecond and seven bytes of the body, for the table of a large
-# object does not fit into the processor's caches; so names count that are different from those nearby. Those of small objects of msgpack, which
-# has a form for up to 15, do not count: each has a small table of its own.
+# Limit of names in the objects of a body that the server decodes. A name has at least seven bytes in the body and takes up to a microsecond, because
+# the hash table of a large object does not fit into the processor's caches. So only names that differ from names nearby count. Names in msgpack's
+# short form for objects of up to 15 names do not count, because each such object has a small table.
 ANY_NAMES = 1 << 16
 _BYTES_OF_NAME = 64
 
-_PIECE = 64 << 10  # bytes that are looked at together, before another thread may have its turn
+_PIECE = 64 << 10  # bytes that one search examines; other threads may run in between
 _TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _WHOLE_TEXTS = re.compile(rb'(?:[^"]++|"(?:[^"\\]++|\\.)*+")*+', re.DOTALL)
 _NAME_OR_TEXT = re.compile(rb'"((?:[^"\\]++|\\.)*+)"[ \t\r\n]*+:|"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _CONTAINER = re.compile(rb"[\x80-\x9f]|[\xdc\xde]..|[\xdd\xdf].{4}", re.DOTALL)
 _CONTAINER_BYTES = bytes((*range(0x80, 0xA0), *range(0xDC, 0xE0)))
-_MSGPACK = re.compile(  # containers in a row; other values in a row without a length in bytes of their own; one that has it
+_MSGPACK = re.compile(  # several containers; several other values of a fixed length; or the first byte of a value that states its length
     rb"((?:[\x80-\x9f]|[\xdc\xde]..|[\xdd\xdf].{4})++)"
     rb"|(?:[\x00-\x7f\xc0-\xc3\xe0-\xff]|[\xcc\xd0].|[\xcd\xd1\xd4]..|\xd5...|[\xca\xce\xd2].{4}|\xd6.{5}|[\xcb\xcf\xd3].{8}|\xd7.{9}|\xd8.{17}|"
     + b"|".join(b"%b.{%d}" % (re.escape(bytes([0xA0 + size])), size) for size in range(32))
@@ -224,11 +226,11 @@ _MSGPACK = re.compile(  # containers in a row; other values in a row without a l
 )
 _LENGTH_BYTES = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xC7: 1, 0xC8: 2, 0xC9: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
 _OBJECTS = (0xDE, 0xDF)
-_EXTENSIONS = (0xC7, 0xC8, 0xC9)  # have a byte more, for their type
+_EXTENSIONS = (0xC7, 0xC8, 0xC9)  # have one more byte, for their type
 
 
 def refuse_containers(body: bytes | bytearray | memoryview, content_type: str) -> None:
-    """Raise TooLarge if `body`, JSON or msgpack, has more lists and objects than one of its size may have, before it is decoded."""
+    """Raise TooLarge if `body`, JSON or msgpack that is not decoded yet, has more lists and objects than a body of its size may have."""
     most = ANY_CONTAINERS + len(body) // _BYTES_OF_CONTAINER
     if len(body) <= most:
         return
@@ -240,8 +242,10 @@ def refuse_containers(body: bytes | bytearray | memoryview, content_type: str) -
 
 
 def refuse_names(body: bytes | bytearray | memoryview, content_type: str) -> None:
-    """Raise TooLarge if the objects of `body`, JSON or msgpack, have more different names than one of its size may have, before it is decoded:
-    for bodies that are decoded where others wait for it. A name that comes again within _PIECE bytes counts once."""
+    """Raise TooLarge if the objects of `body`, JSON or msgpack that is not decoded yet, have more different names than a body of its size may have.
+
+    That is for bodies whose decoding blocks others. A name that is repeated within _PIECE bytes counts once.
+    """
     most = ANY_NAMES + len(body) // _BYTES_OF_NAME
     if len(body) <= 2 * most:  # a name and its value take two bytes
         return
@@ -252,20 +256,20 @@ def refuse_names(body: bytes | bytearray | memoryview, content_type: str) -> Non
 
 
 def _json_names(body: bytes, most: int) -> int:
-    """Return how many there are, or, if they are not more than `most`, perhaps more."""
+    """Return how many names a JSON body has. A result of at most `most` may be too high."""
     count = body.count(b":")
     if count <= most:
         return count
     count = 0
     for piece in _whole_texts(body):
-        count += len(set(_NAME_OR_TEXT.findall(piece)) - {b""})  # which stands for texts that are no names
+        count += len(set(_NAME_OR_TEXT.findall(piece)) - {b""})  # findall returns b"" for a text that is not a name
         if count > most:
             break
     return count
 
 
 def _msgpack_names(body: bytes, most: int) -> int:
-    """Return how many objects of more than 15 have, those included that come again."""
+    """Return how many names the objects with more than 15 names have, repeated names included."""
     if b"\xde" not in body and b"\xdf" not in body:
         return 0
     count = 0
@@ -277,7 +281,7 @@ def _msgpack_names(body: bytes, most: int) -> int:
 
 
 def _json_containers(body: bytes, most: int) -> int:
-    """Return how many there are, or, if they are not more than `most`, perhaps more: those in texts count too."""
+    """Return how many lists and objects a JSON body has. A result of at most `most` may be too high, because brackets in texts count too."""
     count = body.count(b"[") + body.count(b"{")
     if count <= most or b'"' not in body:
         return count
@@ -291,20 +295,18 @@ def _json_containers(body: bytes, most: int) -> int:
 
 
 def _whole_texts(body: bytes) -> Iterator[bytes]:
-    """Yield the pieces of a body as JSON, none of which ends within a text. What is cut off ends them: decoding finds it too."""
+    """Yield the pieces of a JSON body. No piece ends inside a text. They end before a text that is cut off, which decoding will refuse."""
     place = 0
     while place < len(body):
         found = _WHOLE_TEXTS.match(body, place, place + _PIECE)
-        if not (found and found[0]) and not (
-            found := _TEXT.match(body, place)
-        ):  # of a text that is longer than a piece
+        if not (found and found[0]) and not (found := _TEXT.match(body, place)):  # a text may be longer than a piece
             return
         yield found[0]
         place = found.end()
 
 
 def _msgpack_containers(body: bytes, most: int) -> int:
-    """Return the same."""
+    """Return how many lists and objects a msgpack body has. A result of at most `most` may be too high."""
     count = len(body) - len(body.translate(None, _CONTAINER_BYTES))
     if count <= most:
         return count
@@ -317,8 +319,7 @@ def _msgpack_containers(body: bytes, most: int) -> int:
 
 
 def _msgpack_heads(body: bytes) -> Iterator[list[bytes]]:
-    """Yield what the lists and objects of a body as msgpack begin with, some at a time. What is cut off, or is none, ends them: decoding
-    finds it too."""
+    """Yield the heads of the lists and objects in a msgpack body, some at a time. They end before anything malformed, which decoding will refuse."""
     place = 0
     while found := _MSGPACK.match(body, place, place + _PIECE):
         start, place = place, found.end()
@@ -328,7 +329,7 @@ def _msgpack_heads(body: bytes) -> Iterator[list[bytes]]:
             place += size + int.from_bytes(body[place : place + size], "big") + (body[start] in _EXTENSIONS)
 
 
-# The bare functions, for those who handle UNREADABLE and UNWRITABLE themselves, once for many.
+# The bare functions, for callers that handle UNREADABLE and UNWRITABLE themselves.
 DECODE: dict[str, Callable[[Any], Any]] = {
     JSON: _read_json,
     MSGPACK: _read_msgpack,
@@ -343,15 +344,17 @@ _DECODE_LIST: dict[str, Callable[[Any], list[msgspec.Raw]]] = {
 }
 
 
-_BETWEEN = b" \t\r\n,"  # elements of a list as JSON
+_BETWEEN = b" \t\r\n,"  # bytes between the elements of a JSON list
 
-# Bytes of a body from which it is worth while.
+# For a smaller body, switching the garbage collector off is not worth while.
 _LARGE = 64 << 10
 
 
 def uncollected(size: int) -> AbstractContextManager[None]:
-    """Keep the garbage collector out while a body of `size` bytes is decoded: it would walk through all that has been decoded again
-    and again, which takes four times as long as decoding lists of lists. Nothing of what is decoded is garbage."""
+    """Return a context without garbage collection, in which a body of `size` bytes is decoded.
+
+    The collector would visit all decoded values again and again, which takes four times as long as decoding lists of lists. None of them is garbage.
+    """
     return _without_collector() if size > _LARGE and gc.isenabled() else _AS_IT_IS
 
 
@@ -368,8 +371,7 @@ def _without_collector() -> Iterator[None]:
 
 
 def decode(body: bytes | memoryview, content_type: str) -> Any:
-    """Return the value in `body`, which is JSON or msgpack. Raises InvalidRequest, whatever is wrong with it, and TooLarge for too many
-    lists and objects, or names."""
+    """Return the value in `body`, which is JSON or msgpack. Raises InvalidRequest for a malformed body, and TooLarge for too many lists, objects or names."""
     refuse_names(body, content_type)
     try:
         with uncollected(len(body)):
@@ -379,10 +381,10 @@ def decode(body: bytes | memoryview, content_type: str) -> Any:
 
 
 def split(body: bytes | memoryview, content_type: str, most: int | None = None) -> list[bytes] | None:
-    """Return the elements of the list in `body`, each still encoded; None if there are more than `most`, which is found out before
-    they are made: those of 16 MB of numbers take half a gigabyte. Raises InvalidRequest if it is no list.
+    """Return the elements of the list in `body`, still encoded; None if there are more than `most`. Raises InvalidRequest if `body` is no list.
 
-    An element of JSON that has half of a surrogate pair is among them: reading that one raises what is wrong with it.
+    The number is checked before the elements are made, because those of 16 MB of numbers take half a gigabyte. A JSON element with half of a surrogate pair
+    is returned too; decoding that element raises the error.
     """
     try:
         if most is not None and (_is_longer if content_type == JSON else _is_longer_msgpack)(bytes(body), most):
@@ -398,7 +400,7 @@ def split(body: bytes | memoryview, content_type: str, most: int | None = None) 
 
 
 def _split_like(body: bytes | memoryview, elements: list[bytes]) -> list[bytes]:
-    """Return what stands in `body` where the list that was made of it has these elements."""
+    """Return the elements of the list in `body` at the offsets of `elements`, which are those of the same list without halves."""
     found, place = [], bytes(body).index(b"[") + 1
     for element in elements:
         while body[place] in _BETWEEN:
@@ -408,12 +410,12 @@ def _split_like(body: bytes | memoryview, elements: list[bytes]) -> list[bytes]:
     return found
 
 
-# Elements of a list that are looked at together.
+# Elements of a list that `_is_longer` decodes at a time.
 _FIELDS = 4096
 
 
 def _is_longer(body: bytes, most: int) -> bool:
-    """Tell whether the list has more than `most` elements, which may be anything."""
+    """Return whether the JSON list has more than `most` elements of any kind."""
     rest = body
     while rest.count(b",") >= most:
         found = msgspec.structs.astuple(_first_elements(min(most, _FIELDS) + 1)(rest))
@@ -428,7 +430,7 @@ def _is_longer(body: bytes, most: int) -> bool:
 
 
 def _is_longer_msgpack(body: bytes, most: int) -> bool:
-    """Tell the same of msgpack, where a list begins with its length."""
+    """Return whether the msgpack list has more than `most` elements: it begins with its length."""
     if body[:1] == b"\xdc" or body[:1] == b"\xdd":
         return int.from_bytes(body[1 : 3 if body[0] == 0xDC else 5], "big") > most
     return body[:1] >= b"\x90" and body[:1] <= b"\x9f" and body[0] & 0xF > most
@@ -436,28 +438,28 @@ def _is_longer_msgpack(body: bytes, most: int) -> bool:
 
 @lru_cache(maxsize=64)
 def _first_elements(count: int) -> Callable[[bytes], Any]:
-    """Return what decodes the first so many elements of a list in JSON, None where it has fewer, and passes over the others."""
+    """Return a decoder of the first `count` elements of a JSON list. It ignores further elements; missing ones are None."""
     fields = [(f"element_{place}", msgspec.Raw, None) for place in range(count)]
     decode: Callable[[bytes], Any] = msgspec.json.Decoder(msgspec.defstruct("List", fields, array_like=True)).decode
     return decode
 
 
 def _address(data: Any) -> int:
-    """Return where bytes are in memory; a msgspec.Raw lies in what it was decoded from."""
-    import numpy  # here, for workers of models without tensors do without it
+    """Return the address of bytes in memory. A msgspec.Raw refers to the bytes that it was decoded from."""
+    import numpy  # not at the top: workers of models without tensors do not load it
 
     address: int = numpy.frombuffer(data, numpy.uint8).__array_interface__["data"][0]
     return address
 
 
 def encode(value: Any, content_type: str) -> bytes:
-    """Return `value` as JSON or msgpack. Raises one of UNWRITABLE if it has no form there, or contains itself."""
+    """Return `value` as JSON or msgpack. Raises one of UNWRITABLE if that is not possible."""
     return ENCODE[content_type](value)
 
 
 def unreadable(error: BaseException, content_type: str, body: bytes | memoryview = b"") -> InvalidRequest:
-    """Return the error to answer with when reading a body of `content_type` raised `error`, one of UNREADABLE. With the `body` it names
-    a text that is no Unicode."""
+    """Return the InvalidRequest for `error`, one of UNREADABLE, which reading a body of `content_type` has raised. With the `body`, it names the place of a
+    text that is no Unicode."""
     half = find_half(body) if content_type == JSON else None
     if half is not None:
         return InvalidRequest(str(half))
@@ -467,12 +469,14 @@ def unreadable(error: BaseException, content_type: str, body: bytes | memoryview
 
 
 _WORDS = (b"NaN", b"Infinity")
-_MAX_BYTES = 1 << 20  # longer ones cost too much for a hint
+_MAX_BYTES = 1 << 20  # searching a longer body costs too much
 
 
 def find_nonfinite(body: bytes | bytearray | memoryview) -> str | None:
-    """Return the words for the first number in a tensor of `body` that JSON cannot hold; None if there is none, or the body is
-    over 1 MiB or malformed in another way too."""
+    """Return an error text for the first NaN or infinity in a tensor of `body`.
+
+    Returns None if there is none, if the body has more than 1 MiB, or if it is malformed in another way too.
+    """
     if len(body) > _MAX_BYTES:
         return None
     text = bytes(body)
@@ -487,7 +491,7 @@ def find_nonfinite(body: bytes | bytearray | memoryview) -> str | None:
                 word = "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
                 datatype = str(tensor.get("datatype"))
                 return f"tensor {tensor.get('name')!r}: has the element {word}, which is none of {datatype} in JSON"
-    except (ValueError, TypeError, AttributeError, RecursionError):  # it is something else that is wrong as well
+    except (ValueError, TypeError, AttributeError, RecursionError):  # the body is malformed in another way too
         return None
     return None
 

@@ -1,11 +1,11 @@
-"""WebSocket messages: inference requests and responses of the Open Inference Protocol, answered by id.
+"""WebSocket messages: inference requests and responses of the Open Inference Protocol, which are matched by id.
 
-A text message is the JSON of the protocol; a request has `model_name` (or `model`) in it, and `model_version` where one is meant, since
-a connection has no path for each. A binary message is the binary tensor extension: the length of the JSON (4 bytes, most
-significant first), the JSON, and after it the raw bytes of tensors, in order.
+A text message is the protocol's JSON. A request also contains `model_name` (or `model`) and, if needed, `model_version`, because there is no path for each
+request. A binary message has the form of the binary tensor extension: the length of the JSON (4 bytes, big-endian), the JSON, and the raw bytes of the
+tensors in order.
 
-Beside requests a client sends `{"cancel": id}`, and a server `{"id", "error", "type", "status"}` for one that failed, with
-`retry_after` (seconds) where it may be sent again.
+A client can also send `{"cancel": id}`. For a request that failed, a server sends `{"id", "error", "type", "status"}`, with `retry_after` (seconds) if the
+request may be sent again.
 """
 
 import struct
@@ -19,23 +19,23 @@ from weir.wire.inference import InferenceRequest, InferenceResponse
 from weir.wire.kserve_json import encode, parse
 from weir.wire.values import UNREADABLE
 
-# In the parameters of every response: whether it is the last one to its request.
+# The parameter of every response that says whether it is the last one of its request.
 FINAL = "triton_final_response"
 
 _LENGTH = struct.Struct(">I")
-_LONGEST_ID = 1024  # characters of one that is given back with the error of a message that cannot be read
+_LONGEST_ID = 1024  # characters of the id in the error for a message that cannot be read
 
 Message = str | bytes
 
 
 class CancelMessage(NamedTuple):
-    """The client waits no longer for the request of this id."""
+    """The client cancels the request with this id."""
 
     id: str
 
 
 class ErrorMessage(msgspec.Struct, omit_defaults=True):
-    """A request that failed: `type` is the error's name, `status` its HTTP code, `retry_after` in seconds."""
+    """The error of a request. `type` is the name of its class, `status` its HTTP status; `retry_after` is in seconds."""
 
     error: str
     id: str = ""
@@ -45,19 +45,19 @@ class ErrorMessage(msgspec.Struct, omit_defaults=True):
 
 
 class _Envelope(msgspec.Struct):
-    """What tells messages apart."""
+    """The fields that distinguish the kinds of messages."""
 
     model_name: str | None = None
-    model: str | None = None  # as the AMD Inference Server's client calls it
+    model: str | None = None  # the name of the field in clients of the AMD Inference Server
     model_version: str | None = None
     cancel: str | None = None
     error: str | None = None
 
 
 class _Identified(msgspec.Struct):
-    """What a message is called, whatever else there is in it."""
+    """The id of any message."""
 
-    id: msgspec.Raw = msgspec.Raw()  # not looked into: it may be anything
+    id: msgspec.Raw = msgspec.Raw()  # not decoded: it may be of any type
 
 
 _decode_id = msgspec.json.Decoder(_Identified).decode
@@ -67,9 +67,9 @@ _dumps = msgspec.json.encode
 
 
 def read_request(message: Message) -> InferenceRequest | CancelMessage:
-    """Return what a client sends. Arrays of a binary message are read-only views into it.
+    """Return the request or the cancellation in a client's message. Arrays of a binary message are read-only views of it.
 
-    Raises InvalidRequest for what is malformed (see kserve_json, kserve_binary).
+    Raises InvalidRequest for a malformed message (see kserve_json and kserve_binary).
     """
     header, length = _header(message)
     envelope: _Envelope = parse(_decode_envelope, header, "a message")
@@ -77,15 +77,15 @@ def read_request(message: Message) -> InferenceRequest | CancelMessage:
         return CancelMessage(envelope.cancel)
     model = envelope.model_name or envelope.model
     if not model:
-        raise InvalidRequest("message: has no 'model_name', and none to 'cancel' either")
+        raise InvalidRequest("message: has neither 'model_name' nor 'cancel'")
     version = envelope.model_version or ""
     if length is None:
         return kserve_json.read_request(header, model, version)
-    return kserve_binary.read_request(memoryview(message)[4:], length, model, version)  # type: ignore[arg-type]  # bytes, for it has a length
+    return kserve_binary.read_request(memoryview(message)[4:], length, model, version)  # type: ignore[arg-type]  # only bytes have a length
 
 
 def read_answer(message: Message) -> InferenceResponse | ErrorMessage:
-    """Return what a server sends. Raises InvalidRequest for what is malformed."""
+    """Return the response or the error in a server's message. Raises InvalidRequest for a malformed message."""
     header, length = _header(message)
     envelope: _Envelope = parse(_decode_envelope, header, "a message")
     if envelope.error is not None:
@@ -97,7 +97,7 @@ def read_answer(message: Message) -> InferenceResponse | ErrorMessage:
 
 
 def write_request(request: InferenceRequest, *, binary: bool = True) -> Message:
-    """Return `request` as a message; with `binary` its tensors as raw bytes. InvalidRequest for one without a JSON form."""
+    """Return `request` as a message, with `binary` a binary one. Otherwise raises InvalidRequest for a tensor without a JSON form."""
     named = {"model_name": request.model} | ({"model_version": request.version} if request.version else {})
     written = kserve_binary.write_request(request, lambda _: binary)
     header = b"%b,%b" % (encode(named)[:-1], bytes(written.parts[0])[1:])
@@ -105,23 +105,23 @@ def write_request(request: InferenceRequest, *, binary: bool = True) -> Message:
 
 
 def write_response(request: InferenceRequest, response: InferenceResponse) -> Message:
-    """Return `response` as a message: a binary one if `request` asked for an output as binary data."""
+    """Return `response` as a message: a binary one if `request` wants any output as binary data."""
     written = kserve_binary.write_response(response, kserve_binary.binary_outputs(request))
     return _message(bytes(written.parts[0]), written.parts[1:])
 
 
 def write_cancel(id: str) -> str:
-    """Return the message that a client no longer waits for the request of this id."""
+    """Return the message that cancels the request with this id."""
     return _dumps({"cancel": id}).decode()
 
 
 def write_failure(failure: ErrorMessage) -> str:
-    """Return the message that a request failed."""
+    """Return the message that reports an error."""
     return _dumps(failure).decode()
 
 
 def id_of(message: Message) -> str:
-    """Return the id in a message that cannot be read; "" if none can be found in it."""
+    """Return the id in a message that cannot be read otherwise; "" if there is none."""
     try:
         found = bytes(_decode_id(_header(message)[0]).id)
         return msgspec.json.decode(found, type=str)[:_LONGEST_ID] if found.startswith(b'"') else ""
@@ -130,11 +130,11 @@ def id_of(message: Message) -> str:
 
 
 def _header(message: Message) -> tuple[bytes, int | None]:
-    """Return the JSON of a message; of a binary one its length too."""
+    """Return the JSON of a message, and its length if the message is binary, else None."""
     if isinstance(message, str):
         return message.encode("utf-8", "surrogatepass"), None
     if len(message) < _LENGTH.size:
-        raise InvalidRequest(f"message: has {len(message)} bytes, a binary one begins with the JSON's length in 4")
+        raise InvalidRequest(f"message: has {len(message)} bytes, must begin with the length of its JSON in 4")
     (length,) = _LENGTH.unpack_from(message)
     rest = len(message) - _LENGTH.size
     if length > rest:

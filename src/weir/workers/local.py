@@ -99,7 +99,7 @@ def all_failed(batch: Batch, error: BaseException) -> Events:
 class InlineExecutor(ExecutorBase):
     """Runs batches between the loop's other callbacks, which wait meanwhile. See the Executor protocol.
 
-    There is one worker, however many the settings ask for, because they would only take turns. `predict_timeout` and `start_timeout` cannot be
+    There is one worker, whatever the setting `workers` is, because several would only take turns. `predict_timeout` and `start_timeout` cannot be
     kept: nothing else runs meanwhile. The deadlines of requests are checked after the batch. An exception of any kind, SystemExit too, is the
     error of the entries; KeyboardInterrupt is also passed on.
     """
@@ -140,7 +140,7 @@ class InlineExecutor(ExecutorBase):
         self._loop.call_soon(self._run, batch)
 
     def cancel(self, worker: int, batch_id: int, indices: Sequence[int]) -> None:
-        """Leave these entries out, if their batch has not begun; a streaming model is told."""
+        """Leave these entries out, if their batch has not begun; the generator of a streaming model gets their indices."""
         self._cancelled.get(batch_id, set()).update(indices)
 
     async def stop(self) -> None:

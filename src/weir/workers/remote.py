@@ -54,7 +54,7 @@ from weir.workers.settings import WorkerAddress, WorkerSettings, parse_address
 logger = logging.getLogger("weir")
 
 MAX_WORKERS = 256
-GREETING = 10.0  # seconds that a connection may take to ask for work
+GREETING = 10.0  # seconds within which a connection must request work
 BACKLOG = 128
 TRY_AGAIN = 1.0  # seconds until connections are accepted again, when the system had no descriptor left
 # With these a host that is gone is noticed after about half a minute.
@@ -173,7 +173,7 @@ class RemoteWorker:
         self._began = 0.0
         self._limit = TimeLimit(loop, predict_timeout, self._too_long)
         self._predict_timeout = predict_timeout
-        self._greeting = loop.call_later(GREETING, self.leave, f"it did not ask for work within {GREETING:g} s")
+        self._greeting = loop.call_later(GREETING, self.leave, f"it did not request work within {GREETING:g} s")
         self._loop = loop
         self._channel: Channel[bytes] = Channel(end, LockstepParser(max_body_bytes), self._received, self.leave)
         self._channel.open(loop)
@@ -443,7 +443,7 @@ class ExternalExecutor(ExecutorBase):
     # Called by the workers.
 
     def joined(self, worker: RemoteWorker) -> None:
-        """Give a worker that asks for work for the first time an index, and tell the listener."""
+        """Give an index to a worker that requests work for the first time, and tell the listener."""
         self._greeting.discard(worker)
         free = next((old.index for old in self._workers if old.state == "lost"), len(self._workers))
         worker.index = free

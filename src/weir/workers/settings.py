@@ -89,7 +89,9 @@ class WorkerSettings:
     threads: int | None = setting(
         None, "threads of numeric libraries in each worker (OMP_NUM_THREADS and others)", rule=AT_LEAST_ONE
     )
-    retry_in_halves: bool = setting(True, "run a batch that raised again in halves, so that only bad items fail")
+    retry_in_halves: bool = setting(
+        True, "if a batch raises an error, run it again in halves, so that only bad items fail"
+    )
     load_niceness: int | None = setting(
         None,
         "how much lower the priority of a new worker is while it loads, 0 to 19 (more than 10 for 20 seconds at most); without it 19 "
@@ -104,7 +106,7 @@ class WorkerSettings:
     )
     spin: float = setting(
         0.0005,
-        "seconds that an idle worker polls, yielding the CPU, before it sleeps; not where batches come later than that; 0 saves power",
+        "seconds that an idle worker polls, yielding the CPU, before it sleeps; it sleeps at once if batches usually come later; 0 saves power",
         rule=AT_LEAST_ZERO,
     )
 

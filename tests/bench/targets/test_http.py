@@ -12,7 +12,7 @@ import uvloop
 from tests.bench.stubs import GOOD, Behaviour, Stub, good, stub, unix_stub
 
 from weir.bench import HttpOptions, HttpTarget
-from weir.bench.rounds import LoadSettings, Round, make_load, run_round
+from weir.bench.rounds import Clock, LoadSettings, Round, make_load, run_round
 from weir.bench.run import Outcome, make_outcome
 from weir.errors import SettingsError
 
@@ -21,12 +21,14 @@ pytestmark = pytest.mark.usefixtures("nothing_is_left_by_module")
 TLS = Path(__file__).parents[2] / "frontends" / "http" / "tls"
 
 
-async def put_load(url: str, settings: LoadSettings, options: HttpOptions | None = None) -> tuple[Outcome, Round]:
+async def put_load(
+    url: str, settings: LoadSettings, options: HttpOptions | None = None, clock: Clock = time.monotonic
+) -> tuple[Outcome, Round]:
     load = make_load(settings, 1)
     target = HttpTarget(url, "3", options)
     try:
         await target.open()
-        made = await run_round(target, load, 0)
+        made = await run_round(target, load, 0, clock=clock)
     finally:
         await target.close()
     return make_outcome("it", load, [made], target.connections, target.held), made
@@ -37,11 +39,14 @@ def steady(rate: float = 400.0, duration: float = 0.25) -> LoadSettings:
 
 
 def measure(
-    behave: Behaviour, settings: LoadSettings | None = None, options: HttpOptions | None = None
+    behave: Behaviour,
+    settings: LoadSettings | None = None,
+    options: HttpOptions | None = None,
+    clock: Clock = time.monotonic,
 ) -> tuple[Outcome, Stub]:
     async def run() -> tuple[Outcome, Stub]:
         async with stub(behave) as (server, url):
-            return (await put_load(url, settings or steady(), options))[0], server
+            return (await put_load(url, settings or steady(), options, clock))[0], server
 
     return uvloop.run(run())
 
@@ -197,17 +202,23 @@ def test_a_server_that_goes_away_is_an_error_of_each_request() -> None:
 
 
 def test_a_closed_loop_keeps_as_many_under_way_as_asked() -> None:
-    under_way = most = 0
+    under_way = most = answered = 0
+
+    def clock() -> float:
+        return (
+            0.2 if answered > 50 else 0.0
+        )  # the round lasts until so many have been answered, however long that takes
 
     async def behave(number: int, writer: asyncio.StreamWriter) -> bool:
-        nonlocal under_way, most
+        nonlocal under_way, most, answered
         under_way += 1
         most = max(most, under_way)
         await asyncio.sleep(0.001)
         under_way -= 1
+        answered += 1
         return await good(number, writer)
 
-    outcome, server = measure(behave, LoadSettings(concurrency=5, duration=0.2, warm_up=0.0))
+    outcome, server = measure(behave, LoadSettings(concurrency=5, duration=0.2, warm_up=0.0), clock=clock)
     assert most <= 5 and outcome.answered == outcome.requests == server.asked - 1 > 5
     assert outcome.rate is None
 
@@ -286,7 +297,7 @@ def test_an_answer_before_the_end_of_a_large_request_ends_its_connection() -> No
 
 
 def test_more_connections_than_files_are_refused() -> None:
-    with pytest.raises(SettingsError, match=r"max_connections=\d+: must be at most \d+, for this process may open"):
+    with pytest.raises(SettingsError, match=r"max_connections=\d+: must be at most \d+, as this process may open"):
         uvloop.run(put_load("http://127.0.0.1:1/", steady(), HttpOptions(max_connections=10**9)))
 
 
@@ -305,5 +316,5 @@ def test_without_data_the_server_must_describe_an_example() -> None:
         async with stub() as (_, url):
             await HttpTarget(url).open()
 
-    with pytest.raises(SettingsError, match="the server describes no example to send; say what with --data"):
+    with pytest.raises(SettingsError, match="the server describes no example to send; give something with --data"):
         uvloop.run(run())

@@ -14,7 +14,7 @@ from weir.errors import SettingsError
 # Whether nothing is left cannot be asked here: gRPC keeps threads and descriptors for as long as a process lives.
 
 SIMPLE = Path(__file__).parents[3] / "examples" / "repository" / "simple" / "1" / "model.py"
-DOORS = [
+URLS = [
     "{http}/v2/models/simple/infer", "{http}/v2/models/simple/infer#binary", "{ws}/simple", "{ws}/simple#binary",
     "{grpc}/simple",
 ]  # fmt: skip
@@ -45,7 +45,7 @@ def put_load(running: Running, url: str, data: str | None = None, rows: int = 1)
     return bench(target, rate=400, duration=0.2, max_lag_ms=ANY_LAG)
 
 
-@pytest.mark.parametrize("url", DOORS)
+@pytest.mark.parametrize("url", URLS)
 def test_a_model_is_asked_what_its_metadata_say(running: Running, url: str) -> None:
     outcome = put_load(running, url, rows=3).outcome
     assert outcome.target == running.at(url)
@@ -62,7 +62,7 @@ def test_an_item_model_is_asked_with_its_example(running: Running, url: str) -> 
 
 
 @pytest.mark.parametrize("url", ["{http}/v2/models/square/infer#binary", "{ws}/square", "{grpc}/square"])
-def test_what_is_said_is_sent_at_every_door(running: Running, url: str) -> None:
+def test_the_given_request_is_sent_over_every_protocol(running: Running, url: str) -> None:
     tensor = {"name": "input", "datatype": "BYTES", "shape": [1], "data": ["3"]}
     outcome = put_load(running, url, json.dumps({"inputs": [tensor]})).outcome
     assert outcome.answered == outcome.requests > 50
@@ -88,11 +88,11 @@ def test_no_server(url: str) -> None:
 
 
 def test_grpc_takes_no_certificate_unseen() -> None:
-    with pytest.raises(SettingsError, match="gRPC takes no certificate that it cannot check"):
+    with pytest.raises(SettingsError, match="gRPC accepts no certificate that it cannot check"):
         make_target("grpcs://localhost:1/simple", options=HttpOptions(insecure=True))
 
 
-def test_without_its_library_the_door_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_its_library_the_protocol_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "weir.bench.targets.grpc", None)
     with pytest.raises(SettingsError, match=r"pip install weir-serving\[grpc\]"):
         make_target("grpc://localhost:1/simple")

@@ -61,7 +61,7 @@ def test_what_cannot_be_sent_is_refused(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_url_names_a_door(url: str, endpoint: TargetEndpoint) -> None:
+def test_a_url_names_an_endpoint(url: str, endpoint: TargetEndpoint) -> None:
     assert endpoint_of(url) == endpoint
 
 
@@ -85,12 +85,14 @@ def test_what_means_nothing_is_refused(url: str, message: str) -> None:
 # The inference requests that are sent.
 
 
-DOOR = TargetEndpoint("kserve", "sums", "2")
+ENDPOINT = TargetEndpoint("kserve", "sums", "2")
 TENSOR = {"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1.5, 2.5]}
 
 
 def test_a_request_is_made_of_ones() -> None:
-    request = made_request(DOOR, [DeclaredInput("x", "FP32", (-1, -1, 3)), DeclaredInput("n", "INT64", (-1,))], rows=2)
+    request = made_request(
+        ENDPOINT, [DeclaredInput("x", "FP32", (-1, -1, 3)), DeclaredInput("n", "INT64", (-1,))], rows=2
+    )
     assert (request.model, request.version) == ("sums", "2")
     first, second = request.inputs
     assert (first.array.shape, first.array.dtype, second.array.shape) == ((2, 1, 3), np.float32, (2,))
@@ -98,28 +100,30 @@ def test_a_request_is_made_of_ones() -> None:
 
 
 def test_a_request_has_the_example_of_an_item_model() -> None:
-    request = made_request(DOOR, [DeclaredInput("input", "BYTES", (-1,))], rows=3, example={"a": 1})
+    request = made_request(ENDPOINT, [DeclaredInput("input", "BYTES", (-1,))], rows=3, example={"a": 1})
     assert request.inputs[0].array.tolist() == [b'{"a":1}'] * 3
 
 
 def test_nobody_knows_what_bytes_are() -> None:
-    with pytest.raises(SettingsError, match="model 'sums': nobody knows what its 'input' is; say what with --data"):
-        made_request(DOOR, [DeclaredInput("input", "BYTES", (-1,))], rows=1)
+    with pytest.raises(
+        SettingsError, match="model 'sums': its metadata do not tell what 'input' is; give it with --data"
+    ):
+        made_request(ENDPOINT, [DeclaredInput("input", "BYTES", (-1,))], rows=1)
 
 
 def test_what_is_said_is_sent() -> None:
-    (request,) = given_requests(json.dumps({"inputs": [TENSOR]}), DOOR)
+    (request,) = given_requests(json.dumps({"inputs": [TENSOR]}), ENDPOINT)
     assert request.inputs[0].array.tolist() == [[1.5, 2.5]]
 
 
 def test_what_is_said_must_be_requests() -> None:
     with pytest.raises(SettingsError, match="data: must be inference requests as JSON"):
-        given_requests("3", DOOR)
+        given_requests("3", ENDPOINT)
 
 
 @pytest.mark.parametrize("metadata", [None, {}, {"inputs": []}, {"inputs": [{"name": "x"}]}, {"inputs": 3}])
 def test_metadata_without_inputs_are_of_no_use(metadata: object) -> None:
-    with pytest.raises(SettingsError, match="model 'sums': the server has no metadata of it that name inputs"):
+    with pytest.raises(SettingsError, match="model 'sums': the server has no metadata with its inputs"):
         declared_inputs("sums", metadata)
 
 

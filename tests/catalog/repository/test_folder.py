@@ -94,9 +94,9 @@ def test_what_holds_for_every_model_is_put_around_its_own(tmp_path: Path) -> Non
         ({"one/config.toml": "port = 1"}, "is a setting of the whole server"),
         ({"one/config.toml": "workers ="}, "one/config.toml: must be TOML"),
         ({"one/config.toml": 'name = "two"'}, "name='two': must be the name of the folder, 'one'"),
-        ({"one/config.toml": 'platform = "vitis_xmodel"'}, "platform='vitis_xmodel': there is no such platform here"),
+        ({"one/config.toml": 'platform = "vitis_xmodel"'}, "platform='vitis_xmodel': Weir has no such platform"),
         ({"one/config.toml": 'platform = "jax"'}, "platform='jax': there is none of this name; there are python, onnx"),
-        ({"one/config.toml": "[[models]]"}, "one/config.toml: models: ensembles of AMD's form are not read"),
+        ({"one/config.toml": "[[models]]"}, "one/config.toml: models: ensembles in the AMD server's form are not read"),
         ({"one/config.toml": "versions = 0"}, "versions=0: must be"),
         ({"one/config.toml": 'versions = ["7"]'}, "versions: there is no '7'; there are 1, 2, 10"),
         ({"one/config.toml": 'default = "7"'}, "default='7': must be one of 1, 2, 10"),
@@ -107,7 +107,7 @@ def test_what_holds_for_every_model_is_put_around_its_own(tmp_path: Path) -> Non
         ({"one/config.toml": "inputs = 3"}, "inputs: must be tables"),
         ({"one/config.toml": '[[inputs]]\nname = "a"\nshape = ["x"]'}, "inputs['a'].shape='x': must be a whole number"),
         ({"one/config.toml": "[[inputs]]\nshape = [1]"}, "inputs: name='': must be text"),
-        ({"one/config.toml": "dynamic_batching = {priority_levels = 2}"}, "dynamic_batching.priority_levels: has no meaning"),
+        ({"one/config.toml": "dynamic_batching = {priority_levels = 2}"}, "dynamic_batching.priority_levels: is not supported"),
         ({"one/config.toml": "version_policy = {oldest = {}}"}, "must be latest, all or specific, not 'oldest'"),
         ({"one/config.pbtxt": "name: one {"}, "one/config.pbtxt: line 1"),
         ({"one/config.toml": b"\xff"}, "one/config.toml: cannot be read"),
@@ -244,7 +244,7 @@ def test_what_cannot_be_read_is_not_remembered() -> None:
 
 
 def test_not_more_than_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inline_config, "MOST_CHAINS", 1)
+    monkeypatch.setattr(inline_config, "MAX_CHAINS", 1)
     chains = heard()
     chains.read("one", CHAIN)
     with pytest.raises(InvalidRequest, match="the most there may be"):

@@ -13,7 +13,7 @@ from tests.catalog.repository.shelf import plain, services, write
 
 from weir import Service, SettingsError
 from weir.catalog.loading import make_service
-from weir.catalog.repository.triton import DEEPEST, read_pbtxt, says_nothing, translated
+from weir.catalog.repository.triton import MAX_DEPTH, is_default, read_pbtxt, translated
 from weir.protocols.kserve.metadata import config
 
 FLOAT = TensorProto.FLOAT
@@ -103,7 +103,7 @@ def test_numbers_may_be_texts_and_keys_in_camel_case() -> None:
         ({"instance_group": [{"kind": "KIND_TPU"}]}, "one: instance_group.kind='KIND_TPU': must be"),
         ({"instance_group": [{"threads": 3}]}, "one: instance_group.threads: there is no such field"),
         ({"dynamic_batching": {"max_queue_delay_microseconds": []}}, "max_queue_delay_microseconds=[]: must be a whole"),
-        ({"dynamic_batching": {"default_queue_policy": {"max_queue_size": 3}}}, "default_queue_policy: has no meaning here"),
+        ({"dynamic_batching": {"default_queue_policy": {"max_queue_size": 3}}}, "default_queue_policy: is not supported"),
         ({"version_policy": {"latest": {"num_versions": "x"}}}, "num_versions='x': must be a whole number"),
         ({"version_policy": {"specific": {"versions": ["x"]}}}, "specific.versions='x': must be a whole number"),
         ({"input": [{"name": "x", "dims": ["a"]}]}, "one: input['x'].dims='a': must be a whole number"),
@@ -111,16 +111,16 @@ def test_numbers_may_be_texts_and_keys_in_camel_case() -> None:
         ({"input": [{"name": "x", "optional": 1}]}, "one: input['x'].optional=1: must be true or false"),
         ({"input": [{"name": "x", "size": 1}]}, "one: input['x'].size: there is no such field"),
         ({"input": [{"name": "x", "is_shape_tensor": True}]}, "one: input['x'].is_shape_tensor: shapes are not given"),
-        ({"instance_group": [{"gpus": [0, 1]}]}, "one: instance_group.gpus: say which device each worker has"),
+        ({"instance_group": [{"gpus": [0, 1]}]}, "one: instance_group.gpus: set the device of each worker"),
         ({"instance_group": [{"rate_limiter": {"priority": 2}}]}, "one: instance_group.rate_limiter: workers take"),
         ({"instance_group": [{"passive": True}]}, "one: instance_group.passive"),
         ({"input": [{"name": "x", "format": "NCHW"}]}, "one: input['x'].format='NCHW': must be FORMAT_NHWC, FORMAT_NCHW"),
         ({"output": [{"name": "y", "optional": True}]}, "one: output['y'].optional: is for inputs"),
         ({"outputs": [{"name": "y", "format": "FORMAT_NCHW"}]}, "one: outputs['y'].format: is for inputs"),
         ({"platform": ["onnx"]}, "one: platform=['onnx']: must be text"),
-        ({"platform": "tensorrt_plan"}, "one: platform='tensorrt_plan': there is no such platform here"),
+        ({"platform": "tensorrt_plan"}, "one: platform='tensorrt_plan': Weir has no such platform"),
         ({"sequence_batching": {"max_sequence_idle_microseconds": 5}}, "one: sequence_batching: sequences"),
-        ({"batch_input": [{"kind": "BATCH_ELEMENT_COUNT"}]}, "one: batch_input: tensors that"),
+        ({"batch_input": [{"kind": "BATCH_ELEMENT_COUNT"}]}, "one: batch_input: input tensors that"),
         ({"model_transaction_policy": {"decoupled": 1}}, "one: model_transaction_policy.decoupled=1: must be true or"),
     ],
 )  # fmt: skip
@@ -166,17 +166,17 @@ def test_what_says_nothing_is_passed_over() -> None:
         "workers",
         "file",
     }
-    assert says_nothing({"a": [], "b": {"c": "X_NONE"}}) and not says_nothing({"a": [0]})
+    assert is_default({"a": [], "b": {"c": "X_NONE"}}) and not is_default({"a": [0]})
 
 
 @pytest.mark.parametrize(
     ("said", "what"),
     [
-        ({"optimization": {"graph": {"level": 1}}}, "one: optimization: optimisation is the platform's own"),
+        ({"optimization": {"graph": {"level": 1}}}, "one: optimization: the platform decides how it optimises"),
         ({"metric_tags": {"team": "a"}}, "one: metric_tags"),
         ({"parameters": {"FORCE_CPU_ONLY_INPUT_TENSORS": {"string_value": "no"}}}, "'FORCE_CPU_ONLY_INPUT_TENSORS'"),
-        ({"parameters": [{"key": "a", "value": {"string_value": "b"}}]}, "one: parameters: 'a': has no meaning here"),
-        ({"parameters": {"key": "a", "value": {"string_value": "b"}}}, "one: parameters: 'a': has no meaning here"),
+        ({"parameters": [{"key": "a", "value": {"string_value": "b"}}]}, "one: parameters: 'a': is not supported"),
+        ({"parameters": {"key": "a", "value": {"string_value": "b"}}}, "one: parameters: 'a': is not supported"),
         ({"instance_group": {"kind": "KIND_GPU"}}, "one: instance_group.kind"),
         ({"output": {"name": "y", "dims": [3], "label_filename": "l.txt"}}, "one: output['y'].label_filename"),
     ],
@@ -275,8 +275,8 @@ def test_a_reshape_is_between_requests_and_the_file(tmp_path: Path) -> None:
         (tensor("reshape { shape: [1, 3] }") + tensor("", name="y", key="output"), TENSORS, "reshape: is for ONNX files"),
         (tensor("optional: true"), double("n", 3), "optional: the model itself needs it"),
         (tensor("optional: true"), TENSORS, "optional: the model itself needs it"),
-        (tensor("allow_ragged_batch: true"), double("n", 3), "allow_ragged_batch: a model says so in its class"),
-        ("model_transaction_policy { decoupled: true }", double("n", 3), "a streaming model says so in its class"),
+        (tensor("allow_ragged_batch: true"), double("n", 3), "allow_ragged_batch: a model declares it in its class"),
+        ("model_transaction_policy { decoupled: true }", double("n", 3), "a streaming model declares it in its class"),
     ],
 )  # fmt: skip
 def test_what_the_model_itself_does_not_have(tmp_path: Path, said: str, data: bytes | str, message: str) -> None:
@@ -356,16 +356,16 @@ def test_a_configuration() -> None:
     ("text", "message"),
     [
         ("a: 1\nb 2", "x: line 2: a field's name must be followed by a colon and its value"),
-        ("a: 1\n: 2", "x: line 2: must be the name of a field, is ':'"),
-        ("a { b: 1", "x: line 1: must be the name of a field, is ''"),
-        ("a: }", "x: line 1: must be a value, is '}'"),
-        ("a: [1 2]", "x: line 1: the values of a list are separated by commas"),
-        ("a: [1", "x: line 1: the values of a list are separated by commas"),
-        ("a: [", "x: line 1: must be a value, is ''"),
+        ("a: 1\n: 2", "x: line 2: expected the name of a field, found ':'"),
+        ("a { b: 1", "x: line 1: expected the name of a field, found ''"),
+        ("a: }", "x: line 1: expected a value, found '}'"),
+        ("a: [1 2]", "x: line 1: the values of a list must be separated by commas"),
+        ("a: [1", "x: line 1: the values of a list must be separated by commas"),
+        ("a: [", "x: line 1: expected a value, found ''"),
         ('a: "open', "x: line 1: cannot be read: '\"open'"),
-        ("a: 1\n}", "x: line 2: must be the name of a field, is '}'"),
-        ("a {" * (DEEPEST + 2), f"x: line 1: messages are nested more than {DEEPEST} deep"),
-        ("a: " + "[" * (DEEPEST + 3), f"x: line 1: lists are nested more than {DEEPEST} deep"),
+        ("a: 1\n}", "x: line 2: expected the name of a field, found '}'"),
+        ("a {" * (MAX_DEPTH + 2), f"x: line 1: messages are nested more than {MAX_DEPTH} deep"),
+        ("a: " + "[" * (MAX_DEPTH + 3), f"x: line 1: lists are nested more than {MAX_DEPTH} deep"),
     ],
 )
 def test_what_is_broken_is_said_with_its_line(text: str, message: str) -> None:

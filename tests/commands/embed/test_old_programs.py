@@ -17,6 +17,8 @@ from bert_serving.client import BertClient
 from tests.embedding import tiny
 from tests.served import Served
 
+from weir.bench.vectors import reserve_ports
+
 LINES = [f"first do it, then do it right, the {number}th time, and let it go at once\n" for number in range(512)]
 
 
@@ -36,25 +38,24 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def started(model: Path) -> Iterator[Started]:
-    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
-        ports = one.getsockname()[1], other.getsockname()[1]
-    flags = (
-        "-num_worker=1",
-        "-cpu",
-        "-port",
-        ports[0],
-        "-port_out",
-        ports[1],
-        "-max_seq_len",
-        "NONE",
-        "-show_tokens_to_client",
-    )
-    with Served(
-        f"-model_dir={model}", *flags, "--no-calibrate", "--cache", model / "cache", command="embed serve"
-    ) as served:
-        said = served.until_logged("flags of bert-serving-start.*")[0]
-        served.until_printed("also at")
-        yield Started(served, *ports, said)
+    with reserve_ports(2) as (port, port_out):
+        flags = (
+            "-num_worker=1",
+            "-cpu",
+            "-port",
+            port,
+            "-port_out",
+            port_out,
+            "-max_seq_len",
+            "NONE",
+            "-show_tokens_to_client",
+        )
+        with Served(
+            f"-model_dir={model}", *flags, "--no-calibrate", "--cache", model / "cache", command="embed serve"
+        ) as served:
+            said = served.until_logged("flags of bert-serving-start.*")[0]
+            served.until_printed("also at")
+            yield Started(served, port, port_out, said)
 
 
 def connected(started: Started, **said: Any) -> BertClient:
@@ -63,7 +64,7 @@ def connected(started: Started, **said: Any) -> BertClient:
 
 def test_the_log_says_how_other_machines_reach_it(started: Started) -> None:
     assert f"zmq_port={started.port} zmq_port_out={started.port_out}" in started.said
-    assert "for this machine alone; --host 0.0.0.0 opens it to others" in started.said
+    assert "for this machine only; --host 0.0.0.0 opens it to others" in started.said
 
 
 def test_ten_requests_each_twice_as_large_as_the_one_before(started: Started) -> None:

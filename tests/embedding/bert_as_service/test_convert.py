@@ -94,7 +94,7 @@ def test_directories_that_are_no_original_bert(tmp_path: Path) -> None:
         convert(source, target)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["original"]
     bundles.write_bundle(source / "bert_model.ckpt", found | {"bert/pooler/dense/bias": np.zeros(31, np.float32)})
-    with pytest.raises(SettingsError, match=r"'pooler.dense.bias' has the shape \[31\], config.json asks for \[32\]"):
+    with pytest.raises(SettingsError, match=r"'pooler.dense.bias' has the shape \[31\], config.json requires \[32\]"):
         convert(source, target)
     bundles.write_bundle(source / "bert_model.ckpt", found)
     (source / "vocab.txt").unlink()

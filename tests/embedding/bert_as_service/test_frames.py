@@ -4,7 +4,7 @@ import numpy
 import pytest
 
 from weir.embedding.bert_as_service import frames
-from weir.embedding.bert_as_service.frames import Ask, RefusedRequest
+from weir.embedding.bert_as_service.frames import RefusedRequest, ZeroMqRequest
 from weir.embedding.texts import Text
 from weir.errors import InvalidRequest, Overloaded, TooLarge
 
@@ -12,8 +12,8 @@ STOCK = [b"me", b'["a", "b"]', b"12", b"2"]
 
 
 def test_a_stock_request_has_four_frames() -> None:
-    ask = frames.read_ask(STOCK)
-    assert ask == Ask(b"me", b'["a", "b"]', b"12", 2)
+    ask = frames.read_request(STOCK)
+    assert ask == ZeroMqRequest(b"me", b'["a", "b"]', b"12", 2)
 
 
 @pytest.mark.parametrize(
@@ -31,14 +31,14 @@ def test_a_stock_request_has_four_frames() -> None:
 )
 def test_what_is_no_request_is_refused(sent: list[bytes], text: str) -> None:
     with pytest.raises(InvalidRequest, match=text):
-        frames.read_ask(sent)
+        frames.read_request(sent)
 
 
 def test_texts_are_pairs_words_or_token_ids() -> None:
     payload = b'["a ||| b ||| c", ["x", "|||", "y"], "plain"]'
-    assert frames.read_texts(Ask(b"me", payload, b"1", 3)) == [("a ||| b", "c"), ["x", "|||", "y"], "plain"]
+    assert frames.read_texts(ZeroMqRequest(b"me", payload, b"1", 3)) == [("a ||| b", "c"), ["x", "|||", "y"], "plain"]
     payload = b'["a ||| b", [1, 2], []]'
-    assert frames.read_texts(Ask(b"me", payload, b"1", 3)) == [("a", "b"), [1, 2], []]
+    assert frames.read_texts(ZeroMqRequest(b"me", payload, b"1", 3)) == [("a", "b"), [1, 2], []]
 
 
 @pytest.mark.parametrize(
@@ -58,11 +58,11 @@ def test_texts_are_pairs_words_or_token_ids() -> None:
 )
 def test_what_are_no_texts_is_refused(payload: bytes, size: int, text: str) -> None:
     with pytest.raises(InvalidRequest, match=text):
-        frames.read_texts(Ask(b"me", payload, b"1", size))
+        frames.read_texts(ZeroMqRequest(b"me", payload, b"1", size))
 
 
 def stock(payload: bytes, size: int) -> list[Text]:
-    return frames.read_texts(Ask(b"me", payload, b"1", size))
+    return frames.read_texts(ZeroMqRequest(b"me", payload, b"1", size))
 
 
 def test_what_is_no_character_is_left_out_of_a_stock_text() -> None:
@@ -87,7 +87,7 @@ def test_many_texts_are_read_in_pieces(texts: list[Text], ascii_only: bool) -> N
     texts = texts * max(1, 40_000 // len(texts)) if len(texts) != 7 else texts
     payload = json.dumps(texts, ensure_ascii=ascii_only).encode()
     pieces = list(frames._pieces(payload))
-    assert frames.read_texts(Ask(b"me", payload, b"1", len(texts))) == texts
+    assert frames.read_texts(ZeroMqRequest(b"me", payload, b"1", len(texts))) == texts
     assert max(map(len, pieces)) < 1_100_000 or max(map(len, texts)) > 1_000_000
     assert len(pieces) >= len(payload) // 4_500_000
 
@@ -119,9 +119,9 @@ def test_commas_with_nothing_between_them_are_refused_wherever_it_is_cut(monkeyp
 
 
 def test_a_refusal_is_no_array_for_a_stock_client() -> None:
-    ask = Ask(b"me", b"", b"7", 1)
+    ask = ZeroMqRequest(b"me", b"", b"7", 1)
     error = TooLarge("texts: 9, at most 8 (max_texts)" + "x" * 600)
-    topic, said, body, number = frames.write_refusal(ask, frames.failed(error, 413))
+    topic, said, body, number = frames.write_refusal(ask, frames.refusal_of(error, 413))
     assert (topic, body, number) == (b"me", b"", b"7")
     with pytest.raises(TypeError, match="refused by the server: TooLarge: texts: 9; at most 8"):
         numpy.frombuffer(body, dtype=str(json.loads(bytes(said))["dtype"]))
@@ -130,7 +130,7 @@ def test_a_refusal_is_no_array_for_a_stock_client() -> None:
 
 def test_vectors_go_as_bytes() -> None:
     vectors = numpy.arange(6, dtype="float32").reshape(3, 2)[:, ::-1]
-    ask = Ask(b"me", b"", b"7", 3)
+    ask = ZeroMqRequest(b"me", b"", b"7", 3)
     assert [bytes(each) for each in frames.write_vectors(ask, vectors, None)] == [
         b"me", b'{"dtype":"float32","shape":[3,2],"tokens":""}', numpy.ascontiguousarray(vectors).tobytes(), b"7",
     ]  # fmt: skip
@@ -140,6 +140,6 @@ def test_vectors_go_as_bytes() -> None:
 
 
 def test_facts_and_errors_go_as_json() -> None:
-    assert frames.write_facts(Ask(b"me", b"", b"7", 0), {"a": 1}) == [b"me", b'{"a":1}', b"7"]
-    failed = frames.failed(Overloaded("full", retry_after=2.0), 429)
+    assert frames.write_facts(ZeroMqRequest(b"me", b"", b"7", 0), {"a": 1}) == [b"me", b'{"a":1}', b"7"]
+    failed = frames.refusal_of(Overloaded("full", retry_after=2.0), 429)
     assert failed == RefusedRequest("Overloaded", "full", 429, 2.0)

@@ -1,4 +1,4 @@
-"""port.py: what one connection sends is heard a little at a time, and nothing of it is lost."""
+"""port.py: what one connection sends is handled a little at a time, and nothing of it is lost."""
 
 import asyncio
 from typing import Any
@@ -17,13 +17,13 @@ PING, PONG = frame(b"\x04PING\0\0", COMMAND), frame(b"\x04PONG", COMMAND)
 
 
 class Opened:
-    """A connection that has shaken hands, and what was heard of it."""
+    """A connection that has shaken hands, and the events of it."""
 
     def __init__(self) -> None:
         logger: Any = CapturingLogger()
-        self.heard: list[Event] = []
+        self.events: list[Event] = []
         self.port = Port(
-            "PULL", LIMITS, Drops(logger), Account(HttpSettings()), lambda peer, event: self.heard.append(event)
+            "PULL", LIMITS, Drops(logger), Account(HttpSettings()), lambda peer, event: self.events.append(event)
         )
         self.transport = FakeTransport()
         self.peer = Peer(self.port)
@@ -39,7 +39,7 @@ def test_a_flood_of_pings_is_answered_in_many_turns_of_the_loop() -> None:
         assert opened.transport.sent == PONG * 16 and not opened.transport.is_reading()
         await asyncio.sleep(0)
         assert opened.transport.sent == PONG * 32
-        await until(lambda: not opened.peer.hears)
+        await until(lambda: not opened.peer.has_pending_events)
         assert opened.transport.sent == PONG * 10_000 and opened.transport.is_reading()
         assert opened.peer.held == opened.port.held == 0
 
@@ -50,17 +50,17 @@ def test_a_flood_of_messages_is_heard_in_order_and_whole() -> None:
     async def main() -> None:
         opened = Opened()
         opened.transport.receive(b"".join(frame(b"%d" % number) for number in range(200)) + frame(b"cut")[:-1])
-        assert len(opened.heard) == 16
+        assert len(opened.events) == 16
         opened.port.pause()  # what has come is heard all the same
-        await until(lambda: not opened.peer.hears)
-        assert [each.frames for each in opened.heard if isinstance(each, Received)] == [
+        await until(lambda: not opened.peer.has_pending_events)
+        assert [each.frames for each in opened.events if isinstance(each, Received)] == [
             [b"%d" % number] for number in range(200)
         ]
-        assert not opened.transport.is_reading() and opened.peer.since is not None
+        assert not opened.transport.is_reading() and opened.peer.message_since is not None
         opened.port.resume()
         assert opened.transport.is_reading()
         opened.transport.receive(b"t")
-        assert len(opened.heard) == 201
+        assert len(opened.events) == 201
 
     asyncio.run(main())
 
@@ -83,6 +83,6 @@ def test_who_leaves_is_heard_no_longer() -> None:
         opened.transport.receive(frame(b"x") * 1000)
         opened.transport.abort()
         await settled()
-        assert len(opened.heard) == 16
+        assert len(opened.events) == 16
 
     asyncio.run(main())

@@ -20,11 +20,12 @@ from weir import Service
 from weir.embedding.bert_as_service.port import Port
 from weir.embedding.bert_as_service.settings import ZeroMqSettings
 from weir.embedding.bert_as_service.zeromq import ZeroMqFrontend
-from weir.embedding.encoder import LONGEST_TIMEOUT, Encoder
+from weir.embedding.encoder import Encoder
 from weir.embedding.exchange import EmbeddingContext
 from weir.embedding.metrics import TextCounts
 from weir.errors import ModelNotReady, Overloaded
 from weir.protocols.settings import HttpSettings
+from weir.serving.settings import LONGEST_TIMEOUT
 from weir.testing import FakeClock
 
 TEXTS = ["First do it", "then do it right", "then do it better"]

@@ -18,9 +18,9 @@ from tests.embedding.bert_as_service.opened import Opened
 
 from weir.client.embedding import EncodeCall
 from weir.embedding.bert_as_service.client import BertTransport
-from weir.embedding.bert_as_service.zeromq import AT_ONCE, MAX_TOPICS
+from weir.embedding.bert_as_service.zeromq import CANCELLED_PER_TURN, MAX_TOPICS
 from weir.embedding.bert_as_service.zmtp import GREETING, LONG, MORE, Received, ZmtpParser, frame, ready
-from weir.embedding.metrics import MOST
+from weir.embedding.metrics import MAX_REMEMBERED
 from weir.errors import WeirError
 from weir.protocols.account import Account
 from weir.protocols.settings import HttpSettings
@@ -192,11 +192,11 @@ def test_scans_leave_nothing_behind(opened: Opened) -> None:
 
 def test_who_asks_under_many_names_fills_no_table(opened: Opened) -> None:
     sender = connected(opened.port, "PUSH")
-    for number in range(2 * MOST):
+    for number in range(2 * MAX_REMEMBERED):
         sender.sendall(message(b"client-%d" % number, b"SHOW_CONFIG", b"1", b"0"))
-    opened.until(lambda: opened.door.clients.system_requests >= 2 * MOST)
+    opened.until(lambda: opened.door.clients.system_requests >= 2 * MAX_REMEMBERED)
     sender.close()
-    assert len(opened.door.clients.table()) <= MOST
+    assert len(opened.door.clients.table()) <= MAX_REMEMBERED
     opened.until(lambda: opened.door._publisher._kept_bytes > 0)
     still_serves(opened)
 
@@ -235,7 +235,7 @@ def test_unfinished_messages_are_bounded_together_and_all_come_whole() -> None:
                 while sent < MIB:
                     sent += each.send(said[sent : sent + (64 << 10)])
             halves.append(said[sent:])
-        opened.until(lambda: sum(peer.waits for peer in opened.door._in.peers) >= 5)
+        opened.until(lambda: sum(peer.is_held_back for peer in opened.door._in.peers) >= 5)
         assert opened.call(lambda: opened.door._in.held) < 5 * MIB
         with ThreadPoolExecutor(8) as threads:
             for each, half in zip(strangers, halves, strict=True):
@@ -256,9 +256,9 @@ def test_a_message_that_waits_for_others_goes_on_when_they_leave() -> None:
         opened.until(lambda: opened.door._in.held > MIB)
         said = message(b"me", b'["%b"]' % (b"x" * 200_000), b"1", b"1")
         second.sendall(said[:100_000])
-        opened.until(lambda: any(peer.waits for peer in opened.door._in.peers))
+        opened.until(lambda: any(peer.is_held_back for peer in opened.door._in.peers))
         first.close()
-        opened.until(lambda: not any(peer.waits for peer in opened.door._in.peers))
+        opened.until(lambda: not any(peer.is_held_back for peer in opened.door._in.peers))
         second.sendall(said[100_000:])
         opened.until(lambda: len(opened.encoder.asked) == 1)
         second.close()
@@ -286,7 +286,7 @@ def test_a_message_that_was_kept_waiting_gets_its_time() -> None:
         opened.until(lambda: opened.door._in.held > 0)
 
         def paused() -> None:
-            opened.door._answering.in_flight += 1 << 40
+            opened.door._handler.in_flight += 1 << 40
             opened.door._in.pause()
 
         opened.call(paused)
@@ -294,7 +294,7 @@ def test_a_message_that_was_kept_waiting_gets_its_time() -> None:
         opened.until(lambda: time.monotonic() > began + 0.3)
 
         def resumed() -> int:
-            opened.door._answering.in_flight -= 1 << 40
+            opened.door._handler.in_flight -= 1 << 40
             opened.door._in.resume()
             opened.door._in.sweep(time.monotonic())
             return opened.door.drops.counts["connection"]
@@ -396,7 +396,7 @@ def test_no_answer_is_lost_to_who_reads_late() -> None:
                 ]
         assert got == [b"%d" % number for number in range(12)]
         assert not opened.door.drops.counts["answer"]
-        opened.until(lambda: not (opened.door._publisher._making or opened.door._publisher._waiting))
+        opened.until(lambda: not (opened.door._publisher._reserved or opened.door._publisher._waiting))
 
 
 def test_who_hardly_reads_is_not_waited_for() -> None:
@@ -406,7 +406,7 @@ def test_who_hardly_reads_is_not_waited_for() -> None:
                 asking.sendall(message(b"stuck", MANY, b"%d" % number, b"20000"))
             opened.until(lambda: not opened.door._out.peers)
             assert ends(listening)
-            opened.until(lambda: not opened.door._answering.busy)
+            opened.until(lambda: not opened.door._handler.busy)
             assert not opened.door._publisher._waiting
         still_serves(opened)
 
@@ -436,8 +436,8 @@ def test_who_asks_much_and_leaves_holds_up_nobody() -> None:
         opened.call(look)
         asking.close()
         opened.until(lambda: opened.encoder.cancelled == 1000)
-        opened.until(lambda: not opened.door._answering.busy)
-        assert max(after - before for before, after in pairwise(turns)) <= 2 * AT_ONCE
+        opened.until(lambda: not opened.door._handler.busy)
+        assert max(after - before for before, after in pairwise(turns)) <= 2 * CANCELLED_PER_TURN
         still_serves(opened)
 
 
@@ -452,7 +452,7 @@ def test_an_answer_waits_for_who_comes_back(opened: Opened) -> None:
         got += listening.recv(1 << 16)
     assert vector_of("a b").tobytes() in got
     listening.sendall(frame(b"\x06CANCELlate", 4))
-    opened.until(lambda: not opened.door._publisher._listeners(b"late"))
+    opened.until(lambda: not opened.door._publisher._subscribers(b"late"))
     asking.sendall(message(b"late", b'["a b"]', b"8", b"1"))
     opened.until(lambda: [bytes(each.frames[-1]) for each in opened.door._publisher._kept[b"late"]] == [b"8"])
     listening.sendall(message(b"\1lat"))
@@ -465,7 +465,7 @@ def test_an_answer_waits_for_who_comes_back(opened: Opened) -> None:
 def test_a_stranger_who_listens_to_all_takes_no_answer_away(opened: Opened, overheard: bytes) -> None:
     stranger = connected(opened.port_out, "SUB")
     stranger.sendall(message(b"\1" + overheard))
-    opened.until(lambda: bool(opened.door._publisher._listeners(b"later")))
+    opened.until(lambda: bool(opened.door._publisher._subscribers(b"later")))
     asking, listening = connected(opened.port, "PUSH"), connected(opened.port_out, "SUB")
     asking.sendall(message(b"later", b'["a b"]', b"7", b"1"))
     assert vector_of("a b").tobytes() in read_until(stranger, b"7")
@@ -496,7 +496,7 @@ def test_no_more_is_kept_for_who_does_not_come_than_allowed() -> None:
 
 def test_only_this_machine_may_end_the_server(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     stock = [b"0", b"TERMINATION", b"0", b"0"]
-    opened.call(lambda: opened.door._answering.received(Received(stock), "192.0.2.7"))
+    opened.call(lambda: opened.door._handler.received(Received(stock), "192.0.2.7"))
     assert not opened.ended.is_set()
     sender = connected(opened.port, "PUSH")
     sender.sendall(message(*stock))
@@ -507,7 +507,7 @@ def test_only_this_machine_may_end_the_server(opened: Opened, monkeypatch: pytes
 def test_a_client_bears_strange_answers(opened: Opened) -> None:
     transport = BertTransport("127.0.0.1", opened.port, opened.port_out, identity="me")
     for answer in ([b"me"], [b"me", b"{}", b"one"], [b"me2", b"{}", b"1"], [b"me", b"{}", b"7"]):
-        transport._take(answer)
+        transport._deliver(answer)
     for place, answer in enumerate(
         (
             [b"{", b""], [b"{}", b""], [b"[]", b""], [b"{}", b"1234"], [b'{"error": 3}'],
@@ -515,7 +515,7 @@ def test_a_client_bears_strange_answers(opened: Opened) -> None:
         )
     ):  # fmt: skip
         future = transport.start(EncodeCall(["!wait"]), 20.0)
-        transport._take([b"me", *answer, b"%d" % (1 + place)])
+        transport._deliver([b"me", *answer, b"%d" % (1 + place)])
         with pytest.raises(WeirError, match="something other than vectors"):
             future.result(20.0)
     assert transport.config(20.0)["max_seq_len"] == 6

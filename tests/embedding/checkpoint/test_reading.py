@@ -9,7 +9,7 @@ import pytest
 from tests.embedding import tiny
 
 from weir.embedding.checkpoint.reading import read_checkpoint
-from weir.embedding.checkpoint.weights import names_of, open_tensors
+from weir.embedding.checkpoint.weights import open_tensors, weight_names
 from weir.embedding.recipe import Pooling
 from weir.embedding.server_settings import installed_model
 
@@ -24,7 +24,7 @@ def test_sizes_and_weights_of_each_family(family: str, tmp_path: Path) -> None:
     assert known.has_pooler is (family != "distilbert")
     assert (checkpoint.poolings, checkpoint.normalize, checkpoint.layers) == ((), False, (-2,))
     weights = checkpoint.weights()
-    assert set(names_of(family, 3)) <= set(weights)
+    assert set(weight_names(family, 3)) <= set(weights)
     assert {array.dtype for array in weights.values()} == {np.dtype(np.float32)}
 
 

@@ -187,5 +187,5 @@ def test_lists_of_modules_that_are_none(modules: Any, tmp_path: Path) -> None:
 
 def test_a_dense_layer_that_does_not_fit(tmp_path: Path) -> None:
     tiny.sentence_model(tmp_path, dense=16, pooling=["cls", "mean"])
-    with pytest.raises(SettingsError, match="a dense layer takes vectors of 32 numbers, what it gets has 64"):
+    with pytest.raises(SettingsError, match="a dense layer takes vectors of 32 numbers, but gets vectors of 64"):
         read_checkpoint(tmp_path)

@@ -55,9 +55,9 @@ def test_checkpoints_of_tensorflow_name_the_command(tmp_path: Path) -> None:
         ({"max_position_embeddings": 2}, "max_position_embeddings=2: must be more than 2"),
         (
             {"vocab_size": 1000},
-            "'embeddings.word_embeddings.weight' has the shape [181, 32], config.json asks for [1000, 32]",
+            "'embeddings.word_embeddings.weight' has the shape [181, 32], config.json requires [1000, 32]",
         ),
-        ({"intermediate_size": 99}, "has the shape [64, 32], config.json asks for [99, 32]"),
+        ({"intermediate_size": 99}, "has the shape [64, 32], config.json requires [99, 32]"),
     ],
 )
 def test_configurations_that_do_not_fit(values: dict[str, Any], rule: str, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from tests.embedding.graph.running import Running
 import weir.embedding
 from weir.embedding.checkpoint.reading import Checkpoint, read_checkpoint
 from weir.embedding.graph.building import WEIGHTS
-from weir.embedding.graph.cache import SEAL, cache_directory, graph_file, hold, locked, prune
+from weir.embedding.graph.cache import MANIFEST, cache_directory, graph_file, hold, locked, prune
 from weir.embedding.recipe import Pooling, Precision, Recipe
 from weir.errors import SettingsError
 
@@ -91,7 +91,7 @@ def test_a_directory_that_cannot_be_written_is_named(checkpoint: Checkpoint, tmp
 
 def test_why_a_graph_cannot_be_made_is_told(checkpoint: Checkpoint, tmp_path: Path) -> None:
     activation = read_checkpoint(tiny.model(tmp_path / "other", tokenizer=False, hidden_act="mish"))
-    with pytest.raises(SettingsError, match=r"its graph cannot be made: .*activation 'mish': must be one of gelu"):
+    with pytest.raises(SettingsError, match=r"its graph cannot be built: .*activation 'mish': must be one of gelu"):
         graph_file(activation, MEAN, tmp_path)
 
 
@@ -115,8 +115,8 @@ def graphs(tmp_path: Path) -> Path:
         folder = tmp_path / name
         folder.mkdir()
         (folder / "weights").write_bytes(b"x" * (SIZE - 2))
-        (folder / SEAL).write_text("{}")
-        os.utime(folder / SEAL, (used, used))
+        (folder / MANIFEST).write_text("{}")
+        os.utime(folder / MANIFEST, (used, used))
         (tmp_path / f"{name}.lock").touch()
     return tmp_path
 
@@ -167,7 +167,7 @@ def test_what_is_being_made_stays(graphs: Path) -> None:
 
 
 def test_what_is_broken_goes_first(graphs: Path) -> None:
-    (graphs / "c" / SEAL).unlink()
+    (graphs / "c" / MANIFEST).unlink()
     assert prune(graphs, 2 * SIZE) == [graphs / "c"]
 
 

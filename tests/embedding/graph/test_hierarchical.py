@@ -9,7 +9,7 @@ from tests.embedding.graph.running import Array, Running, running
 from tests.embedding.graph.windows import highest_mean
 
 from weir.embedding.checkpoint.reading import Checkpoint, read_checkpoint
-from weir.embedding.graph.building import build, recipe_as_json, understood
+from weir.embedding.graph.building import build, recipe_as_json, recipe_from_json
 from weir.embedding.recipe import Pooling, Recipe, chosen_recipe, dimensions_of
 
 TEXTS = [np.array([0, *range(5, 5 + count), 2]) for count in (1, 3, 4, 12)]
@@ -51,7 +51,7 @@ def test_joined_poolings_stand_one_after_the_other(plain: Checkpoint, tmp_path: 
     alone = [running(build(plain, Recipe(one)), tmp_path / one.value)(TEXTS) for one in poolings]
     assert dimensions_of(plain, recipe) == 4 * tiny.HIDDEN
     assert np.allclose(run(TEXTS), np.concatenate(alone, axis=1), atol=1e-6)
-    assert understood(recipe_as_json(recipe)) == recipe
+    assert recipe_from_json(recipe_as_json(recipe)) == recipe
 
 
 def test_what_the_files_join_is_computed(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ from tests.embedding import tiny, tiny_tokens
 from tests.embedding.graph.windows import highest_mean
 
 from weir.embedding.checkpoint.reading import read_checkpoint, read_for
-from weir.embedding.model import Inputs, TextEncoder, TokenIds, filled
+from weir.embedding.model import Inputs, TextEncoder, TokenIds, padded_inputs
 from weir.embedding.recipe import Pooling, Precision, Recipe
-from weir.embedding.runtime import Computing, Runtime, open_runtime
+from weir.embedding.runtime import Runtime, RuntimeOptions, open_runtime
 from weir.errors import SettingsError
 
 pytestmark = [
@@ -41,14 +41,14 @@ def inputs(vocabulary: int, pad_id: int, *, mask_special: bool = False, hide_spe
         TokenIds(chance.integers(5, vocabulary, count).astype(np.int32), second)
         for count, second in [(7, 0), (12, 5), (3, 0)]
     ]
-    return filled(texts, pad_id=pad_id, mask_special=mask_special, hide_special=hide_special)
+    return padded_inputs(texts, pad_id=pad_id, mask_special=mask_special, hide_special=hide_special)
 
 
 def both(directory: Path, recipe: Recipe, cache: Path) -> tuple[Runtime, Runtime]:
     checkpoint = read_checkpoint(directory)
     return (
-        open_runtime(checkpoint, recipe, Computing("torch")),
-        open_runtime(checkpoint, recipe, Computing("onnx", cache=cache)),
+        open_runtime(checkpoint, recipe, RuntimeOptions("torch")),
+        open_runtime(checkpoint, recipe, RuntimeOptions("onnx", cache=cache)),
     )
 
 
@@ -107,10 +107,10 @@ def test_a_padding_that_is_written_out_counts_as_sentence_transformers_counts_it
 def test_the_hierarchical_pooling_is_that_of_its_paper(tmp_path: Path) -> None:
     checkpoint = read_checkpoint(tiny.model(tmp_path / "plain"))
     given = inputs(checkpoint.architecture.vocab_size, 0)
-    tokens = open_runtime(checkpoint, Recipe(Pooling.NONE), Computing("torch")).run(*given)
+    tokens = open_runtime(checkpoint, Recipe(Pooling.NONE), RuntimeOptions("torch")).run(*given)
     for window in (1, 4, 9):
         recipe = Recipe(Pooling.HIERARCHICAL, window=window)
-        vectors = open_runtime(checkpoint, recipe, Computing("torch")).run(*given)
+        vectors = open_runtime(checkpoint, recipe, RuntimeOptions("torch")).run(*given)
         expected = [highest_mean(one[:count], window) for one, count in zip(tokens, (7, 12, 3), strict=True)]
         assert np.allclose(vectors, expected, atol=1e-5)
 
@@ -140,13 +140,13 @@ def test_what_comes_behind_the_pooling_is_the_same(bert: Path, tmp_path: Path) -
 def test_half_precision_is_near(bert: Path, precision: Precision, least: float) -> None:
     checkpoint, recipe = read_checkpoint(bert), Recipe(Pooling.MEAN)
     given = inputs(checkpoint.architecture.vocab_size, 0)
-    half = open_runtime(checkpoint, dataclasses.replace(recipe, precision=precision), Computing("torch"))
-    assert cosine(half.run(*given), open_runtime(checkpoint, recipe, Computing("torch")).run(*given)) > least
+    half = open_runtime(checkpoint, dataclasses.replace(recipe, precision=precision), RuntimeOptions("torch"))
+    assert cosine(half.run(*given), open_runtime(checkpoint, recipe, RuntimeOptions("torch")).run(*given)) > least
 
 
 def test_eight_bits_are_refused(bert: Path) -> None:
     with pytest.raises(SettingsError, match="fp32, fp16 and bf16"):
-        open_runtime(read_checkpoint(bert), Recipe(Pooling.MEAN, precision=Precision.INT8), Computing("torch"))
+        open_runtime(read_checkpoint(bert), Recipe(Pooling.MEAN, precision=Precision.INT8), RuntimeOptions("torch"))
 
 
 @pytest.mark.timeout(600)  # a C++ compiler has to be done
@@ -156,10 +156,10 @@ def test_a_compiled_model_gives_the_same(bert: Path) -> None:
     checkpoint, recipe = read_checkpoint(bert), Recipe(Pooling.MEAN)
     given = inputs(checkpoint.architecture.vocab_size, 0)
     try:
-        compiled = open_runtime(checkpoint, recipe, Computing("torch", compiled=True)).run(*given)
+        compiled = open_runtime(checkpoint, recipe, RuntimeOptions("torch", compiled=True)).run(*given)
     except torch._inductor.exc.InductorError as error:
         pytest.skip(f"there is no compiler: {error}")
-    assert cosine(compiled, open_runtime(checkpoint, recipe, Computing("torch")).run(*given)) > 0.99999
+    assert cosine(compiled, open_runtime(checkpoint, recipe, RuntimeOptions("torch")).run(*given)) > 0.99999
 
 
 def test_an_architecture_that_only_transformers_knows(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_a_model_that_brings_its_own_code_is_refused(bert: Path, tmp_path: Path)
     (tmp_path / "mine.py").write_text("raise SystemExit('this was run')")
     (tmp_path / "modules.json").unlink()
     with pytest.raises(SettingsError, match="transformers does not read it"):
-        open_runtime(read_for("torch", tmp_path), Recipe(Pooling.MEAN), Computing("torch"))
+        open_runtime(read_for("torch", tmp_path), Recipe(Pooling.MEAN), RuntimeOptions("torch"))
 
 
 def electra(directory: Path) -> Path:

@@ -54,10 +54,10 @@ def test_camembert(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "rule"),
     [
-        (b"", "is broken, or no SentencePiece model: it has no pieces"),
+        (b"", "is broken, or is not a SentencePiece model: it has no pieces"),
         (b"\x0a\x05ab", "is broken"),
         (field(1, field(1, b"\xff")) * 5, "is broken"),
-        (field(1, field(1, 3)) * 5, "a number stands where a text should"),
+        (field(1, field(1, 3)) * 5, "a field has a number, must have a text"),
         (field(1, field(2, b"x")) * 5, "a piece has no score"),
         (piece("a", 0) * 5 + field(2, field(3, 2)), "must be a Unigram model"),
     ],
@@ -71,7 +71,7 @@ def test_files_that_are_broken(content: bytes, rule: str, tmp_path: Path) -> Non
     assert str(tmp_path / NAME) in caught.value.message
 
 
-def test_vocabularies_that_are_arranged_in_another_way(tmp_path: Path) -> None:
+def test_a_family_whose_ids_are_numbered_in_an_unknown_way_is_refused(tmp_path: Path) -> None:
     tiny.model(tmp_path, "roberta")
     (tmp_path / "tokenizer.json").unlink()
     (tmp_path / NAME).write_bytes(b"")

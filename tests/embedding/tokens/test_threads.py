@@ -1,4 +1,4 @@
-"""reading.py: texts become tokens in threads, together with what came meanwhile."""
+"""threads.py: texts are tokenized in threads, together with those that arrive meanwhile."""
 
 import asyncio
 import threading
@@ -12,7 +12,7 @@ import pytest
 from tests.embedding.text_models import Words
 
 from weir.embedding.texts import Text, Tokenized, TokenizeOptions
-from weir.embedding.tokens.threads import BRIEF_CHARACTERS, CHUNK, URGENT_CHARACTERS, TokenizeRequest, TokenizerThreads
+from weir.embedding.tokens.threads import CHUNK, INLINE_CHARACTERS, URGENT_CHARACTERS, TokenizeRequest, TokenizerThreads
 from weir.errors import Draining, InvalidRequest, ModelError
 
 
@@ -43,8 +43,8 @@ async def wait_for(words: Words) -> None:
 def test_what_comes_while_a_thread_is_busy_goes_together() -> None:
     async def main() -> None:
         words = Words()
-        heard: list[tuple[float, float, int]] = []
-        readers = TokenizerThreads(words, 2, lambda *round_: heard.append(round_))
+        rounds_seen: list[tuple[float, float, int]] = []
+        readers = TokenizerThreads(words, 2, lambda *round_: rounds_seen.append(round_))
         readers.start()
         readers.start()
         words.gate.clear()
@@ -58,8 +58,8 @@ def test_what_comes_while_a_thread_is_busy_goes_together() -> None:
         assert [each.truncated for each in await other_length] == [True]
         await asyncio.sleep(0)
         assert words.rounds[:2] == [1, CHUNK]
-        assert sum(count for _, _, count in heard) == 82 == sum(words.rounds)
-        assert all(began <= ended for began, ended, _ in heard)
+        assert sum(count for _, _, count in rounds_seen) == 82 == sum(words.rounds)
+        assert all(began <= ended for began, ended, _ in rounds_seen)
         readers.close()
         readers.close()
 
@@ -114,10 +114,10 @@ def test_the_loop_reads_what_is_brief_for_a_small_share_of_its_time(monkeypatch:
         readers.start()
         own = threading.current_thread().name
         for _ in range(30):
-            await read(readers, ["a"], characters=BRIEF_CHARACTERS)
+            await read(readers, ["a"], characters=INLINE_CHARACTERS)
         assert words.threads[0] == own
         assert 1 < words.threads.count(own) < 6
-        await read(readers, ["a"], characters=BRIEF_CHARACTERS + 1)
+        await read(readers, ["a"], characters=INLINE_CHARACTERS + 1)
         assert words.threads[-1] == "weir-read-0"
         readers.close()
 

@@ -163,7 +163,7 @@ LONG = [SENTENCE * 100, "x" * 9000, "水" * 3000, " " * 9000 + "do it", ("a" * 9
 def test_reading_a_part_gives_what_cutting_the_whole_gives(family: str, tmp_path: Path) -> None:
     tokenizer = Tokenizer(tiny.model(tmp_path, family))
     for text in LONG:
-        whole = tokenizer.pieces.encode(text, add_special_tokens=False).ids
+        whole = tokenizer.backend.encode(text, add_special_tokens=False).ids
         for length in (8, 16, 64):
             cut, pair = tokenizer.encode([text, (text, text)], max_length=length)
             assert isinstance(cut, Tokenized)
@@ -275,9 +275,9 @@ def test_case_of_a_tokenizer_that_has_none(family: str, tmp_path: Path) -> None:
 def test_cutting_and_padding_in_the_file_do_not_count(tmp_path: Path) -> None:
     """all-MiniLM-L6-v2 has both in its file: 128 tokens, whatever the text."""
     tokenizer = Tokenizer(tiny.model(tmp_path))
-    tokenizer.pieces.enable_truncation(4)
-    tokenizer.pieces.enable_padding(length=128)
-    tokenizer.pieces.save(str(tmp_path / "tokenizer.json"))
+    tokenizer.backend.enable_truncation(4)
+    tokenizer.backend.enable_padding(length=128)
+    tokenizer.backend.save(str(tmp_path / "tokenizer.json"))
     assert len(ids(Tokenizer(tmp_path).encode(["a b c d e"], max_length=64)[0])) == 7
 
 

@@ -8,7 +8,7 @@ from tests.embedding import tiny
 from tests.embedding.tokens.reading import ids
 
 from weir.embedding.texts import TokenizeOptions, TokenizerOptions
-from weir.embedding.tokens.tokenizer import Tokenizer, shares, split_ids
+from weir.embedding.tokens.tokenizer import Tokenizer, pair_lengths, split_ids
 from weir.errors import InvalidRequest
 
 
@@ -96,7 +96,7 @@ def test_texts_that_cannot_be_split(tmp_path: Path) -> None:
 
 def test_shares_fill_the_room_and_take_from_the_longer() -> None:
     for first, second, room in itertools.product(range(1, 9), range(1, 9), range(2, 12)):
-        kept, other = shares(first, second, room)
+        kept, other = pair_lengths(first, second, room)
         assert kept + other == min(first + second, room)
         if first + second > room:
             assert abs(kept - other) <= 1 or (kept == first < other) or (other == second < kept)

@@ -34,7 +34,7 @@ class Scene:
             self.registry, self.metrics, clock=lambda: self.now, time_of_day=lambda: 1_000_000 + self.now
         )
 
-    async def ask(self, name: str, *items: Any) -> None:
+    async def infer(self, name: str, *items: Any) -> None:
         """Ask the service of that name for each of `items` at once."""
         await asyncio.gather(*[self.registry.get(name).infer(item) for item in items])
 

@@ -14,12 +14,12 @@ ABROAD = re.compile(r"""(?:src|href|url|import|from)\s*[=(]?\s*["'(]?\s*(?:https
 
 
 def get(app: object, *paths: str) -> list[httpx.Response]:
-    async def ask() -> list[httpx.Response]:
+    async def call() -> list[httpx.Response]:
         transport = httpx.ASGITransport(app)  # type: ignore[arg-type]  # any ASGI application
         async with httpx.AsyncClient(transport=transport, base_url="http://weir") as client:
             return [await client.get(path) for path in paths]
 
-    return asyncio.run(ask())
+    return asyncio.run(call())
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_scripts_import_only_what_is_there(page: Starlette) -> None:
 
 
 @pytest.mark.parametrize("query", ["", "?since=-1", "?since=x&life=%00", "?since=99999999999999999999"])
-def test_the_data_is_json_whatever_is_asked(page: Starlette, query: str) -> None:
+def test_the_data_is_json_whatever_the_query(page: Starlette, query: str) -> None:
     (answer,) = get(page, f"/dashboard/data{query}")
     assert answer.headers["content-type"] == "application/json"
     assert answer.headers["cache-control"] == "no-store"

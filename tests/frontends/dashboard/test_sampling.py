@@ -15,12 +15,12 @@ def test_a_sample_has_what_changed_since_the_one_before() -> None:
     scene = Scene("square", "idle")
 
     async def script() -> None:
-        await scene.ask("square", 1, 2)
+        await scene.infer("square", 1, 2)
         first, present = scene.sampler.sample()
         assert first is None
         assert present["models"]["square"]["counts"]["rows"][-1] == 2
         scene.now += 1.25
-        await scene.ask("square", 3, 4, 5)
+        await scene.infer("square", 3, 4, 5)
         second, present = scene.sampler.sample(late=0.25)
         assert second is not None
         assert (second["seconds"], second["late"], second["at"]) == (1.25, 0.25, 1_000_101.25)
@@ -77,9 +77,9 @@ def test_the_use_of_processes() -> None:
 
 def test_clients_are_those_that_products_tell_of_and_bounded() -> None:
     scene = Scene("square")
-    told = [{"client": f"client {number}", "requests": number} for number in range(150)]
-    _, present = DashboardSampler(scene.registry, scene.metrics, clients=lambda: told).sample()
-    assert present["clients"] == told[:20]
+    clients = [{"client": f"client {number}", "requests": number} for number in range(150)]
+    _, present = DashboardSampler(scene.registry, scene.metrics, clients=lambda: clients).sample()
+    assert present["clients"] == clients[:20]
     assert scene.sampler.sample()[1]["clients"] == []
 
 
@@ -87,8 +87,8 @@ def test_the_counts_are_those_of_the_metrics_page() -> None:
     scene = Scene("square", "other", max_batch_size=4)
 
     async def script() -> None:
-        await scene.ask("square", *range(11))
-        await scene.ask("other", 1)
+        await scene.infer("square", *range(11))
+        await scene.infer("other", 1)
 
     scene.play(script)
     registry = make_exposition(scene.metrics, scene.registry).registry

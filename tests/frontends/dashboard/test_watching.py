@@ -5,7 +5,7 @@ from typing import Any
 
 from tests.frontends.dashboard.kit import Scene
 
-from weir.frontends.dashboard.watching import REST, Beat, Ring, Watch
+from weir.frontends.dashboard.watching import REST, Ring, SamplingTimer, Watch
 
 
 class Timers:
@@ -30,61 +30,61 @@ class Timers:
         self._callback()
 
 
-def make_beat(patience: float = 900.0) -> tuple[Beat, Timers, list[float]]:
-    struck: list[float] = []
+def make_timer(patience: float = 900.0) -> tuple[SamplingTimer, Timers, list[float]]:
+    delays: list[float] = []
     timers = Timers()
-    return Beat(struck.append, patience=patience, clock=lambda: timers.now, later=timers.later), timers, struck
+    return SamplingTimer(delays.append, patience=patience, clock=lambda: timers.now, later=timers.later), timers, delays
 
 
 def test_nothing_beats_while_nobody_looks() -> None:
-    beat, timers, struck = make_beat(patience=3.0)
-    assert (timers.due, struck, beat.beating) == (None, [], False)
-    beat.look()
-    assert (timers.due, struck, beat.beating) == (1.0, [0.0], True)
+    timer, timers, delays = make_timer(patience=3.0)
+    assert (timers.due, delays, timer.running) == (None, [], False)
+    timer.look()
+    assert (timers.due, delays, timer.running) == (1.0, [0.0], True)
     for _ in range(4):
         timers.fire()
-    assert (timers.due, len(struck), beat.beating) == (None, 4, False)
-    beat.look()
-    assert (timers.due, len(struck)) == (5.0, 5)
-    beat.stop()
-    beat.stop()
+    assert (timers.due, len(delays), timer.running) == (None, 4, False)
+    timer.look()
+    assert (timers.due, len(delays)) == (5.0, 5)
+    timer.stop()
+    timer.stop()
     assert timers.due is None
 
 
 def test_a_late_beat_does_not_move_the_others_and_a_missed_one_is_not_made_up_for() -> None:
-    beat, timers, struck = make_beat()
-    beat.look()
+    timer, timers, delays = make_timer()
+    timer.look()
     timers.fire(late=0.25)
-    assert (struck[-1], timers.due) == (0.25, 2.0)
+    assert (delays[-1], timers.due) == (0.25, 2.0)
     timers.fire(late=5.0)
-    assert (struck[-1], timers.due) == (5.0, 8.0)
-    beat.look()
-    assert (len(struck), timers.due) == (3, 8.0)
+    assert (delays[-1], timers.due) == (5.0, 8.0)
+    timer.look()
+    assert (len(delays), timers.due) == (3, 8.0)
 
 
 def test_it_beats_slowly_while_nobody_looks_once_it_has_begun() -> None:
-    beat, timers, struck = make_beat(patience=2.0)
-    beat.begin()
-    beat.begin()
-    assert (struck, timers.due) == ([0.0], REST)
+    timer, timers, delays = make_timer(patience=2.0)
+    timer.begin()
+    timer.begin()
+    assert (delays, timers.due) == ([0.0], REST)
     timers.fire()
-    assert (len(struck), timers.due) == (2, 2 * REST)
-    beat.look()  # at once, and every second from now on
-    assert (len(struck), timers.due) == (3, REST + 1.0)
+    assert (len(delays), timers.due) == (2, 2 * REST)
+    timer.look()  # at once, and every second from now on
+    assert (len(delays), timers.due) == (3, REST + 1.0)
     for _ in range(4):
         timers.fire()
-    assert (len(struck), timers.due) == (7, REST + 3.0 + 2 * REST)
-    beat.stop()
+    assert (len(delays), timers.due) == (7, REST + 3.0 + 2 * REST)
+    timer.stop()
     assert timers.due is None
 
 
 def test_a_beat_on_a_real_loop() -> None:
     async def main() -> int:
-        struck: list[float] = []
-        beat = Beat(struck.append)
-        beat.look()
-        beat.stop()
-        return len(struck)
+        delays: list[float] = []
+        timer = SamplingTimer(delays.append)
+        timer.look()
+        timer.stop()
+        return len(delays)
 
     assert asyncio.run(main()) == 1
 
@@ -134,7 +134,7 @@ def test_whoever_looks_gets_what_is_new_to_him() -> None:
         assert first["now"]["models"]["square"]["ready"] is True
         for _ in range(3):
             scene.now += 1
-            await scene.ask("square", 1)
+            await scene.infer("square", 1)
             timers.fire()
         assert [sample["number"] for sample in look(first["life"], 1)["samples"]] == [2, 3]
         again = look(first["life"], 3)
@@ -155,7 +155,7 @@ def test_a_day_of_watching_keeps_fifteen_minutes() -> None:
     for _ in range(2000):
         scene.now += 1
         timers.fire()
-        watch.beat.look()
+        watch.timer.look()
     _, samples = ring.since(0)
     assert len(samples) == 900
     first, last = json.loads(samples[0]), json.loads(samples[-1])

@@ -1,4 +1,4 @@
-"""The gRPC door in the test's own event loop, and a client of it that knows no more than paths and messages."""
+"""The gRPC frontend in the test's own event loop, and a client of it that knows no more than paths and messages."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -39,7 +39,7 @@ class Double(Model):
         return {"y": 2 * batch["x"]}
 
 
-def asking(*values: int, model: str = "double", id: str = "", **parameters: Any) -> InferenceRequest:
+def make_request(*values: int, model: str = "double", id: str = "", **parameters: Any) -> InferenceRequest:
     """Return a request for Double: one row."""
     tensor = TensorValue("x", "INT32", np.array([values or (1, 2)], np.int32))
     return InferenceRequest(model, [tensor], id=id, parameters=parameters)

@@ -28,9 +28,9 @@ LOST = {
 
 def opened() -> GrpcServer:
     http = HttpSettings()
-    door = make_frontend(KserveContext(Registry([]), http), GrpcSettings(grpc_port=0), http)
-    assert isinstance(door, GrpcServer)
-    return door
+    frontend = make_frontend(KserveContext(Registry([]), http), GrpcSettings(grpc_port=0), http)
+    assert isinstance(frontend, GrpcServer)
+    return frontend
 
 
 def test_this_grpcio_has_all_that_is_used_of_its_core(caplog: pytest.LogCaptureFixture) -> None:
@@ -40,7 +40,9 @@ def test_this_grpcio_has_all_that_is_used_of_its_core(caplog: pytest.LogCaptureF
     assert caplog.records == []
 
 
-def test_a_lost_name_is_said_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_missing_private_name_is_logged_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(call, "NEEDED", (*call.NEEDED, "OfTomorrow"))
     assert opened()._make_core is AioCore
     (record,) = caplog.records

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 from msgspec.json import encode
-from tests.frontends.grpc.kit import INFER, Double, Rig, asking, item, refused, run, serving
+from tests.frontends.grpc.kit import INFER, Double, Rig, item, make_request, refused, run, serving
 from tests.frontends.http.sockets import until
 
 from weir import Model, Service
@@ -27,16 +27,16 @@ LIMIT = 20.0  # seconds after which a thread is taken for one that waits for eve
 
 @contextmanager
 def ending(requested: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[asyncio.AbstractEventLoop, Any]]:
-    """A server that was told to end, and a loop that does not run but was told of the first event. Such a server has an event for each
+    """A server that was notified to end, and a loop that does not run but was notified of the first event. Such a server has an event for each
     of the calls that were `requested`, and then one more: all calls have ended."""
     monkeypatch.setattr(tested, "_REQUESTED", requested)
     monkeypatch.setattr(tested, "_LOOP_LOOK_EVERY", 0.01)
-    loop, told = asyncio.new_event_loop(), threading.Event()
+    loop, notified = asyncio.new_event_loop(), threading.Event()
     say = loop.call_soon_threadsafe
 
-    def telling(*said: Any) -> Any:
-        handle = say(*said)
-        told.set()
+    def telling(*arguments: Any) -> Any:
+        handle = say(*arguments)
+        notified.set()
         return handle
 
     loop.call_soon_threadsafe = telling  # type: ignore[method-assign, assignment]
@@ -51,7 +51,7 @@ def ending(requested: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[as
     core = loop.run_until_complete(make())
     core._ending = True
     core._server.shutdown(core._queue, core._shut)
-    assert told.wait(LIMIT)
+    assert notified.wait(LIMIT)
     yield loop, core
     loop.close()
     core._thread.join(LIMIT)
@@ -204,7 +204,7 @@ def test_connections_without_calls_are_counted(monkeypatch: pytest.MonkeyPatch) 
                 writer.write(PREFACE)
                 opened.append((reader, writer))
             await until(lambda: account.connections == 120)
-            assert (await rig.infer(asking())).outputs
+            assert (await rig.infer(make_request())).outputs
             await until(lambda: account.connections == 121)
             for _, writer in opened:
                 writer.close()
@@ -227,8 +227,8 @@ def test_connections_are_not_counted_all_the_time(monkeypatch: pytest.MonkeyPatc
         sockets = pages[{0: 0, 6: 1, 10: 2}[start]]
         return encode({"socketRef": [{"socketId": each} for each in sockets]} if sockets else {"end": True})
 
-    for name, told in documents.items():
-        monkeypatch.setattr(f"weir.frontends.grpc.core.cygrpc.{name}", told)
+    for name, document in documents.items():
+        monkeypatch.setattr(f"weir.frontends.grpc.core.cygrpc.{name}", document)
     least = [0]
     connected = Connected(lambda: least[0], clock)
     servers.append(2)
@@ -248,14 +248,14 @@ def test_connections_are_not_counted_all_the_time(monkeypatch: pytest.MonkeyPatc
 
 def test_who_says_nothing_or_does_nothing_is_let_go() -> None:
     async def test(rig: Rig) -> None:
-        async def let_go(said: bytes) -> None:
+        async def let_go(sent: bytes) -> None:
             reader, writer = await asyncio.open_connection("127.0.0.1", rig.server.port)
-            writer.write(said)
+            writer.write(sent)
             while await reader.read(1000):
                 pass
             writer.close()
 
-        await asyncio.gather(*[let_go(said) for said in (b"", PREFACE[:8], PREFACE)])
+        await asyncio.gather(*[let_go(sent) for sent in (b"", PREFACE[:8], PREFACE)])
 
     run(test, http={"header_timeout": 0.2, "idle_timeout": 0.4})
 
@@ -279,8 +279,8 @@ def test_messages_are_charged_until_they_are_answered() -> None:
             accepted = rig.raw(INFER, large(600_000))
             await until(lambda: bool(executor.pending))
             assert 600_000 < account.held_bytes < 700_000
-            code, said = await refused(rig.raw(INFER, large(600_000)))
-            assert (code, "max_waiting_bytes" in said) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
+            code, text = await refused(rig.raw(INFER, large(600_000)))
+            assert (code, "max_waiting_bytes" in text) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
             executor.answer_next(lambda batch: [b"1"] * len(batch))
             assert await accepted
             await until(lambda: account.held_bytes == 0 and calling(rig) == 0)
@@ -290,8 +290,8 @@ def test_messages_are_charged_until_they_are_answered() -> None:
 
 def test_compressed_messages_are_charged_as_what_they_are() -> None:
     async def test(rig: Rig) -> None:
-        code, said = await refused(rig.raw(INFER, large(1_000_000), compression=grpc.Compression.Gzip))
-        assert (code, "max_waiting_bytes" in said) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
+        code, text = await refused(rig.raw(INFER, large(1_000_000), compression=grpc.Compression.Gzip))
+        assert (code, "max_waiting_bytes" in text) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
 
     run(test, Echo, http={"max_waiting_bytes": 500_000})
 
@@ -300,14 +300,14 @@ def test_more_calls_than_may_be_are_refused_and_others_answered_afterwards() -> 
     async def main() -> None:
         executor = FakeExecutor()
         async with serving(Service(Double, executor=executor), http={"max_connections": 3}) as rig:
-            calls = [rig.raw(INFER, write_request(asking())) for _ in range(3)]
+            calls = [rig.raw(INFER, write_request(make_request())) for _ in range(3)]
             await until(lambda: len(executor.pending) > 0)
-            code, said = await refused(rig.infer(asking()))
-            assert (code, "max_connections" in said) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
+            code, text = await refused(rig.infer(make_request()))
+            assert (code, "max_connections" in text) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
             for call in calls:
                 call.cancel()
             await until(lambda: calling(rig) == 0)
-            again = asyncio.ensure_future(rig.infer(asking()))
+            again = asyncio.ensure_future(rig.infer(make_request()))
             while not again.done():
                 await until(lambda: bool(executor.pending) or again.done())
                 if executor.pending:  # what was cancelled, and this one
@@ -323,7 +323,7 @@ def test_who_leaves_before_its_message_is_counted_no_more() -> None:
         await until(lambda: calling(rig) == 1)
         call.cancel()
         await until(lambda: calling(rig) == 0)
-        assert (await rig.infer(asking())).outputs
+        assert (await rig.infer(make_request())).outputs
 
     run(test)
 
@@ -378,17 +378,17 @@ def test_watchers_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     (watch,) = [method for method in methods("grpc.health.v1.Health") if method.path == WATCH]
 
     async def test(rig: Rig) -> None:
-        asked = watch.request().SerializeToString()
-        watching = [rig.channel.unary_stream(WATCH)(asked) for _ in range(2)]
+        request = watch.request().SerializeToString()
+        watching = [rig.channel.unary_stream(WATCH)(request) for _ in range(2)]
         for each in watching:
             await each.read()
-        more = rig.channel.unary_stream(WATCH)(asked)
-        with pytest.raises(grpc.aio.AioRpcError) as said:
+        more = rig.channel.unary_stream(WATCH)(request)
+        with pytest.raises(grpc.aio.AioRpcError) as text:
             await more.read()
-        assert said.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert text.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         watching[0].cancel()
         while True:
-            again = rig.channel.unary_stream(WATCH)(asked)
+            again = rig.channel.unary_stream(WATCH)(request)
             try:
                 assert await again.read()
                 break
@@ -436,8 +436,10 @@ def test_the_core_outlives_an_event_that_cannot_be_read(caplog: pytest.LogCaptur
 
         core._next = short_of_memory
         while len(failed) < 5:
-            await asyncio.wait([asyncio.ensure_future(rig.raw(INFER, write_request(asking()), timeout=0.2).code())])
-        assert (await rig.infer(asking())).outputs
+            await asyncio.wait(
+                [asyncio.ensure_future(rig.raw(INFER, write_request(make_request()), timeout=0.2).code())]
+            )
+        assert (await rig.infer(make_request())).outputs
 
     run(test)
     assert "an event of gRPC is lost" in caplog.text

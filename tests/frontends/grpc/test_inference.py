@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from tests.frontends.grpc.kit import INFER, Double, Rig, asking, item, refused, run, serving
+from tests.frontends.grpc.kit import INFER, Double, Rig, item, make_request, refused, run, serving
 from tests.frontends.http.sockets import until
 from tests.streaming_models import Count, Script
 
@@ -22,7 +22,7 @@ from weir.protocols.kserve.metadata import find
 from weir.serving.inference import QueueEntry
 from weir.serving.service import Service
 from weir.testing import FakeExecutor, RecordingObserver
-from weir.wire.inference import AskedOutput, InferenceRequest, InferenceResponse, TensorValue
+from weir.wire.inference import InferenceRequest, InferenceResponse, RequestedOutput, TensorValue
 from weir.wire.kserve_grpc import (
     ModelInferResponse,
     parse_request,
@@ -49,7 +49,7 @@ class Strict(Model):
 
 def test_raw_tensors() -> None:
     async def test(rig: Rig) -> None:
-        response = await rig.infer(asking(3, 4, id="7"))
+        response = await rig.infer(make_request(3, 4, id="7"))
         assert (response.model, response.version, response.id) == ("double", "", "7")
         (output,) = response.outputs
         assert (output.name, output.datatype, output.array.tolist()) == ("y", "INT32", [[6, 8]])
@@ -73,8 +73,8 @@ def test_typed_tensors_are_answered_in_kind() -> None:
 def test_items_are_documents_in_a_tensor_of_bytes() -> None:
     async def test(rig: Rig) -> None:
         assert (await rig.infer(item(b"12", "strict"))).outputs[0].array.tolist() == [b"144"]
-        said = await refused(rig.infer(item(b'"x"', "strict")))
-        assert said[0] is Code.INVALID_ARGUMENT and "tensor 'input'[0]" in said[1]
+        text = await refused(rig.infer(item(b'"x"', "strict")))
+        assert text[0] is Code.INVALID_ARGUMENT and "tensor 'input'[0]" in text[1]
 
     run(test, Strict)
 
@@ -83,7 +83,7 @@ def test_a_request_larger_than_a_batch_is_divided() -> None:
     async def main() -> None:
         service = Service(Double, executor="inline", max_queue_size=5000, max_batch_size=64)
         async with serving(service) as rig:
-            request = asking()
+            request = make_request()
             request.inputs[0].array = np.arange(10_000, dtype=np.int32).reshape(5000, 2)
             response = await rig.infer(request)
             np.testing.assert_array_equal(response.outputs[0].array, 2 * request.inputs[0].array)
@@ -100,7 +100,7 @@ INT = {"int_contents": [1, 2]}
 
 
 @pytest.mark.parametrize(
-    ("fields", "code", "said"),
+    ("fields", "code", "message"),
     [
         ({"inputs": [tensor()], "raw_input_contents": [bytes(7)]}, Code.INVALID_ARGUMENT, "'x': has 7 bytes, INT32"),
         ({"inputs": [tensor(contents=INT)], **RAW}, Code.INVALID_ARGUMENT, "tensor 'x': has contents, but raw_input"),
@@ -122,11 +122,11 @@ INT = {"int_contents": [1, 2]}
         ),
     ],
 )  # fmt: skip
-def test_bad_input_is_refused_by_name_and_observers_hear(fields: dict[str, Any], code: Any, said: str) -> None:
+def test_bad_input_is_refused_by_name_and_observers_hear(fields: dict[str, Any], code: Any, message: str) -> None:
     async def test(rig: Rig) -> None:
-        told = await refused(rig.call("ModelInfer", model_name="double", **fields))
-        assert told[0] is code and said in told[1]
-        assert (await rig.infer(asking())).outputs  # the server is unharmed
+        text = await refused(rig.call("ModelInfer", model_name="double", **fields))
+        assert text[0] is code and message in text[1]
+        assert (await rig.infer(make_request())).outputs  # the server is unharmed
 
     observer = run(test)
     assert [(model, door) for model, door, _ in observer.refusals] == [("double", "grpc")]
@@ -134,20 +134,20 @@ def test_bad_input_is_refused_by_name_and_observers_hear(fields: dict[str, Any],
 
 def test_models_and_versions_that_there_are_not() -> None:
     async def test(rig: Rig) -> None:
-        code, said = await refused(rig.infer(asking(model="nope")))
-        assert code is Code.NOT_FOUND and said.startswith("Request for unknown model: 'nope' is not found")
-        code, said = await refused(rig.call("ModelInfer", model_name="double", model_version="9"))
-        assert code is Code.NOT_FOUND and "version '9'" in said
+        code, text = await refused(rig.infer(make_request(model="nope")))
+        assert code is Code.NOT_FOUND and text.startswith("Request for unknown model: 'nope' is not found")
+        code, text = await refused(rig.call("ModelInfer", model_name="double", model_version="9"))
+        assert code is Code.NOT_FOUND and "version '9'" in text
 
     run(test)
 
 
 def test_a_body_that_is_no_message() -> None:
     async def test(rig: Rig) -> None:
-        code, said = await refused(rig.raw(INFER, b"\xff\xff"))
-        assert code is Code.INVALID_ARGUMENT and "must be a inference.ModelInferRequest" in said
-        code, said = await refused(rig.raw("/inference.GRPCInferenceService/ModelReady", b"\xff\xff"))
-        assert code is Code.INVALID_ARGUMENT and "must be a inference.ModelReadyRequest" in said
+        code, text = await refused(rig.raw(INFER, b"\xff\xff"))
+        assert code is Code.INVALID_ARGUMENT and "must be a inference.ModelInferRequest" in text
+        code, text = await refused(rig.raw("/inference.GRPCInferenceService/ModelReady", b"\xff\xff"))
+        assert code is Code.INVALID_ARGUMENT and "must be a inference.ModelReadyRequest" in text
 
     run(test)
 
@@ -163,8 +163,8 @@ def test_a_message_over_the_limit_is_refused() -> None:
 @pytest.mark.parametrize("development", [False, True])
 def test_what_the_model_raised_is_for_developers(development: bool) -> None:
     async def test(rig: Rig) -> None:
-        code, said = await refused(rig.infer(item(b"-1", "strict")))
-        assert code is Code.INTERNAL and ("Traceback" in said) == development
+        code, text = await refused(rig.infer(item(b"-1", "strict")))
+        assert code is Code.INTERNAL and ("Traceback" in text) == development
 
     run(test, Strict, http={"development": development})
 
@@ -172,15 +172,15 @@ def test_what_the_model_raised_is_for_developers(development: bool) -> None:
 def test_an_error_of_ours_says_nothing_to_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(rig: Rig) -> None:
         monkeypatch.setattr(rig.context.registry, "get", None)
-        assert await refused(rig.infer(asking())) == (Code.INTERNAL, "internal error")
+        assert await refused(rig.infer(make_request())) == (Code.INTERNAL, "internal error")
 
     run(test)
 
 
 def test_a_streaming_model_is_not_for_unary_calls() -> None:
     async def test(rig: Rig) -> None:
-        code, said = await refused(rig.infer(item(b"2", "count")))
-        assert code is Code.UNIMPLEMENTED and "'count' streams its answers" in said
+        code, text = await refused(rig.infer(item(b"2", "count")))
+        assert code is Code.UNIMPLEMENTED and "'count' streams its answers" in text
 
     run(test, Count)
 
@@ -188,7 +188,7 @@ def test_a_streaming_model_is_not_for_unary_calls() -> None:
 def test_a_caller_who_leaves_leaves_the_line() -> None:
     async def test(rig: Rig) -> None:
         service = find(rig.context.registry, "double")
-        calls = [rig.raw(INFER, write_request(asking(index, index))) for index in range(3)]
+        calls = [rig.raw(INFER, write_request(make_request(index, index))) for index in range(3)]
         heard = next(each for each in service.observers if isinstance(each, RecordingObserver))
         await until(lambda: service.state()["waiting"] + service.state()["in_flight"] == 3)
         for call in calls:
@@ -205,7 +205,7 @@ def test_the_deadline_of_a_call_is_that_of_its_request() -> None:
         heard = next(
             each for each in find(rig.context.registry, "double").observers if isinstance(each, RecordingObserver)
         )
-        code, _ = await refused(rig.infer(asking(), timeout=0.05))
+        code, _ = await refused(rig.infer(make_request(), timeout=0.05))
         assert code is Code.DEADLINE_EXCEEDED
         await until(lambda: heard.ends == 1)
 
@@ -217,8 +217,8 @@ def test_the_deadline_of_a_call_is_that_of_its_request() -> None:
 
 def test_a_timeout_can_be_a_parameter_too() -> None:
     async def test(rig: Rig) -> None:
-        code, said = await refused(rig.infer(asking(timeout=50_000)))
-        assert code is Code.DEADLINE_EXCEEDED and "timeout of 0.05 s" in said
+        code, text = await refused(rig.infer(make_request(timeout=50_000)))
+        assert code is Code.DEADLINE_EXCEEDED and "timeout of 0.05 s" in text
 
     run(test, executor=FakeExecutor())
 
@@ -227,12 +227,12 @@ def test_a_full_line_says_when_to_come_again() -> None:
     async def main() -> None:
         service = Service(Double, executor=FakeExecutor(), max_queue_size=1, max_batch_size=1)
         async with serving(service) as rig:
-            calls = [rig.raw(INFER, write_request(asking()))]
+            calls = [rig.raw(INFER, write_request(make_request()))]
             await until(lambda: service.state()["in_flight"] == 1)
-            calls.append(rig.raw(INFER, write_request(asking())))
+            calls.append(rig.raw(INFER, write_request(make_request())))
             await until(lambda: service.state()["waiting"] == 1)
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await rig.infer(asking())
+                await rig.infer(make_request())
             assert caught.value.code() is Code.RESOURCE_EXHAUSTED
             trailers: Any = caught.value.trailing_metadata()
             assert int(trailers["grpc-retry-pushback-ms"]) >= 1000
@@ -242,10 +242,10 @@ def test_a_full_line_says_when_to_come_again() -> None:
     asyncio.run(main())
 
 
-def test_only_the_outputs_asked_for() -> None:
+def test_only_the_requested_outputs() -> None:
     async def test(rig: Rig) -> None:
-        request = asking()
-        request.outputs = [AskedOutput("y", {})]
+        request = make_request()
+        request.outputs = [RequestedOutput("y", {})]
         answer = ModelInferResponse.FromString(await rig.raw(INFER, write_request(request)))
         assert [output.name for output in answer.outputs] == ["y"]
 
@@ -256,7 +256,7 @@ def test_only_the_outputs_asked_for() -> None:
 def test_a_long_message_keeps_its_code(name: str) -> None:
     # Trailers of more than 16 KB are refused by the client: RESOURCE_EXHAUSTED, "Stream removed".
     async def test(rig: Rig) -> None:
-        code, text = await refused(rig.infer(asking(model=name)))
+        code, text = await refused(rig.infer(make_request(model=name)))
         assert code is Code.NOT_FOUND
         assert text.startswith(f"Request for unknown model: '{name[0]}") and text.endswith("...")
 
@@ -276,12 +276,12 @@ class Both(Model):
         return {"sum": batch["a"].sum(axis=1, keepdims=True) + batch["b"], "b": batch["b"]}
 
 
-def asking_both(
-    first: int, model: str = "both", columns: int = 3, outputs: Any = None, **said: Any
+def make_request_of_two(
+    first: int, model: str = "both", columns: int = 3, outputs: Any = None, **options: Any
 ) -> InferenceRequest:
     a = np.arange(first, first + columns, dtype=np.int32).reshape(1, columns)
     tensors = [TensorValue("a", "INT32", a), TensorValue("b", "FP64", np.array([[first, 0.5]]))]
-    return InferenceRequest(model, tensors, outputs=outputs, **said)
+    return InferenceRequest(model, tensors, outputs=outputs, **options)
 
 
 def learned(request: InferenceRequest, service: Any = None) -> Forms:
@@ -297,19 +297,19 @@ def learned(request: InferenceRequest, service: Any = None) -> Forms:
 def test_a_request_is_known_from_the_second_on_and_read_as_ever() -> None:
     known, service = Forms(), Service(Both, executor="inline")
     for count in range(2):
-        assert known.find(write_request(asking_both(0))) is None, count
-        known.learn(write_request(asking_both(count)), asking_both(count), service, WORK)
-    body = write_request(asking_both(7))
+        assert known.find(write_request(make_request_of_two(0))) is None, count
+        known.learn(write_request(make_request_of_two(count)), make_request_of_two(count), service, WORK)
+    body = write_request(make_request_of_two(7))
     form = known.find(body)
     assert form is not None and form.serves(service) and (form.model, form.version) == ("both", "")
     for name, array in form.arrays(body).items():
-        read = next(each.array for each in asking_both(7).inputs if each.name == name)
+        read = next(each.array for each in make_request_of_two(7).inputs if each.name == name)
         assert (array.dtype, array.tolist(), array.flags.writeable) == (read.dtype, read.tolist(), False)
 
 
 def test_whatever_is_found_is_read_as_it_is_otherwise() -> None:
     """Every byte of a message is changed, taken away or doubled: either its form is not known, or it says the same."""
-    known, body = learned(asking_both(0)), write_request(asking_both(3))
+    known, body = learned(make_request_of_two(0)), write_request(make_request_of_two(3))
     changed = [body[:at] + bytes([body[at] ^ 1 << bit]) + body[at + 1 :] for at in range(len(body)) for bit in range(8)]
     changed += [body[:at] + body[at + 1 :] for at in range(len(body))]
     changed += [body[: at + 1] + body[at:] for at in range(len(body))]
@@ -355,10 +355,10 @@ def test_raw_tensors_at_the_end_are_found() -> None:
 @pytest.mark.parametrize(
     "request_",
     [
-        asking_both(0, id="mine"),
-        asking_both(0, parameters={"priority": 1}),
-        asking_both(0, outputs=[AskedOutput("sum", {"binary_data": True})]),
-        asking_both(0, columns=LONGEST),
+        make_request_of_two(0, id="mine"),
+        make_request_of_two(0, parameters={"priority": 1}),
+        make_request_of_two(0, outputs=[RequestedOutput("sum", {"binary_data": True})]),
+        make_request_of_two(0, columns=LONGEST),
         InferenceRequest("both", []),
         InferenceRequest("both", [TensorValue("a", "BYTES", np.array([b"1"], object))]),
         InferenceRequest("both", [TensorValue("a", "INT32", np.empty((1, 0), np.int32))]),
@@ -370,8 +370,8 @@ def test_requests_that_say_more_are_not_remembered(request_: InferenceRequest) -
 
 
 def test_a_generation_that_was_replaced_is_not_served_nor_kept() -> None:
-    known = learned(asking_both(0))
-    form = known.find(write_request(asking_both(0)))
+    known = learned(make_request_of_two(0))
+    form = known.find(write_request(make_request_of_two(0)))
     assert form is not None and not form.serves(Service(Both, executor="inline"))
     del known.service  # type: ignore[attr-defined]
     gc.collect()
@@ -383,10 +383,10 @@ def test_the_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     service, known = Service(Both, executor="inline"), Forms()
     for columns in range(1, 40):
         for model in ("a", "bb", "ccc", "dddd", "eeeee", "ffffff"):
-            request = asking_both(0, model, columns)
+            request = make_request_of_two(0, model, columns)
             for _ in range(2):
                 known.learn(write_request(request), request, service, WORK)
-        assert known.find(write_request(asking_both(1, "ffffff", columns))) is not None
+        assert known.find(write_request(make_request_of_two(1, "ffffff", columns))) is not None
     assert len(known._lengths) <= 8
     assert max(map(len, known._lengths.values())) <= forms._MOST_HEADS
 
@@ -405,7 +405,7 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return known
 
 
-@pytest.mark.parametrize("outputs", [None, [AskedOutput("b", {})]])
+@pytest.mark.parametrize("outputs", [None, [RequestedOutput("b", {})]])
 def test_answers_are_those_of_other_requests(outputs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     known = counting(monkeypatch)
 
@@ -413,7 +413,7 @@ def test_answers_are_those_of_other_requests(outputs: Any, monkeypatch: pytest.M
         for first in range(6):
             bodies = []
             for name in ("", "mine"):  # that one is never known
-                answer = await rig.raw(INFER, write_request(asking_both(first, outputs=outputs, id=name)))
+                answer = await rig.raw(INFER, write_request(make_request_of_two(first, outputs=outputs, id=name)))
                 read = read_response(answer)
                 bodies.append([(each.name, each.datatype, each.array.tolist()) for each in read.outputs])
                 assert (read.model, read.version, read.id, read.parameters) == ("both", "", name, {})
@@ -428,9 +428,11 @@ def test_answers_are_those_of_other_requests(outputs: Any, monkeypatch: pytest.M
 def test_many_at_once_in_batches_of_processes_and_of_other_shapes() -> None:
     async def test(rig: Rig) -> None:
         rng = random.Random(7)
-        asked = [(rng.randrange(1000), rng.randrange(1, 4)) for _ in range(200)]
-        answers = await asyncio.gather(*[rig.infer(asking_both(first, columns=columns)) for first, columns in asked])
-        for (first, columns), answer in zip(asked, answers, strict=True):
+        pairs = [(rng.randrange(1000), rng.randrange(1, 4)) for _ in range(200)]
+        answers = await asyncio.gather(
+            *[rig.infer(make_request_of_two(first, columns=columns)) for first, columns in pairs]
+        )
+        for (first, columns), answer in zip(pairs, answers, strict=True):
             total = float(sum(range(first, first + columns)))
             assert [each.array.tolist() for each in answer.outputs] == [[[total + first, total + 0.5]], [[first, 0.5]]]
 
@@ -452,9 +454,9 @@ class Odd(Model):
 def test_errors_and_texts_of_known_forms() -> None:
     async def test(rig: Rig) -> None:
         for _ in range(4):
-            assert (await rig.infer(asking(1, 2, model="odd"))).outputs[0].array.tolist() == [b"[1, 2]"]
-        code, said = await refused(rig.infer(asking(13, 13, model="odd")))
-        assert (code, "thirteen" in said) == (grpc.StatusCode.INTERNAL, True)
+            assert (await rig.infer(make_request(1, 2, model="odd"))).outputs[0].array.tolist() == [b"[1, 2]"]
+        code, text = await refused(rig.infer(make_request(13, 13, model="odd")))
+        assert (code, "thirteen" in text) == (grpc.StatusCode.INTERNAL, True)
 
     run(test, Odd)
 
@@ -469,7 +471,7 @@ def test_deadlines_of_known_forms() -> None:
 
     async def test(rig: Rig) -> None:
         for timeout in (None, 20.0, None, 20.0, 3e6):
-            assert (await rig.infer(asking(1, 2), timeout=timeout)).outputs
+            assert (await rig.infer(make_request(1, 2), timeout=timeout)).outputs
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Service, "submit", noted)
@@ -481,7 +483,7 @@ def test_deadlines_of_known_forms() -> None:
 
 def test_an_answer_that_lacks_an_output_is_the_models_failure() -> None:
     service = Service(Both, executor="inline")
-    form = learned(asking_both(0), service).find(write_request(asking_both(0)))
+    form = learned(make_request_of_two(0), service).find(write_request(make_request_of_two(0)))
     assert form is not None
     whole = {"sum": np.zeros((1, 2)), "b": np.zeros((1, 2))}
     first, then = form.respond(service, whole), form.respond(service, whole)
@@ -505,14 +507,14 @@ def test_a_model_that_was_replaced_answers_by_its_own_rules() -> None:
     async def main() -> None:
         async with serving(Service(Double, executor="inline")) as rig:
             for _ in range(3):
-                assert (await rig.infer(asking(1, 2))).outputs[0].array.tolist() == [[2, 4]]
+                assert (await rig.infer(make_request(1, 2))).outputs[0].array.tolist() == [[2, 4]]
             other = Service(Triple, executor="inline", name="double")
             await other.start()
             registry: Registry = rig.context.registry
             before, registry.services["double"] = registry.services["double"], other
             try:
                 for _ in range(3):
-                    assert (await rig.infer(asking(1, 2))).outputs[0].array.tolist() == [[3, 6]]
+                    assert (await rig.infer(make_request(1, 2))).outputs[0].array.tolist() == [[3, 6]]
             finally:
                 registry.services["double"] = before
                 await other.stop()
@@ -530,7 +532,7 @@ async def answers(call: Any, *requests: InferenceRequest) -> list[tuple[str, Inf
 
 def test_many_requests_in_one_stream() -> None:
     async def test(rig: Rig) -> None:
-        found = await answers(rig.stream(), *[asking(n, n, id=str(n)) for n in range(50)])
+        found = await answers(rig.stream(), *[make_request(n, n, id=str(n)) for n in range(50)])
         assert {response.id: response.outputs[0].array.tolist() for _, response in found} == {
             str(n): [[2 * n, 2 * n]] for n in range(50)
         }
@@ -544,7 +546,7 @@ def test_answers_of_different_models_overtake_each_other() -> None:
         slow = Service(Double, executor=FakeExecutor())
         async with serving(slow, Service(Count, executor="inline")) as rig:
             call = rig.stream()
-            await call.write(write_request(asking(id="slow")))
+            await call.write(write_request(make_request(id="slow")))
             await call.write(write_request(item(b"1", "count", id="quick")))
             assert read_stream_response(await call.read())[1].id == "quick"
             call.cancel()
@@ -558,11 +560,11 @@ def test_unary_calls_streams_and_python_share_a_batch() -> None:
         service = Service(Double, executor=executor, max_batch_size=8)
         async with serving(service) as rig:
             x = np.array([[1, 2]], np.int32)
-            calls = [asyncio.ensure_future(rig.infer(asking()))]
+            calls = [asyncio.ensure_future(rig.infer(make_request()))]
             await until(lambda: bool(executor.pending))  # the worker is busy: the rest waits
             stream = rig.stream()
-            await stream.write(write_request(asking()))
-            calls += [asyncio.ensure_future(rig.infer(asking())), asyncio.ensure_future(service.infer({"x": x}))]
+            await stream.write(write_request(make_request()))
+            calls += [asyncio.ensure_future(rig.infer(make_request())), asyncio.ensure_future(service.infer({"x": x}))]
             await until(lambda: service.state()["waiting"] == 3)
             for _ in range(2):
                 executor.answer_next(lambda payloads: [{"y": payload["x"]} for payload in payloads])
@@ -585,7 +587,7 @@ def test_a_streaming_model_gives_several_answers() -> None:
 
 
 @pytest.mark.parametrize(("document", "count"), [(b'["a", "b"]', 2), (b'["a", {"last": "b"}]', 1)])
-def test_who_wants_a_final_answer_gets_one_without_outputs_if_none_said_so(document: bytes, count: int) -> None:
+def test_a_final_answer_without_outputs_is_sent_if_no_answer_was_marked_final(document: bytes, count: int) -> None:
     async def test(rig: Rig) -> None:
         found = await answers(rig.stream(), item(document, "script", id="7", **{WANTS_FINAL: True}))
         *others, (_, last) = found
@@ -599,10 +601,12 @@ def test_who_wants_a_final_answer_gets_one_without_outputs_if_none_said_so(docum
 
 def test_an_error_is_a_message_and_the_stream_goes_on() -> None:
     async def test(rig: Rig) -> None:
-        bad = asking(model="nope", id="1")
-        found = await answers(rig.stream(), bad, item(b'["a", {"error": "no"}]', "script", id="2"), asking(id="3"))
-        said = [(response.id, error[:26]) for error, response in found]
-        assert sorted(said) == [("1", "Request for unknown model:"), ("2", ""), ("2", "no"), ("3", "")]
+        bad = make_request(model="nope", id="1")
+        found = await answers(
+            rig.stream(), bad, item(b'["a", {"error": "no"}]', "script", id="2"), make_request(id="3")
+        )
+        text = [(response.id, error[:26]) for error, response in found]
+        assert sorted(text) == [("1", "Request for unknown model:"), ("2", ""), ("2", "no"), ("3", "")]
 
     run(test, Double, Script)
 
@@ -623,7 +627,7 @@ def test_who_leaves_a_stream_leaves_the_line() -> None:
         heard = next(each for each in service.observers if isinstance(each, RecordingObserver))
         call = rig.stream()
         for _ in range(3):
-            await call.write(write_request(asking()))
+            await call.write(write_request(make_request()))
         await until(lambda: service.state()["waiting"] + service.state()["in_flight"] == 3)
         call.cancel()
         await until(lambda: heard.ends == 3)
@@ -635,19 +639,19 @@ def test_who_leaves_a_stream_leaves_the_line() -> None:
 
 def test_no_more_than_so_many_requests_are_under_way() -> None:
     async def test(rig: Rig) -> None:
-        found = await answers(rig.stream(), *[asking(id=str(n)) for n in range(20)])
+        found = await answers(rig.stream(), *[make_request(id=str(n)) for n in range(20)])
         assert len(found) == 20
 
     observer = run(test, grpc_stream_requests=2)
     assert max(len(dispatch.requests) for dispatch in observer.dispatches) <= 2
 
 
-def test_a_server_that_drains_answers_what_was_asked_and_ends_the_stream() -> None:
+def test_a_draining_server_answers_the_requests_of_a_stream_and_ends_it() -> None:
     async def test(rig: Rig) -> None:
         service = rig.context.registry.get("double")
         fake: Any = service.executor
         call = rig.stream()
-        await call.write(write_request(asking(id="7")))
+        await call.write(write_request(make_request(id="7")))
         await until(lambda: bool(fake.pending))
         rig.server.refuse()
         draining = asyncio.ensure_future(rig.server.drain(10))

@@ -1,4 +1,4 @@
-"""The address, the certificate, the limits and the end of the gRPC door."""
+"""The address, the certificate, the limits and the end of the gRPC frontend."""
 
 import asyncio
 import os
@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 import numpy
 import pytest
-from tests.frontends.grpc.kit import INFER, Double, Rig, asking, refused, run, serving
+from tests.frontends.grpc.kit import INFER, Double, Rig, make_request, refused, run, serving
 from tests.frontends.http.sockets import until
 from tests.served import MODELS, Served
 
@@ -44,7 +44,7 @@ def made(http: dict[str, Any] | None = None, **settings: Any) -> GrpcServer:
     return GrpcServer(KserveContext(Registry([]), http_settings), GrpcSettings(**settings), http_settings, Core)
 
 
-def test_without_a_port_there_is_no_door() -> None:
+def test_without_a_port_there_is_no_frontend() -> None:
     http = HttpSettings()
     assert make_frontend(KserveContext(Registry([]), http), GrpcSettings(), http) is None
     assert isinstance(make_frontend(KserveContext(Registry([]), http), GrpcSettings(grpc_port=0), http), GrpcServer)
@@ -86,10 +86,10 @@ def test_an_address_of_its_own() -> None:
 def test_tls_with_the_certificate_of_http() -> None:
     async def test(rig: Rig) -> None:
         assert rig.server.address.startswith("grpcs://127.0.0.1:")
-        assert (await rig.infer(asking(1, 2))).outputs[0].array.tolist() == [[2, 4]]
+        assert (await rig.infer(make_request(1, 2))).outputs[0].array.tolist() == [[2, 4]]
         plain: Any = grpc.aio.insecure_channel(f"127.0.0.1:{rig.server.port}")
         async with plain:
-            code, _ = await refused(plain.unary_unary(INFER)(write_request(asking())))
+            code, _ = await refused(plain.unary_unary(INFER)(write_request(make_request())))
             assert code is grpc.StatusCode.UNAVAILABLE
 
     root = (TLS / "certificate.pem").read_bytes()
@@ -104,7 +104,7 @@ def test_a_certificate_that_cannot_be_used() -> None:
     asyncio.run(main())
 
 
-def test_what_grpc_is_told() -> None:
+def test_the_options_that_grpc_gets() -> None:
     options = dict(
         channel_options(
             GrpcSettings(grpc_max_message_size=7, grpc_keepalive=2.5, grpc_keepalive_timeout=1.0),
@@ -121,11 +121,11 @@ def test_what_grpc_is_told() -> None:
 def test_drain_finishes_what_was_accepted_and_refuses_the_rest() -> None:
     async def test(rig: Rig) -> None:
         fake: Any = rig.context.registry.get("double").executor
-        accepted = rig.raw(INFER, write_request(asking()))
+        accepted = rig.raw(INFER, write_request(make_request()))
         await until(lambda: bool(fake.pending))
         rig.server.refuse()
-        code, said = await refused(rig.infer(asking()))
-        assert code is grpc.StatusCode.UNAVAILABLE and "is being stopped" in said
+        code, text = await refused(rig.infer(make_request()))
+        assert code is grpc.StatusCode.UNAVAILABLE and "is being stopped" in text
         draining = asyncio.ensure_future(rig.server.drain())
         await asyncio.sleep(0)
         fake.answer_next(lambda payloads: [{"y": payloads[0]["x"]}])
@@ -139,7 +139,7 @@ def test_drain_does_not_wait_for_ever() -> None:
     async def main() -> None:
         executor = FakeExecutor()
         async with serving(Service(Double, executor=executor)) as rig:
-            call = rig.raw(INFER, write_request(asking()))
+            call = rig.raw(INFER, write_request(make_request()))
             await until(lambda: bool(executor.pending))
             assert not await rig.server.drain(0.01)
             assert (await refused(call))[0] in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
@@ -162,7 +162,7 @@ def test_a_client_that_is_gone_without_a_word_leaves_the_line() -> None:
             each for each in rig.context.registry.get("double").observers if isinstance(each, RecordingObserver)
         )
         state = rig.context.registry.get("double").state
-        arguments = [f"127.0.0.1:{rig.server.port}", INFER, write_request(asking()).hex()]
+        arguments = [f"127.0.0.1:{rig.server.port}", INFER, write_request(make_request()).hex()]
         client = await asyncio.create_subprocess_exec(sys.executable, "-c", ASKING_FOR_EVER, *arguments)
         try:
             await until(lambda: state()["waiting"] + state()["in_flight"] == 1)
@@ -189,15 +189,15 @@ def test_a_unary_call_without_its_message() -> None:
     async def test(rig: Rig) -> None:
         call = rig.channel.stream_unary(INFER)()
         await call.done_writing()
-        code, said = await refused(call)
-        assert code is grpc.StatusCode.UNIMPLEMENTED and "exactly one request message" in said
+        code, text = await refused(call)
+        assert code is grpc.StatusCode.UNIMPLEMENTED and "exactly one request message" in text
 
     run(test)
 
 
 def test_many_calls_at_once_keep_their_answers_apart() -> None:
     async def test(rig: Rig) -> None:
-        answers = await asyncio.gather(*[rig.infer(asking(index, -index)) for index in range(200)])
+        answers = await asyncio.gather(*[rig.infer(make_request(index, -index)) for index in range(200)])
         assert [each.outputs[0].array.tolist() for each in answers] == [[[2 * i, -2 * i]] for i in range(200)]
 
     run(test)
@@ -260,9 +260,9 @@ def test_what_happens_at_once_wakes_the_loop_once_and_is_heard_there() -> None:
         loop, wakes, all_heard = asyncio.get_running_loop(), [], asyncio.Event()
         wake = loop.call_soon_threadsafe
 
-        def counted(*said: Any) -> Any:
-            wakes.append(said)
-            return wake(*said)
+        def counted(*arguments: Any) -> Any:
+            wakes.append(arguments)
+            return wake(*arguments)
 
         loop.call_soon_threadsafe = counted  # type: ignore[method-assign, assignment]
 
@@ -316,23 +316,23 @@ async def _burst(address: str, pid: int, calls: int, channels: int) -> dict[str,
     body = write_request(InferenceRequest("square", [TensorValue("input", "BYTES", element)]))
     os.kill(pid, signal.SIGSTOP)
     try:
-        asked = [channel.unary_unary(INFER, None, None)(body, timeout=60) for channel in opened for _ in range(calls)]
+        pending = [channel.unary_unary(INFER, None, None)(body, timeout=60) for channel in opened for _ in range(calls)]
         await asyncio.sleep(0.5)  # the server stands still, and says nothing of what has reached its sockets
     finally:
         os.kill(pid, signal.SIGCONT)
-    codes = Counter([(await call.code()).name for call in asked])
+    codes = Counter([(await call.code()).name for call in pending])
     for channel in opened:
         await channel.close(None)
     return dict(codes)
 
 
-def test_a_call_that_is_told_of_the_end_when_all_is_over_does_no_harm() -> None:
+def test_a_call_whose_end_is_reported_after_the_server_stopped_does_no_harm() -> None:
     """The core aborts the process if an operation comes after its queue was shut; who watches is told of the end at that time."""
     (watch,) = [method for method in methods("grpc.health.v1.Health") if method.name == "Watch"]
-    asked = watch.request().SerializeToString()
+    request = watch.request().SerializeToString()
 
     async def test(rig: Rig) -> None:
-        for each in [rig.channel.unary_stream(watch.path)(asked) for _ in range(3)]:
+        for each in [rig.channel.unary_stream(watch.path)(request) for _ in range(3)]:
             await each.read()
             each.cancel()
 

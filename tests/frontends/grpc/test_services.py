@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from tests.frontends.grpc.kit import INFERENCE, Double, Rig, asking, refused, run, serving
+from tests.frontends.grpc.kit import INFERENCE, Double, Rig, make_request, refused, run, serving
 from tests.streaming_models import Count
 
 from weir.catalog.loading import ServiceMaker
@@ -22,7 +22,7 @@ from weir.catalog.sources import ModelToServe, TargetRepository
 from weir.frontends.grpc.services import ALL, Health, service_of
 from weir.serving.service import Service
 from weir.testing import FakeExecutor
-from weir.wire.inference import AskedOutput
+from weir.wire.inference import RequestedOutput
 from weir.wire.kserve_grpc import ModelInferRequest, message, write_request
 
 Code = grpc.StatusCode
@@ -71,8 +71,8 @@ def test_metadata() -> None:
             assert (config.max_batch_size, config.input[0].data_type, list(config.input[0].dims)) == (2, 8, [2])
             assert list((await rig.call("ModelList")).models) == ["m", "count"]
             for name in ("ModelMetadata", "ModelConfig"):
-                code, said = await refused(rig.call(name, name="nope"))
-                assert code is Code.NOT_FOUND and said.startswith("Request for unknown model: 'nope'")
+                code, text = await refused(rig.call(name, name="nope"))
+                assert code is Code.NOT_FOUND and text.startswith("Request for unknown model: 'nope'")
 
     asyncio.run(main())
 
@@ -82,7 +82,7 @@ def test_statistics() -> None:
         services = [Service(Double, name="m", version=version, executor="inline") for version in ("1", "2")]
         async with serving(*services, Service(Count, executor="inline")) as rig:
             for _ in range(3):
-                await rig.infer(asking(model="m"))
+                await rig.infer(make_request(model="m"))
             await refused(rig.call("ModelInfer", model_name="m"))
             every = (await rig.call("ModelStatistics")).model_stats
             assert [(each.name, each.version) for each in every] == [("m", "1"), ("m", "2"), ("count", "")]
@@ -100,8 +100,8 @@ def test_statistics() -> None:
 @pytest.mark.parametrize("name", ["TraceSetting", "LogSettings", "CudaSharedMemoryRegister"])
 def test_what_is_not_offered_says_so(name: str) -> None:
     async def test(rig: Rig) -> None:
-        code, said = await refused(rig.call(name))
-        assert code is Code.UNIMPLEMENTED and said
+        code, text = await refused(rig.call(name))
+        assert code is Code.UNIMPLEMENTED and text
 
     run(test)
 
@@ -127,8 +127,8 @@ def test_the_standard_health_client() -> None:
         stub: Any = health_pb2_grpc.HealthStub(rig.channel)
         for name in ("", INFERENCE, "double"):
             assert (await stub.Check(health_pb2.HealthCheckRequest(service=name))).status == Status.SERVING
-        code, said = await refused(stub.Check(health_pb2.HealthCheckRequest(service="nope")))
-        assert code is Code.NOT_FOUND and "service 'nope'" in said
+        code, text = await refused(stub.Check(health_pb2.HealthCheckRequest(service="nope")))
+        assert code is Code.NOT_FOUND and "service 'nope'" in text
         watched = stub.Watch(health_pb2.HealthCheckRequest(service="double"))
         assert (await watched.read()).status == Status.SERVING
         rig.server.refuse()
@@ -179,20 +179,20 @@ def test_a_model_that_there_is_not_may_be_watched_until_it_comes() -> None:
 def test_the_standard_reflection_client() -> None:
     async def test(rig: Rig) -> None:
         stub: Any = reflection_pb2_grpc.ServerReflectionStub(rig.channel)
-        asked = reflection_pb2.ServerReflectionRequest
+        request = reflection_pb2.ServerReflectionRequest
         call = stub.ServerReflectionInfo()
 
-        async def ask(**question: Any) -> Any:
-            await call.write(asked(**question))
+        async def send(**question: Any) -> Any:
+            await call.write(request(**question))
             return await call.read()
 
-        listed = (await ask(list_services="")).list_services_response
+        listed = (await send(list_services="")).list_services_response
         assert [service.name for service in listed.service] == sorted(ALL)
-        by_symbol = await ask(file_containing_symbol=INFERENCE)
+        by_symbol = await send(file_containing_symbol=INFERENCE)
         files = by_symbol.file_descriptor_response.file_descriptor_proto
         assert len(files) == 2  # it and the file that it imports
         assert by_symbol.original_request.file_containing_symbol == INFERENCE
-        by_name = await ask(file_by_filename="health.proto")
+        by_name = await send(file_by_filename="health.proto")
         assert len(by_name.file_descriptor_response.file_descriptor_proto) == 1
         for question in (
             {"file_containing_symbol": "no.such.Thing"},
@@ -200,7 +200,7 @@ def test_the_standard_reflection_client() -> None:
             {"all_extension_numbers_of_type": INFERENCE},
             {},
         ):
-            assert (await ask(**question)).error_response.error_code == Code.NOT_FOUND.value[0]
+            assert (await send(**question)).error_response.error_code == Code.NOT_FOUND.value[0]
         await call.done_writing()
         assert await call.code() is Code.OK
 
@@ -210,12 +210,12 @@ def test_the_standard_reflection_client() -> None:
 @pytest.mark.parametrize("version", ["v1", "v1alpha"])
 def test_reflection_in_both_versions(version: str) -> None:
     async def test(rig: Rig) -> None:
-        asked, answered = (
+        request, answered = (
             message(f"grpc.reflection.{version}.ServerReflection{side}") for side in ("Request", "Response")
         )
         path = f"/{service_of(version)}/ServerReflectionInfo"
         call = rig.channel.stream_stream(path)()
-        await call.write(asked(list_services="").SerializeToString())
+        await call.write(request(list_services="").SerializeToString())
         assert len(answered.FromString(await call.read()).list_services_response.service) == len(ALL)
         await call.write(b"\xff\xff")
         assert await call.code() is Code.INVALID_ARGUMENT
@@ -254,7 +254,7 @@ def test_a_load_takes_the_parameters_of_amds_client() -> None:
         assert (batching.max_batch_size, batching.max_queue_delay, batching.max_queue_size) == (3, 0.02, 9)
         code, text = await refused(rig.call("ModelLoad", name="double", parameters={"wrong": {"bool_param": True}}))
         assert code is Code.INVALID_ARGUMENT
-        assert "parameter 'wrong': is no setting" in text
+        assert "parameter 'wrong': is not a setting" in text
 
     run_controlled(test)
 
@@ -275,7 +275,7 @@ def test_models_of_the_repository(field: str) -> None:
         loaded = await rig.call("RepositoryModelLoad", **named)
         assert (loaded.model_name, loaded.isLoaded) == ("double", True)
         assert rig.context.registry.get("double").batching.max_batch_size == 7
-        assert (await rig.infer(asking())).outputs
+        assert (await rig.infer(make_request())).outputs
 
     run_controlled(test)
 
@@ -290,7 +290,7 @@ def test_the_repository_where_mlservers_clients_look_for_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "fields", "code", "said"),
+    ("call", "fields", "code", "message"),
     [
         ("RepositoryModelLoad", {"model_name": "nope"}, Code.NOT_FOUND, "'nope'"),
         (
@@ -322,10 +322,10 @@ def test_the_repository_where_mlservers_clients_look_for_it() -> None:
         ("SystemSharedMemoryStatus", {"name": "r"}, Code.INVALID_ARGUMENT, "'r'"),
     ],
 )  # fmt: skip
-def test_what_is_refused(call: str, fields: dict[str, Any], code: Any, said: str) -> None:
+def test_what_is_refused(call: str, fields: dict[str, Any], code: Any, message: str) -> None:
     async def test(rig: Rig) -> None:
-        told = await refused(rig.call(call, **fields))
-        assert told[0] is code and said in told[1]
+        text = await refused(rig.call(call, **fields))
+        assert text[0] is code and message in text[1]
 
     run_controlled(test, allow_shared_memory=True)
 
@@ -360,7 +360,7 @@ CONTROLLING = (
 
 
 @pytest.mark.parametrize("call", CONTROLLING)
-def test_a_token_is_asked_for(call: str, tmp_path: Path) -> None:
+def test_a_token_is_required(call: str, tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("secret")
 
@@ -417,18 +417,18 @@ def test_tensors_in_shared_memory(region: Any) -> None:
         assert answer.outputs[0].parameters["shared_memory_region"].string_param == "r"
         assert np.frombuffer(view[8:16], np.int32).tolist() == [6, 8]
         await rig.call("SystemSharedMemoryUnregister", name="r")
-        code, said = await refused(rig.call("ModelInfer", model_name="double", inputs=[tensor]))
-        assert code is Code.INVALID_ARGUMENT and "'r'" in said
+        code, text = await refused(rig.call("ModelInfer", model_name="double", inputs=[tensor]))
+        assert code is Code.INVALID_ARGUMENT and "'r'" in text
 
     run_controlled(test, allow_shared_memory=True)
 
 
 def test_shared_memory_is_off_unless_it_is_switched_on() -> None:
     async def test(rig: Rig) -> None:
-        code, said = await refused(rig.call("SystemSharedMemoryStatus"))
-        assert code is Code.PERMISSION_DENIED and "--allow-shared-memory" in said
-        request = asking()
-        request.outputs = [AskedOutput("y", {"shared_memory_region": "r", "shared_memory_byte_size": 8})]
+        code, text = await refused(rig.call("SystemSharedMemoryStatus"))
+        assert code is Code.PERMISSION_DENIED and "--allow-shared-memory" in text
+        request = make_request()
+        request.outputs = [RequestedOutput("y", {"shared_memory_region": "r", "shared_memory_byte_size": 8})]
         body = ModelInferRequest.FromString(write_request(request)).SerializeToString()
         assert (await refused(rig.raw("/inference.GRPCInferenceService/ModelInfer", body)))[0] is Code.PERMISSION_DENIED
 

@@ -135,7 +135,7 @@ class Upload(Model):
 
 
 class Words(Model):
-    """Items of different size, measured at the door."""
+    """Items of different size, measured at the frontend."""
 
     def predict(self, batch: list[str]) -> list[int]:
         return [len(item) for item in batch]

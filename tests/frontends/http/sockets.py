@@ -59,7 +59,7 @@ class Client:
         """Connect to `server`."""
         return cls(*await asyncio.open_connection("127.0.0.1", server.port, **options))
 
-    async def ask(self, request: bytes) -> tuple[int, bytes]:
+    async def call(self, request: bytes) -> tuple[int, bytes]:
         """Send `request` and return code and body of the answer."""
         self.writer.write(request)
         return await self.answer()

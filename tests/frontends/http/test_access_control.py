@@ -4,8 +4,8 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.frontends.http.doors import Serve
 from tests.frontends.http.models import Square
+from tests.frontends.http.servers import Serve
 
 import weir
 from weir.errors import Forbidden, SettingsError, Unauthorized
@@ -47,7 +47,7 @@ def with_token(tmp_path: Path, text: str = "s3cret\n") -> Control:
 
 
 @pytest.mark.parametrize("peer", ["127.0.0.1", "10.0.0.1", None])
-def test_a_token_is_asked_of_everybody(tmp_path: Path, peer: str | None) -> None:
+def test_everybody_needs_the_token(tmp_path: Path, peer: str | None) -> None:
     control = with_token(tmp_path)
     control.require(peer, "s3cret")
     for token in (None, "", "S3cret", "s3cre", "s3cret2", "sécret"):
@@ -97,7 +97,7 @@ def test_changing_a_policy_is_control(serve: Serve) -> None:
     assert server.client.get(path, headers={"origin": "https://evil.example"}).status_code == 200
 
 
-def test_a_missing_token_is_asked_for() -> None:
+def test_a_missing_token_is_refused() -> None:
     answer = error_answer(Unauthorized("it needs the token"))
     assert (answer.status, dict(answer.headers)[b"www-authenticate"]) == (401, b"Bearer")
 

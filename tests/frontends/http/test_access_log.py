@@ -92,7 +92,7 @@ def test_every_request_of_every_path_has_a_line(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "line"),
+    ("sent", "line"),
     [
         (b"GET\x1b[2J / HTTP/1.1\r\n\r\n", ("GET%1B[2J", "/", 400)),
         (b"POST /infer/square HTTP/1.1\r\nContent-Length: x\r\n\r\n", ("POST", "/infer/square", 400)),
@@ -100,11 +100,11 @@ def test_every_request_of_every_path_has_a_line(run: Run) -> None:
         (b"GET /" + b"a" * 40_000 + b" HTTP/1.1\r\n\r\n", None),
     ],
 )  # fmt: skip
-def test_what_is_no_request_has_a_line(run: Run, said: bytes, line: tuple[Any, ...] | None) -> None:
+def test_what_is_no_request_has_a_line(run: Run, sent: bytes, line: tuple[Any, ...] | None) -> None:
     async def scenario() -> None:
         async with serving() as (server, lines):
             client = await Client.connect(server)
-            client.writer.write(said)
+            client.writer.write(sent)
             await client.rest()
             if line is None:
                 ((method, path, status),) = lines.short

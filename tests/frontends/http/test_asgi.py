@@ -14,7 +14,6 @@ import httpx
 import msgspec
 import numpy
 import pytest
-from tests.frontends.http.doors import Running, Serve
 from tests.frontends.http.models import (
     Add,
     Blob,
@@ -29,6 +28,7 @@ from tests.frontends.http.models import (
     Upper,
     Words,
 )
+from tests.frontends.http.servers import Running, Serve
 from tests.frontends.http.sockets import Run, until
 from tests.serving.kit import Watch
 from tests.streaming_models import Count as Counting
@@ -88,7 +88,7 @@ def test_msgpack_in_and_out(serve: Serve) -> None:
         ("application/json;q=0, */*", MSGPACK), ("application/x-msgpack", MSGPACK),
     ],
 )  # fmt: skip
-def test_the_answer_comes_in_the_type_asked_for(serve: Serve, accept: str, expected: str) -> None:
+def test_the_answer_has_the_accepted_content_type(serve: Serve, accept: str, expected: str) -> None:
     server = serve(inline(Square))
     answer = server.client.post("/infer/square", content=b"3", headers={"accept": accept})
     assert answer.headers["content-type"] == expected
@@ -123,8 +123,8 @@ def test_octets_are_answered_in_json_by_a_model_that_does_not_promise_bytes(serv
 
 def test_a_models_own_content_types(serve: Serve) -> None:
     server = serve(inline(Shout), inline(Reader))
-    said = server.client.post("/infer/shout", content=b"hello", headers={"content-type": "text/plain; charset=utf-8"})
-    assert (said.content, said.headers["content-type"]) == (b"HELLO", "text/plain")
+    answer = server.client.post("/infer/shout", content=b"hello", headers={"content-type": "text/plain; charset=utf-8"})
+    assert (answer.content, answer.headers["content-type"]) == (b"HELLO", "text/plain")
     loud = {"content-type": "text/plain", "accept": "text/x-loud"}
     assert server.client.post("/infer/shout", content=b"hi", headers=loud).headers["content-type"] == "text/x-loud"
     read = server.client.post("/infer/reader", content=b"hello", headers={"content-type": "text/plain"})
@@ -326,14 +326,14 @@ class TestPaths:
 class TestHeaders:
     """What a request's headers can ask for."""
 
-    def ask(self, serve: Serve, **headers: str) -> httpx.Response:
+    def call(self, serve: Serve, **headers: str) -> httpx.Response:
         server = serve(inline(Square))
         return server.client.post(
             "/infer/square", json=3, headers={f"x-{key}": value for key, value in headers.items()}
         )
 
-    def test_a_batch_is_explained_when_asked_for(self, serve: Serve) -> None:
-        headers = self.ask(serve, explain="1").headers
+    def test_a_batch_is_explained_on_request(self, serve: Serve) -> None:
+        headers = self.call(serve, explain="1").headers
         assert (headers["x-batch-size"], headers["x-batch-reason"], headers["x-batch-waiting"]) == ("1", "idle", "1")
         assert headers["x-batch-wakeup"] == "arrival"
         assert 0 <= float(headers["x-batch-oldest-age"]) < 10
@@ -350,7 +350,7 @@ class TestHeaders:
         assert answer.headers["x-batch-limit"] == "2"
 
     def test_a_request_id_comes_back(self, serve: Serve) -> None:
-        answer = self.ask(serve, **{"request-id": "abc-123"})
+        answer = self.call(serve, **{"request-id": "abc-123"})
         assert answer.headers["x-request-id"] == "abc-123"
 
     @pytest.mark.parametrize(
@@ -367,7 +367,7 @@ class TestHeaders:
     def test_a_bad_value_is_refused_with_name_value_and_rule(
         self, serve: Serve, name: str, value: str, rule: str
     ) -> None:
-        answer = self.ask(serve, **{name.lower(): value})
+        answer = self.call(serve, **{name.lower(): value})
         error = answer.json()["error"]
         assert (answer.status_code, error["type"], error["model"]) == (400, "InvalidRequest", "square")
         assert f"X-{name}" in error["message"]
@@ -383,7 +383,7 @@ def test_an_item_of_a_list_lets_go_of_its_tensors_when_it_has_its_answer(run: Ru
             transport = httpx.ASGITransport(make_app(Registry([service]), HttpSettings()))
             async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
                 item = {"a": [[1.0, 2.0]], "b": [[3.0, 4.0]]}
-                asked = asyncio.ensure_future(client.post("/infer/add/batch", json=[item, item]))
+                request = asyncio.ensure_future(client.post("/infer/add/batch", json=[item, item]))
                 await until(lambda: bool(executor.pending))
                 held = weakref.ref(executor.pending[0][1].payloads[0]["a"])
                 executor.answer_next(lambda payloads: [{"sum": numpy.zeros((1, 2), numpy.float32)}])
@@ -392,7 +392,7 @@ def test_an_item_of_a_list_lets_go_of_its_tensors_when_it_has_its_answer(run: Ru
                 gc.collect()
                 assert held() is None
                 executor.answer_next(lambda payloads: [{"sum": numpy.zeros((1, 2), numpy.float32)}])
-                answer = await asked
+                answer = await request
                 assert answer.json() == [{"output": {"sum": [[0.0, 0.0]]}}] * 2
 
     run(scenario)
@@ -564,8 +564,8 @@ def test_silence_is_broken_by_comments(serve: Serve) -> None:
             yield {0: "at last"}
 
     server = serve(Service(Silent, executor="thread"), stream_keep_alive=0.02)
-    said = after_a_comment(server, "/infer/silent", heard)
-    assert [json.loads(event.data) for event in said] == ["at last"]
+    answer = after_a_comment(server, "/infer/silent", heard)
+    assert [json.loads(event.data) for event in answer] == ["at last"]
 
 
 @pytest.mark.usefixtures("nothing_is_left")
@@ -647,8 +647,8 @@ def test_bytes_are_counted(serve: Serve) -> None:
     response = server.client.post("/infer/count", content=b"2")
     server.until(lambda: bool(heard.transfers))
     assert heard.transfers == [("count", "http", 1, len(response.content))]
-    doors: set[str] = {request.door for requests, _, _ in heard.answers for request in _all(requests)}
-    assert doors == {"http"}
+    frontends: set[str] = {request.door for requests, _, _ in heard.answers for request in _all(requests)}
+    assert frontends == {"http"}
 
 
 def _all(requests: list[Request]) -> list[Request]:

@@ -55,7 +55,7 @@ def test_probes_are_let_through_and_nothing_that_looks_like_them(path: str) -> N
         assert get(other).status_code == 401
 
 
-def test_a_refusal_is_in_the_words_of_the_door() -> None:
+def test_a_refusal_is_written_as_the_protocol_writes_errors() -> None:
     assert get("/own/path").text.startswith("own: this server asks for its API key")
     assert get("/other").json()["error"]["type"] == "Unauthorized"
     assert get("/other").headers.get_list("www-authenticate") == ["Bearer"]
@@ -65,11 +65,11 @@ def test_a_refusal_is_in_the_words_of_the_door() -> None:
     ]
 
 
-@pytest.mark.parametrize(("extensions", "told"), [
+@pytest.mark.parametrize(("extensions", "answer"), [
     ({}, ["websocket.close"]),
     ({"websocket.http.response": {}}, ["websocket.http.response.start", "websocket.http.response.body"]),
 ])  # fmt: skip
-def test_a_websocket_is_not_opened(extensions: dict[str, Any], told: list[str]) -> None:
+def test_a_websocket_is_not_opened(extensions: dict[str, Any], answer: list[str]) -> None:
     sent: list[Message] = []
 
     async def send(message: Message) -> None:
@@ -80,7 +80,7 @@ def test_a_websocket_is_not_opened(extensions: dict[str, Any], told: list[str]) 
 
     scope = {"type": "websocket", "path": "/v2/ws", "headers": [], "extensions": extensions}
     asyncio.run(GATE(scope, receive, send))
-    assert [message["type"] for message in sent] == told
+    assert [message["type"] for message in sent] == answer
 
 
 def test_what_is_no_call_is_let_through() -> None:

@@ -4,8 +4,8 @@ import json
 from typing import Any
 
 import pytest
-from tests.frontends.http.doors import Serve
 from tests.frontends.http.models import Echo, Length, Square
+from tests.frontends.http.servers import Serve
 
 from weir.messages import MSGPACK
 from weir.serving.service import Service

@@ -1,11 +1,11 @@
-"""What happens to requests that the server cannot take or finish, through every door."""
+"""What happens to requests that the server cannot take or finish, through every frontend."""
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from tests.frontends.http.doors import Running, Serve, running
 from tests.frontends.http.models import Echo, Moody, Square
+from tests.frontends.http.servers import Running, Serve, running
 
 from weir import errors
 from weir.catalog.registry import Registry

@@ -91,7 +91,7 @@ def test_accept_encodings(value: str, coding: str) -> None:
 @pytest.mark.parametrize(
     ("value", "coding"), [("zstd", ""), ("zstd, deflate", "deflate"), ("*", "gzip"), ("gzip;q=0", "")]
 )
-def test_a_door_may_offer_fewer(value: str, coding: str) -> None:
+def test_a_protocol_may_offer_fewer(value: str, coding: str) -> None:
     assert accepted_coding(value, ("gzip", "deflate")) == coding
 
 

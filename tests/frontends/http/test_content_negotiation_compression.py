@@ -1,10 +1,10 @@
-"""gzip and zstd both ways, through every door."""
+"""gzip and zstd both ways, through every frontend."""
 
 import json
 
 import pytest
-from tests.frontends.http.doors import Serve
 from tests.frontends.http.models import Echo
+from tests.frontends.http.servers import Serve
 
 from weir.protocols.content_negotiation import CODINGS, compress, decompress
 from weir.serving.service import Service
@@ -52,7 +52,7 @@ def test_an_unknown_coding_is_refused_by_name(serve: Serve) -> None:
 
 
 @both
-def test_a_large_answer_is_compressed_when_asked_for(serve: Serve, coding: str) -> None:
+def test_a_large_answer_is_compressed_on_request(serve: Serve, coding: str) -> None:
     server = serve(echo())
     with server.client.stream("POST", "/infer/echo", content=LONG, headers={"accept-encoding": coding}) as answer:
         packed = b"".join(answer.iter_raw())

@@ -111,12 +111,12 @@ def test_tensors_are_charged_as_the_arrays_that_they_become() -> None:
         async with Here(Double, executor, max_waiting_bytes=100_000) as here:
             tensor = {"name": "x", "datatype": "FP64", "shape": [10, 500], "data": [0] * 5000}
             document = {"inputs": [tensor]}
-            asking = asyncio.ensure_future(here.client.post("/v2/models/m/infer", json=document))
+            calls = asyncio.ensure_future(here.client.post("/v2/models/m/infer", json=document))
             await executor.next_begun()
             assert here.account.held_bytes > 40_000 + 10_000
             refused = await here.client.post("/v2/models/m/infer", json=document)
             assert (refused.status_code, "max_waiting_bytes" in refused.json()["error"]) == (429, True)
-            asking.cancel()
+            calls.cancel()
 
     asyncio.run(main())
 

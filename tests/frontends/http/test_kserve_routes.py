@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 import tritonclient.http.aio as triton_aio
-from tests.frontends.http.doors import Serve, running
+from tests.frontends.http.servers import Serve, running
 from tests.protocols.kserve.models import Vector
 from tritonclient.utils import InferenceServerException
 
@@ -88,7 +88,7 @@ def test_a_document_that_the_model_refuses_names_its_place(serve: Serve) -> None
     assert answer.status_code == 400 and answer.json()["error"].startswith("tensor 'input'[1]: ")
 
 
-def test_draining_is_said(serve: Serve) -> None:
+def test_readiness_says_that_the_server_drains(serve: Serve) -> None:
     service = vector()
     server = serve(service)
     server.run(service.drain())
@@ -96,7 +96,7 @@ def test_draining_is_said(serve: Serve) -> None:
         assert answer.status_code == 503 and list(answer.json()) == ["error"] and "retry-after" in answer.headers
 
 
-def test_loading_is_said() -> None:
+def test_readiness_says_that_a_model_loads() -> None:
     """Before its start a service is as it is while it loads."""
 
     async def main() -> None:
@@ -149,7 +149,7 @@ def test_a_request_of_more_rows_than_a_batch_is_divided(serve: Serve) -> None:
     assert client.post(INFER, json=body).json()["outputs"][0]["data"] == list(range(10))
 
 
-def test_what_the_door_and_a_worker_decode_shares_a_batch(serve: Serve) -> None:
+def test_what_the_server_and_a_worker_decode_shares_a_batch(serve: Serve) -> None:
     executor = FakeExecutor()
     service = Service(Vector, executor=executor, policy="control-limit:2", max_queue_delay=60.0)
     server = serve(service)
@@ -244,7 +244,7 @@ def stock(address: str) -> Iterator[triton.InferenceServerClient]:
         yield client
 
 
-def ask(stock: triton.InferenceServerClient) -> None:
+def infer(stock: triton.InferenceServerClient) -> None:
     """Have `simple` compute."""
     tensors = [triton.InferInput(name, [1, 16], "INT32") for name in ("INPUT0", "INPUT1")]
     for tensor in tensors:
@@ -264,17 +264,17 @@ def test_unload_and_load(stock: triton.InferenceServerClient) -> None:
         for key, value in each.items()
     }.items()
     with pytest.raises(InferenceServerException, match="Request for unknown model: 'simple'"):
-        ask(stock)
+        infer(stock)
     stock.load_model("simple")
-    ask(stock)
+    infer(stock)
     stock.load_model("simple")  # once more: it is replaced
-    ask(stock)
+    infer(stock)
 
 
-def test_a_configuration_goes_before_what_was_said(stock: triton.InferenceServerClient) -> None:
+def test_a_loaded_configuration_goes_before_earlier_settings(stock: triton.InferenceServerClient) -> None:
     stock.load_model("simple", config=json.dumps({"max_batch_size": 3}))
     assert stock.get_model_config("simple")["max_batch_size"] == 3
-    ask(stock)
+    infer(stock)
     stock.load_model("simple")
     assert stock.get_model_config("simple")["max_batch_size"] == 64
 
@@ -284,18 +284,18 @@ def test_a_model_takes_its_own_configuration_back(stock: triton.InferenceServerC
         before = stock.get_model_config(name)
         stock.load_model(name, config=json.dumps({**before, "max_batch_size": str(before["max_batch_size"])}))
         assert stock.get_model_config(name) == before
-    ask(stock)
+    infer(stock)
 
 
 def test_a_model_that_is_not_to_batch_does_not(stock: triton.InferenceServerClient) -> None:
     stock.load_model("simple", config='{"max_batch_size": 0}')
     assert stock.get_model_config("simple")["max_batch_size"] == 0
-    ask(stock)
+    infer(stock)
     stock.load_model("simple")
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "said", "status"),
+    ("name", "options", "message", "status"),
     [
         ("nobody", {}, "'nobody'", "404"),
         ("simple", {"config": "no"}, "JSON", "400"),
@@ -309,12 +309,12 @@ def test_a_model_that_is_not_to_batch_does_not(stock: triton.InferenceServerClie
     ],
 )
 def test_a_failed_load_leaves_the_old_one(
-    stock: triton.InferenceServerClient, name: str, options: dict[str, str], said: str, status: str
+    stock: triton.InferenceServerClient, name: str, options: dict[str, str], message: str, status: str
 ) -> None:
     with pytest.raises(InferenceServerException) as caught:
         stock.load_model(name, **options)
-    assert said in caught.value.message() and caught.value.status() == status
-    ask(stock)
+    assert message in caught.value.message() and caught.value.status() == status
+    infer(stock)
 
 
 def test_files_need_a_flag_of_their_own(client: httpx.Client) -> None:
@@ -347,29 +347,29 @@ def test_a_load_takes_the_parameters_of_amds_client_as_they_are(
     own = {"batch_size": 4, "timeout": 20, "share": True, "batchers": 1, "pipeline_depth": 2}
     config = {"parameters": {"config": json.dumps({"max_batch_size": 9})}}
     assert client.post(load, json={**own, **config}).status_code == 200
-    said = client.get("/models/simple").json()["settings"]
-    assert (said["max_batch_size"], said["max_queue_delay"], said["pipeline_depth"]) == (4, 0.02, 2)
-    ask(stock)
+    answer = client.get("/models/simple").json()["settings"]
+    assert (answer["max_batch_size"], answer["max_queue_delay"], answer["pipeline_depth"]) == (4, 0.02, 2)
+    infer(stock)
     stock.load_model("simple")
     assert stock.get_model_config("simple")["max_batch_size"] == 64
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "said"),
+    ("body", "status", "message"),
     [
-        ({"btch_size": 4}, 400, "parameter 'btch_size': is no setting, and the constructor of Simple takes nothing"),
+        ({"btch_size": 4}, 400, "parameter 'btch_size': is not a setting, and the constructor of Simple takes nothing"),
         ({"batch_size": "x"}, 400, "parameter batch_size='x': must be of type int"),
         ({"batch_size": None}, 400, "parameter 'batch_size'=None: must be a text, a number, true or false"),
-        ({"share": False}, 400, "parameter 'share': a model that is loaded takes the place of the one that runs"),
+        ({"share": False}, 400, "parameter 'share': a loaded model replaces the one that runs"),
         ({"env": "A=b"}, 403, "env='A=b': may bring files or code into the server"),
     ],
 )
 def test_what_a_load_does_not_know_is_refused(
-    client: httpx.Client, body: dict[str, object], status: int, said: str
+    client: httpx.Client, body: dict[str, object], status: int, message: str
 ) -> None:
     answer = client.post("/v2/repository/models/simple/load", json=body)
     assert answer.status_code == status
-    assert said in answer.json()["error"]
+    assert message in answer.json()["error"]
 
 
 def test_null_is_no_value_where_one_is_needed(client: httpx.Client) -> None:
@@ -392,7 +392,7 @@ def test_null_is_no_value_where_one_is_needed(client: httpx.Client) -> None:
         ("systemsharedmemory/region/r/register", {"byte_size": 8}, "key: is missing, must be a text"),
         (
             "systemsharedmemory/region/r/register", {"key": "k", "byte_size": 8, "offset": -1},
-            "shared memory region 'r': offset=-1, byte_size=8: must be 0 or more",
+            "shared memory region 'r': offset=-1, byte_size=8: offset must be at least 0",
         ),
         ("systemsharedmemory/region/r/register", [8], "body: must be an object as JSON, is [8]"),
     ],
@@ -441,8 +441,8 @@ def test_hardware(client: httpx.Client) -> None:
     [cpus, *_] = client.get("/v2/hardware").json()["hardware"]
     assert cpus["kind"] == "CPU" and cpus["count"] >= 1
     assert client.post("/v2/hardware", json={"name": "cpu", "num": 1}).status_code == 200
-    for said in ({"name": "cpu", "num": 1 << 40}, {"name": "abacus"}):
-        answer = client.post("/v2/hardware", json=said)
+    for found in ({"name": "cpu", "num": 1 << 40}, {"name": "abacus"}):
+        answer = client.post("/v2/hardware", json=found)
         assert answer.status_code == 404 and list(answer.json()) == ["error"]
 
 
@@ -469,17 +469,17 @@ def test_large_requests_survive_a_reload(address: str, stock: triton.InferenceSe
         async with triton_aio.InferenceServerClient(address, conn_limit=4) as client:
             over = asyncio.Event()
 
-            async def ask_on() -> int:
+            async def infer_again_and_again() -> int:
                 count = 0
                 while not over.is_set():
                     assert (await client.infer("vector", [tensor])).as_numpy("sum").tolist() == [40_000]
                     count += 1
                 return count
 
-            asking = [asyncio.create_task(ask_on()) for _ in range(3)]
+            calls = [asyncio.create_task(infer_again_and_again()) for _ in range(3)]
             for _ in range(2):
                 await client.load_model("vector")
             over.set()
-            assert min(await asyncio.gather(*asking)) > 0
+            assert min(await asyncio.gather(*calls)) > 0
 
     asyncio.run(main())

@@ -10,16 +10,22 @@ from tests.frontends.http.models import Add, Blob, Count, Echo, Length, Moody, R
 from tests.streaming_models import Prefixes as Stories
 
 from weir.catalog.registry import Registry
-from weir.frontends.http.openapi import openapi
+from weir.frontends.http.openapi import ModelList, described_page, openapi
+from weir.protocols.response import HttpResponse
 from weir.serving.service import Service
 from weir.testing import FakeExecutor
 
 MODELS = (Add, Blob, Count, Echo, Length, Moody, Reader, Shout, Square, Upper, Words)
 
 
+async def page() -> Annotated[HttpResponse, ModelList]:
+    """Say what there is."""
+    raise NotImplementedError
+
+
 def described(*models: Any, routes: dict[str, str] | None = None, root: str = "") -> dict[str, Any]:
     registry = Registry([Service(model, executor=FakeExecutor()) for model in models], routes)
-    document = openapi(registry, {"/": "Say what there is", "/models/{model}": "Show the state of one model"}, root)
+    document = openapi(registry, {path: described_page(path, page) for path in ("/", "/models/{model}")}, root)
     decoded: dict[str, Any] = json.loads(json.dumps(document))
     return decoded
 
@@ -122,5 +128,5 @@ def test_content_types_are_those_that_the_model_speaks() -> None:
     }  # fmt: skip
 
 
-def test_the_place_where_the_application_is_mounted_is_said() -> None:
+def test_the_document_names_the_path_of_the_mount() -> None:
     assert described(Square, root="/api")["servers"] == [{"url": "/api"}]

@@ -68,7 +68,7 @@ def check(body: bytes) -> bytes:
     return body
 
 
-def asked(inference: Inference, path: str, **sent: Any) -> httpx.Response:
+def answer_of(inference: Inference, path: str, **sent: Any) -> httpx.Response:
     """Ask a server whose model `echo` is answered by this."""
 
     async def main() -> httpx.Response:
@@ -87,34 +87,34 @@ def asked(inference: Inference, path: str, **sent: Any) -> httpx.Response:
 
 
 @pytest.mark.parametrize("path", ["/infer/echo", "/infer/echo/batch", "/inference"])
-def test_the_native_door_asks_it(path: str) -> None:
-    answer = asked(Counting(), path, content=b"[1, 2]", headers={"X-Request-Id": "7"})
+def test_the_native_protocol_uses_it(path: str) -> None:
+    answer = answer_of(Counting(), path, content=b"[1, 2]", headers={"X-Request-Id": "7"})
     expected = '[{"output":6}]' if path.endswith("/batch") else "6"
     assert (answer.text, answer.headers["x-request-id"]) == (expected, "7")
-    packed = asked(Counting(), path, content=gzip.compress(b"[1, 2]"), headers={"Content-Encoding": "gzip"})
+    packed = answer_of(Counting(), path, content=gzip.compress(b"[1, 2]"), headers={"Content-Encoding": "gzip"})
     assert packed.text == expected
 
 
 def test_a_body_that_cannot_be_read_does_not_reach_it() -> None:
-    empty = asked(Counting(), "/infer/echo", content=gzip.compress(b""), headers={"Content-Encoding": "gzip"})
+    empty = answer_of(Counting(), "/infer/echo", content=gzip.compress(b""), headers={"Content-Encoding": "gzip"})
     assert empty.status_code == 400 and "body: is empty" in empty.text
-    broken = asked(Counting(), "/infer/echo", content=b"no gzip", headers={"Content-Encoding": "gzip"})
+    broken = answer_of(Counting(), "/infer/echo", content=b"no gzip", headers={"Content-Encoding": "gzip"})
     assert broken.status_code == 400 and "gzip" in broken.text
 
 
 def test_what_it_raises_is_an_answer() -> None:
     own = Counting()
     own.error = ZeroDivisionError("secret")
-    failed = asked(own, "/infer/echo", content=b"1")
+    failed = answer_of(own, "/infer/echo", content=b"1")
     assert failed.status_code == 500 and "internal error" in failed.text and "secret" not in failed.text
     own.error = ModelNotReady("not yet")
     tensors = {"inputs": [{"name": "bytes", "datatype": "UINT8", "shape": [2], "data": [1, 2]}]}
-    refused = asked(own, "/v2/models/echo/infer", json=tensors)
+    refused = answer_of(own, "/v2/models/echo/infer", json=tensors)
     assert refused.status_code == 503 and "not yet" in refused.text
     own.error = None
-    assert asked(own, "/v2/models/echo/infer", json=tensors).json()["outputs"][0]["data"] == [2]
+    assert answer_of(own, "/v2/models/echo/infer", json=tensors).json()["outputs"][0]["data"] == [2]
 
 
 def test_metadata_are_its_own() -> None:
-    described = asked(Counting(), "/v2/models/echo").json()
+    described = answer_of(Counting(), "/v2/models/echo").json()
     assert [each["name"] for each in described["inputs"] + described["outputs"]] == ["bytes", "count"]

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 from starlette.applications import Starlette
-from tests.frontends.http.doors import Serve
+from tests.described import answer_faults, body_faults
 from tests.frontends.http.models import Echo, Square
+from tests.frontends.http.servers import Serve
 
 import weir
 from weir.catalog.registry import Registry
@@ -166,15 +167,15 @@ def test_pages_while_models_load(serve: Serve) -> None:
 class TestCors:
     """Pages of other origins."""
 
-    def test_are_not_let_in_unasked(self, serve: Serve) -> None:
+    def test_are_not_let_in_by_default(self, serve: Serve) -> None:
         answer = serve(squares()).client.post("/infer/square", json=3, headers={"origin": "http://page.example"})
         assert "access-control-allow-origin" not in answer.headers
 
     def test_are_let_in_by_name(self, serve: Serve) -> None:
         server = serve(squares(), cors_origins=["http://page.example"])
         origin = {"origin": "http://page.example"}
-        asked = {"access-control-request-method": "POST", "access-control-request-headers": "content-type,x-explain"}
-        preflight = server.client.options("/infer/square", headers=origin | asked)
+        request = {"access-control-request-method": "POST", "access-control-request-headers": "content-type,x-explain"}
+        preflight = server.client.options("/infer/square", headers=origin | request)
         assert preflight.status_code == 200
         assert preflight.headers["access-control-allow-origin"] == "http://page.example"
         assert "x-explain" in preflight.headers["access-control-allow-headers"]
@@ -204,7 +205,7 @@ def test_applications_are_made_whole_before_the_first_request() -> None:
     [(None, "200"), (Overloaded, "429"), (DeadlineExceeded, "408"), (WorkerLost, "503"), (ModelCrashed, "500"),
      (Cancelled, "499")],
 )  # fmt: skip
-def test_the_code_at_the_http_door_is_http_s(kind: type[WeirError] | None, code: str) -> None:
+def test_the_code_of_the_http_frontend_is_http_s(kind: type[WeirError] | None, code: str) -> None:
     assert code_of("http", kind) == code
 
 
@@ -235,7 +236,7 @@ def test_levels_are_those_of_the_running_models() -> None:
     assert 'weir_worker_restarts_total{model="square"} 0.0' in text
 
 
-def test_versions_of_a_model_are_told_apart() -> None:
+def test_versions_of_a_model_are_distinguished() -> None:
     metrics = Metrics()
     services = [weir.Service(Square, name="sq", version=version, executor=FakeExecutor()) for version in ("1", "2")]
     metrics.transferred(services[0].label, "http", 3, 4)
@@ -306,6 +307,32 @@ def solved(**settings: Any) -> Service:
     executor = FakeExecutor(lambda items: [item * item for item in items])
     policy = SolvedPolicy(bank())
     return Hooked(Square, executor=executor, policy=policy, max_batch_size=4, **settings)
+
+
+def test_every_page_answers_as_the_description_says(serve: Serve) -> None:
+    lost = FakeExecutor()
+    models = [squares(), solved(name="dear"), wrong(), Service(Echo, executor=lost)]
+    server = serve(*models, metrics=lambda accept: (b"# none\n", "text/plain; version=0.0.4"), liveness="models")
+    client = server.client
+    document = client.get("/openapi.json").json()
+    client.post("/infer/dear/batch", json=[3] * 20)
+    paths = [path for path, page in document["paths"].items() if page.get("get", {}).get("tags") == ["server"]]
+    assert {"/", "/health/deep", "/models/{model}/policy", "/metrics", "/docs"} <= set(paths)
+    for alive in (True, False):
+        if not alive:
+            server.call(lost.end, "no weights")
+        for path in paths:
+            for model in ("square", "dear", "cube") if "{model}" in path else ("",):
+                answer = client.get(path.replace("{model}", model))
+                content = document["paths"][path]["get"]["responses"].get(str(answer.status_code), {}).get("content")
+                assert answer.headers["content-type"].startswith(tuple(content or ["application/json"])), path
+                if "json" in answer.headers["content-type"]:
+                    assert answer_faults(document, path, answer) == [], (path, answer.text)
+    path = "/models/{model}/policy"
+    for body in ({"energy_weight": 2.0, "latency_objective": None}, {"energy_weight": "2"}, {"energy": 2}):
+        answer = client.put("/models/dear/policy", json=body)
+        assert answer_faults(document, path, answer) == [], answer.text
+        assert bool(body_faults(document, path, body, "put")) == (answer.status_code == 400)
 
 
 def test_a_solved_policy_says_what_it_goes_by(serve: Serve) -> None:

@@ -1,12 +1,12 @@
-"""The doors before real worker processes."""
+"""The frontends before real worker processes."""
 
 import asyncio
 import os
 
 import httpx
 import pytest
-from tests.frontends.http.doors import Serve
 from tests.frontends.http.models import Blob, Deadly, Echo
+from tests.frontends.http.servers import Serve
 
 from weir.messages import OCTETS
 from weir.serving.service import Service
@@ -14,12 +14,12 @@ from weir.serving.service import Service
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 
-def ask_at_once(url: str, path: str, items: list[object]) -> list[httpx.Response]:
-    async def ask() -> list[httpx.Response]:
+def call_at_once(url: str, path: str, items: list[object]) -> list[httpx.Response]:
+    async def call() -> list[httpx.Response]:
         async with httpx.AsyncClient(base_url=url, timeout=30) as client:
             return await asyncio.gather(*(client.post(path, json=item) for item in items))
 
-    return asyncio.run(ask())
+    return asyncio.run(call())
 
 
 def test_large_bodies_come_back_whole_and_leave_no_memory_behind(serve: Serve) -> None:
@@ -41,7 +41,7 @@ def test_large_items_of_a_list(serve: Serve) -> None:
 
 def test_the_request_that_kills_its_worker_fails_alone(serve: Serve) -> None:
     server = serve(Service(Deadly, max_batch_size=16, policy="size-or-delay:size=16,delay=50ms"))
-    answers = ask_at_once(server.url, "/infer/deadly", [*range(7), "die", *range(8, 16)])
+    answers = call_at_once(server.url, "/infer/deadly", [*range(7), "die", *range(8, 16)])
     codes = [answer.status_code for answer in answers]
     assert codes == [200] * 7 + [500] + [200] * 8
     assert answers[7].json()["error"]["type"] == "ModelCrashed"
@@ -51,6 +51,6 @@ def test_the_request_that_kills_its_worker_fails_alone(serve: Serve) -> None:
 def test_requests_that_come_together_share_batches(serve: Serve) -> None:
     service = Service(Echo, max_batch_size=64, policy="size-or-delay:size=64,delay=100ms")
     server = serve(service)
-    answers = ask_at_once(server.url, "/infer/echo", list(range(60)))
+    answers = call_at_once(server.url, "/infer/echo", list(range(60)))
     assert [answer.json() for answer in answers] == list(range(60))
     assert sum(server.call(service.state)["batches"].values()) < 30

@@ -30,7 +30,7 @@ def test_keep_alive_pipelining_and_hand_over_on_one_connection(run: Run) -> None
     async def test() -> None:
         async with serving() as server:
             client = await Client.connect(server)
-            assert await client.ask(post(b"3")) == (200, b"9")
+            assert await client.call(post(b"3")) == (200, b"9")
             client.writer.write(post(b"4") * 3 + GET + post(b"5") + GET)
             got = [await client.answer() for _ in range(6)]
             assert got == [(200, b"16")] * 3 + [(200, b"/hello "), (200, b"/infer/square 5"), (200, b"/hello ")]
@@ -127,7 +127,7 @@ def test_disconnects_at_every_stage(run: Run, stage: str, how: str) -> None:
             assert all(block.shares == 0 for block in executor.blocks)
             assert len(executor.cancelled) == len(executor.batches)
             other = await Client.connect(server)
-            assert (await other.ask(GET))[0] == 200
+            assert (await other.call(GET))[0] == 200
             other.close()
 
     run(test)
@@ -138,8 +138,8 @@ def test_continue_then_body(run: Run) -> None:
         async with serving() as server:
             client = await Client.connect(server)
             request = post(b"12", "Expect: 100-continue")
-            assert await client.ask(request[:-2]) == (100, b"")
-            assert await client.ask(request[-2:]) == (200, b"144")
+            assert await client.call(request[:-2]) == (100, b"")
+            assert await client.call(request[-2:]) == (200, b"144")
             client.close()
 
     run(test)
@@ -197,12 +197,12 @@ def test_over_the_limit_of_connections(run: Run) -> None:
         async with serving(max_connections=2) as server:
             clients = [await Client.connect(server) for _ in range(3)]
             assert b"429 Too Many Requests" in await clients[2].rest()
-            assert await clients[0].ask(post(b"3")) == (200, b"9")
+            assert await clients[0].call(post(b"3")) == (200, b"9")
             clients[0].close()
             clients[2].close()
             await until(lambda: server.connections == 1)
             another = await Client.connect(server)
-            assert await another.ask(post(b"3")) == (200, b"9")
+            assert await another.call(post(b"3")) == (200, b"9")
             clients[1].close()
             another.close()
 
@@ -219,7 +219,7 @@ def test_tls(run: Run, size: int) -> None:
             client = await Client.connect(server, ssl=context)
             content = b'"' + b"x" * size + b'"'
             for _ in range(3):
-                assert await client.ask(post(content)) == (200, content)
+                assert await client.call(post(content)) == (200, content)
             client.writer.write(post(b"4") * 2 + GET + post(b"5"))
             got = [await client.answer() for _ in range(4)]
             assert got == [(200, b"16")] * 2 + [(200, b"/hello "), (200, b"/infer/square 5")]
@@ -242,7 +242,7 @@ def test_handshakes_are_connections(run: Run) -> None:
                 each.close()
             await until(lambda: server.account.connections == 0)
             client = await Client.connect(server, ssl=ssl.create_default_context(cafile=TLS / "certificate.pem"))
-            assert await client.ask(post(b"3")) == (200, b"9")
+            assert await client.call(post(b"3")) == (200, b"9")
             client.close()
 
     run(test)
@@ -282,8 +282,8 @@ def test_unix_socket(run: Run, tmp_path: Path) -> None:
         async with serving(uds=path) as server:
             assert (server.address, server.port) == (f"unix:{path}", 0)
             client = Client(*await asyncio.open_unix_connection(path))
-            assert await client.ask(post(b"3")) == (200, b"9")
-            assert await client.ask(GET) == (200, b"/hello ")
+            assert await client.call(post(b"3")) == (200, b"9")
+            assert await client.call(GET) == (200, b"/hello ")
             client.close()
 
     run(test)
@@ -302,7 +302,7 @@ def test_who_connected_just_before_the_end_is_refused_and_not_cut_off(run: Run) 
 
             ending = asyncio.ensure_future(end())
             await asyncio.sleep(0)
-            assert (await client.ask(post(b"3")))[0] == 503
+            assert (await client.call(post(b"3")))[0] == 503
             client.close()
             await ending
 
@@ -321,7 +321,7 @@ def test_web_sockets_are_handed_over(run: Run) -> None:
     async def test() -> None:
         async with serving(app=echo) as server:
             client = await Client.connect(server)
-            assert await client.ask(post(b"3")) == (200, b"9")
+            assert await client.call(post(b"3")) == (200, b"9")
             handshake = (
                 "Upgrade: websocket",
                 "Connection: Upgrade",
@@ -357,7 +357,7 @@ class TestStart:
                 with pytest.raises(SettingsError, match=r"weir\.sock': cannot listen there: Address already in use"):
                     await HttpServer(Registry([]), hello, HttpSettings(uds=path)).start()
                 client = Client(*await asyncio.open_unix_connection(path))
-                assert await client.ask(post(b"3")) == (200, b"9")
+                assert await client.call(post(b"3")) == (200, b"9")
                 client.close()
 
         run(test)
@@ -370,7 +370,7 @@ class TestStart:
                 dead.bind(path)
             async with serving(uds=path):
                 client = Client(*await asyncio.open_unix_connection(path))
-                assert await client.ask(post(b"3")) == (200, b"9")
+                assert await client.call(post(b"3")) == (200, b"9")
                 client.close()
 
         run(test)
@@ -416,7 +416,7 @@ def test_observers_of_the_server_hear_of_what_is_no_request(run: Run) -> None:
         server = HttpServer(Registry([]), hello, HttpSettings(port=0), [observer])
         await server.start()
         client = await Client.connect(server)
-        assert (await client.ask(b"nonsense\n"))[0] == 400
+        assert (await client.call(b"nonsense\n"))[0] == 400
         client.close()
         await server.stop()
         assert [(model, door) for model, door, _ in observer.refusals] == [("", "http")]
@@ -425,13 +425,15 @@ def test_observers_of_the_server_hear_of_what_is_no_request(run: Run) -> None:
 
 
 @pytest.mark.parametrize(("mode", "permissions"), [("600", 0o600), ("660", 0o660), ("0666", 0o666)])
-def test_a_unix_socket_is_its_owners_unless_told(mode: str, permissions: int, run: Run, tmp_path: Path) -> None:
+def test_a_unix_socket_is_its_owners_unless_set_otherwise(
+    mode: str, permissions: int, run: Run, tmp_path: Path
+) -> None:
     async def test() -> None:
         path = str(tmp_path / "s")
-        said: dict[str, Any] = {} if mode == "600" else {"uds_mode": mode}
+        answer: dict[str, Any] = {} if mode == "600" else {"uds_mode": mode}
         before = os.umask(0)
         try:
-            async with serving(uds=path, **said):
+            async with serving(uds=path, **answer):
                 assert stat.S_IMODE(os.stat(path).st_mode) == permissions
                 assert os.umask(0) == 0
         finally:
@@ -483,7 +485,7 @@ class TestWorkerProcesses:
                 async def one(body: bytes) -> None:
                     client = await Client.connect(server)
                     for _ in range(10):
-                        assert await client.ask(post(body, *headers)) == (200, str(zlib.crc32(body)).encode())
+                        assert await client.call(post(body, *headers)) == (200, str(zlib.crc32(body)).encode())
                     client.close()
 
                 await asyncio.gather(*map(one, bodies))
@@ -517,7 +519,7 @@ def test_drain_finishes_what_was_accepted(run: Run) -> None:
             await until(lambda: bool(executor.pending) and server.connections == 3)
             draining = asyncio.ensure_future(server.drain())
             await asyncio.sleep(0)  # it begins
-            assert (await late.ask(post(b"4")))[0] == 503
+            assert (await late.call(post(b"4")))[0] == 503
             assert not draining.done()
             with pytest.raises(OSError):
                 await Client.connect(server)
@@ -537,8 +539,8 @@ def test_refusing_goes_on_listening_and_closes_each_connection_after_its_answer(
     async def test() -> None:
         async with serving() as server:
             old, handed_over = await Client.connect(server), await Client.connect(server)
-            assert await old.ask(post(b"3")) == (200, b"9")
-            assert await handed_over.ask(GET) == (200, b"/hello ")
+            assert await old.call(post(b"3")) == (200, b"9")
+            assert await handed_over.call(GET) == (200, b"/hello ")
             server.refuse()
             new = await Client.connect(server)
             for client, request, code in (
@@ -611,7 +613,7 @@ def test_stop_tells_those_whose_request_has_not_arrived(run: Run) -> None:
 
 
 @pytest.mark.parametrize("where", ["tcp", "unix", "tls"])
-def test_connections_that_nobody_has_accepted_yet_are_told_that_it_drains(run: Run, where: str, tmp_path: Path) -> None:
+def test_connections_not_yet_accepted_learn_that_the_server_drains(run: Run, where: str, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"uds": str(tmp_path / "socket")} if where == "unix" else {}
     settings |= FILES if where == "tls" else {}
 
@@ -622,7 +624,7 @@ def test_connections_that_nobody_has_accepted_yet_are_told_that_it_drains(run: R
         client.connect(settings["uds"])
         return client
 
-    def ask(client: socket.socket) -> bytes:
+    def call(client: socket.socket) -> bytes:
         with client:
             if where == "tls":
                 client.sendall(post(b"3"))
@@ -644,10 +646,10 @@ def test_connections_that_nobody_has_accepted_yet_are_told_that_it_drains(run: R
             draining = asyncio.ensure_future(server.drain(10))
             with ThreadPoolExecutor(50) as threads:
                 loop = asyncio.get_running_loop()
-                asking = [loop.run_in_executor(threads, ask, client) for client in clients]
+                calls = [loop.run_in_executor(threads, call, client) for client in clients]
                 assert await draining
                 await server.stop()
-                answers = await asyncio.gather(*asking)
+                answers = await asyncio.gather(*calls)
             assert {answer[9:12] for answer in answers} == {b"503"}
 
     run(test)

@@ -60,7 +60,7 @@ class Attacked:
         client.connect(self.address)
         return client
 
-    def ask(self, request: bytes) -> int:
+    def call(self, request: bytes) -> int:
         """Return the status of the answer to `request` on a connection of its own."""
         with self.connect() as client:
             client.sendall(request)
@@ -69,7 +69,7 @@ class Attacked:
     def lives(self) -> bool:
         """Tell whether the server answers everybody else."""
         large = post(b'"' + b"x" * 200_000 + b'"')
-        return (self.ask(post(b'"abc"')), self.ask(GET), self.ask(large)) == (200, 200, 200)
+        return (self.call(post(b'"abc"')), self.call(GET), self.call(large)) == (200, 200, 200)
 
 
 def status(client: socket.socket) -> int:
@@ -143,7 +143,7 @@ def test_bodies_of_nothing_but_empty_members(tmp_path: Path) -> None:
         clients = [server.connect() for _ in range(6)]
         for client in clients:
             client.sendall(post(empty * ((8 << 20) // len(empty)), b"Content-Encoding: gzip"))
-        assert server.ask(post(gzip.compress(b'"abc"'), b"Content-Encoding: gzip", b"X-Request-Timeout: 10")) == 200
+        assert server.call(post(gzip.compress(b'"abc"'), b"Content-Encoding: gzip", b"X-Request-Timeout: 10")) == 200
         assert {status(client) for client in clients} <= {400, 429}  # read, or refused while others hold what there is
 
 
@@ -152,7 +152,7 @@ def test_bodies_that_are_announced_and_never_sent(tmp_path: Path) -> None:
         for _ in range(40):
             server.connect().sendall(post(b'"', length=BODY))
         for _ in range(5):
-            assert server.ask(post(b'"' + b"x" * 300_000 + b'"')) == 200
+            assert server.call(post(b'"' + b"x" * 300_000 + b'"')) == 200
         assert server.lives()
 
 
@@ -181,10 +181,10 @@ def test_websockets_are_connections(tmp_path: Path) -> None:
         for client in clients:
             client.sendall(UPGRADE + b"\r\n")
             assert status(client) == 101
-        assert server.ask(post(b'"abc"')) == 429
+        assert server.call(post(b'"abc"')) == 429
         for client in clients:
             client.close()
-        while server.ask(GET) == 429:  # it notices within a moment
+        while server.call(GET) == 429:  # it notices within a moment
             pass
         assert server.lives()
 
@@ -192,5 +192,5 @@ def test_websockets_are_connections(tmp_path: Path) -> None:
 @pytest.mark.parametrize("body", [b"Content-Length: 5", b"Transfer-Encoding: chunked"])
 def test_a_request_that_opens_a_websocket_and_has_a_body(body: bytes, tmp_path: Path) -> None:
     with attacked(tmp_path) as server:
-        assert server.ask(UPGRADE + body + b"\r\n\r\n") == 400
+        assert server.call(UPGRADE + body + b"\r\n\r\n") == 400
         assert server.lives()

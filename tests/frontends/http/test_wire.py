@@ -1,4 +1,4 @@
-"""HTTP/1.1 as it comes on real sockets, through every door: in pieces, pipelined, wrong, or not at all."""
+"""HTTP/1.1 as it comes on real sockets, through every frontend: in pieces, pipelined, wrong, or not at all."""
 
 import json
 import socket
@@ -6,8 +6,8 @@ import struct
 from collections.abc import Iterator
 
 import pytest
-from tests.frontends.http.doors import Running, Serve, read_all
 from tests.frontends.http.models import Echo
+from tests.frontends.http.servers import Running, Serve, read_all
 
 from weir.serving.service import Service
 from weir.testing import FakeExecutor

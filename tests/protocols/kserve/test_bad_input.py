@@ -43,8 +43,8 @@ def vector(shape: Any = (1, 2), size: Any = 8, **more: Any) -> bytes:
 
 def binary(header: bytes, raw: bytes, length: int | str | None = None) -> dict[str, Any]:
     """Return what httpx sends for a request of JSON and binary data."""
-    said = str(len(header) if length is None else length)
-    return {"content": header + raw, "headers": {"inference-header-content-length": said}}
+    text = str(len(header) if length is None else length)
+    return {"content": header + raw, "headers": {"inference-header-content-length": text}}
 
 
 CASES: dict[str, tuple[str, dict[str, Any], int, tuple[str, ...]]] = {
@@ -143,11 +143,11 @@ CASES: dict[str, tuple[str, dict[str, Any], int, tuple[str, ...]]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_wrong_is_named(client: httpx.Client, case: str) -> None:
-    path, sent, code, said = CASES[case]
+    path, sent, code, text = CASES[case]
     answer = client.post(path, **sent)
     error = answer.json()["error"]
     assert (answer.status_code, list(answer.json())) == (code, ["error"]), error
-    assert all(each in error for each in said), error
+    assert all(each in error for each in text), error
     assert len(error) < 2000
     assert client.post(SIMPLE, content=GOOD).status_code == 200
 
@@ -155,13 +155,13 @@ def test_what_is_wrong_is_named(client: httpx.Client, case: str) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_the_same_in_chunks(client: httpx.Client, case: str) -> None:
     """A chunked upload goes through the ASGI application, which says the same."""
-    path, sent, code, said = CASES[case]
+    path, sent, code, text = CASES[case]
     content = sent["content"]
     pieces = [content[:10], content[10:]]
     answer = client.post(path, **{**sent, "content": iter(pieces)})
     error = answer.json()["error"]
     assert (answer.status_code, list(answer.json())) == (code, ["error"]), error
-    assert all(each in error for each in said), error
+    assert all(each in error for each in text), error
     assert client.post(SIMPLE, content=iter([GOOD])).status_code == 200
 
 

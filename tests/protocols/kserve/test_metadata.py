@@ -58,19 +58,19 @@ def test_a_configuration_says_what_is_ragged_and_which_sizes_are_filled_up() -> 
         def predict(self, batch: dict[str, Any]) -> dict[str, Any]:
             return batch
 
-    said: Any = config(Service(Compiled, max_batch_size=8))
-    assert said["input"] == [{"name": "x", "data_type": "TYPE_INT8", "dims": [-1], "allow_ragged_batch": True}]
-    assert said["parameters"]["allowed_batch_sizes"] == {"string_value": "2, 8"}
+    found: Any = config(Service(Compiled, max_batch_size=8))
+    assert found["input"] == [{"name": "x", "data_type": "TYPE_INT8", "dims": [-1], "allow_ragged_batch": True}]
+    assert found["parameters"]["allowed_batch_sizes"] == {"string_value": "2, 8"}
 
 
 def test_a_configuration_says_dimensions_without_the_batch() -> None:
-    said: Any = config(Service(Words, max_batch_size=8, max_queue_delay=0.25, workers=2))
-    assert said["max_batch_size"] == 8
-    assert said["input"] == [{"name": "words", "data_type": "TYPE_STRING", "dims": [-1]}]
-    assert said["output"] == [{"name": "count", "data_type": "TYPE_UINT16", "dims": []}]
-    assert said["instance_group"] == [{"name": "words", "kind": "KIND_CPU", "count": 2}]
-    assert said["dynamic_batching"] == {}  # greedy does not wait
-    assert said["parameters"]["max_queue_delay"] == {"string_value": "0.25"}
+    found: Any = config(Service(Words, max_batch_size=8, max_queue_delay=0.25, workers=2))
+    assert found["max_batch_size"] == 8
+    assert found["input"] == [{"name": "words", "data_type": "TYPE_STRING", "dims": [-1]}]
+    assert found["output"] == [{"name": "count", "data_type": "TYPE_UINT16", "dims": []}]
+    assert found["instance_group"] == [{"name": "words", "kind": "KIND_CPU", "count": 2}]
+    assert found["dynamic_batching"] == {}  # greedy does not wait
+    assert found["parameters"]["max_queue_delay"] == {"string_value": "0.25"}
     waiting = config(Service(Words, policy="size-or-delay:size=4,delay=2ms"))["dynamic_batching"]
     assert waiting == {"preferred_batch_size": [4], "max_queue_delay_microseconds": 2000}
-    assert said["parameters"]["policy"] == {"string_value": "greedy"}
+    assert found["parameters"]["policy"] == {"string_value": "greedy"}

@@ -21,7 +21,7 @@ def tensor(rows: int) -> triton.InferInput:
     return value
 
 
-async def ask(address: str) -> None:
+async def infer(address: str) -> None:
     """Ask, with JSON and with binary data, several at once, and more rows than a batch has."""
     async with triton_aio.InferenceServerClient(address, conn_limit=16) as client, httpx.AsyncClient() as plain:
         body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [0]}]}
@@ -38,13 +38,13 @@ def test_they_agree_with_the_ledger(tmp_path: Path) -> None:
     ledger = tmp_path / "ledger"
     served = Served(f"{MODELS}:Ledger", "--param", f"path={ledger}", "--max-batch-size", 4)
     with served, triton.InferenceServerClient(served.until_ready().url.removeprefix("http://")) as client:
-        asyncio.run(ask(served.url.removeprefix("http://")))
+        asyncio.run(infer(served.url.removeprefix("http://")))
         batches = Counter(map(int, ledger.read_text().split()))
-        [said] = client.get_inference_statistics("ledger")["model_stats"]
-        assert client.get_inference_statistics()["model_stats"] == [said]
-    assert said["inference_count"] == sum(rows * count for rows, count in batches.items()) == 24
-    assert (said["name"], said["execution_count"]) == ("ledger", batches.total())
-    assert {each["batch_size"]: each["compute_infer"]["count"] for each in said["batch_stats"]} == dict(batches)
-    stats: dict[str, Any] = said["inference_stats"]
+        [answer] = client.get_inference_statistics("ledger")["model_stats"]
+        assert client.get_inference_statistics()["model_stats"] == [answer]
+    assert answer["inference_count"] == sum(rows * count for rows, count in batches.items()) == 24
+    assert (answer["name"], answer["execution_count"]) == ("ledger", batches.total())
+    assert {each["batch_size"]: each["compute_infer"]["count"] for each in answer["batch_stats"]} == dict(batches)
+    stats: dict[str, Any] = answer["inference_stats"]
     assert (stats["success"]["count"], stats["fail"]["count"]) == (13, 1)
-    assert stats["compute_infer"]["ns"] > 0 and said["last_inference"] > 1.6e12
+    assert stats["compute_infer"]["ns"] > 0 and answer["last_inference"] > 1.6e12

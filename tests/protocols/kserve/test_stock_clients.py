@@ -28,7 +28,7 @@ def inputs(*arrays: NDArray[Any], kind: str = "INT32", binary: bool = True) -> l
     return made
 
 
-def asked(*names: str, binary: bool = True) -> list[Any]:
+def requested(*names: str, binary: bool = True) -> list[Any]:
     """Return the outputs to ask for."""
     return [triton.InferRequestedOutput(name, binary_data=binary) for name in names]
 
@@ -54,66 +54,68 @@ class Both:
 
 
 @pytest.fixture(params=["sync", "asyncio"])
-def ask(request: pytest.FixtureRequest, address: str) -> Both:
+def call(request: pytest.FixtureRequest, address: str) -> Both:
     """Ask through each of Triton's clients."""
     return Both(address, request.param)
 
 
-def test_health(ask: Both) -> None:
-    assert ask("is_server_live") is ask("is_server_ready") is ask("is_model_ready", "simple") is True
-    assert ask("is_model_ready", "nobody") is ask("is_model_ready", "simple", "7") is False
+def test_health(call: Both) -> None:
+    assert call("is_server_live") is call("is_server_ready") is call("is_model_ready", "simple") is True
+    assert call("is_model_ready", "nobody") is call("is_model_ready", "simple", "7") is False
 
 
-def test_metadata(ask: Both) -> None:
-    server = ask("get_server_metadata")
+def test_metadata(call: Both) -> None:
+    server = call("get_server_metadata")
     assert (server["name"], server["version"]) == ("stock", __version__)
     assert {"binary_tensor_data", "schedule_policy", "system_shared_memory"} <= set(server["extensions"])
-    model = ask("get_model_metadata", "simple")
+    model = call("get_model_metadata", "simple")
     assert (model["name"], model["platform"], model["versions"]) == ("simple", "python", [])
     assert model["inputs"] == [{"name": f"INPUT{i}", "datatype": "INT32", "shape": [-1, 16]} for i in (0, 1)]
-    assert ask("get_model_config", "simple")["max_batch_size"] == 64
+    assert call("get_model_config", "simple")["max_batch_size"] == 64
 
 
 @pytest.mark.parametrize("binary_in", [True, False])
 @pytest.mark.parametrize("binary_out", [True, False, None])
-def test_infer(ask: Both, binary_in: bool, binary_out: bool | None) -> None:
-    wanted = None if binary_out is None else asked("OUTPUT0", "OUTPUT1", binary=binary_out)
-    result = ask("infer", "simple", inputs(FIRST, SECOND, binary=binary_in), outputs=wanted, request_id="r1")
+def test_infer(call: Both, binary_in: bool, binary_out: bool | None) -> None:
+    wanted = None if binary_out is None else requested("OUTPUT0", "OUTPUT1", binary=binary_out)
+    result = call("infer", "simple", inputs(FIRST, SECOND, binary=binary_in), outputs=wanted, request_id="r1")
     np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), FIRST + SECOND)
     np.testing.assert_array_equal(result.as_numpy("OUTPUT1"), FIRST - SECOND)
     response = result.get_response()
     assert (response["model_name"], response["id"]) == ("simple", "r1") and "model_version" not in response
 
 
-def test_only_the_asked_outputs_come_back(ask: Both) -> None:
-    result = ask("infer", "simple", inputs(FIRST, SECOND), outputs=asked("OUTPUT1"))
+def test_only_the_requested_outputs_come_back(call: Both) -> None:
+    result = call("infer", "simple", inputs(FIRST, SECOND), outputs=requested("OUTPUT1"))
     assert [output["name"] for output in result.get_response()["outputs"]] == ["OUTPUT1"]
     assert result.as_numpy("OUTPUT0") is None
 
 
-def test_mixed_binary_and_json(ask: Both) -> None:
+def test_mixed_binary_and_json(call: Both) -> None:
     mixed = [inputs(FIRST, SECOND)[0], inputs(FIRST, SECOND, binary=False)[1]]
-    result = ask("infer", "simple", mixed, outputs=[*asked("OUTPUT0"), *asked("OUTPUT1", binary=False)])
+    result = call("infer", "simple", mixed, outputs=[*requested("OUTPUT0"), *requested("OUTPUT1", binary=False)])
     np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), FIRST + SECOND)
     np.testing.assert_array_equal(result.as_numpy("OUTPUT1"), FIRST - SECOND)
 
 
 @pytest.mark.parametrize("sent", [None, "gzip", "deflate"])
 @pytest.mark.parametrize("received", [None, "gzip", "deflate"])
-def test_compression(ask: Both, sent: str | None, received: str | None) -> None:
+def test_compression(call: Both, sent: str | None, received: str | None) -> None:
     words = np.array([[b"word" * 100] * 50], object)
-    result = ask(
+    result = call(
         "infer", "simple_identity", inputs(words, kind="BYTES"), request_compression_algorithm=sent,
         response_compression_algorithm=received,
     )  # fmt: skip
     assert result.as_numpy("OUTPUT0").tolist() == words.tolist()
 
 
-def test_strings(ask: Both) -> None:
+def test_strings(call: Both) -> None:
     first, second = (np.array([[str(x).encode() for x in array[0]]], object) for array in (FIRST, SECOND))
-    result = ask("infer", "simple_string", inputs(first, second, kind="BYTES"))
+    result = call("infer", "simple_string", inputs(first, second, kind="BYTES"))
     assert [int(text) for text in result.as_numpy("OUTPUT0")[0]] == (FIRST + SECOND)[0].tolist()
-    result = ask("infer", "simple_string", inputs(first, second, kind="BYTES", binary=False), outputs=asked("OUTPUT1"))
+    result = call(
+        "infer", "simple_string", inputs(first, second, kind="BYTES", binary=False), outputs=requested("OUTPUT1")
+    )
     assert [int(text) for text in result.as_numpy("OUTPUT1")[0]] == (FIRST - SECOND)[0].tolist()
 
 
@@ -139,9 +141,9 @@ def triton_dtype(kind: str) -> Any:
 
 
 @pytest.mark.parametrize("binary", [True, False])
-def test_every_datatype(ask: Both, binary: bool) -> None:
+def test_every_datatype(call: Both, binary: bool) -> None:
     wanted = [triton.InferRequestedOutput(kind, binary_data=binary or kind in ("FP16", "BF16")) for kind in TYPES]
-    result = ask("infer", "types", every_type(binary), outputs=wanted)
+    result = call("infer", "types", every_type(binary), outputs=wanted)
     for kind in TYPES:
         got = result.as_numpy(kind)
         if kind == "BYTES":
@@ -156,65 +158,65 @@ def test_every_datatype(ask: Both, binary: bool) -> None:
             )
 
 
-def test_large_tensors(ask: Both) -> None:
+def test_large_tensors(call: Both) -> None:
     x = np.random.default_rng(0).standard_normal((3, 50_000), np.float32)
     tensor = triton.InferInput("x", list(x.shape), "FP32")
     tensor.set_data_from_numpy(x)
-    result = ask("infer", "vector", [tensor])
+    result = call("infer", "vector", [tensor])
     np.testing.assert_array_equal(result.as_numpy("twice"), x * 2)
 
 
-def test_items_are_documents(ask: Both) -> None:
+def test_items_are_documents(call: Both) -> None:
     tensor = triton.InferInput("input", [3], "BYTES")
     tensor.set_data_from_numpy(np.array([b"1", b"2", b"3"], object))
-    assert ask("infer", "square", [tensor]).as_numpy("output").tolist() == [b"1", b"4", b"9"]
+    assert call("infer", "square", [tensor]).as_numpy("output").tolist() == [b"1", b"4", b"9"]
 
 
-def test_priority_timeout_and_parameters(ask: Both) -> None:
+def test_priority_timeout_and_parameters(call: Both) -> None:
     options = {"priority": 1, "timeout": 5_000_000, "parameters": {"colour": "blue", "depth": 3, "on": True}}
-    ask("infer", "simple", inputs(FIRST, SECOND), **options)
+    call("infer", "simple", inputs(FIRST, SECOND), **options)
     with pytest.raises(InferenceServerException, match="timeout"):
-        ask("infer", "simple", inputs(FIRST, SECOND), timeout=1)
+        call("infer", "simple", inputs(FIRST, SECOND), timeout=1)
 
 
 @pytest.mark.parametrize(
-    ("model", "version", "said", "status"),
+    ("model", "version", "message", "status"),
     [
         ("nobody", "", "Request for unknown model: 'nobody' is not found", "404"),
         ("simple", "9", "Request for unknown model: 'simple' version '9' is not found", "404"),
     ],
 )
-def test_unknown_models(ask: Both, model: str, version: str, said: str, status: str) -> None:
+def test_unknown_models(call: Both, model: str, version: str, message: str, status: str) -> None:
     for method in ("get_model_metadata", "get_model_config", "infer"):
         more = [inputs(FIRST, SECOND)] if method == "infer" else []
         with pytest.raises(InferenceServerException) as caught:
-            ask(method, model, *more, model_version=version)
-        assert caught.value.message().startswith(said) and caught.value.status() == status
+            call(method, model, *more, model_version=version)
+        assert caught.value.message().startswith(message) and caught.value.status() == status
 
 
-def test_what_is_wrong_comes_back_as_text(ask: Both) -> None:
+def test_what_is_wrong_comes_back_as_text(call: Both) -> None:
     with pytest.raises(InferenceServerException, match=r"'INPUT1': is missing"):
-        ask("infer", "simple", inputs(FIRST))
+        call("infer", "simple", inputs(FIRST))
     with pytest.raises(InferenceServerException, match=r"'INPUT0'.*\[1, 8\].*\[-1, 16\]"):
-        ask("infer", "simple", inputs(FIRST[:, :8], SECOND))
+        call("infer", "simple", inputs(FIRST[:, :8], SECOND))
     with pytest.raises(InferenceServerException, match=r"'INPUT0'.*'FP32', must be INT32"):
-        ask("infer", "simple", inputs(FIRST.astype(np.float32), SECOND.astype(np.float32), kind="FP32"))
+        call("infer", "simple", inputs(FIRST.astype(np.float32), SECOND.astype(np.float32), kind="FP32"))
     with pytest.raises(InferenceServerException, match="'OUTPUT7'"):
-        ask("infer", "simple", inputs(FIRST, SECOND), outputs=asked("OUTPUT7"))
+        call("infer", "simple", inputs(FIRST, SECOND), outputs=requested("OUTPUT7"))
 
 
 @pytest.mark.parametrize("method", ["get_log_settings", "get_trace_settings"])
-def test_what_is_not_offered_is_said(ask: Both, method: str) -> None:
+def test_what_is_not_offered_is_refused_by_name(call: Both, method: str) -> None:
     with pytest.raises(InferenceServerException, match="does not have this extension") as caught:
-        ask(method)
+        call(method)
     assert caught.value.status() == "501"
 
 
-def test_there_is_no_memory_of_devices(ask: Both) -> None:
-    assert ask("get_cuda_shared_memory_status") == []
-    ask("unregister_cuda_shared_memory")  # as all examples do before they begin
+def test_there_is_no_memory_of_devices(call: Both) -> None:
+    assert call("get_cuda_shared_memory_status") == []
+    call("unregister_cuda_shared_memory")  # as all examples do before they begin
     with pytest.raises(InferenceServerException, match="does not have this extension"):
-        ask("register_cuda_shared_memory", "r", b"handle", 0, 64)
+        call("register_cuda_shared_memory", "r", b"handle", 0, 64)
 
 
 def test_many_greenlets_share_batches(address: str) -> None:

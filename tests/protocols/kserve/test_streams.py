@@ -84,15 +84,15 @@ def test_errors_first_and_later(streaming: httpx.Client) -> None:
     response = streaming.post(path, json={"inputs": [item(["a", {"error": "enough"}])]})
     assert [(name, event.get("error")) for name, event in events(response)] == [("message", None), ("error", "enough")]
     several = {"name": "input", "datatype": "BYTES", "shape": [2], "data": ["1", "2"]}
-    assert streaming.post(path, json={"inputs": [several]}).json()["error"].endswith("a stream is for one")
+    assert streaming.post(path, json={"inputs": [several]}).json()["error"].endswith("a stream takes one")
     assert streaming.post(path, content=b"{").status_code == 400
-    asked = {"inputs": [item([])], "outputs": [{"name": "output", "parameters": {"shared_memory_region": "r"}}]}
-    assert streaming.post(path, json=asked).status_code == 501
+    request = {"inputs": [item([])], "outputs": [{"name": "output", "parameters": {"shared_memory_region": "r"}}]}
+    assert streaming.post(path, json=request).status_code == 501
     assert streaming.post("/v2/models/nobody/infer_stream", json={}).status_code == 404
     assert streaming.get(path).status_code == 405
 
 
-def test_one_answer_is_asked_for_elsewhere_and_streams_of_one_are_fine(streaming: httpx.Client) -> None:
+def test_one_answer_is_refused_here_and_streams_of_one_are_fine(streaming: httpx.Client) -> None:
     assert streaming.post("/v2/models/count/infer", json={"inputs": [item(2)]}).status_code == 501
     config = streaming.get("/v2/models/count/config").json()
     assert config["model_transaction_policy"] == {"decoupled": True}
@@ -111,12 +111,12 @@ def test_a_signal_lets_streams_end_and_closes_websockets_with_1001() -> None:
             await client.send(json.dumps({"model_name": "script", "inputs": [item(["a"] * 300)]}))
             await client.recv()
             served.process.send_signal(signal.SIGTERM)
-            with pytest.raises(ConnectionClosed) as said:
+            with pytest.raises(ConnectionClosed) as raised:
                 while True:
                     last = json.loads(await client.recv())
             assert last["parameters"] == {"triton_final_response": True}
-            assert said.value.rcvd is not None
-            assert said.value.rcvd.code == 1001
+            assert raised.value.rcvd is not None
+            assert raised.value.rcvd.code == 1001
 
     with Served(f"{MODELS}:Script") as served:
         served.until_ready()

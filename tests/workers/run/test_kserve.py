@@ -191,7 +191,7 @@ class Wide(Both):
 
 
 def test_rows_of_other_lengths_are_never_taken_for_rows_of_this_batch() -> None:
-    """The line gathers equal shapes only; this is the second lock on that door."""
+    """The line gathers equal shapes only; this is the second check."""
     bodies = [body(tensor("a", "INT32", [1, n], list(range(n))), tensor("b", "FP32", [1, 1], [0])) for n in (2, 1, 3)]
     first, second, third = answers(*bodies, model=Wide)
     assert first["outputs"][0]["data"] == [0.0, 1.0]

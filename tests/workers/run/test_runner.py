@@ -469,7 +469,7 @@ def test_a_model_that_raises_when_it_is_closed_harms_nobody(caplog: pytest.LogCa
                 raise RuntimeError("I will not go")
 
     assert told(stream(Stubborn, ["x"])) == [(0, "DONE", "x")]
-    assert "predict raised when it was told that nobody is left" in caplog.text
+    assert "predict raised when its generator was closed" in caplog.text
 
 
 def test_tensor_models_get_a_dict_of_arrays_for_each_request() -> None:

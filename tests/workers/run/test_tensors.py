@@ -103,7 +103,7 @@ def test_every_datatype_has_something_to_pad_with(datatype: str, pad_value: Any,
 )
 def test_a_pad_value_that_cannot_be(datatype: str, pad_value: Any) -> None:
     with pytest.raises(
-        SettingsError, match=f"Declared: tensor 'x' has pad_value={pad_value!r}, which is no {datatype}"
+        SettingsError, match=f"Declared: tensor 'x' has pad_value={pad_value!r}, which is not a {datatype}"
     ):
         joiner(Tensor("x", datatype, [-1, -1], varying=PAD, pad_value=pad_value))
 

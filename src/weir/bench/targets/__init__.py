@@ -1,10 +1,10 @@
-"""What is put under load: any HTTP server, a model at the endpoints of the Open Inference Protocol, a model in this process.
+"""Targets of load: any HTTP server, a model at the endpoints of the Open Inference Protocol, and a model in this process.
 
-payloads.py     what is sent: `--data`, or the model's own example; and which endpoint a URL names
+payloads.py     what is sent: `--data`, or the model's own example; and the endpoint that a URL names
 connection.py   addresses, and one connection of HTTP
-http.py         a pool of connections; whatever takes POST, and the Open Inference Protocol
+http.py         a pool of connections; any path that accepts POST, and the Open Inference Protocol
 grpc.py, websocket.py   the same protocol over gRPC and WebSocket
-inprocess.py    no network
+inprocess.py    a model in this process
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from weir.errors import SettingsError
 
 
 def make_target(url: str, data: str | Sequence[Any] | None = None, options: HttpOptions | None = None) -> Target:
-    """Return what `url` means. Raises SettingsError, also where a library is missing."""
+    """Return the target that `url` names; `data` is described in payloads.py. Raises SettingsError, also for a missing library."""
     endpoint = endpoint_of(url)
     if endpoint.kind == "http":
         return HttpTarget(url, data, options)

@@ -1,4 +1,4 @@
-"""One connection to a server under test: one request at a time, on a connection that stays."""
+"""Addresses of servers, and a connection of HTTP that carries one request at a time."""
 
 import asyncio
 import os
@@ -14,11 +14,9 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from weir.errors import SettingsError
 
-# Reads HTTP answers from bytes.
-
 
 class HttpAnswer(NamedTuple):
-    """One answer. `keeps`: the connection may be used again."""
+    """An HTTP response. `keeps` tells whether the connection may be used again."""
 
     status: int
     body: bytes
@@ -26,21 +24,20 @@ class HttpAnswer(NamedTuple):
 
 
 class Garbage(Exception):
-    """What came is no answer of HTTP/1.1."""
+    """The received bytes are not a response of HTTP/1.1."""
 
 
 class AnswerReader:
-    """Takes the bytes of one connection. Bodies are kept if `bodies`, or if the answer is an error."""
+    """Parses the bytes received on one connection. Bodies are kept if `bodies`, and for error responses."""
 
     def __init__(self, bodies: bool = False) -> None:
         self._bodies = bodies
         self._parser = HttpResponseParser(self)
         self._body = b""
         self._answers: list[HttpAnswer] = []
-        self.begun = False  # within an answer
 
     def feed(self, data: bytes) -> list[HttpAnswer]:
-        """Return the answers that `data` completes. Raises Garbage."""
+        """Return the responses that `data` completes. Raises Garbage."""
         answers: list[HttpAnswer] = []
         self._answers = answers
         try:
@@ -49,28 +46,26 @@ class AnswerReader:
             raise Garbage(f"{type(error).__name__}: {error}") from error
         return answers
 
-    # What httptools calls.
+    # Called by httptools.
 
     def on_message_begin(self) -> None:
-        """An answer begins."""
-        self.begun = True
+        """A response begins."""
         self._body = b""
 
     def on_body(self, body: bytes) -> None:
-        """Some of its body."""
+        """Keep a part of the body, if it is wanted."""
         if self._bodies or self._parser.get_status_code() >= 300:
             self._body += body
 
     def on_message_complete(self) -> None:
-        """It is whole. 1xx is none: the answer comes after it."""
-        self.begun = False
+        """Add the complete response; a 1xx is ignored, as the response follows it."""
         status = self._parser.get_status_code()
         if status >= 200:
             self._answers.append(HttpAnswer(status, self._body, self._parser.should_keep_alive()))
 
 
 def outcome_of(answer: HttpAnswer) -> str:
-    """Return "ok" for 2xx, else the code, and the type of the error where the body says it: "429 Overloaded"."""
+    """Return "ok" for 2xx, else the code, followed by the type of the error if the body has it: "429 Overloaded"."""
     if 200 <= answer.status < 300:
         return "ok"
     kind = error_of(answer).get("type")
@@ -78,7 +73,7 @@ def outcome_of(answer: HttpAnswer) -> str:
 
 
 def error_of(answer: HttpAnswer) -> dict[str, Any]:
-    """Return the error document in the answer, or {}."""
+    """Return the error object in the response's body, or {}."""
     try:
         error = msgspec.json.decode(answer.body)["error"]
     except (msgspec.DecodeError, KeyError, TypeError, IndexError):
@@ -87,22 +82,25 @@ def error_of(answer: HttpAnswer) -> dict[str, Any]:
 
 
 CLOSED, RESET, GARBAGE = "connection closed", "connection reset", "garbage"
-NOBODY = -1
+NO_REQUEST = -1
 
 
 class ConnectionListener(Protocol):
-    """Hears what becomes of a connection."""
+    """Gets the reports of a connection."""
 
     def answered(self, connection: "LoadConnection", index: int, answer: HttpAnswer) -> None:
-        """The request `index` has its answer; the connection is free again, if `answer.keeps`."""
+        """The request `index` is answered. The connection is free again if `answer.keeps`."""
 
     def broken(self, connection: "LoadConnection", index: int, why: str) -> None:
-        """The connection is gone, and with it the request `index` (NOBODY: none was under way)."""
+        """The connection is lost, and with it the request `index` (NO_REQUEST: none was under way)."""
 
 
 class LoadConnection(asyncio.Protocol):
-    """`direct`: bytes go to the socket itself. A transport of uvloop sends them only when the loop's turn ends, so that
-    the instant of sending would not be known."""
+    """A connection that carries one request at a time, and reports to `owner`.
+
+    With `direct`, bytes are written to the socket itself: a transport of uvloop sends them only at the end of the event loop's turn,
+    so the instant of sending would be unknown. `bodies` tells whether response bodies are kept. `since` is set by the owner.
+    """
 
     def __init__(self, owner: ConnectionListener, sock: socket.socket, *, direct: bool, bodies: bool = False) -> None:
         self._owner = owner
@@ -110,16 +108,16 @@ class LoadConnection(asyncio.Protocol):
         self._direct = direct
         self._reader = AnswerReader(bodies)
         self._transport: asyncio.Transport | None = None
-        self.index = NOBODY
+        self.index = NO_REQUEST
         self.since = 0.0  # when the request under way was sent
         self.gone = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """It is open."""
+        """Keep the transport."""
         self._transport = cast(asyncio.Transport, transport)
 
     def send(self, index: int, data: bytes) -> None:
-        """Send a request whose bytes are `data`."""
+        """Send the bytes `data` of the request `index`."""
         self.index = index
         sent = 0
         if self._direct:
@@ -135,11 +133,11 @@ class LoadConnection(asyncio.Protocol):
 
     @property
     def unsent(self) -> bool:
-        """Whether some of the last request is still to be sent, though it was answered: nothing may follow it then."""
+        """Whether a part of the last request is still to be sent although it was answered. No request may follow then."""
         return self._transport is not None and self._transport.get_write_buffer_size() > 0
 
     def data_received(self, data: bytes) -> None:
-        """Read some of an answer."""
+        """Parse received bytes, and report the response that they complete."""
         if self.gone:
             return
         try:
@@ -149,19 +147,19 @@ class LoadConnection(asyncio.Protocol):
             return
         if not answers:
             return
-        if self.index == NOBODY or len(answers) > 1:  # nobody asked: a server that is about to close
+        if self.index == NO_REQUEST or len(answers) > 1:  # an answer without a request; the server is about to close
             self._end(GARBAGE)
             return
         (answer,), index = answers, self.index
-        self.index = NOBODY
+        self.index = NO_REQUEST
         self._owner.answered(self, index, answer)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """The other end has closed it, or the network did."""
+        """Report the loss of the connection."""
         self._end(CLOSED if error is None else RESET)
 
     def close(self) -> None:
-        """Drop it, and say nothing."""
+        """Close the connection without a report."""
         self.gone = True
         if self._transport is not None:
             self._transport.abort()
@@ -169,18 +167,15 @@ class LoadConnection(asyncio.Protocol):
     def _end(self, why: str) -> None:
         if not self.gone:
             self.close()
-            index, self.index = self.index, NOBODY
+            index, self.index = self.index, NO_REQUEST
             self._owner.broken(self, index, why)
-
-
-# The parts of a target's URL.
 
 
 _RULE = "must be like http://HOST:PORT/PATH, https://HOST/PATH or http://unix:SOCKET:/PATH"
 
 
 class Address(NamedTuple):
-    """A server and a path on it (with its query). `uds` is the path of a Unix socket, or "" for TCP."""
+    """A server, and a path on it with its query. `uds` is the path of a Unix socket, or "" for TCP."""
 
     url: str
     host: str
@@ -198,12 +193,13 @@ class Address(NamedTuple):
         return host if self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
 
     def at(self, path: str) -> "Address":
-        """Return another path of the same server."""
+        """Return the address of another path of the same server."""
         return self._replace(path=path)
 
 
 def parse_address(url: str) -> Address:
-    """Read a URL; `http://unix:/run/weir.sock:/infer/square` is a path on a Unix socket. Raises SettingsError."""
+    """Return the address that `url` names; `http://unix:/run/weir.sock:/infer/square` is a path on a Unix socket. Raises
+    SettingsError."""
     if url.startswith("http://unix:"):
         uds, colon, path = url.removeprefix("http://unix:").partition(":")
         if not (uds and colon and path.startswith("/")):
@@ -224,7 +220,7 @@ def parse_address(url: str) -> Address:
 
 
 def tls_context(insecure: bool) -> ssl.SSLContext:
-    """Return the context for https; `insecure` takes any certificate."""
+    """Return the TLS context for https; `insecure` accepts any certificate."""
     context = ssl.create_default_context()
     context.set_alpn_protocols(["http/1.1"])
     if insecure:
@@ -233,24 +229,21 @@ def tls_context(insecure: bool) -> ssl.SSLContext:
     return context
 
 
-# Opens connections to one server.
-
-
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 
 class Dialler:
-    """Knows where the server of `address` is, once `find` has found it."""
+    """Opens connections to the server of `address`. Call `find` first."""
 
     def __init__(self, address: Address, *, insecure: bool = False) -> None:
         self.address = address
-        self.direct = not address.tls  # bytes may be sent on the socket itself
+        self.direct = not address.tls  # bytes may be written to the socket itself
         self._tls: ssl.SSLContext | None = tls_context(insecure) if address.tls else None
         self._family = socket.AF_UNIX
         self._place: Any = address.uds
 
     async def find(self) -> None:
-        """Look the host up, and take its first address that accepts connections. Raises SettingsError."""
+        """Look the host up, and choose its first address that accepts connections. Raises SettingsError."""
         address = self.address
         places: list[tuple[Any, Any]] = [(socket.AF_UNIX, address.uds)]
         if not address.uds:
@@ -272,7 +265,7 @@ class Dialler:
         raise SettingsError(f"{address.url}: no server there: {reason_of(wrong)}") from wrong
 
     async def dial(self, make: Callable[[socket.socket], P]) -> P:
-        """Connect, and return the protocol that `make(socket)` made for it. Raises OSError."""
+        """Open a connection, and return its protocol, which `make(socket)` makes. Raises OSError."""
         loop = asyncio.get_running_loop()
         sock = await self._connected()
         protocol = make(sock)
@@ -294,36 +287,30 @@ class Dialler:
 
 
 def reason_of(error: OSError) -> str:
-    """Return what went wrong, in the system's words."""
+    """Return the reason of a failed connection in the system's words."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return error.verify_message
-    # What the event loop says of a failed connection ("Connect call failed") is no reason.
-    return (
-        os.strerror(error.errno)
-        if error.errno is not None and error.errno in errorcode
-        else str(error) or type(error).__name__
-    )
-
-
-# Background tasks of a target.
+    # The event loop's own text, "Connect call failed", gives no reason.
+    known = error.errno is not None and error.errno in errorcode
+    return os.strerror(error.errno or 0) if known else str(error) or type(error).__name__
 
 
 class Tasks(set[asyncio.Task[None]]):
-    """The tasks that run. A loop holds them only weakly: each is held here until its end."""
+    """The running tasks of a target. They are kept here because the event loop has weak references to them only."""
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do `work` in the running loop."""
+        """Run `work` as a task in the running event loop."""
         task = asyncio.ensure_future(work)
         self.add(task)
         task.add_done_callback(self.discard)
 
     async def end(self) -> None:
-        """Cancel what runs; return when all of it has ended, however that was."""
+        """Cancel all tasks; return when they have ended, with or without an error."""
         for task in self:
             task.cancel()
         await self.wait()
 
     async def wait(self) -> None:
-        """Return when all that runs now has ended, however that was."""
+        """Return when all present tasks have ended, with or without an error."""
         if self:
             await asyncio.wait(self)

@@ -1,4 +1,4 @@
-"""A model behind the Open Inference Protocol over gRPC. Needs grpcio and protobuf (the extra `grpc`)."""
+"""A target of load: a model behind the Open Inference Protocol over gRPC. Needs grpcio and protobuf (the extra `grpc`)."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ _OPTIONS = [
 
 
 class GrpcTarget(LedgerTarget):
-    """Sends ModelInfer, tensors raw, over `options.channels` connections in turn; `data` as for KserveTarget."""
+    """Calls ModelInfer with raw tensors over `options.channels` connections in turn. `data` is as for KserveTarget."""
 
     def __init__(
         self, url: str, endpoint: TargetEndpoint, data: str | Sequence[Any] | None = None, options: HttpOptions | None = None, *,
@@ -33,7 +33,7 @@ class GrpcTarget(LedgerTarget):
         self._endpoint = endpoint
         self._options = options or HttpOptions()
         if self._options.insecure and endpoint.tls:
-            raise SettingsError(f"target {url!r}: gRPC takes no certificate that it cannot check (insecure)")
+            raise SettingsError(f"target {url!r}: gRPC accepts no certificate that it cannot check (insecure)")
         self._given = None if data is None else given_requests(data, endpoint)
         self._metadata = [(name.lower(), value) for name, value in self._options.headers.items()]
         self._channels: list[Any] = []
@@ -42,15 +42,15 @@ class GrpcTarget(LedgerTarget):
 
     @property
     def connections(self) -> int:
-        """How many there are."""
+        """See Target."""
         return self._options.channels
 
     async def open(self) -> None:
-        """Connect, and see that the model answers."""
+        """Connect, and check that the model answers. Raises SettingsError."""
         self._channels = [self._connected() for _ in range(self._options.channels)]
         try:
-            said = self._given or [made_request(self._endpoint, await self._inputs(), self._options.rows)]
-            self._messages = [write_request(request) for request in said]
+            requests = self._given or [made_request(self._endpoint, await self._inputs(), self._options.rows)]
+            self._messages = [write_request(request) for request in requests]
             for channel in self._channels:
                 await self._infer(channel)(self._messages[0], timeout=self._options.timeout, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
@@ -59,10 +59,10 @@ class GrpcTarget(LedgerTarget):
         self._next = cycle([self._infer(channel) for channel in self._channels])
 
     def send(self, index: int) -> None:
-        """Send a request."""
-        self._calls.start(self._ask(index))
+        """See Target."""
+        self._calls.start(self._call(index))
 
-    async def _ask(self, index: int) -> None:
+    async def _call(self, index: int) -> None:
         ledger, messages = self._ledger, self._messages
         ledger.sent[index] = self._clock()
         try:
@@ -75,7 +75,7 @@ class GrpcTarget(LedgerTarget):
         ledger.end(index, self._clock(), outcome)
 
     async def close(self) -> None:
-        """Drop the connections."""
+        """Close the connections."""
         for channel in self._channels:
             await channel.close()
         await self._calls.wait()
@@ -90,9 +90,9 @@ class GrpcTarget(LedgerTarget):
         return channel.unary_unary(f"{_SERVICE}/ModelInfer")
 
     async def _inputs(self) -> list[DeclaredInput]:
-        asked = message("inference.ModelMetadataRequest")(name=self._endpoint.model, version=self._endpoint.version)
+        request = message("inference.ModelMetadataRequest")(name=self._endpoint.model, version=self._endpoint.version)
         call = self._channels[0].unary_unary(f"{_SERVICE}/ModelMetadata")
-        body = await call(asked.SerializeToString(), timeout=self._options.timeout, metadata=self._metadata)
-        said = message("inference.ModelMetadataResponse").FromString(body)
-        inputs = [{"name": each.name, "datatype": each.datatype, "shape": each.shape} for each in said.inputs]
+        body = await call(request.SerializeToString(), timeout=self._options.timeout, metadata=self._metadata)
+        response = message("inference.ModelMetadataResponse").FromString(body)
+        inputs = [{"name": each.name, "datatype": each.datatype, "shape": each.shape} for each in response.inputs]
         return declared_inputs(self._endpoint.model, {"inputs": inputs})

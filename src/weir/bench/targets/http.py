@@ -1,4 +1,4 @@
-"""A server under test, over HTTP."""
+"""Targets of load over HTTP: any path that accepts POST, and models behind the Open Inference Protocol."""
 
 import asyncio
 import resource
@@ -14,7 +14,7 @@ import msgspec
 
 from weir.bench.target import TIMEOUT, UNSENT, Counts, LedgerTarget, read_counts
 from weir.bench.targets.connection import (
-    NOBODY,
+    NO_REQUEST,
     Address,
     Dialler,
     HttpAnswer,
@@ -32,30 +32,27 @@ from weir.messages import OCTETS
 from weir.wire import kserve_binary, kserve_json
 from weir.wire.inference import InferenceRequest
 
-# Single requests beside the load: pages, and a first request that shows whether the server answers.
-
-
 USER_AGENT = "weir-bench"
 
 
 def request_bytes(method: str, address: Address, headers: Mapping[str, str], body: bytes = b"") -> bytes:
-    """Return a request as it goes over the wire; `headers` win over ours."""
-    said = {name.lower() for name in headers}
+    """Return the bytes of an HTTP request; `headers` override the default ones."""
+    given = {name.lower() for name in headers}
     lines = [f"{method} {address.path} HTTP/1.1"]
-    if "host" not in said:
+    if "host" not in given:
         lines.append(f"Host: {address.authority}")
-    if "user-agent" not in said:
+    if "user-agent" not in given:
         lines.append(f"User-Agent: {USER_AGENT}")
     if method == "POST":
         lines.append(f"Content-Length: {len(body)}")
-        if "content-type" not in said:
+        if "content-type" not in given:
             lines.append("Content-Type: application/json")
     lines += [f"{name}: {value}" for name, value in headers.items()]
     return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
 
 
-class _Sole:
-    """The owner of a connection for one request."""
+class _OneRequest:
+    """The listener of a connection for one request."""
 
     def __init__(self) -> None:
         self.answer: asyncio.Future[HttpAnswer] = asyncio.get_running_loop().create_future()
@@ -69,21 +66,22 @@ class _Sole:
             self.answer.set_exception(OSError(why))
 
 
-async def fetch(dialler: Dialler, data: bytes, patience: float) -> HttpAnswer:
-    """Return the answer to the request `data`. Raises SettingsError if there is none within `patience` seconds."""
-    url, sole = dialler.address.url, _Sole()
+async def fetch(dialler: Dialler, data: bytes, within: float) -> HttpAnswer:
+    """Send the request `data` on a new connection and return the answer. Raises SettingsError if the connection fails, or if there is
+    no answer within `within` seconds."""
+    url, listener = dialler.address.url, _OneRequest()
 
     def make(sock: socket.socket) -> LoadConnection:
-        return LoadConnection(sole, sock, direct=False, bodies=True)
+        return LoadConnection(listener, sock, direct=False, bodies=True)
 
     connection = None
     try:
-        async with asyncio.timeout(patience):
+        async with asyncio.timeout(within):
             connection = await dialler.dial(make)
             connection.send(0, data)
-            return await sole.answer
+            return await listener.answer
     except TimeoutError as error:
-        raise SettingsError(f"{url}: no answer within {patience:g} s") from error
+        raise SettingsError(f"{url}: no answer within {within:g} s") from error
     except OSError as error:
         raise SettingsError(f"{url}: {reason_of(error)}") from error
     finally:
@@ -91,40 +89,38 @@ async def fetch(dialler: Dialler, data: bytes, patience: float) -> HttpAnswer:
             connection.close()
 
 
-async def fetch_json(dialler: Dialler, path: str, patience: float) -> Any:
+async def fetch_json(dialler: Dialler, path: str, within: float) -> Any:
     """Return the JSON document at `path` of the server, or None if there is none."""
     data = request_bytes("GET", dialler.address.at(path), {})
-    answer = await fetch(dialler, data, patience)
+    answer = await fetch(dialler, data, within)
     try:
         return msgspec.json.decode(answer.body) if answer.status == 200 else None
     except msgspec.DecodeError:
         return None
 
 
-# What a server publishes about a model over HTTP: the form of its input, and its counters.
-
-
-async def example_request(dialler: Dialler, endpoint: TargetEndpoint, rows: int, patience: float) -> InferenceRequest:
-    """Return a request that the model takes. Raises SettingsError where that cannot be known."""
-    inputs = declared_inputs(endpoint.model, await fetch_json(dialler, f"/v2/models/{quote(endpoint.model)}", patience))
+async def example_request(dialler: Dialler, endpoint: TargetEndpoint, rows: int, within: float) -> InferenceRequest:
+    """Return a request that fits the model's metadata, with an item from OpenAPI if it is a model of items. Raises SettingsError if
+    the metadata do not suffice."""
+    inputs = declared_inputs(endpoint.model, await fetch_json(dialler, f"/v2/models/{quote(endpoint.model)}", within))
     example = None
-    if inputs[0].datatype == "BYTES":  # a Weir may describe an item
-        example = example_of(await fetch_json(dialler, "/openapi.json", patience), f"/infer/{endpoint.model}")
+    if inputs[0].datatype == "BYTES":  # a Weir server may describe an item
+        example = example_of(await fetch_json(dialler, "/openapi.json", within), f"/infer/{endpoint.model}")
     return made_request(endpoint, inputs, rows, example)
 
 
-async def is_counted(dialler: Dialler, model: str, patience: float) -> bool:
-    """Tell whether the server is a Weir with a model of this name."""
-    index = await fetch_json(dialler, "/", patience)
+async def is_counted(dialler: Dialler, model: str, within: float) -> bool:
+    """Tell whether the server is a Weir server with a model of this name."""
+    index = await fetch_json(dialler, "/", within)
     try:
         return model in [each["name"] for each in index["models"]]
     except (KeyError, TypeError):
         return False
 
 
-async def counted(dialler: Dialler, model: str, patience: float) -> Counts | None:
-    """Return what the server's /metrics say of the model; None where there are none."""
-    answer = await fetch(dialler, request_bytes("GET", dialler.address.at("/metrics"), {}), patience)
+async def counted(dialler: Dialler, model: str, within: float) -> Counts | None:
+    """Return the counts of the model from the server's /metrics; None if it has no such page."""
+    answer = await fetch(dialler, request_bytes("GET", dialler.address.at("/metrics"), {}), within)
     return read_counts(answer.body.decode(), model) if answer.status == 200 else None
 
 
@@ -137,32 +133,30 @@ def example_of(document: Any, path: str) -> Any:
         return None
 
 
-# The connections of one target: opened as needed, up to a bound.
+class PoolListener(Protocol):
+    """Gets the reports of a pool."""
 
-
-class Books(Protocol):
-    """What a pool reports to."""
-
-    def left(self, index: int, now: float) -> None:
-        """The request `index` was sent, just before `now`."""
+    def sent(self, index: int, now: float) -> None:
+        """The request `index` was sent just before `now`."""
 
     def ended(self, index: int, outcome: str) -> None:
-        """The request `index` has its end."""
+        """The request `index` has ended."""
 
 
 class Pool:
-    """Sends each request on a connection of its own, which it keeps for others.
+    """The connections of one target. Each carries one request at a time, and is kept for later requests.
 
-    `limit` bounds the connections; a request for which there is none waits here, and `held` counts those that waited
-    because of the bound. Up to `spare` connections are opened ahead of need. A request without an answer `timeout`
-    seconds after it was sent is given up by `give_up`, with its connection.
+    At most `limit` connections are open. A request without a connection waits, and `held` counts the requests that waited because
+    of the limit. Up to `spare` connections are opened before they are needed. `give_up` ends requests that have no answer `timeout`
+    seconds after they were sent, and closes their connections. `most` is the largest number of connections open at a time.
     """
 
     def __init__(
-        self, dialler: Dialler, books: Books, *, limit: int, spare: int, timeout: float, clock: Callable[[], float]
-    ) -> None:
+        self, dialler: Dialler, listener: PoolListener, *, limit: int, spare: int, timeout: float,
+        clock: Callable[[], float],
+    ) -> None:  # fmt: skip
         self._dialler = dialler
-        self._books = books
+        self._listener = listener
         self._limit = limit
         self._spare = spare
         self._timeout = timeout
@@ -172,7 +166,7 @@ class Pool:
         self._waiting: deque[tuple[int, bytes, float]] = deque()
         self._opening = Tasks()
         self.held = 0
-        self.most = 0  # connections that were open at the same time
+        self.most = 0
 
     async def warm(self) -> None:
         """Open the first spare connections."""
@@ -182,7 +176,7 @@ class Pool:
     def send(self, index: int, data: bytes) -> None:
         """Send a request now, or as soon as there is a connection."""
         if self._idle:
-            self._leave(self._idle.pop(), index, data)  # the last used: its memory is warm
+            self._send_on(self._idle.pop(), index, data)  # the one used last, whose memory is in the caches
         else:
             self._waiting.append((index, data, self._clock()))
             self.held += self._size >= self._limit
@@ -190,32 +184,32 @@ class Pool:
             self._grow()
 
     def give_up(self) -> None:
-        """End the requests that have had no answer for too long."""
+        """End the requests that have timed out."""
         limit = self._clock() - self._timeout
         for connection in [each for each in self._busy if each.since <= limit]:
             connection.close()
             self._busy.discard(connection)
-            self._books.ended(connection.index, TIMEOUT)
+            self._listener.ended(connection.index, TIMEOUT)
         while self._waiting and self._waiting[0][2] <= limit:
-            self._books.ended(self._waiting.popleft()[0], UNSENT)
+            self._listener.ended(self._waiting.popleft()[0], UNSENT)
         if self._waiting:
             self._grow()
 
     async def close(self) -> None:
-        """Drop all connections."""
+        """Close all connections."""
         await self._opening.end()
         for connection in [*self._idle, *self._busy]:
             connection.close()
         self._idle.clear()
         self._busy.clear()
-        await asyncio.sleep(0)  # so that the sockets are closed
+        await asyncio.sleep(0)  # the event loop closes the sockets in its next turn
 
-    # What connections say.
+    # The ConnectionListener protocol.
 
     def answered(self, connection: LoadConnection, index: int, answer: HttpAnswer) -> None:
-        """Note an answer, and use the connection again."""
+        """Report the end of a request, and use its connection again."""
         self._busy.discard(connection)
-        self._books.ended(index, outcome_of(answer))
+        self._listener.ended(index, outcome_of(answer))
         if answer.keeps and not connection.unsent:
             self._free(connection)
         else:
@@ -223,26 +217,26 @@ class Pool:
             self._grow_if_needed()
 
     def broken(self, connection: LoadConnection, index: int, why: str) -> None:
-        """Note a connection that is gone."""
+        """Report the end of a request whose connection is lost."""
         self._busy.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
-        if index != NOBODY:
-            self._books.ended(index, why)
+        if index != NO_REQUEST:
+            self._listener.ended(index, why)
         self._grow_if_needed()
 
     def _free(self, connection: LoadConnection) -> None:
         if self._waiting:
             index, data, _ = self._waiting.popleft()
-            self._leave(connection, index, data)
+            self._send_on(connection, index, data)
         else:
             self._idle.append(connection)
 
-    def _leave(self, connection: LoadConnection, index: int, data: bytes) -> None:
+    def _send_on(self, connection: LoadConnection, index: int, data: bytes) -> None:
         self._busy.add(connection)
         connection.send(index, data)
         connection.since = now = self._clock()
-        self._books.left(index, now)
+        self._listener.sent(index, now)
 
     @property
     def _size(self) -> int:
@@ -261,35 +255,35 @@ class Pool:
         try:
             connection = await self._dialler.dial(lambda sock: LoadConnection(self, sock, direct=self._dialler.direct))
         except OSError as error:
-            if self._waiting:  # each failure is the end of one of them, so that there is an end of trying
-                self._books.ended(self._waiting.popleft()[0], f"connect: {reason_of(error)}")
+            if self._waiting:  # each failure ends one waiting request, so that the attempts come to an end
+                self._listener.ended(self._waiting.popleft()[0], f"connect: {reason_of(error)}")
             return
         self._free(connection)
         self.most = max(self.most, len(self._idle) + len(self._busy))
 
 
-_SPARE = 16  # connections that are open ahead of need
-_OTHER_FILES = 100  # that this process may have open beside its connections
-_PASSING = (408, 429, 503)  # codes of a server that is there, and has too much to do
+_SPARE = 16  # connections that are open before they are needed
+_OTHER_FILES = 100  # files that this process may have open besides its connections
+_PASSING = (408, 429, 503)  # codes of a server that works but is overloaded
 
 
 @dataclass(frozen=True)
 class HttpOptions:
-    """How a server is asked."""
+    """How requests are sent to a server."""
 
     headers: Mapping[str, str] = field(default_factory=dict)
-    timeout: float = setting(10.0, "seconds until a request is given up", rule=POSITIVE)
-    max_connections: int = setting(1000, "connections that may be open at once", rule=AT_LEAST_ONE)
-    insecure: bool = setting(False, "take any certificate")
-    channels: int = setting(4, "connections of gRPC and WebSocket, which carry many requests each", rule=AT_LEAST_ONE)
-    rows: int = setting(1, "rows of an inference request that is made up", rule=AT_LEAST_ONE)
+    timeout: float = setting(10.0, "seconds until a request counts as failed", rule=POSITIVE)
+    max_connections: int = setting(1000, "largest number of open connections", rule=AT_LEAST_ONE)
+    insecure: bool = setting(False, "accept any certificate")
+    channels: int = setting(4, "connections for gRPC and WebSocket; each carries many requests", rule=AT_LEAST_ONE)
+    rows: int = setting(1, "rows of a request that is generated from the model's metadata", rule=AT_LEAST_ONE)
 
     def __post_init__(self) -> None:
         check(self)
 
 
 class HttpTarget(LedgerTarget):
-    """Sends POST requests to `url`, whose bodies are `data` (see `read_payloads`; None: the model's own example)."""
+    """Sends POST requests to `url`. `data` are the bodies (see `read_payloads`); None sends the server's example for this path."""
 
     def __init__(
         self, url: str, data: str | Sequence[Any] | None = None, options: HttpOptions | None = None, *,
@@ -309,74 +303,74 @@ class HttpTarget(LedgerTarget):
 
     @property
     def connections(self) -> int:
-        """How many were open at most."""
+        """See Target."""
         return self._pool.most
 
     @property
     def held(self) -> int:
-        """How many requests had to wait because no more connections were allowed."""
+        """See Target."""
         return self._pool.held
 
     async def open(self) -> None:
-        """Find the server, see that it answers, and open the first connections."""
+        """Find the server, check that it answers, and open the first connections. Raises SettingsError."""
         _allow_files(self._options.max_connections)
         await self._dialler.find()
         self._requests = await self._made()
         answer = await fetch(self._dialler, self._requests[0], self._options.timeout)
         if outcome_of(answer) != "ok" and answer.status not in _PASSING:
-            raise SettingsError(f"{self._address.url}: {_said(answer)}")
+            raise SettingsError(f"{self._address.url}: {_error_text(answer)}")
         self._model = await self._served_model()
         await self._pool.warm()
 
     def send(self, index: int) -> None:
-        """Send a request."""
+        """See Target."""
         requests = self._requests
         self._pool.send(index, requests[index % len(requests)])
 
     def give_up(self) -> None:
-        """End what took too long."""
+        """See Target."""
         self._pool.give_up()
 
     async def counts(self) -> Counts | None:
-        """Return what the server's /metrics say of the model."""
+        """Return the counts from the server's /metrics; None if it is not a Weir server."""
         if self._model is None:
             return None
         return await counted(self._dialler, self._model, self._options.timeout)
 
     async def close(self) -> None:
-        """Drop the connections."""
+        """Close the connections."""
         await self._pool.close()
 
-    # What the pool says.
+    # The PoolListener protocol.
 
-    def left(self, index: int, now: float) -> None:
-        """Note when a request was sent."""
+    def sent(self, index: int, now: float) -> None:
+        """Record when a request was sent."""
         self._ledger.sent[index] = now
 
     def ended(self, index: int, outcome: str) -> None:
-        """Note how it ended."""
+        """Record how a request ended."""
         self._ledger.end(index, self._clock(), outcome)
 
     async def _made(self) -> list[bytes]:
-        """Return the requests to send, one after the other and round again."""
+        """Return the requests to send in turn."""
         bodies = self._bodies if self._bodies is not None else [await self._example()]
         return [request_bytes("POST", self._address, self._options.headers, body) for body in bodies]
 
     async def _example(self) -> bytes:
-        """Return the first example that the server describes for this path."""
+        """Return the first example in the server's OpenAPI document for this path. Raises SettingsError if there is none."""
         document = await fetch_json(self._dialler, "/openapi.json", self._options.timeout)
         path = self._address.path.partition("?")[0]
         example = example_of(document, path)
         if example is None:
             known = _paths(document)
-            wrong = "describes no example to send; say what with --data"
+            wrong = "describes no example to send; give something with --data"
             if known and path not in known:
-                wrong = f"takes no requests at this path, but at {', '.join(known)}"
+                wrong = f"accepts no requests at this path, but at {', '.join(known)}"
             raise SettingsError(f"{self._address.url}: the server {wrong}")
         return msgspec.json.encode(example)
 
     async def _served_model(self) -> str | None:
-        """Return the name under which the server counts what is asked here; None if it is not a Weir."""
+        """Return the name under which the server counts these requests; None if it is not a Weir server."""
         index = await fetch_json(self._dialler, "/", self._options.timeout)
         path = self._address.path.partition("?")[0]
         try:
@@ -387,11 +381,11 @@ class HttpTarget(LedgerTarget):
 
 
 def _allow_files(connections: int) -> None:
-    """Let this process have so many connections open. Raises SettingsError if it may not."""
+    """Raise this process's limit of open files for `connections` connections. Raises SettingsError if that is not allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections + _OTHER_FILES
     if hard != resource.RLIM_INFINITY and wanted > hard:
-        rule = f"must be at most {hard - _OTHER_FILES}, for this process may open {hard} files (ulimit -Hn)"
+        rule = f"must be at most {hard - _OTHER_FILES}, as this process may open {hard} files (ulimit -Hn)"
         raise SettingsError(f"max_connections={connections}: {rule}")
     if soft != resource.RLIM_INFINITY and wanted > soft:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
@@ -404,20 +398,18 @@ def _paths(document: Any) -> list[str]:
     return [path for path, methods in paths.items() if isinstance(methods, dict) and "post" in methods]
 
 
-def _said(answer: HttpAnswer) -> str:
+def _error_text(answer: HttpAnswer) -> str:
     message = error_of(answer).get("message")
     text = message if isinstance(message, str) else " ".join(answer.body[:200].decode("latin-1").split())
     return f"{outcome_of(answer)}: {text}" if text else outcome_of(answer)
-
-
-# A model behind the Open Inference Protocol over HTTP, its tensors as JSON or as raw bytes.
 
 
 _HEADER_LENGTH = "Inference-Header-Content-Length"
 
 
 class KserveTarget(HttpTarget):
-    """Sends inference requests: `data` as JSON, whatever travels (see tensors.given_requests), or made from the metadata."""
+    """Sends requests of the Open Inference Protocol, with tensors as JSON or raw bytes. `data` are the requests as JSON (see
+    payloads.given_requests); without it, a request is made from the model's metadata."""
 
     def __init__(
         self,
@@ -432,8 +424,8 @@ class KserveTarget(HttpTarget):
 
     async def _made(self) -> list[bytes]:
         options = self._options
-        said = self._given or [await example_request(self._dialler, self._endpoint, options.rows, options.timeout)]
-        return [self._written(request) for request in said]
+        requests = self._given or [await example_request(self._dialler, self._endpoint, options.rows, options.timeout)]
+        return [self._written(request) for request in requests]
 
     def _written(self, request: InferenceRequest) -> bytes:
         headers = dict(self._options.headers)

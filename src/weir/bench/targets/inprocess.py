@@ -1,4 +1,4 @@
-"""A model in this process under test: what serving costs without a network."""
+"""A model in this process as a target of load: what serving costs without a network."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import Any
 
 from weir.bench.target import OK, TIMES, Counts, LedgerTarget
 from weir.bench.targets.payloads import decode_items, read_payloads
-from weir.catalog.loading import make_service
+from weir.catalog.loading import make_service, new_service
 from weir.catalog.sources import ModelToServe
 from weir.errors import InvalidRequest, SettingsError, WeirError
 from weir.messages import Reason
@@ -19,11 +19,17 @@ from weir.telemetry.recorder import Metrics
 
 
 class InProcessTarget(LedgerTarget):
-    """Asks a Service of this process, in the loop that sends: `Service.infer`, without backpressure, so that a full line
-    refuses as a server's does.
+    """Calls `Service.infer` of a service in this process, in the event loop that sends. There is no backpressure, so a full queue
+    refuses requests as a server's does.
 
-    `model` is a class, a text such as module:Class, or what settings.py has read of one; `settings` are those of Service,
-    and `data` as for HttpTarget.
+    Arguments:
+        model: a class, a text such as module:Class, or a description that settings.py has read.
+        data: as for HttpTarget.
+        name: the name in tables; by default that of the service.
+        settings: settings of Service.
+        params: arguments for the model's constructor.
+        timeout: seconds per request.
+        clock: returns the time in seconds.
     """
 
     connections = None
@@ -34,14 +40,14 @@ class InProcessTarget(LedgerTarget):
         timeout: float = 10.0, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self._metrics = Metrics()
-        said = {"timeout": timeout, **(settings or {}), "backpressure": False}
-        self._service = _service(model, dict(params or {}), said, self._metrics)
+        own = {"timeout": timeout, **(settings or {}), "backpressure": False}
+        self._service = _service(model, dict(params or {}), own, self._metrics)
         super().__init__(name or self._service.name, clock)
         items = _examples(self._service) if data is None else decode_items(read_payloads(data))
-        self._items = [as_given(self._service.model, item) for item in items]
+        self._items = [_input_of(self._service.model, item) for item in items]
 
     async def open(self) -> None:
-        """Start the workers, and see that they answer."""
+        """Start the workers, and check that they answer. Raises SettingsError."""
         await self._service.start()
         try:
             await self._service.infer(self._items[0])
@@ -49,7 +55,7 @@ class InProcessTarget(LedgerTarget):
             raise SettingsError(f"{self.name}: {type(error).__name__}: {error.message}") from error
 
     def send(self, index: int) -> None:
-        """Ask."""
+        """See Target."""
         items = self._items
         self._ledger.sent[index] = self._clock()
         self._service.infer(items[index % len(items)]).add_done_callback(partial(self._ended, index))
@@ -59,7 +65,7 @@ class InProcessTarget(LedgerTarget):
         self._ledger.end(index, self._clock(), OK if error is None else type(error).__name__)
 
     async def counts(self) -> Counts | None:
-        """Return what the service has told its observer."""
+        """Return what the service has reported to its observer."""
         record = self._metrics.of(self._service.name)
         rows = record.rows
         return Counts(
@@ -82,15 +88,13 @@ def _service(
     if isinstance(model, str):
         model = ModelToServe(model, default_name(model), {}, [], {})
     if isinstance(model, ModelToServe):
-        said = model._replace(params={**model.params, **params}, settings={**model.settings, **settings})
-        return make_service(said, [metrics])
-    if issubclass(model, Service):
-        return model(params=params, observers=[metrics], **settings)
-    return Service(model, params=params, observers=[metrics], **settings)
+        model = model._replace(params={**model.params, **params}, settings={**model.settings, **settings})
+        return make_service(model, [metrics])
+    return new_service(model, params=params, observers=[metrics], **settings)
 
 
-def as_given(model: type[Model], item: Any) -> Any:
-    """Return an item as a program has it: that of a tensor model is arrays. Raises SettingsError if it cannot be."""
+def _input_of(model: type[Model], item: Any) -> Any:
+    """Return `item` as `Service.infer` takes it: arrays for a tensor model. Raises SettingsError if it does not fit."""
     if not is_tensor_model(model):
         return item
     from weir.wire.tensors import to_arrays  # only tensor models need numpy
@@ -104,5 +108,5 @@ def as_given(model: type[Model], item: Any) -> Any:
 def _examples(service: Service) -> list[Any]:
     items = [each.item if isinstance(each, Example) else each for each in service.model.examples]
     if not items:
-        raise SettingsError(f"{service.name}: has no examples to send; say what with --data")
+        raise SettingsError(f"{service.name}: has no examples to send; give something with --data")
     return items

@@ -1,4 +1,4 @@
-"""What is sent: `--data`, or the example that the model gives of itself."""
+"""What is sent to a target: `--data`, or the model's own example; and the endpoint that a URL names."""
 
 import re
 from collections.abc import Sequence
@@ -18,11 +18,11 @@ _LINES = (".jsonl", ".ndjson")
 
 
 def read_payloads(data: str | Sequence[Any]) -> list[bytes]:
-    """Return the bodies to send, one after the other and round again.
+    """Return the bodies to send in turn.
 
-    `data` is the body itself, `@PATH` for the content of a file, of which each line is a body if its name ends with .jsonl
-    or .ndjson; or a sequence of values, each sent as JSON. Raises SettingsError for a file that cannot be read or is
-    empty, and for values that are not JSON.
+    `data` is either the body itself; or `@PATH` for the content of a file, each line of which is a body if its name ends with
+    .jsonl or .ndjson; or a sequence of values, each of which is sent as JSON. Raises SettingsError for a file that cannot be read
+    or has no lines, and for values that JSON cannot represent.
     """
     if not isinstance(data, str):
         try:
@@ -56,18 +56,21 @@ def decode_items(bodies: Sequence[bytes]) -> list[Any]:
         raise SettingsError(f"data: must be JSON for a model in this process: {error}") from error
 
 
-# Which endpoint of a server a URL names, and which model.
-
-
 _INFER = re.compile(r"/v2/models/(?P<model>[^/?]+)(?:/versions/(?P<version>[^/?]+))?/infer")
 _SHARED = ("grpc", "grpcs", "ws", "wss")
 _RULE = "must be like grpc://HOST:PORT/MODEL or ws://HOST:PORT/MODEL, perhaps with /VERSION"
 
 
 class TargetEndpoint(NamedTuple):
-    """`kind` is "http" (any path, any body), "kserve" (the Open Inference Protocol over HTTP), "grpc" or "ws"; the others name a model.
+    """The endpoint that a URL names.
 
-    `place` is host:port of gRPC and WebSocket. With `binary`, tensors travel as raw bytes after the JSON.
+    Attributes:
+        kind: "http" (any path and body), "kserve" (the Open Inference Protocol over HTTP), "grpc" or "ws".
+        model: the model, unless the kind is "http".
+        version: its version, or "".
+        place: HOST:PORT for gRPC and WebSocket.
+        tls: whether gRPC or WebSocket use TLS.
+        binary: whether tensors travel as raw bytes after the JSON.
     """
 
     kind: str
@@ -79,7 +82,7 @@ class TargetEndpoint(NamedTuple):
 
 
 def endpoint_of(url: str) -> TargetEndpoint:
-    """Return what `url` means; `#binary` at its end asks for raw tensors. Raises SettingsError."""
+    """Return the endpoint that `url` names; `#binary` at its end means raw tensors. Raises SettingsError."""
     plain, _, fragment = url.partition("#")
     scheme = plain.partition(":")[0]
     if scheme in _SHARED:
@@ -92,7 +95,9 @@ def endpoint_of(url: str) -> TargetEndpoint:
             else TargetEndpoint("kserve", unquote(found["model"]), found["version"] or "")
         )
     if fragment not in ("", "binary") or (fragment and endpoint.kind not in ("kserve", "ws")):
-        rule = "only #binary may follow, and only where tensors travel as JSON otherwise: /v2/models/MODEL/infer, ws"
+        rule = (
+            "only #binary may follow, and only where tensors would travel as JSON: after /v2/models/MODEL/infer and ws:"
+        )
         raise SettingsError(f"target {url!r}: {rule}")
     return endpoint._replace(binary=bool(fragment))
 
@@ -112,14 +117,8 @@ def _shared(url: str, plain: str) -> TargetEndpoint:
     return TargetEndpoint(kind, names[0], names[1] if names[1:] else "", f"{host}:{port}", tls)
 
 
-# Requests of the Open Inference Protocol: from `--data`, or made to fit the model's metadata.
-
-
-_ALL = 1  # what every number of a made-up tensor is
-
-
 class DeclaredInput(NamedTuple):
-    """An input as the metadata have it."""
+    """An input of a model, from its metadata."""
 
     name: str
     datatype: str
@@ -137,36 +136,37 @@ def given_requests(data: str | Sequence[Any], endpoint: TargetEndpoint) -> list[
 def made_request(
     endpoint: TargetEndpoint, inputs: Sequence[DeclaredInput], rows: int, example: Any = None
 ) -> InferenceRequest:
-    """Return a request of `rows` rows: of ones, or with the item `example` of an item model.
+    """Return a request of `rows` rows. Its tensors consist of ones, or of the item `example` for a model of items.
 
-    A length that is free is 1. Raises SettingsError where nobody can know what to send.
+    Dimensions of any length get length 1. Raises SettingsError for a BYTES input without an example.
     """
     tensors = [_made(endpoint, tensor, rows, example) for tensor in inputs]
     return InferenceRequest(endpoint.model, tensors, version=endpoint.version)
 
 
 def _made(endpoint: TargetEndpoint, tensor: DeclaredInput, rows: int, example: Any) -> TensorValue:
-    first = [
-        rows if length == -1 else length for length in tensor.shape[:1]
-    ]  # without a batch it may be fixed, or not there
+    # A model without a batch dimension may have a fixed first dimension, or no dimensions.
+    first = [rows if length == -1 else length for length in tensor.shape[:1]]
     shape = (*first, *(1 if length == -1 else length for length in tensor.shape[1:]))
     if tensor.datatype != "BYTES":
-        return TensorValue(tensor.name, tensor.datatype, np.full(shape, _ALL, DATATYPES[tensor.datatype]))
+        return TensorValue(tensor.name, tensor.datatype, np.ones(shape, DATATYPES[tensor.datatype]))
     if example is None:
-        raise SettingsError(f"model {endpoint.model!r}: nobody knows what its {tensor.name!r} is; say what with --data")
+        raise SettingsError(
+            f"model {endpoint.model!r}: its metadata do not tell what {tensor.name!r} is; give it with --data"
+        )
     array = np.empty(shape, object)
     array[...] = msgspec.json.encode(example)
     return TensorValue(tensor.name, tensor.datatype, array)
 
 
 def declared_inputs(model: str, metadata: Any) -> list[DeclaredInput]:
-    """Return the inputs that the metadata of `model` name. Raises SettingsError if there are none in it."""
+    """Return the inputs in the metadata of `model`. Raises SettingsError if there are none, or none that can be sent."""
     try:
         inputs = [DeclaredInput(each["name"], each["datatype"], tuple(each["shape"])) for each in metadata["inputs"]]
     except (KeyError, TypeError):
         inputs = []
     if not inputs or any(each.datatype not in DATATYPES for each in inputs):
         raise SettingsError(
-            f"model {model!r}: the server has no metadata of it that name inputs; is it there? Say what to send with --data"
+            f"model {model!r}: the server has no metadata with its inputs; is it served there? Give a request with --data"
         )
     return inputs

@@ -1,4 +1,4 @@
-"""A model behind WebSocket: many requests on each connection, answered by id."""
+"""A target of load: a model behind WebSocket. Each connection carries many requests, whose answers are matched by id."""
 
 import asyncio
 import time
@@ -19,13 +19,13 @@ from weir.wire.inference import InferenceRequest
 from weir.wire.websocket import Message, write_cancel, write_request
 
 PATH = "/v2/ws"
-_NO_ID = "weir-bench-0000000000"  # all ids are of its length: a message is written once, and its id put in
-_HEAD = 4  # bytes of a binary message that say how long its JSON is
-_PASSING = (408, 429, 503)  # codes of a server that is there, and has too much to do
+_NO_ID = "weir-bench-0000000000"  # all ids have this length: a message is written once, and then its id is replaced
+_HEAD = 4  # bytes at the start of a binary message that hold the length of its JSON
+_PASSING = (408, 429, 503)  # codes of a server that works but is overloaded
 
 
 class AnswerHead(msgspec.Struct):
-    """What of an answer tells how it ended."""
+    """The fields of an answer that tell how its request ended."""
 
     id: str = ""
     error: str | None = None
@@ -37,8 +37,8 @@ _read = msgspec.json.Decoder(AnswerHead).decode
 
 
 class WebSocketTarget(LedgerTarget):
-    """Sends requests over `options.channels` connections in turn; `data` as for KserveTarget. A connection that is lost ends
-    what is under way on it, and is not made again."""
+    """Sends requests over `options.channels` connections in turn. `data` is as for KserveTarget. A lost connection ends all requests
+    that are under way on it, and is not opened again."""
 
     def __init__(
         self, url: str, endpoint: TargetEndpoint, data: str | Sequence[Any] | None = None, options: HttpOptions | None = None, *,
@@ -58,24 +58,24 @@ class WebSocketTarget(LedgerTarget):
 
     @property
     def connections(self) -> int:
-        """How many were opened."""
+        """See Target."""
         return len(self._sockets)
 
     async def open(self) -> None:
-        """Connect, and see that the model answers."""
+        """Connect, and check that the model answers. Raises SettingsError."""
         endpoint, options = self._endpoint, self._options
         await self._dialler.find()
-        said = self._given or [await example_request(self._dialler, endpoint, options.rows, options.timeout)]
-        self._messages = [self._written(request) for request in said]
+        requests = self._given or [await example_request(self._dialler, endpoint, options.rows, options.timeout)]
+        self._messages = [self._written(request) for request in requests]
         self._sockets = [await self._connected() for _ in range(options.channels)]
         await self._try(self._sockets[0])
         self._model = endpoint.model if await is_counted(self._dialler, endpoint.model, options.timeout) else None
         for socket in self._sockets:
-            self._tasks.start(self._hear(socket))
+            self._tasks.start(self._receive(socket))
         self._next = cycle(self._sockets)
 
     def send(self, index: int) -> None:
-        """Send a request."""
+        """See Target."""
         socket = next(self._next)
         self._under_way[index] = socket
         self._ledger.sent[index] = self._clock()
@@ -83,7 +83,7 @@ class WebSocketTarget(LedgerTarget):
         self._tasks.start(self._write(socket, index, message))
 
     def give_up(self) -> None:
-        """End what took too long, and tell the server."""
+        """End requests that have timed out, and cancel them at the server."""
         limit = self._clock() - self._options.timeout
         for index in [each for each in self._under_way if self._ledger.sent[each] <= limit]:
             socket = self._under_way[index]
@@ -91,11 +91,11 @@ class WebSocketTarget(LedgerTarget):
             self._tasks.start(self._write(socket, None, write_cancel(id_of(index))))
 
     async def counts(self) -> Counts | None:
-        """Return what the server's /metrics say of the model."""
+        """Return the counts from the server's /metrics; None if it is not a Weir server."""
         return None if self._model is None else await counted(self._dialler, self._model, self._options.timeout)
 
     async def close(self) -> None:
-        """Drop the connections."""
+        """Close the connections."""
         await self._tasks.end()
         for socket in self._sockets:
             await socket.close()
@@ -116,11 +116,11 @@ class WebSocketTarget(LedgerTarget):
         try:
             async with asyncio.timeout(self._options.timeout):
                 await socket.send(with_id(self._messages[0], 0))
-                said = read_said(await socket.recv())
+                head = read_head(await socket.recv())
         except (ConnectionClosed, TimeoutError) as error:
             raise SettingsError(f"{self.name}: no answer: {str(error) or 'it took too long'}") from error
-        if said.error is not None and said.status not in _PASSING:
-            raise SettingsError(f"{self.name}: {said.status} {said.type}: {said.error}")
+        if head.error is not None and head.status not in _PASSING:
+            raise SettingsError(f"{self.name}: {head.status} {head.type}: {head.error}")
 
     async def _write(self, socket: ClientConnection, index: int | None, message: Message) -> None:
         try:
@@ -129,13 +129,13 @@ class WebSocketTarget(LedgerTarget):
             if index is not None:
                 self._ended(index, CLOSED)
 
-    async def _hear(self, socket: ClientConnection) -> None:
-        """Note the answers that come on one connection, and its end."""
+    async def _receive(self, socket: ClientConnection) -> None:
+        """Record the answers that come on one connection, and its loss."""
         try:
             async for message in socket:
-                said = read_said(message)
-                index = int(said.id[len(_NO_ID) - 10 :])
-                self._ended(index, OK if said.error is None else f"{said.status} {said.type}")
+                head = read_head(message)
+                index = int(head.id[len(_NO_ID) - 10 :])
+                self._ended(index, OK if head.error is None else f"{head.status} {head.type}")
         except ConnectionClosed:
             pass
         for index in [each for each, on in self._under_way.items() if on is socket]:
@@ -153,7 +153,7 @@ class WebSocketTarget(LedgerTarget):
 
 
 def id_of(index: int) -> str:
-    """Return the id of a request."""
+    """Return the id of the request `index`."""
     return f"{_NO_ID[:-10]}{index:010d}"
 
 
@@ -164,8 +164,8 @@ def with_id(message: Message, index: int) -> Message:
     return message.replace(_NO_ID.encode(), id_of(index).encode(), 1)
 
 
-def read_said(message: Message) -> AnswerHead:
-    """Return how the request ended."""
+def read_head(message: Message) -> AnswerHead:
+    """Return the fields of an answer that tell how its request ended."""
     if isinstance(message, str):
         return _read(message)
     return _read(message[_HEAD : _HEAD + int.from_bytes(message[:_HEAD], "big")])

@@ -1,6 +1,6 @@
-"""A folder of models as a Repository: what the files of its models say, and what `--watch` does when they change.
+"""The repository of a folder of models: it reads their files, and `--watch` loads models again when their files change.
 
-Chains that load calls describe are another Repository (InlineConfigs).
+InlineConfigs is another repository: the chains that load calls describe.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weir.catalog.registry import version_order
-from weir.catalog.repository.platforms import ENSEMBLE, LONGEST_PATH, guess, read_steps
+from weir.catalog.repository.platforms import ENSEMBLE, MAX_PATH_LENGTH, guess, read_steps
 from weir.catalog.repository.triton import read_pbtxt, translated
 from weir.catalog.sources import ModelReading, ModelToServe
 from weir.errors import InvalidRequest, ModelNotFound, SettingsError, WeirError, brief
@@ -32,33 +32,36 @@ if TYPE_CHECKING:
 
 KEYS: Mapping[str, str] = MappingProxyType(
     {
-        "name": "name of the model; must be the folder's",
-        "platform": "`python`, `onnx`, `ensemble`, or one that a package brings (entry point `weir.platforms`); without it, what the files are",
-        "target": "of platform python: `FILE.py:Class` in the version's folder, or `module:Class`; without it, the one model of `file`",
-        "file": "file in the version's folder; `model.py`, or the only `.onnx` file",
-        "versions": 'versions to serve: "all" (the default), a list such as ["1", "3"], or how many of the highest',
-        "default": "version that is meant where none is named; the highest",
-        "steps": "of platform ensemble: tables with `model`, `version`, `inputs` and `outputs`, or with `branch`, or with `switch`",
+        "name": "name of the model; must be the folder's name",
+        "platform": "`python`, `onnx`, `ensemble`, or one that a package brings (entry point `weir.platforms`); the default follows from the files",
+        "target": "for platform python: `FILE.py:Class` in the version's folder, or `module:Class`; the default is the only model of `file`",
+        "file": "file in the version's folder; the default is `model.py`, or the only `.onnx` file",
+        "versions": 'versions to serve: "all" (the default), a list such as ["1", "3"], or the number of highest versions',
+        "default": "version for requests that name none; the default is the highest",
+        "steps": "for platform ensemble: tables with `model`, `version`, `inputs` and `outputs`, or with `branch`, or with `switch`",
         "params": "table of arguments for the model's constructor",
-        "route": "path of the model's own, or a list of them",
-        "inputs": "tables with `name`, `datatype` and `shape` of each input tensor; must agree with what the model itself says",
-        "outputs": "the same of each output tensor",
-        "batch_dimension": "whether requests have the batch as first dimension: `required`, `optional` (one row may come without) or `none` (each runs alone, as it is); without it, what the model itself says, and `max_batch_size` (0: none)",
-        "examples": "list of items, or of tables of arrays, to warm up with and to check health by",
+        "route": "the model's own path, or a list of paths",
+        "inputs": "tables with `name`, `datatype` and `shape` of each input tensor; must agree with the model itself",
+        "outputs": "the same for each output tensor",
+        "batch_dimension": "whether the first dimension of a request's tensors is the batch: `required`, `optional` (a request of one row may leave it out) or `none` (each request runs alone, as it is); the default follows from the model itself and `max_batch_size` (0: none)",
+        "examples": "list of items, or of tables of arrays, for the warm-up and for health checks",
         "warmup_sizes": "batch sizes to warm up at",
     }
 )
 
 TOML, PBTXT = "config.toml", "config.pbtxt"
-LARGEST = 1 << 20  # bytes of such a file
+MAX_FILE_BYTES = 1 << 20  # of a configuration
 
-# Takes a table of settings and where it stands; returns their values, of the declared types. Raises SettingsError.
+# Takes a table of settings and the name of its source; returns their values in the declared types. Raises SettingsError.
 ReadSettings = Callable[[dict[str, Any], str], dict[str, Any]]
 
 
 class ModelDocument(NamedTuple):
-    """`attributes` are those that the model's class gets: inputs, outputs, examples, warmup_sizes; `batch_dimension`, which
-    its tensors get; and `decoupled`, where it must stream."""
+    """What a model's configuration says. KEYS explains the fields.
+
+    `attributes` are those for the model's class: inputs, outputs, examples, warmup_sizes; `batch_dimension`, for its tensors; and
+    `decoupled`, if it must stream. `settings` are all keys that are not in KEYS.
+    """
 
     platform: str | None = None
     target: str | None = None
@@ -72,17 +75,17 @@ class ModelDocument(NamedTuple):
 
 
 def read_file(folder: Path, name: str) -> tuple[dict[str, Any], str]:
-    """Return what the file in `folder`, of the model `name`, says, and what to call it; nothing if there is none.
+    """Return the content of the configuration in `folder` of the model `name`, and a name of the file for errors.
 
-    Raises SettingsError naming the file, and where it is broken.
+    The content is empty if there is no file. Raises SettingsError naming the file and what is wrong with it.
     """
     for ending, read in ((TOML, _read_toml), (PBTXT, read_pbtxt)):
         file = folder / ending
         if file.is_file():
             source = f"{name}/{ending}"
             try:
-                if file.stat().st_size > LARGEST:
-                    raise SettingsError(f"{source}: is larger than {LARGEST} bytes")
+                if file.stat().st_size > MAX_FILE_BYTES:
+                    raise SettingsError(f"{source}: is larger than {MAX_FILE_BYTES} bytes")
                 return read(file.read_text("utf-8"), source), source
             except (OSError, UnicodeDecodeError) as error:
                 raise SettingsError(f"{source}: cannot be read: {error}") from error
@@ -96,7 +99,7 @@ def _read_toml(text: str, source: str) -> dict[str, Any]:
         raise SettingsError(f"{source}: must be TOML: {error}") from error
 
 
-# Keys that mean something of models in a repository only.
+# Keys that only models of a repository may have.
 _OF_REPOSITORIES = ("default", "file", "route", "steps", "target", "versions")
 
 
@@ -104,8 +107,8 @@ def make_document(
     content: Mapping[str, Any], name: str, source: str, read_settings: ReadSettings,
     config: Mapping[str, Any] | None = None,
 ) -> ModelDocument:  # fmt: skip
-    """Return what `content` in the model's file means; what `config`, of a load call, says goes before it. Raises SettingsError
-    naming key, value and rule."""
+    """Return what `content`, from the model's file, and `config`, from a load call, say together. `config` overrides. Raises
+    SettingsError naming key, value and rule."""
     own = {**translated(content, source), **translated(config or {}, name)}
     if own.get("name", name) != name:
         raise SettingsError(f"{source}: name={own['name']!r}: must be the name of the folder, {name!r}")
@@ -131,7 +134,8 @@ def make_document(
 
 
 def read_config(config: Mapping[str, Any], name: str, read_settings: ReadSettings) -> ModelDocument:
-    """Return what the `config` of a load call means of a model that is in no repository. Raises SettingsError."""
+    """Return what the `config` of a load call says about a model that is not in a repository. Raises SettingsError, also for
+    keys that only models of a repository may have."""
     document = make_document({}, name, name, read_settings, config)
     for key in _OF_REPOSITORIES:
         if key in translated(config, name):
@@ -190,42 +194,39 @@ def _versions(value: Any, source: str) -> str | int | tuple[str, ...]:
     )
 
 
-# A folder of models, as a Repository; and chains that load calls describe, as another.
-
-
 def model_folder(root: Path, name: str) -> Path:
-    """Return the folder of the model `name`. Raises ModelNotFound if there is none, or if that is no name of a model."""
+    """Return the folder of the model `name`. Raises ModelNotFound if there is none, or if no model may have that name."""
     if not NAME.fullmatch(name) or not (folder := root / name).is_dir():
         raise ModelNotFound(f"model {name!r}: there is no such folder in the model repository")
     return folder
 
 
 def upload_path(name: str) -> PurePosixPath:
-    """Return the path VERSION/FILE of a file that came with a load call. Raises InvalidRequest unless it is one."""
+    """Return `name`, the name of a file in a load call, as a path VERSION/FILE. Raises InvalidRequest if it has another form."""
     path = PurePosixPath(name)
-    inside = len(path.parts) >= 2 and all(NAME.fullmatch(part) for part in path.parts) and str(path) == name
-    if not inside or len(name) > LONGEST_PATH:
+    is_plain = len(path.parts) >= 2 and all(NAME.fullmatch(part) for part in path.parts) and str(path) == name
+    if not is_plain or len(name) > MAX_PATH_LENGTH:
         raise InvalidRequest(
             f"file {brief(name, 200)}: must be VERSION/NAME, of letters, digits and . _ ~ -, up to 255 for each part and "
-            f"{LONGEST_PATH} for all"
+            f"{MAX_PATH_LENGTH} for all"
         )
     return path
 
 
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")
 
-# Puts what holds for every model of the server around a model's own settings.
-Around = Callable[[Mapping[str, Any]], dict[str, Any]]
+# Takes a model's own settings; returns them together with the settings that hold for every model of the server.
+CompleteSettings = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 
 class FolderRepository:
-    """Reads `MODEL/VERSION/FILE` under `root`, and `MODEL/config.toml` (or config.pbtxt), anew whenever it is asked.
+    """The Repository of the models in the folder `root`: `MODEL/VERSION/FILE` and `MODEL/config.toml` (or config.pbtxt).
 
-    `read_settings` reads the settings in those files; `around` adds those that hold for every model. Raises SettingsError
-    if there is no such folder.
+    Each call reads the files again. `read_settings` reads the settings in the configurations; `complete` adds those that hold
+    for every model. Raises SettingsError if the folder cannot be read.
     """
 
-    def __init__(self, root: str | Path, read_settings: ReadSettings, around: Around = dict) -> None:
+    def __init__(self, root: str | Path, read_settings: ReadSettings, complete: CompleteSettings = dict) -> None:
         self.root = Path(root)
         try:
             os.scandir(self.root).close()
@@ -234,11 +235,12 @@ class FolderRepository:
         except OSError as error:
             raise SettingsError(f"model_repository={str(root)!r}: cannot be read: {error.strerror}") from error
         self._read_settings = read_settings
-        self._around = around
+        self._complete = complete
         self._uploads: dict[str, list[Path]] = {}
 
     def names(self) -> list[str]:
-        """Return the models that there are: folders with a version in them, or a file about them."""
+        """Return the names of all models: the names of the folders. If the repository cannot be read, log that and return
+        none."""
         try:
             folders = sorted(self.root.iterdir())
         except OSError as error:
@@ -249,7 +251,7 @@ class FolderRepository:
     def read(
         self, name: str, config: Mapping[str, Any] | None = None, files: Mapping[str, bytes] | None = None
     ) -> ModelReading:
-        """See Repository. What `config` does not say the model's own file still does, unless there are `files`."""
+        """See Repository. With `files`, the model's own file is not read, unless it is one of them."""
         folder = self._uploaded(name, files) if files else model_folder(self.root, name)
         try:
             return self._read(folder, name, config)
@@ -259,8 +261,8 @@ class FolderRepository:
     def _read(self, folder: Path, name: str, config: Mapping[str, Any] | None) -> ModelReading:
         content, source = read_file(folder, name)
         document = make_document(content, name, source, self._read_settings, config)
-        there = versions_in(folder) or (["1"] if document.platform == ENSEMBLE else [])  # which has no files
-        versions = _served(there, document, source)
+        existing = versions_in(folder) or (["1"] if document.platform == ENSEMBLE else [])  # a chain needs no files
+        versions = _versions_to_serve(existing, document, source)
         if document.default is not None and document.default not in versions:
             raise SettingsError(f"{source}: default={document.default!r}: must be one of {', '.join(versions)}")
         return ModelReading([self._model(folder, name, version, document) for version in versions], document.default)
@@ -269,14 +271,15 @@ class FolderRepository:
         files = (folder / version).resolve()
         platform = document.platform or ("python" if document.target else guess(files, f"{name}/{version}"))
         target = document.target or document.file or ""
-        settings = self._around(document.settings)
+        settings = self._complete(document.settings)
         return ModelToServe(
             target, name, dict(document.params), list(document.route), settings, version=version, platform=platform,
             folder=files, attributes=document.attributes,
         )  # fmt: skip
 
     def _uploaded(self, name: str, files: Mapping[str, bytes]) -> Path:
-        """Put `files` into a folder that lives as long as they may be needed: until the second load after this one."""
+        """Write `files` into a new folder and return it. The folder is deleted at the second load after this one: until the
+        next load is done, the running model may need it."""
         paths = {upload_path(file): content for file, content in files.items()}
         if not NAME.fullmatch(name):
             raise ModelNotFound(f"model {name!r}: must be of letters, digits and . _ ~ -")
@@ -295,37 +298,37 @@ class FolderRepository:
 
 
 def versions_in(folder: Path) -> list[str]:
-    """Return the versions in a model's folder, the lowest first: folders that are called by a number from 1 on, written without
-    zeros before it."""
+    """Return the versions in a model's folder, the lowest first: the names of folders that are numbers from 1 on, without
+    leading zeros."""
     names = [each.name for each in folder.iterdir() if _VERSION.fullmatch(each.name) and each.is_dir()]
     return sorted(names, key=version_order)
 
 
-def _served(there: list[str], document: ModelDocument, source: str) -> list[str]:
+def _versions_to_serve(existing: list[str], document: ModelDocument, source: str) -> list[str]:
     wanted = document.versions
-    if not there:
+    if not existing:
         raise SettingsError(
-            f"{source}: there is no version: its folder must have one that is called by a number, such as 1/"
+            f"{source}: there is no version: the model's folder must have a folder whose name is a number, such as 1/"
         )
     if wanted == "all":
-        return there
+        return existing
     if isinstance(wanted, int):
-        return there[-wanted:]
+        return existing[-wanted:]
     for version in wanted:
-        if version not in there:
-            raise SettingsError(f"{source}: versions: there is no {version!r}; there are {', '.join(there)}")
-    return [version for version in there if version in wanted]
+        if version not in existing:
+            raise SettingsError(f"{source}: versions: there is no {version!r}; there are {', '.join(existing)}")
+    return [version for version in existing if version in wanted]
 
 
-MOST_CHAINS = 1000  # that are remembered
+MAX_CHAINS = 1000  # that load calls may describe
 
 
 class InlineConfigs:
-    """A Repository of chains that load calls have described: their configurations by name, for as long as the server runs."""
+    """The Repository of the chains that load calls have described. It keeps them as long as the server runs."""
 
-    def __init__(self, read_settings: ReadSettings, around: Around) -> None:
+    def __init__(self, read_settings: ReadSettings, complete: CompleteSettings) -> None:
         self._read_settings = read_settings
-        self._around = around
+        self._complete = complete
         self._contents: dict[str, Mapping[str, Any]] = {}
 
     def names(self) -> list[str]:
@@ -339,30 +342,30 @@ class InlineConfigs:
     def read(
         self, name: str, config: Mapping[str, Any] | None = None, files: Mapping[str, bytes] | None = None
     ) -> ModelReading:
-        """Return the chain that `config` describes, or that an earlier call has described. Raises SettingsError as for a file."""
+        """Return the chain that `config` describes, together with what an earlier call has described. Raises SettingsError as
+        for a file, InvalidRequest for `files` or too many chains, and ModelNotFound for a name that no model may have."""
         if files:
             raise InvalidRequest(f"model {brief(name)}: a chain has no files")
         if not NAME.fullmatch(name):
             raise ModelNotFound(f"model {brief(name)}: must be of letters, digits and . _ ~ -")
-        if name not in self._contents and len(self._contents) >= MOST_CHAINS:
+        if name not in self._contents and len(self._contents) >= MAX_CHAINS:
             raise InvalidRequest(
-                f"model {name!r}: {MOST_CHAINS} chains are described already, which is the most there may be"
+                f"model {name!r}: {MAX_CHAINS} chains are described already, which is the most there may be"
             )
         content = {**self._contents.get(name, {}), **(config or {})}
         document = make_document(content, name, name, self._read_settings)
         self._contents[name] = content
         model = ModelToServe(
-            "", name, dict(document.params), list(document.route), self._around(document.settings), version="1",
+            "", name, dict(document.params), list(document.route), self._complete(document.settings), version="1",
             platform=ENSEMBLE, attributes=document.attributes,
         )  # fmt: skip
         return ModelReading([model], document.default)
 
 
-# Loads the models of a folder when their files have changed, and unloads those whose folders are gone.
+# The watcher loads the models of a folder again when their files have changed, and unloads models whose folders are gone.
 #
-# A change is acted upon once nothing has happened to the model's files for a while and they look the same twice: what is being
-# copied or written is left alone until it is whole. A load that fails leaves the old one serving, as always; the next change
-# tries again.
+# It acts on a change when the model's files have not changed for a while and have the same signature twice, so files that are
+# still being copied or written are not loaded. When a load fails, the former model goes on, and the next change tries again.
 
 
 QUIET = 0.5  # seconds without a change before a model is loaded
@@ -370,22 +373,22 @@ LOOK = 0.1  # seconds between looks
 _IGNORED = ("__pycache__",)
 _UNFINISHED = (".tmp", ".part", ".swp", ".crdownload", "~")
 
-Signature = tuple[tuple[str, int, int], ...]
+Signature = tuple[tuple[str, int, int], ...]  # path, size in bytes and time of change in ns of each file
 
 
 class Settling:
-    """The models that have changed and are waited for until nothing happens to them any more."""
+    """The models that have changed lately. A model is settled when its files have not changed for `quiet` seconds."""
 
     def __init__(self, quiet: float) -> None:
         self._quiet = quiet
         self._changed: dict[str, tuple[float, Signature]] = {}
 
     def note(self, name: str, now: float, signature: Signature) -> None:
-        """Something has happened to a model; its files look like `signature` now."""
+        """Record that a model has changed, and that its files now have this signature."""
         self._changed[name] = now, signature
 
     def settled(self, now: float, look: Callable[[str], Signature]) -> list[str]:
-        """Return the models that have been quiet for long enough, and look as they did; each is returned once."""
+        """Return the models that have settled, and forget them. `look` returns the present signature of a model's files."""
         done = []
         for name, (since, signature) in list(self._changed.items()):
             if now - since < self._quiet:
@@ -400,7 +403,7 @@ class Settling:
 
 
 class Watcher:
-    """Watches `folder` and has `manager` load and unload what was quiet for `quiet` seconds of `clock`."""
+    """Watches `folder`, and has `manager` load and unload models whose files have not changed for `quiet` seconds of `clock`."""
 
     def __init__(
         self,
@@ -414,10 +417,10 @@ class Watcher:
         self._folder = folder
         self._manager = manager
         self._settling = Settling(quiet)
-        self._known = set(folder.names())  # without those that have come since and did not load
+        self._known = set(folder.names())  # without models that were added later and could not be loaded
 
     async def run(self) -> None:
-        """Do so until cancelled."""
+        """Watch until cancelled. Raises SettingsError if watchfiles is not installed."""
         watchfiles = load_library()
         changes = watchfiles.awatch(
             self._folder.root, watch_filter=None, rust_timeout=round(1000 * LOOK), yield_on_timeout=True,
@@ -427,7 +430,7 @@ class Watcher:
             await self.step([Path(path) for _, path in changed])
 
     async def step(self, changed: Iterable[Path]) -> None:
-        """Take note of these paths, and act upon what has settled."""
+        """Record that the files at these paths have changed, and load or unload the models that have settled."""
         now = self._clock()
         for name in set(filter(None, map(self._model_of, changed))):
             self._settling.note(name, now, self._look(name))
@@ -435,20 +438,20 @@ class Watcher:
             await self._act(name)
 
     async def _act(self, name: str) -> None:
-        there = (self._folder.root / name).is_dir()
+        exists = (self._folder.root / name).is_dir()
         running = name in self._manager.registry.services
         try:
-            if there and (running or name not in self._known):
+            if exists and (running or name not in self._known):
                 await self._manager.load_model(name)
-            elif running and not there:
+            elif running and not exists:
                 await self._manager.unload_model(name)
         except WeirError as error:
             logger.warning("model %r has changed, but %s", name, error.message)
-            return  # a new one stays new: the next change, of a slow copy say, tries again
+            return  # a new model stays unknown, so its next change tries again: it may still be being copied
         except Exception:
             logger.exception("model %r has changed, but cannot be loaded", name)
             return
-        if there:
+        if exists:
             self._known.add(name)
         else:
             self._known.discard(name)
@@ -484,7 +487,7 @@ def _is_ignored(part: str) -> bool:
 
 
 def load_library() -> Any:
-    """Return watchfiles. Raises SettingsError if it is not there."""
+    """Return the module watchfiles. Raises SettingsError if it is not installed."""
     try:
         import watchfiles
     except ImportError:
@@ -494,7 +497,7 @@ def load_library() -> Any:
 
 @asynccontextmanager
 async def watching(folder: FolderRepository | None, manager: "Manager") -> AsyncIterator[None]:
-    """Watch `folder` within the block; None: nothing."""
+    """Watch `folder` while the block runs; do nothing if it is None."""
     if folder is None:
         yield
         return

@@ -1,5 +1,5 @@
-"""Models that are ONNX files. Their tensors are read from the file, in a process of its own: onnxruntime is not loaded into the
-server, so a file that makes it crash does not harm the server.
+"""The platform `onnx`. The tensors of a model are read from its file, in a separate process: the server does not load
+onnxruntime, so a file that makes onnxruntime crash does not harm the server.
 """
 
 import contextlib
@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from weir.catalog.repository.onnx_model import JOINS, TRY, OnnxModel, row_shape
-from weir.catalog.repository.platforms import NAMES, batch_said, file_within, leaves_batch_out, with_attributes
+from weir.catalog.repository.platforms import (
+    TENSORS,
+    batch_dimension_of,
+    file_within,
+    leaves_batch_out,
+    with_attributes,
+)
 from weir.catalog.sources import ModelToServe
 from weir.errors import SettingsError
 from weir.model import NONE, OPTIONAL, REQUIRED, Model, Tensor, check_model
@@ -25,7 +31,13 @@ Described = Mapping[str, Any]  # what onnx_model.py prints about a file
 
 
 class OnnxBatching(NamedTuple):
-    """`batch` as in Tensor; `size`: that of the batches the file was made for, 0 if it takes any; `reason`: why there are none."""
+    """Whether requests for a file can be batched.
+
+    Attributes:
+        batch: as Tensor.batch.
+        size: the only batch size, in rows, that the file accepts; 0 if it accepts any.
+        reason: why requests cannot be batched; "" if they can.
+    """
 
     batch: str
     size: int = 0
@@ -33,17 +45,17 @@ class OnnxBatching(NamedTuple):
 
 
 def find_batching(described: Described, configured: Mapping[str, Any], source: str) -> OnnxBatching:
-    """Return what holds for a file with the tensors `described`, whose configuration has these attributes.
+    """Return whether requests can be batched for a file with the tensors `described` and the attributes `configured`.
 
     Raises SettingsError for a configuration that wants batches of a model that cannot have them.
     """
-    stated, ranks = batch_said(configured), _said_by_ranks(described, configured)
+    stated, ranks = batch_dimension_of(configured), _batch_dimension_by_ranks(described, configured)
     if stated == NONE or (ranks == NONE and configured.get("batch_dimension") is None):
         return OnnxBatching(NONE, reason="its configuration says so")
-    tensors = [table for key in NAMES for table in described[key]]
-    reason = _cannot(tensors)
+    tensors = [table for key in TENSORS for table in described[key]]
+    reason = _why_no_batch(tensors)
     if stated is None and ranks is None:
-        reason = reason or _left_open(tensors, described.get(JOINS))
+        reason = reason or _why_unknown(tensors, described.get(JOINS))
     if not reason:
         size = max(table["shape"][0] for table in tensors)
         return OnnxBatching(OPTIONAL if OPTIONAL in (stated, ranks) else REQUIRED, max(size, 0))
@@ -52,15 +64,16 @@ def find_batching(described: Described, configured: Mapping[str, Any], source: s
     raise SettingsError(f"{source}: max_batch_size must be 0: {reason}")
 
 
-def says_batching(configured: Mapping[str, Any]) -> bool:
-    """Tell whether a configuration with these attributes says whether there are batches."""
-    return "batch_dimension" in configured or any(configured.get(key) for key in NAMES)
+def states_batching(configured: Mapping[str, Any]) -> bool:
+    """Tell whether the attributes of a configuration state, or imply, whether requests are batched."""
+    return "batch_dimension" in configured or any(configured.get(key) for key in TENSORS)
 
 
-def _said_by_ranks(described: Described, configured: Mapping[str, Any]) -> str | None:
-    """Return what the dimensions that the configuration gives say: as many as the file has, or all but the first."""
+def _batch_dimension_by_ranks(described: Described, configured: Mapping[str, Any]) -> str | None:
+    """Return the batch dimension that follows from the number of dimensions in the configuration: all that the file has, or all
+    but the first. None if nothing follows."""
     found = set()
-    for key in NAMES:
+    for key in TENSORS:
         own = {table["name"]: table["shape"] for table in described[key]}
         for table in configured.get(key, ()):
             missing = len(own.get(table["name"], ())) - len(table["shape"])
@@ -70,8 +83,8 @@ def _said_by_ranks(described: Described, configured: Mapping[str, Any]) -> str |
     return found.pop() if len(found) == 1 else None
 
 
-def _cannot(tensors: Sequence[Mapping[str, Any]]) -> str:
-    """Say why the first dimension cannot be a batch; "" if it may be one."""
+def _why_no_batch(tensors: Sequence[Mapping[str, Any]]) -> str:
+    """Return why the first dimension cannot be a batch; "" if it may be one."""
     for table in tensors:
         if not table["shape"]:
             return f"tensor {table['name']!r} is a scalar"
@@ -82,13 +95,14 @@ def _cannot(tensors: Sequence[Mapping[str, Any]]) -> str:
     return ""
 
 
-def _left_open(tensors: Sequence[Mapping[str, Any]], joins: bool | None) -> str:
-    """Return why the first dimension is no batch, or why that is not known; "" if it is one. `joins`: see onnx_model.joins_rows."""
+def _why_unknown(tensors: Sequence[Mapping[str, Any]], joins: bool | None) -> str:
+    """Return why the first dimension is not a batch or why that is unknown; "" if it is a batch. `joins` is the result of
+    onnx_model.joins_rows."""
     for table in tensors:
         if table["shape"][0] != -1:
             return f"tensor {table['name']!r} has the fixed first dimension {table['shape'][0]}, which may be no batch"
     if joins is not None:
-        return "" if joins else "rows together are not answered as they are alone (a trial has shown)"
+        return "" if joins else "rows together are not answered as they are alone (a trial has shown that)"
     names = {table["names"][0]: table["name"] for table in tensors}
     elsewhere = {name for table in tensors for name in table["names"][1:]}
     if len(names) > 1 or "" in names or names.keys() & elsewhere:
@@ -97,39 +111,39 @@ def _left_open(tensors: Sequence[Mapping[str, Any]], joins: bool | None) -> str:
     return ""
 
 
-LONGEST = 300.0  # seconds until a file's description must be there
+DESCRIBE_TIMEOUT = 300.0  # seconds
 
 
 class OnnxPlatform:
-    """See Platform."""
+    """The platform `onnx`: ONNX files, run by onnxruntime."""
 
     def load(self, model: ModelToServe) -> type[Model]:
-        """Return a class that runs the file."""
+        """Return a class that runs the file. Raises SettingsError; see Platform."""
         if find_spec("onnxruntime") is None:
             raise SettingsError(
                 f"{model.label}: platform onnx: onnxruntime is not installed (pip install 'weir-serving[onnx]')"
             )
         assert model.folder is not None, "a model of a repository has a folder: this is a bug"
         path = _file(model.folder, model.target, model.label)
-        configured = _as_in_file(model.attributes or {}, model.label)
-        described = _described(path, model.label, *([] if says_batching(configured) else [TRY]))
-        described["inputs"] += _left_out(configured, described)
+        configured = _with_file_shapes(model.attributes or {}, model.label)
+        described = _described(path, model.label, *([] if states_batching(configured) else [TRY]))
+        described["inputs"] += _optional_inputs(configured, described)
         batching = find_batching(described, configured, model.label)
         if batching.reason:
             logger.info("model %r: each request runs alone: %s", model.label, batching.reason)
-        tensors = {key: tuple(_tensor(table, batching) for table in described[key]) for key in NAMES}
+        tensors = {key: tuple(_tensor(table, batching) for table in described[key]) for key in TENSORS}
         sizes: dict[str, Any] = {}
-        if batching.size:  # the file was made for batches of this size, and takes no others
+        if batching.size:  # the file was made for batches of this size, and accepts no others
             sizes = {"max_batch_size": batching.size, "allowed_batch_sizes": (batching.size,)}
         found = declared(OnnxModel, {**tensors, **sizes, "path": str(path), "unbatched": batching.reason})
         found = with_attributes(found, model._replace(attributes=configured))
-        return _as_requests_have_it(found, model.attributes or {})
+        return _with_request_shapes(found, model.attributes or {})
 
 
-def _as_in_file(attributes: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Return `attributes` with the shapes that the file's tensors have, where these are others than requests have."""
+def _with_file_shapes(attributes: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Return `attributes` with the shapes of the file's tensors, where `reshape` makes them differ from those of requests."""
     own = dict(attributes)
-    for key in NAMES:
+    for key in TENSORS:
         tables = []
         for table in own.get(key, ()):
             if "reshape" in table:
@@ -150,10 +164,10 @@ def _check_reshape(table: Mapping[str, Any], source: str) -> None:
         raise SettingsError(f"{source}: reshape={after}: must have as many elements as {before}")
 
 
-def _as_requests_have_it(model: type[Model], attributes: Mapping[str, Any]) -> type[Model]:
-    """Return `model` with the shapes that its configuration gives to requests and answers."""
+def _with_request_shapes(model: type[Model], attributes: Mapping[str, Any]) -> type[Model]:
+    """Return `model` with the shapes that its configuration gives to the tensors of requests and responses."""
     changed: dict[str, Any] = {}
-    for key in NAMES:
+    for key in TENSORS:
         shapes = {table["name"]: table["shape"] for table in attributes.get(key, ()) if "reshape" in table}
         if shapes:
             tensors: Sequence[Tensor] = getattr(model, key)
@@ -168,8 +182,8 @@ def _reshaped(tensor: Tensor, shape: Sequence[int]) -> Tensor:
     return tensor._replace(shape=tuple(whole), reshape=tuple(row_shape(tensor)))
 
 
-def _left_out(configured: Mapping[str, Any], described: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the inputs that the configuration names and the file has values for: requests may leave them out."""
+def _optional_inputs(configured: Mapping[str, Any], described: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the inputs that the configuration names and for which the file has default values: requests may omit them."""
     wanted = {table["name"] for table in configured.get("inputs", ())}
     return [{**table, "optional": True} for table in described["defaults"] if table["name"] in wanted]
 
@@ -187,19 +201,19 @@ def _file(folder: Path, file: str, source: str) -> Path:
 
 
 def _described(path: Path, source: str, *more: str) -> dict[str, Any]:
-    """Return what is in the file. With TRY, also whether its rows can be joined, unless that cannot be determined."""
+    """Return the file's description, as onnx_model prints it. With TRY in `more`, it also has JOINS, if that can be determined."""
     environment = {"PYTHONPATH": python_path(""), "PATH": ""}
     command = [sys.executable, "-P", "-m", "weir.catalog.repository.onnx_model", str(path), *more]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=LONGEST, env=environment, check=False)
+        done = subprocess.run(command, capture_output=True, timeout=DESCRIBE_TIMEOUT, env=environment, check=False)
         lines, ended = done.stdout.splitlines(), done.stderr.decode(errors="replace").strip().splitlines()
     except subprocess.TimeoutExpired as error:
-        lines, ended = (error.stdout or b"").splitlines(), [f"it took more than {LONGEST:g} s"]
-    for line in reversed(lines):  # the last one says the most, if it is whole
+        lines, ended = (error.stdout or b"").splitlines(), [f"it took more than {DESCRIBE_TIMEOUT:g} s"]
+    for line in reversed(lines):  # the last line has the most facts, if it is complete
         with contextlib.suppress(ValueError):
             described: dict[str, Any] = json.loads(line)
             return described
-    why = ended[-1] if ended else "it ended without a word"
+    why = ended[-1] if ended else "the process that reads it ended without a message"
     raise SettingsError(f"{source}: {path.name}: its tensors cannot be read: {why}")
 
 

@@ -1,4 +1,5 @@
-"""A model that is an ONNX file, run by onnxruntime (the extra `onnx`). Run as a program, it prints what is in a file."""
+"""The model that runs an ONNX file with onnxruntime (the extra `onnx`). Run as a program, this module prints a description of
+the file as JSON."""
 
 import json
 import os
@@ -12,7 +13,7 @@ from weir.model import DATATYPES as NUMPY
 from weir.model import NONE, Model, Tensor
 from weir.workers.process.launch import SILENCE
 
-# ONNX' element types, as onnxruntime writes them, and the protocol's.
+# The datatypes of the Open Inference Protocol by the names of onnxruntime's element types.
 DATATYPES: Mapping[str, str] = MappingProxyType(
     {
         "bool": "BOOL", "uint8": "UINT8", "uint16": "UINT16", "uint32": "UINT32", "uint64": "UINT64", "int8": "INT8",
@@ -21,18 +22,18 @@ DATATYPES: Mapping[str, str] = MappingProxyType(
     }
 )  # fmt: skip
 
-TRY = "--try"  # say too whether rows can be joined
+TRY = "--try"  # also report whether rows can be joined into a batch, as JOINS
 JOINS = "joins"
 _TRIED_ROWS = 3
-_TRIED_LENGTHS = (8, 64, 224, 1)  # of dimensions that may have any
-_TOLERANCE = 0.02  # relative; quantized models take their scales from all that they get
+_TRIED_LENGTHS = (8, 64, 224, 1)  # for dimensions that may have any length
+_TOLERANCE = 0.02  # relative; a quantized model's scales depend on all rows of the batch
 
 
 class OnnxModel(Model):
-    """Runs the file `path`. Its tensors are declared by who serves it, from the file (onnx.py).
+    """Runs the file `path`. The platform declares its tensors from the file (see onnx.py).
 
-    `intra_op` and `inter_op` are onnxruntime's numbers of threads, `threads` the first of them; without them it takes as many as
-    the worker may use.
+    `intra_op` and `inter_op` are onnxruntime's numbers of threads within one operator and across operators. `intra_op` defaults
+    to `threads`, and that to the number of CPUs that the worker may use.
     """
 
     path: ClassVar[str] = ""
@@ -42,7 +43,7 @@ class OnnxModel(Model):
         self._inter_op = inter_op
 
     def load(self) -> None:
-        """Make the session."""
+        """Open a session of onnxruntime."""
         self._session = open_session(self.path, self._intra_op, self._inter_op)
         self._names = [tensor.name for tensor in self.outputs]
         self._texts = {tensor.name for tensor in self.outputs if tensor.datatype == "BYTES"}
@@ -51,7 +52,7 @@ class OnnxModel(Model):
         self._reshaped_outputs = [tensor for tensor in self.outputs if tensor.reshape is not None]
 
     def predict(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Run the graph."""
+        """Run the graph on arrays by input name; return arrays by output name."""
         for name in self._text_inputs & batch.keys():
             batch = {**batch, name: _decoded(batch[name])}
         for tensor in self._reshaped_inputs:
@@ -66,7 +67,7 @@ class OnnxModel(Model):
 
 
 def open_session(path: str, intra_op: int, inter_op: int | None = None, *, optimize: bool = True) -> Any:
-    """Return an onnxruntime session of the file, on what it finds: GPUs where its build has them, else CPUs."""
+    """Return an onnxruntime session of the file: on GPUs if this build of onnxruntime supports them, else on CPUs."""
     os.environ.update({**SILENCE, **os.environ})
     import onnxruntime
 
@@ -80,12 +81,13 @@ def open_session(path: str, intra_op: int, inter_op: int | None = None, *, optim
 
 
 def row_shape(tensor: Tensor) -> Sequence[int]:
-    """Return a tensor's shape without the batch."""
+    """Return a tensor's shape without the batch dimension."""
     return tensor.shape if tensor.batch == NONE else tensor.shape[1:]
 
 
 def _reshaped(array: Any, before: Sequence[int], after: Sequence[int], batch: str) -> Any:
-    """Return `array` of the shape `after`, whose lengths of -1 are in order those that it has where `before` has -1."""
+    """Return `array` reshaped to `after`, which like `before` leaves the batch dimension out. The lengths at the -1 in `after`
+    are, in order, those that the array has at the -1 in `before`."""
     import numpy as np
 
     array = np.asarray(array)
@@ -111,8 +113,8 @@ def _encoded(array: Any) -> Any:
 
 
 def describe(session: Any) -> dict[str, list[dict[str, Any]]]:
-    """Return the names, element types and shapes of the tensors that the session's file has, and what it calls their dimensions.
-    `defaults` are inputs that may be left out, as the file has values for them."""
+    """Return the names, datatypes, shapes and dimension names of the file's `inputs` and `outputs`. `defaults` are further
+    inputs that requests may omit, as the file has values for them."""
     return {
         "inputs": _tensors(session.get_inputs()), "outputs": _tensors(session.get_outputs()),
         "defaults": _tensors(session.get_overridable_initializers()),
@@ -120,41 +122,43 @@ def describe(session: Any) -> dict[str, list[dict[str, Any]]]:
 
 
 def joins_rows(session: Any, inputs: Sequence[Mapping[str, Any]]) -> bool | None:
-    """Tell whether rows are answered together as they are alone, which is found out with a few made up. `inputs` are described,
-    and their first dimensions may have any length. None: it could not be tried."""
+    """Try with a few random rows whether a batch gives each row the answer that it gets alone.
+
+    `inputs` are described as by `describe`, and their first dimensions may have any length. Returns None if no trial was possible.
+    """
     import numpy as np
 
-    chance = np.random.default_rng(1)
+    random = np.random.default_rng(1)
     for length in _TRIED_LENGTHS:
-        rows = [{each["name"]: _made_up(each, length, chance) for each in inputs} for _ in range(_TRIED_ROWS)]
+        rows = [{each["name"]: _random_row(each, length, random) for each in inputs} for _ in range(_TRIED_ROWS)]
         try:
             alone = [session.run(None, row) for row in rows]
             again = session.run(None, rows[0])
-        except Exception:  # of other lengths, perhaps
+        except Exception:  # another length may work
             continue
-        if not all(_is_answer(*each) for each in zip(again, alone[0], strict=True)):
-            return None  # it is not the same twice
+        if not all(_is_close(*each) for each in zip(again, alone[0], strict=True)):
+            return None  # the same row gets different answers
         try:
             together = session.run(None, {name: np.concatenate([row[name] for row in rows]) for name in rows[0]})
         except Exception:
             return False
         columns = zip(together, *alone, strict=True)
         return all(
-            len(whole) == len(rows) and all(_is_answer(whole[at : at + 1], part) for at, part in enumerate(parts))
+            len(whole) == len(rows) and all(_is_close(whole[at : at + 1], part) for at, part in enumerate(parts))
             for whole, *parts in columns
         )
     return None
 
 
-def _made_up(tensor: Mapping[str, Any], length: int, chance: Any) -> Any:
+def _random_row(tensor: Mapping[str, Any], length: int, random: Any) -> Any:
     shape = (1, *[length if each == -1 else each for each in tensor["shape"][1:]])
     if tensor["datatype"] in ("FP16", "FP32", "FP64"):
-        return chance.standard_normal(shape).astype(NUMPY[tensor["datatype"]])
-    bits = chance.integers(0, 2, shape)  # may be places in a table, or a mask
+        return random.standard_normal(shape).astype(NUMPY[tensor["datatype"]])
+    bits = random.integers(0, 2, shape)  # 0 and 1 are valid both as indices of a table and as a mask
     return bits.astype(str).astype(object) if tensor["datatype"] == "BYTES" else bits.astype(NUMPY[tensor["datatype"]])
 
 
-def _is_answer(one: Any, other: Any) -> bool:
+def _is_close(one: Any, other: Any) -> bool:
     import numpy as np
 
     one, other = np.asarray(one), np.asarray(other)
@@ -187,7 +191,7 @@ if __name__ == "__main__":
     try:
         opened = open_session(sys.argv[1], 1, optimize=False)
         described: dict[str, Any] = dict(describe(opened))
-        print(json.dumps(described), flush=True)  # noqa: T201 - to the server, which has started this
+        print(json.dumps(described), flush=True)  # noqa: T201 - the server reads it
         shapes = [table["shape"] for key in ("inputs", "outputs") for table in described[key]]
         if sys.argv[2:] == [TRY] and all(shape[:1] == [-1] for shape in shapes):
             print(json.dumps({**described, JOINS: joins_rows(opened, described["inputs"])}))  # noqa: T201 - as above

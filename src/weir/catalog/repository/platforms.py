@@ -1,4 +1,5 @@
-"""What makes a class of the files of a version: `python`, `ensemble` (a chain), `onnx` (onnx.py), or a platform that a package brings."""
+"""Platforms make a class from the files of a model's version: `python`, `ensemble` (a chain), `onnx` (see onnx.py), and those
+that installed packages bring."""
 
 import re
 import sys
@@ -17,23 +18,24 @@ from weir.model import NONE, OPTIONAL, RAGGED, REQUIRED, Model, Tensor, check_mo
 from weir.serving.service import Service
 from weir.workers.source import declared
 
-LONGEST_PATH = 1024  # characters of a file's path below its model's folder
+MAX_PATH_LENGTH = 1024  # bytes of a file's path below its model's folder
 ENTRY_POINTS = "weir.platforms"
 BUILT_IN = ("python", "onnx", "ensemble")
 
 
 class Platform(Protocol):
-    """Reads the files of one kind of model. Called in a thread; what it imports stays in the server's process."""
+    """Reads the files of one kind of model. It is called in a thread; what it imports stays in the server's process."""
 
     def load(self, model: ModelToServe) -> type[Model] | type[Service]:
-        """Return the class that serves `model`: its `folder` holds the version's files, `attributes` are those that the configuration gives its class.
+        """Return the class that serves `model`.
 
-        Read anew whenever it is called. Raises SettingsError naming what is wrong with the files.
+        `model.folder` holds the version's files; `model.attributes` are the attributes that its configuration gives the class.
+        Each call reads the files again. Raises SettingsError that says what is wrong with them.
         """
 
 
 def platform_of(name: str) -> Platform:
-    """Return the platform of that name. Raises SettingsError naming those there are."""
+    """Return the platform of that name. Raises SettingsError, which names the known platforms."""
     if name == "python":
         return PythonPlatform()
     if name == "onnx":
@@ -59,31 +61,31 @@ def platform_of(name: str) -> Platform:
 
 
 def guess(folder: Path, source: str) -> str:
-    """Return the platform of the files in `folder`. Raises SettingsError if nothing says what they are."""
+    """Return the name of the platform that the files in `folder` are for. Raises SettingsError if that cannot be told."""
     if (folder / "model.py").is_file():
         return "python"
     if any(folder.glob("*.onnx")):
         return "onnx"
-    raise SettingsError(f"{source}: {folder.name}/ has neither model.py nor an .onnx file: say `platform` and `file`")
+    raise SettingsError(f"{source}: {folder.name}/ has neither model.py nor an .onnx file: set `platform` and `file`")
 
 
-NAMES = ("inputs", "outputs")
+TENSORS = ("inputs", "outputs")  # the attributes that declare tensors
 
 
 def with_attributes(model: type[Model], configured: ModelToServe) -> type[Model]:
-    """Return `model` with what its file says of it: tensors where it says none itself, whether they have a batch dimension,
-    examples, sizes to warm up at.
+    """Return `model` with the attributes of its configuration: tensors if the class declares none, whether they have a batch
+    dimension, examples, sizes to warm up at.
 
-    Raises SettingsError where the two contradict each other.
+    Raises SettingsError where the class and the configuration contradict each other.
     """
     attributes: dict[str, Any] = dict(configured.attributes or {})
-    batch = batch_said(attributes)
+    batch = batch_dimension_of(attributes)
     attributes.pop("batch_dimension", None)
     if attributes.pop("decoupled", False) and not model.streaming:
         raise SettingsError(
-            f"{configured.label}: model_transaction_policy.decoupled: a streaming model says so in its class (streaming = True)"
+            f"{configured.label}: model_transaction_policy.decoupled: a streaming model declares it in its class (streaming = True)"
         )
-    for key in NAMES:
+    for key in TENSORS:
         tables = attributes.pop(key, None)
         own: Sequence[Tensor] = getattr(model, key)
         if own:
@@ -103,23 +105,24 @@ def with_attributes(model: type[Model], configured: ModelToServe) -> type[Model]
 
 
 def _are_items(tables: Sequence[Mapping[str, Any]]) -> bool:
-    """Tell whether this is how a configuration of ours shows the items of a model without tensors."""
+    """Tell whether `tables` are what Weir's own configurations show for a model of items, which has no tensors."""
     return [(table["name"] in ("input", "output"), table["datatype"], table["shape"]) for table in tables] == [
         (True, "BYTES", [])
     ]
 
 
-def batch_said(attributes: Mapping[str, Any]) -> str | None:
-    """Return what a file says of the batch dimension (Tensor.batch), by itself or by the shapes in its tables; None: nothing."""
+def batch_dimension_of(attributes: Mapping[str, Any]) -> str | None:
+    """Return the batch dimension (as Tensor.batch) that a configuration states or that the shapes in its tables imply; None if
+    it leaves that open."""
     configured: str | None = attributes.get("batch_dimension")
-    tables = [table for key in NAMES for table in attributes.get(key, ())]
+    tables = [table for key in TENSORS for table in attributes.get(key, ())]
     if configured != NONE and tables and all(leaves_batch_out(table) for table in tables):
-        return OPTIONAL  # AMD's clients send what the file says: no batch
+        return OPTIONAL  # clients of the AMD server send the shapes that the file has: without a batch
     return configured
 
 
 def leaves_batch_out(table: Mapping[str, Any]) -> bool:
-    """Tell whether a table gives the shape of one row, and means that requests may have it too."""
+    """Tell whether a table gives the shape of one row, so that requests may have that shape too."""
     return not table.get("batched") and table["shape"][:1] != [-1]
 
 
@@ -128,17 +131,16 @@ def _with_batch(tensor: Tensor, configured: str | None, source: str) -> Tensor:
         return tensor
     if configured == REQUIRED and tensor.batch == NONE:
         raise SettingsError(
-            f"{source}: {tensor.name!r} has no batch dimension, says the model itself: max_batch_size must be 0"
+            f"{source}: {tensor.name!r} has no batch dimension in the model itself: max_batch_size must be 0"
         )
-    keeps = (
-        configured == REQUIRED or tensor.batch == NONE
-    )  # an optional dimension is there; one that is not cannot be left out
+    # A class whose batch dimension is optional also satisfies "required".
+    keeps = configured == REQUIRED or tensor.batch == NONE
     return tensor if keeps else tensor._replace(batch=configured)
 
 
 def check_agree(tables: Sequence[Mapping[str, Any]], own: Sequence[Tensor], source: str) -> None:
-    """Raise SettingsError unless the file declares exactly the tensors that the model has, in any order. Its shapes may leave
-    the batch out."""
+    """Raise SettingsError unless the file declares exactly the tensors that the model has, in any order. The file's shapes may
+    leave the batch dimension out."""
     tensors = {tensor.name: tensor for tensor in own}
     if tensors.keys() != {table["name"] for table in tables}:
         names = ", ".join(table["name"] for table in tables)
@@ -149,7 +151,7 @@ def check_agree(tables: Sequence[Mapping[str, Any]], own: Sequence[Tensor], sour
             raise SettingsError(
                 f"{source}: {tensor.name!r} has datatype {table['datatype']!r}; the model itself has {tensor.datatype!r}"
             )
-        _check_means(table, tensor, f"{source}: {tensor.name!r}")
+        _check_supported(table, tensor, f"{source}: {tensor.name!r}")
         shapes = [table["shape"]] if tensor.batch == NONE else [table["shape"], [-1, *table["shape"]]]
         if not any(_fits(shape, tensor.shape) for shape in shapes):
             raise SettingsError(
@@ -157,14 +159,16 @@ def check_agree(tables: Sequence[Mapping[str, Any]], own: Sequence[Tensor], sour
             )
 
 
-def _check_means(table: Mapping[str, Any], tensor: Tensor, source: str) -> None:
-    """Raise SettingsError for what the file wants of a tensor, and the model itself does not have."""
+def _check_supported(table: Mapping[str, Any], tensor: Tensor, source: str) -> None:
+    """Raise SettingsError if the file declares a property of the tensor that the model itself lacks."""
     if table.get("optional") and not tensor.optional:
         raise SettingsError(f"{source}: optional: the model itself needs it")
     if table.get("ragged") and tensor.varying != RAGGED:
-        raise SettingsError(f"{source}: allow_ragged_batch: a model says so in its class (Tensor(varying='ragged'))")
+        raise SettingsError(
+            f"{source}: allow_ragged_batch: a model declares it in its class (Tensor(varying='ragged'))"
+        )
     if "reshape" in table and list(tensor.reshape or ()) != table["reshape"]:
-        raise SettingsError(f"{source}: reshape: is for ONNX files; a class gets what requests have")
+        raise SettingsError(f"{source}: reshape: is for ONNX files; a class gets tensors as requests have them")
 
 
 def _fits(configured: Sequence[int], own: Sequence[int]) -> bool:
@@ -174,16 +178,16 @@ def _fits(configured: Sequence[int], own: Sequence[int]) -> bool:
 
 
 def as_tensor(table: Mapping[str, Any], batch: str, source: str) -> Tensor:
-    """Return the tensor that a table of a file declares, whose model has this `batch` dimension. Raises SettingsError for what
-    only a class or an ONNX file can have."""
+    """Return the tensor that a table of a file declares; `batch` is the batch dimension of its model, as Tensor.batch. Raises
+    SettingsError for properties that only a class or an ONNX file can have."""
     shape = table["shape"]
-    # Where a file of Triton's says `dims`, and in AMD's examples, the batch is left out.
+    # `dims` in files of Triton, and shapes in examples of the AMD server, leave the batch out.
     whole = batch == NONE or (shape[:1] == [-1] and not table.get("batched"))
     tensor = Tensor(
         table["name"], table["datatype"], tuple(shape if whole else [-1, *shape]), batch=batch,
         optional=bool(table.get("optional")), format=table.get("format", ""),
     )  # fmt: skip
-    _check_means(table, tensor, f"{source}: {tensor.name!r}")
+    _check_supported(table, tensor, f"{source}: {tensor.name!r}")
     return tensor
 
 
@@ -191,7 +195,7 @@ PYTHON_FILE = "model.py"
 
 
 class PythonPlatform:
-    """See Platform."""
+    """The platform `python`: classes in files of the version's folder, or in modules."""
 
     def load(self, model: ModelToServe) -> type[Model] | type[Service]:
         """Return the class that the target names, or the only model of the file."""
@@ -214,8 +218,8 @@ def _read_module(model: ModelToServe, path: Path) -> ModuleType:
 
 @contextmanager
 def _neighbours(folder: Path) -> Iterator[None]:
-    """Let what is imported in the block find the modules of `folder`, and forget them afterwards: those of another version
-    may have the same names."""
+    """Let imports in the block find the modules of `folder`. Forget these modules afterwards: those of another version may have
+    the same names."""
     before = set(sys.modules)
     sys.path.insert(0, str(folder))
     try:
@@ -244,18 +248,18 @@ ENSEMBLE = "ensemble"
 
 
 class EnsemblePlatform:
-    """See Platform. The steps stand in the model's file; a version's folder has nothing to add."""
+    """The platform `ensemble`: chains whose steps the model's configuration lists. A version's folder adds nothing."""
 
     def load(self, model: ModelToServe) -> type[Model] | type[Service]:
-        """Return a Chain of the steps that the file says."""
+        """Return a class of Chain with these steps."""
         attributes = dict(model.attributes or {})
         if "steps" not in attributes:
             raise SettingsError(f"{model.label}: platform={ENSEMBLE!r}: must have [[steps]]")
-        batch = batch_said(attributes) or REQUIRED
+        batch = batch_dimension_of(attributes) or REQUIRED
         attributes.pop("batch_dimension", None)
         if attributes.pop("decoupled", False):
             raise SettingsError(f"{model.label}: model_transaction_policy.decoupled: a chain gives one answer")
-        for key in ("inputs", "outputs"):
+        for key in TENSORS:
             attributes[key] = tuple(
                 as_tensor(table, batch, f"{model.label}: {key}") for table in attributes.get(key, ())
             )
@@ -263,7 +267,7 @@ class EnsemblePlatform:
 
 
 def read_steps(configured: Any, source: str) -> Steps:
-    """Return the steps in a file's tables. Raises SettingsError naming the step and its key."""
+    """Return the steps that a file's tables describe. Raises SettingsError naming the step and its key."""
     if not isinstance(configured, list) or not configured:
         raise SettingsError(f"{source}: steps={configured!r:.80}: must be a list of at least one table")
     return [_read_part(table, f"{source}: steps[{place}]") for place, table in enumerate(configured)]
@@ -307,7 +311,7 @@ def _read_switch(table: Mapping[str, Any], source: str) -> Switch:
         raise SettingsError(f"{source}: switch={on!r:.80}: must be a key of the item, or the name of a tensor")
     cases = _read_paths(table.get("cases"), f"{source}.cases")
     default = read_steps(table["default"], f"{source}.default") if "default" in table else None
-    # Keys of a table are text, values need not be: case 3 is meant by "3".
+    # Keys of a table are always text, but the item's value may be a number: "3" stands for both.
     numbers = {int(case): path for case, path in cases.items() if case.isascii() and case.isdigit()}
     return Switch(on, {**cases, **numbers}, default)
 
@@ -327,7 +331,7 @@ def _only_keys(table: Mapping[str, Any], keys: tuple[str, ...], source: str) -> 
 def file_within(folder: Path, file: str, source: str) -> Path:
     """Return the path of `file`, which must lie in `folder`. Raises SettingsError."""
     path = PurePosixPath(file)
-    if path.is_absolute() or ".." in path.parts or "\\" in file or "\0" in file or len(file.encode()) > LONGEST_PATH:
+    if path.is_absolute() or ".." in path.parts or "\\" in file or "\0" in file or len(file.encode()) > MAX_PATH_LENGTH:
         raise SettingsError(f"{source}: file={file!r}: must be a file in the version's folder")
     found = folder / path
     try:

@@ -1,8 +1,8 @@
-"""Configurations in the words of Triton and of the AMD Inference Server, put into ours; what has no meaning is refused by
-name, or, where only speed hangs on it, warned of.
+"""Translates configurations of Triton and of the AMD Inference Server into ours. A key that Weir does not support is refused by
+name, or ignored with a warning if it only affects speed.
 
-Numbers may be texts, and keys in camel case: that is how protocol buffers are written as JSON. What says nothing, as it is a
-field's default, is passed over.
+Numbers may be strings, and keys may be in camel case, as in the JSON form of protocol buffers. A value that is the default of
+its field is ignored.
 """
 
 import re
@@ -14,31 +14,31 @@ from weir.errors import SettingsError, brief
 from weir.model import FORMATS, NONE, REQUIRED
 from weir.serving.delivery import logger
 
-# Keys of Triton's and the AMD Inference Server's files that have no meaning here, and what to do instead. What says nothing, as it is the default, is passed over.
+# Keys of files of Triton and of the AMD Inference Server that Weir does not support, and what to do instead.
 REFUSED: Mapping[str, str] = MappingProxyType(
     {
-        "models": "ensembles of AMD's form are not read",
-        "ensemble_scheduling": "ensembles of Triton's form are not read",
+        "models": "ensembles in the AMD server's form are not read",
+        "ensemble_scheduling": "ensembles in Triton's form are not read",
         "sequence_batching": "sequences of requests are not kept together",
-        "model_warmup": "say `examples` and `warmup_sizes` in config.toml",
+        "model_warmup": "set `examples` and `warmup_sizes` in config.toml",
         "model_operations": "libraries of operations are not loaded",
         "model_repository_agents": "there are no agents",
-        "response_cache": "answers are not cached",
+        "response_cache": "responses are not cached",
         "cc_model_filenames": "files are not chosen by compute capability",
         "runtime": "backends are chosen by `platform`",
-        "batch_input": "tensors that say something of the whole batch are not made",
-        "batch_output": "tensors that say something of the whole batch are not divided",
+        "batch_input": "input tensors that describe the whole batch are not made",
+        "batch_output": "output tensors that describe the whole batch are not divided",
     }
 )
 
-# Keys that change no answer, only its speed or what is shown beside it: they are ignored with a warning.
+# Keys that change no result, only its speed or what is reported beside it: they are ignored with a warning.
 WARNED: Mapping[str, str] = MappingProxyType(
     {
-        "optimization": "optimisation is the platform's own",
-        "metric_tags": "metrics have the labels that they have",
-        "model_metrics": "metrics are those that there are",
-        "model_control_mode": "the server's own flags say what is loaded",
-        "default_priority_level": "requests say their priority",
+        "optimization": "the platform decides how it optimises",
+        "metric_tags": "the labels of metrics are fixed",
+        "model_metrics": "the set of metrics is fixed",
+        "model_control_mode": "the server's own flags decide what is loaded",
+        "default_priority_level": "each request states its priority",
     }
 )
 
@@ -52,7 +52,7 @@ _DATATYPES = {"TYPE_STRING": "BYTES"}
 
 # Parameters of Triton's onnxruntime backend that are arguments of our own model.
 _OF_ONNX = {"intra_op_thread_count": "intra_op", "inter_op_thread_count": "inter_op"}
-# Parameters that Weir's own configurations carry, with the values that hold without them.
+# Parameters that Weir's own configurations carry for information only.
 _OURS = ("allowed_batch_sizes", "max_queue_delay", "max_queue_size", "policy", "unbatched")
 
 _TENSOR_KEYS = {"name", "datatype", "data_type", "shape", "dims", "reshape", "optional", "format", "allow_ragged_batch"}
@@ -62,24 +62,24 @@ _REFUSED_OF_TENSORS = {
 }
 _OF_INPUTS = dict.fromkeys(("allow_ragged_batch", "format", "optional"), "is for inputs")
 _REFUSED_OF_INSTANCES = {
-    "gpus": "say which device each worker has, as its environment: env = [{ CUDA_VISIBLE_DEVICES = \"0\" }]",
+    "gpus": "set the device of each worker in its environment: env = [{ CUDA_VISIBLE_DEVICES = \"0\" }]",
     "rate_limiter": "workers take batches as they become free",
     "passive": "every worker is used",
     "profile": "files are not chosen by profile",
     "secondary_devices": "there are no other devices",
-    "host_policy": "say cpu_affinity",
+    "host_policy": "set cpu_affinity",
 }  # fmt: skip
-_REFUSED_OF_BATCHING = "has no meaning here; say a policy, priorities and timeouts as settings"
+_REFUSED_OF_BATCHING = "is not supported; use the settings for policy, priorities and timeouts"
 
 _CAMEL = re.compile(r"(?<=[a-z0-9])([A-Z])")
-_FREE = ("parameters", "params", "metric_tags", "cc_model_filenames")  # whose keys are names
+_FREE = ("parameters", "params", "metric_tags", "cc_model_filenames")  # tables whose keys are names, not fields
 
 Table = Mapping[str, Any]
 
 
 def translated(given: Table, source: str) -> dict[str, Any]:
-    """Return what `given` says in our keys. Raises SettingsError naming every key that means nothing here, or whose value
-    cannot be."""
+    """Return the configuration `given` with Weir's own keys and values. Raises one SettingsError that names every key that is
+    not supported or has an invalid value."""
     own: dict[str, Any] = {}
     wrong: list[str] = []
     for key, value in sorted(map(_in_snakes, given.items()), key=_rank):
@@ -93,13 +93,13 @@ def translated(given: Table, source: str) -> dict[str, Any]:
 
 
 def _rank(each: tuple[str, Any]) -> int:
-    """Weir's own keys, and those that are more specific, override the others, so they come last."""
+    """Return the sort key: Weir's own and more specific keys come last, so that they override the others."""
     return {"backend": 0, "dynamic_batching": 0, "params": 2, "batch_dimension": 2}.get(each[0], 1)
 
 
 def _translated(key: str, value: Any, source: str) -> dict[str, Any]:
     if key in REFUSED:
-        if says_nothing(value):
+        if is_default(value):
             return {}
         raise SettingsError(f"{source}: {key}: {REFUSED[key]}")
     if key in WARNED:
@@ -109,22 +109,22 @@ def _translated(key: str, value: Any, source: str) -> dict[str, Any]:
     return {key: value} if translate is None else translate(value, f"{source}: {key}")
 
 
-def says_nothing(value: Any) -> bool:
-    """Tell whether a value is what an unset field has."""
+def is_default(value: Any) -> bool:
+    """Tell whether `value` is the default of its field, so that it means the same as no value."""
     if isinstance(value, Mapping):
-        return all(map(says_nothing, value.values()))
+        return all(map(is_default, value.values()))
     if isinstance(value, str):
         return value in ("", "0") or value.endswith(("_NONE", "_DEFAULT", "_UNSPECIFIED"))
     return not value
 
 
 def _warn(what: str, value: Any, why: str) -> None:
-    if not says_nothing(value):
+    if not is_default(value):
         logger.warning("%s: %s", what, why)
 
 
 def _in_snakes(each: tuple[str, Any]) -> tuple[str, Any]:
-    """Return a key of Triton's and what is in it without capital letters; what is ours stays as it is."""
+    """Return a key of Triton and its value with all field names in snake case; Weir's own keys stay as they are."""
     key, value = _snake(each[0]), each[1]
     if key not in {**_TRANSLATORS, **REFUSED, **WARNED}:
         return each
@@ -144,7 +144,7 @@ def _renamed(value: Any) -> Any:
 
 
 def _whole(value: Any, source: str) -> int:
-    """Return a whole number, which may be a text."""
+    """Return `value`, a number or a string of digits, as an int."""
     if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,20}", value):
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):
@@ -153,7 +153,7 @@ def _whole(value: Any, source: str) -> int:
 
 
 def _list(value: Any) -> list[Any]:
-    """Return what a field holds that may stand more than once: once it is no list in a text form."""
+    """Return the values of a repeated field as a list: in text form, a field that occurs once is no list."""
     return value if isinstance(value, list) else [value]
 
 
@@ -171,7 +171,7 @@ def _flag(value: Any, source: str) -> bool:
 
 def _refuse(table: Table, refused: Table, source: str) -> None:
     for key, why in refused.items():
-        if not says_nothing(table.get(key)):
+        if not is_default(table.get(key)):
             raise SettingsError(f"{source}.{key}: {why}")
 
 
@@ -180,7 +180,7 @@ def _platform(value: Any, source: str) -> dict[str, Any]:
         raise SettingsError(f"{source}={brief(value)}: must be text")
     if value in FOREIGN:
         raise SettingsError(
-            f"{source}={value!r}: there is no such platform here; python and onnx are built in, packages may bring others"
+            f"{source}={value!r}: Weir has no such platform; python and onnx are built in, and packages may bring others"
         )
     return {"platform": PLATFORMS.get(value, value)} if value else {}
 
@@ -208,7 +208,7 @@ def _tensor(table: Any, source: str) -> dict[str, Any]:
         "optional": _flag(table.get("optional", False), f"{source}.optional"),
         "ragged": _flag(table.get("allow_ragged_batch", False), f"{source}.allow_ragged_batch"),
     }  # fmt: skip
-    if not says_nothing(table.get("format")):
+    if not is_default(table.get("format")):
         if table["format"] not in FORMATS:
             raise SettingsError(
                 f"{source}.format={brief(table['format'])}: must be {', '.join(FORMATS[1:])} or FORMAT_NONE"
@@ -227,7 +227,7 @@ def _lengths(value: Any, source: str) -> list[int]:
 def _max_batch_size(value: Any, source: str) -> dict[str, Any]:
     size = _whole(value, source)
     if size == 0:
-        return {"max_batch_size": 1, "batch_dimension": NONE}  # models of items too run them one by one
+        return {"max_batch_size": 1, "batch_dimension": NONE}  # the size also makes models of items run them one by one
     return {"max_batch_size": size, "batch_dimension": REQUIRED}
 
 
@@ -240,7 +240,9 @@ def _instances(value: Any, source: str) -> dict[str, Any]:
             raise SettingsError(f"{source}.{key:.80}: there is no such field; there are count, kind, name")
         kind = table.get("kind", "KIND_CPU")
         if kind == "KIND_GPU":
-            _warn(f"{source}.kind", kind, "which device a model runs on is its platform's and its environment's to say")
+            _warn(
+                f"{source}.kind", kind, "the platform and the worker's environment decide on which device a model runs"
+            )
         elif kind not in ("KIND_AUTO", "KIND_CPU", "KIND_MODEL"):
             raise SettingsError(f"{source}.kind={brief(kind)}: must be KIND_AUTO, KIND_CPU, KIND_GPU or KIND_MODEL")
         workers += _whole(table.get("count", 1), f"{source}.count")
@@ -250,13 +252,13 @@ def _instances(value: Any, source: str) -> dict[str, Any]:
 def _batching(value: Any, source: str) -> dict[str, Any]:
     given = _table(value, source)
     for key in given.keys() - {"preferred_batch_size", "max_queue_delay_microseconds", "preserve_ordering"}:
-        if not says_nothing(given[key]):
+        if not is_default(given[key]):
             raise SettingsError(f"{source}.{key:.80}: {_REFUSED_OF_BATCHING}")
     delay = _whole(given.get("max_queue_delay_microseconds", 0), f"{source}.max_queue_delay_microseconds") / 1e6
     sizes = [_whole(size, f"{source}.preferred_batch_size") for size in _list(given.get("preferred_batch_size", []))]
     if not sizes and not delay:
         return {}
-    # Without a size that is preferred, batches wait for the largest.
+    # Without a preferred size, batches wait until they have the largest size.
     size = f"size={max(sizes)}," if sizes else ""
     return {"policy": f"size-or-delay:{size}delay={delay}", "max_queue_delay": delay}
 
@@ -284,19 +286,19 @@ def _transactions(value: Any, source: str) -> dict[str, Any]:
 
 
 def _parameters(value: Any, source: str) -> dict[str, Any]:
-    """Read those that mean something to onnxruntime; those for other backends are ignored."""
+    """Read the parameters for onnxruntime; ignore others with a warning."""
     params: dict[str, Any] = {}
     for name, each in _named(value, source):
         text = each.get("string_value", each.get("stringValue", "")) if isinstance(each, Mapping) else each
         if name in _OF_ONNX:
             params[_OF_ONNX[name]] = _whole(text, f"{source}.{name}")
         elif name not in _OURS:
-            logger.warning("%s: %s: has no meaning here", source, brief(name))
+            logger.warning("%s: %s: is not supported and ignored", source, brief(name))
     return {"params": params} if params else {}
 
 
 def _named(value: Any, source: str) -> list[tuple[str, Any]]:
-    """Return the entries of a map, which in the text form of protocol buffers is a list of keys and values."""
+    """Return the entries of a map. In the text form of protocol buffers, a map is a list of tables with `key` and `value`."""
     if isinstance(value, Mapping) and not (value.keys() <= {"key", "value"} and isinstance(value.get("key"), str)):
         return [(str(name), each) for name, each in value.items()]
     tables = [_table(each, source) for each in _list(value)]
@@ -328,7 +330,7 @@ _TOKEN = re.compile(
 _ESCAPE = re.compile(r"\\(.)")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
 _CLOSING = {"{": "}", "<": ">"}
-DEEPEST = 32
+MAX_DEPTH = 32  # of nested messages and lists
 
 
 class _TextToken(NamedTuple):
@@ -338,10 +340,9 @@ class _TextToken(NamedTuple):
 
 
 def read_pbtxt(text: str, source: str) -> dict[str, Any]:
-    """Return the message that `text` is. Raises SettingsError naming `source`, the line and what is wrong there."""
-    reader = _MessageReader([*_tokens(text, source)], source)
-    message = reader.message("", 0)
-    return message
+    """Parse `text`, a message in the text form of protocol buffers. Raises SettingsError naming `source`, the line and what is
+    wrong there."""
+    return _MessageReader([*_tokens(text, source)], source).message("", 0)
 
 
 def _tokens(text: str, source: str) -> Iterator[_TextToken]:
@@ -358,7 +359,7 @@ def _tokens(text: str, source: str) -> Iterator[_TextToken]:
 
 
 class _MessageReader:
-    """Goes through the tokens once."""
+    """A recursive-descent parser of the text form of protocol buffers."""
 
     def __init__(self, tokens: list[_TextToken], source: str) -> None:
         self._tokens = tokens
@@ -366,16 +367,16 @@ class _MessageReader:
         self._at = 0
 
     def message(self, closing: str, depth: int) -> dict[str, Any]:
-        """Read fields up to `closing`, or the end."""
-        if depth > DEEPEST:
-            raise self._error(f"messages are nested more than {DEEPEST} deep")
+        """Read fields up to the token `closing` ("": the end of the text). Raises SettingsError."""
+        if depth > MAX_DEPTH:
+            raise self._error(f"messages are nested more than {MAX_DEPTH} deep")
         fields: dict[str, Any] = {}
         while True:
             token = self._next()
             if token.text == closing and token.kind in ("sign", "end"):
                 return fields
             if token.kind != "word":
-                raise self._error(f"must be the name of a field, is {token.text!r}")
+                raise self._error(f"expected the name of a field, found {token.text!r}")
             value = self._field(depth)
             if token.text in fields:
                 before = fields[token.text]
@@ -408,24 +409,24 @@ class _MessageReader:
             return int(number) if number.lstrip("+-").isdigit() else float(number)
         if token.kind == "word":
             return {"true": True, "false": False}.get(token.text, token.text)
-        raise self._error(f"must be a value, is {token.text!r}")
+        raise self._error(f"expected a value, found {token.text!r}")
 
     def _list(self, depth: int) -> list[Any]:
-        if depth > DEEPEST:
-            raise self._error(f"lists are nested more than {DEEPEST} deep")
+        if depth > MAX_DEPTH:
+            raise self._error(f"lists are nested more than {MAX_DEPTH} deep")
         values: list[Any] = []
         while self._peek().text != "]":
             values.append(self._value(depth + 1))
             if self._peek().text == ",":
                 self._next()
             elif self._peek().text != "]":
-                raise self._error("the values of a list are separated by commas")
+                raise self._error("the values of a list must be separated by commas")
         self._next()
         return values
 
     def _text(self, token: _TextToken) -> str:
         pieces = [token.text]
-        while self._peek().kind == "text":  # neighbours are one text
+        while self._peek().kind == "text":  # adjacent strings are one string
             pieces.append(self._next().text)
         return "".join(_ESCAPE.sub(lambda found: _ESCAPES.get(found[1], found[1]), piece[1:-1]) for piece in pieces)
 

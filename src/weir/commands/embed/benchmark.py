@@ -1,13 +1,13 @@
-"""`weir embed benchmark`: the tables that bert-as-service is known by, of this machine and this model."""
+"""`weir embed benchmark`: measures the tables of bert-as-service's benchmark on this machine, with any model."""
 
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weir.commands.options import STDOUT, check_results, write_atomically
+from weir.commands.options import STDOUT, check_results, flag, write_atomically
 from weir.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -15,12 +15,8 @@ if TYPE_CHECKING:
 
     from weir.bench.vectors import Connect, Table, TablesPlan
 
-_MEASURED, _HOW, _RESULT = "What is measured", "How", "Result"
+_MEASURED, _HOW, _RESULT = "Tables", "Measurement", "Result"
 _LISTED = "Comma-separated; '' leaves the table out."
-
-
-def _option(help: str, panel: str, *names: str, metavar: str | None = None) -> Any:
-    return typer.Option(*names, help=help, rich_help_panel=panel, metavar=metavar)
 
 
 def benchmark(
@@ -31,50 +27,52 @@ def benchmark(
         ),
     ] = None,
     lengths: Annotated[
-        str, _option(f"Tokens of a text. {_LISTED}", _MEASURED, "--length", "--test-max-seq-len", "-test-max-seq-len", metavar="NUMBERS")
+        str, flag(f"Tokens of a text. {_LISTED}", _MEASURED, "--length", "--test-max-seq-len", "-test-max-seq-len", metavar="NUMBERS")
     ] = "20,40,80,160,320",
     batches: Annotated[
         str,
-        _option(
+        flag(
             f"Texts in a request of one client. {_LISTED}", _MEASURED, "--client-batch", "--test-client-batch-size", "-test-client-batch-size",
             metavar="NUMBERS",
         ),
     ] = "1,4,8,16,64,256,512,1024,2048,4096",
     clients: Annotated[
-        str, _option(f"Clients at once. {_LISTED}", _MEASURED, "--clients", "--test-num-client", "-test-num-client", metavar="NUMBERS")
+        str, flag(f"Clients at once. {_LISTED}", _MEASURED, "--clients", "--test-num-client", "-test-num-client", metavar="NUMBERS")
     ] = "1,2,4,8,16,32",
     batch_sizes: Annotated[
         str,
-        _option(f"Texts in a batch of the server. {_LISTED}", _MEASURED, "--batch-size", "--test-max-batch-size", "-test-max-batch-size", metavar="NUMBERS"),
+        flag(f"Texts in a batch of the server. {_LISTED}", _MEASURED, "--batch-size", "--test-max-batch-size", "-test-max-batch-size", metavar="NUMBERS"),
     ] = "32,64,128,256,512",
     layers: Annotated[
         str,
-        _option(
+        flag(
             f"Layers that are pooled, from the end: -1 is the last. {_LISTED} (default: every layer that the model has)",
             _MEASURED, "--layer", "--test-pooling-layer", "-test-pooling-layer", metavar="NUMBERS",
         ),
     ] = "all",
-    small_and_large: Annotated[bool, _option("Compare small requests with large ones.", _MEASURED)] = True,
-    text_length: Annotated[int, _option("Tokens of a text in the other tables.", _HOW)] = 40,
-    texts: Annotated[int, _option("Texts in a request in the other tables.", _HOW)] = 256,
-    num_repeat: Annotated[int, _option("Requests that are counted at most, where one client asks.", _HOW, "--num-repeat", "-num-repeat")] = 8,
-    seconds: Annotated[float, _option("Seconds that are counted for each number; one request at least is.", _HOW)] = 5.0,
-    wait_till_ready: Annotated[float, _option("Seconds that a server may take to start.", _HOW, "--wait-till-ready", "-wait-till-ready")] = 300.0,
+    small_and_large: Annotated[bool, flag("Compare small requests with large ones.", _MEASURED)] = True,
+    text_length: Annotated[int, flag("Tokens of a text in the other tables.", _HOW)] = 40,
+    texts: Annotated[int, flag("Texts in a request in the other tables.", _HOW)] = 256,
+    num_repeat: Annotated[int, flag("Largest number of counted requests where there is one client.", _HOW, "--num-repeat", "-num-repeat")] = 8,
+    seconds: Annotated[float, flag("Seconds of counted requests for each number; at least one request is counted.", _HOW)] = 5.0,
+    wait_till_ready: Annotated[float, flag("Seconds that a server may take to start.", _HOW, "--wait-till-ready", "-wait-till-ready")] = 300.0,
     client_vocab_file: Annotated[
-        Path | None, _option("File of words, one a line, that texts are made of (default: common English ones).", _HOW, "--client-vocab-file", "-client-vocab-file")
+        Path | None, flag("File of words, one per line, to make texts of (default: common English words).", _HOW, "--client-vocab-file", "-client-vocab-file")
     ] = None,
-    zmq: Annotated[bool, _option("Over which frontend clients ask.", _HOW, "--zmq/--http")] = True,
+    zmq: Annotated[bool, flag("Frontend that the clients use.", _HOW, "--zmq/--http")] = True,
     quick: Annotated[
-        bool, _option("Fewer texts in a request, and 1.5 seconds for each number: minutes instead of a quarter of an hour.", _HOW, "--quick")
+        bool, flag("Fewer texts in a request, and 1.5 seconds for each number: takes minutes instead of a quarter of an hour.", _HOW, "--quick")
     ] = False,
-    json: Annotated[Path | None, _option("File that gets the tables as JSON; - prints that instead.", _RESULT)] = None,
-    markdown: Annotated[Path | None, _option("File that gets the tables as Markdown.", _RESULT)] = None,
-    figure: Annotated[Path | None, _option("File that gets a picture of the tables, as .png and .svg.", _RESULT)] = None,
+    json: Annotated[Path | None, flag("File that gets the tables as JSON; - prints them instead.", _RESULT)] = None,
+    markdown: Annotated[Path | None, flag("File that gets the tables as Markdown.", _RESULT)] = None,
+    figure: Annotated[Path | None, flag("File that gets a picture of the tables, as .png and .svg.", _RESULT)] = None,
 ) -> int:  # fmt: skip
-    """Measure a model as bert-serving-benchmark does: servers are started in turn, and tables written as Markdown.
+    """Measure a model as bert-serving-benchmark does: servers are started one after the other, and tables are printed as
+    Markdown.
 
-    Progress goes to stderr, the tables to stdout. Flags of weir embed serve stand behind two dashes. In all tables but
-    the last, clients wait for an answer before they ask again. The last compares small requests with large ones: the same texts, as many under way.
+    Progress goes to stderr, the tables to stdout. Flags of weir embed serve follow after two dashes. In all tables but the
+    last, a client waits for its answer before it sends again. The last table compares small requests with large ones, with
+    the same texts and equally many texts under way.
     """
     from weir.bench.vectors import WORDS, Patience, TablesPlan
 
@@ -140,11 +138,11 @@ def _write(tables: "list[Table]", json: Path | None, markdown: Path | None, figu
 
 
 def _split(words: list[str]) -> tuple[str | None, list[str]]:
-    """Return the directory, if one is named, and the flags of the server."""
+    """Return the directory, if one is given, and the flags of the server."""
     first = next((place for place, each in enumerate(words) if each.startswith("-")), len(words))
     named, flags = words[:first], words[first:]
     if len(named) > 1:
-        raise SettingsError(f"{' '.join(named)}: must be one DIRECTORY; flags of the server stand behind --")
+        raise SettingsError(f"{' '.join(named)}: must be one DIRECTORY; flags of the server follow after --")
     return (named[0] if named else None), flags
 
 
@@ -173,5 +171,5 @@ def _words(file: Path) -> list[str]:
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"--client-vocab-file={file}: cannot be read ({error})") from None
     if not words:
-        raise SettingsError(f"--client-vocab-file={file}: must have words, one a line")
+        raise SettingsError(f"--client-vocab-file={file}: must have words, one per line")
     return words

@@ -1,4 +1,4 @@
-"""`weir embed convert`: a checkpoint of the original BERT as a directory that can be served."""
+"""`weir embed convert`: converts a checkpoint of the original BERT to a directory that can be served."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,16 +11,16 @@ def convert(
     target: Annotated[str, typer.Argument(metavar="TARGET", help="New directory to write.")],
     checkpoint: Annotated[
         str | None,
-        typer.Option("--checkpoint", "--ckpt-name", "-ckpt-name", metavar="NAME", help="Checkpoint to take (default: bert_model.ckpt, or the only one)."),
+        typer.Option("--checkpoint", "--ckpt-name", "-ckpt-name", metavar="NAME", help="Checkpoint to convert (default: bert_model.ckpt, or the only one)."),
     ] = None,
     cased: Annotated[
         bool | None,
-        typer.Option("--cased/--no-cased", "--cased-tokenization/ ", "-cased-tokenization/ ", help="Whether capital letters count (default: if the vocabulary has any)."),
+        typer.Option("--cased/--no-cased", "--cased-tokenization/ ", "-cased-tokenization/ ", help="Whether capital letters matter (default: if the vocabulary has any)."),
     ] = None,
 ) -> None:  # fmt: skip
     """Convert a TensorFlow checkpoint of the original BERT to a directory in Hugging Face's layout; TensorFlow is not needed.
 
-    A classifier that was trained on top is taken along.
+    A classifier that was trained on top is converted too.
     """
     from weir.embedding.bert_as_service.convert import convert as convert_checkpoint
 

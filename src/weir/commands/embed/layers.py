@@ -1,4 +1,4 @@
-"""`weir embed layers`: labelled texts through every layer of a model."""
+"""`weir embed layers`: shows how well each layer of a model separates labelled texts."""
 
 from pathlib import Path
 from typing import Annotated
@@ -19,16 +19,16 @@ def layers(
             help="File that gets the picture, as .png and .svg (default: layers.png, if matplotlib is installed).",
         ),
     ] = None,
-    pooling: Annotated[str, typer.Option(help="Of the picture: mean, max or cls. The table has all.")] = "mean",
+    pooling: Annotated[str, typer.Option(help="Pooling in the picture: mean, max or cls. The table has all.")] = "mean",
     max_length: Annotated[int | None, typer.Option(help="Tokens of a text that are read.", min=4)] = None,
-    neighbours: Annotated[int, typer.Option(help="Texts that vote on the label of another.", min=1)] = 5,
+    neighbours: Annotated[int, typer.Option(help="Nearest texts that vote on the label of a text.", min=1)] = 5,
     json: Annotated[Path | None, typer.Option(help="File that gets the table as JSON; - prints it instead.")] = None,
 ) -> None:
-    """Show what every layer of a model makes of labelled texts: a picture with a panel per layer, and how far it keeps classes apart.
+    """Show how well each layer of a model separates labelled texts: a picture with a panel per layer, and a table.
 
-    A panel shows the two directions in which its vectors differ most (PCA). In the table, kNN accuracy is the share of texts
-    whose nearest neighbours have its label in their majority, and silhouette, from -1 to 1, how much nearer texts are to their own class
-    than to the next; both by cosine distance.
+    A panel shows the two directions in which the vectors of its layer differ most (PCA). In the table, kNN accuracy is the
+    share of texts whose label most of their nearest neighbours have. Silhouette, from -1 to 1, tells how much nearer texts
+    are to their own class than to the next one. Both use cosine distance.
     """
     import msgspec
     from rich.console import Console
@@ -36,7 +36,7 @@ def layers(
 
     from weir.commands.embed import bar, directory_of
     from weir.commands.options import STDOUT, can_draw, check_results, print_table, write_atomically
-    from weir.embedding.offline import draw, read_labelled, study_layers, table, to_dict
+    from weir.embedding.offline import as_dict, draw, read_labelled, study_layers, table
 
     texts, labels = read_labelled(file)
     picture = output or (Path("layers.png") if can_draw() else None)
@@ -47,7 +47,7 @@ def layers(
         )
     if picture is not None:
         draw(found, picture, pooling)
-    content = msgspec.json.format(msgspec.json.encode(to_dict(found)), indent=2).decode() + "\n"
+    content = msgspec.json.format(msgspec.json.encode(as_dict(found)), indent=2).decode() + "\n"
     if json is not None and json != STDOUT:
         write_atomically(json, content)
     if json == STDOUT:

@@ -1,4 +1,4 @@
-"""`weir embed serve`: vectors of texts over HTTP, ZeroMQ and every other frontend."""
+"""`weir embed serve`: serves the vectors of texts over HTTP, ZeroMQ and every other frontend."""
 
 import inspect
 from dataclasses import replace
@@ -26,18 +26,19 @@ from weir.embedding.bert_as_service.settings import (
 from weir.embedding.server_settings import TEXTS
 from weir.settings import Settings, declared_settings
 
-_STOCK_VERSION = "1.10.0"  # whose clients find what they look for
+_STOCK_VERSION = "1.10.0"  # of bert-as-service, whose clients this serves
 
 
 def _serve(directories: list[str] | None, config: list[str] | None, **options: list[Any] | bool | None) -> int:
-    """Serve the models of all DIRECTORYs until SIGTERM, SIGINT, SIGQUIT or SIGHUP; without one, the small model that can be installed.
+    """Serve the models of all DIRECTORYs until SIGTERM, SIGINT, SIGQUIT or SIGHUP; without one, the small model, if it is installed.
 
-    A DIRECTORY is one of Hugging Face's or of sentence-transformers, with weights as safetensors; NAME=DIRECTORY says what the model is
-    called. What is not said is read from its files. Options apply to every model; values for one model go into its table of the file,
-    models.NAME. Each option is a TOML key and a variable too: --max-length is max_length and WEIR_MAX_LENGTH.
+    A DIRECTORY has the layout of Hugging Face or of sentence-transformers, with weights as safetensors. NAME=DIRECTORY gives
+    the model a name. Settings that are not given are read from its files. Options apply to every model; values for one model
+    go into its table of the TOML file, models.NAME. Each option is also a TOML key and a variable: --max-length is max_length
+    and WEIR_MAX_LENGTH.
 
-    The flags of bert-serving-start are taken too, with one dash or two; -port is --zmq-port. With any of them, ZeroMQ is open on the ports
-    that bert-serving-start opens.
+    The flags of bert-serving-start are accepted too, with one dash or two; -port is --zmq-port. With any of them, ZeroMQ
+    listens on the ports that bert-serving-start opens.
     """
     import asyncio
 
@@ -54,13 +55,13 @@ def _serve(directories: list[str] | None, config: list[str] | None, **options: l
         settings = _with_stock_ports(settings, stock)
     with logging_to(settings.telemetry, captures=True), errors_logged(settings), MeasuringProgress() as measuring:
         server = asyncio.run(compose(settings, measuring.of))
-        _tell(settings, stock)
+        _log_differences(settings, stock)
     serve(server.settings, server.product)
     return 0
 
 
 def old_parameters() -> list[inspect.Parameter]:
-    """Return a parameter for each, which `--help` does not show."""
+    """Return a parameter for each flag of bert-serving-start; `--help` does not show them."""
     switches = {VERSION, XLA, *(name for name, old in OLD.items() if old.value is not None)}
     both = [
         parameter(name, bool if name in switches else list[str], _hidden(f"-{name}", f"--{name}"))
@@ -74,7 +75,7 @@ def _hidden(*flags: str) -> Any:
 
 
 def _with_stock_ports(settings: Settings, stock: Translated) -> Settings:
-    """Return `settings` with ZeroMQ where the clients of bert-as-service look for it, unless its port was given by today's name."""
+    """Return `settings` with ZeroMQ on the ports of bert-as-service, unless --zmq-port was given."""
     zeromq: ZeroMqSettings = settings.more["ZeroMQ"]
     if zeromq.zmq_port and not stock.old_port:
         return settings
@@ -85,15 +86,15 @@ def _with_stock_ports(settings: Settings, stock: Translated) -> Settings:
     return settings._replace(more={**settings.more, "ZeroMQ": zeromq})
 
 
-def _tell(settings: Settings, stock: Translated) -> None:
-    """Log what is not as whoever starts a server with old flags may expect it."""
+def _log_differences(settings: Settings, stock: Translated) -> None:
+    """Log where this server differs from what users of bert-serving-start's flags may expect."""
     from weir.protocols.access import is_loopback
     from weir.telemetry.logs import get_logger
 
     logger, zeromq = get_logger("weir"), settings.more["ZeroMQ"]
     if stock.stock and is_loopback(settings.http.host):
         logger.info(
-            "flags of bert-serving-start: ZeroMQ is opened as there, but for this machine alone; --host 0.0.0.0 opens it to others",
+            "flags of bert-serving-start: ZeroMQ listens as with bert-serving-start, but for this machine only; --host 0.0.0.0 opens it to others",
             host=settings.http.host, zmq_port=zeromq.zmq_port, zmq_port_out=zeromq.zmq_port_out,
         )  # fmt: skip
     if stock.xla and "compile" not in stock.today:
@@ -105,7 +106,9 @@ def _tell(settings: Settings, stock: Translated) -> None:
 serve = with_signature(
     _serve,
     [
-        parameter("directories", list[str], typer.Argument(None, metavar="[NAME=]DIRECTORY...", help="What to serve.")),
+        parameter(
+            "directories", list[str], typer.Argument(None, metavar="[NAME=]DIRECTORY...", help="The models to serve.")
+        ),
         *settings_parameters(declared_settings(TEXTS).values()),
         *old_parameters(),
     ],

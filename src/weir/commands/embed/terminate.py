@@ -1,4 +1,4 @@
-"""`weir embed terminate`: have a server of texts end, over HTTP or ZeroMQ."""
+"""`weir embed terminate`: stops a text server, over HTTP or ZeroMQ."""
 
 from pathlib import Path
 from typing import Annotated
@@ -18,18 +18,18 @@ def terminate(
         int | None, typer.Option("--port", "--port-in", "--port-data", "-port", "-port-in", "-port-data", help=f"Its port for requests (default: {_PORT}).", min=1, max=65535)
     ] = None,
     port_out: Annotated[
-        int | None, typer.Option("--port-out", "--port-result", "-port-out", "-port-result", help="Its port for answers (default: the one after).", min=1, max=65535)
+        int | None, typer.Option("--port-out", "--port-result", "-port-out", "-port-result", help="Its port for answers (default: the next one).", min=1, max=65535)
     ] = None,
     token_file: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="File with the server's control token, or with its API key; without a control token only its own machine may. Over ZeroMQ none can be sent.")
+        Path | None, typer.Option(metavar="PATH", help="File with the server's control token, or with its API key. A server without a control token accepts this command only from its own machine. Over ZeroMQ no token can be sent.")
     ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for its answer.", min=0.001)] = 5.0,
-    timeout_ms: Annotated[float | None, typer.Option("-timeout", hidden=True, min=1)] = None,  # as bert-serving-terminate has it
+    timeout_ms: Annotated[float | None, typer.Option("-timeout", hidden=True, min=1)] = None,  # a flag of bert-serving-terminate
 ) -> None:  # fmt: skip
-    """Have a server finish what it has accepted, and end.
+    """Let a server finish what it has accepted, and stop it.
 
-    It asks for its control token, or to be asked on its own machine. The flags of bert-serving-terminate are taken with their one dash too; -timeout is in
-    milliseconds then.
+    The server needs its control token, or else accepts this only from its own machine. The flags of bert-serving-terminate are
+    accepted too, with one dash; -timeout is in milliseconds then.
     """
     from weir.embedding import EmbeddingServer
     from weir.errors import SettingsError
@@ -37,11 +37,11 @@ def terminate(
 
     over_zeromq = ip is not None or port is not None
     if url is not None and over_zeromq:
-        raise SettingsError(f"{url}, --ip, --port: the server is named by a URL, or by --ip and --port")
+        raise SettingsError(f"{url}, --ip, --port: give either a URL, or --ip and --port")
     if over_zeromq:
         host = ip or "localhost"
         url = f"tcp://{f'[{host}]' if ':' in host else host}:{port or _PORT}"
     token = None if token_file is None else read_token(str(token_file)).decode()
     seconds = timeout if timeout_ms is None else timeout_ms / 1000
     EmbeddingServer.shutdown(url or _URL, token=token, port_out=port_out, timeout=seconds)
-    typer.echo(f"{url or _URL}: finishes what it has accepted, and ends")
+    typer.echo(f"{url or _URL}: finishes what it has accepted, and stops")

@@ -1,1 +1,1 @@
-"""What bert-as-service's users know: its ZeroMQ sockets, its HTTP endpoints, its status answers, and its checkpoints. Nothing else of embedding knows it."""
+"""Compatibility with bert-as-service: its ZeroMQ sockets, HTTP endpoints, status answers, flags and checkpoints. All code for it is in this folder."""

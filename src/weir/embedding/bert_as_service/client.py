@@ -1,6 +1,6 @@
-"""A client that speaks as bert-serving-client does, over ZeroMQ. Needs pyzmq.
+"""A ZeroMQ client with the protocol of bert-serving-client. It needs pyzmq.
 
-`weir embed benchmark --zmq` and `weir embed terminate --ip` ask with it. Programs use EmbeddingClient, which speaks HTTP, or bert-serving-client
+`weir embed benchmark --zmq` and `weir embed terminate --ip` use it. Programs should use EmbeddingClient, which uses HTTP, or bert-serving-client
 itself.
 """
 
@@ -20,8 +20,8 @@ from weir.client.embedding import EncodeCall, Vectors
 from weir.embedding.bert_as_service.frames import SHOW_CONFIG, SHOW_STATUS, TERMINATION, encode_json
 from weir.errors import Cancelled, DeadlineExceeded, SettingsError, Unsupported, WeirError
 
-_LOOK_MS = 50  # between two looks at whether a request is too late
-_LINGER_MS = 1000  # that the last messages get to leave
+_POLL_MS = 50  # between two checks for requests whose deadline has passed
+_LINGER_MS = 1000  # that the last messages get to leave when the client is closed
 
 
 class _Pending(NamedTuple):
@@ -30,11 +30,14 @@ class _Pending(NamedTuple):
 
 
 class BertTransport:
-    """Asks the server at `host`, whose requests go to `port` and whose answers come from `port_out`. An EmbeddingTransport without choices:
-    bert-as-service has no word for a model, a priority or a prompt, nor for a deadline: what is too late fails here, and is computed there."""
+    """An EmbeddingTransport that sends requests to `port` of `host` and receives answers from `port_out`, by default the next port.
+
+    A request of bert-as-service cannot state a model, a priority, a prompt or a deadline. A request that is too late fails here, and the server
+    computes it all the same.
+    """
 
     def __init__(self, host: str, port: int, port_out: int | None = None, *, identity: str | None = None) -> None:
-        """Connect; `identity` is whom the server counts, by default a new one. Raises SettingsError where pyzmq is not installed, or the address cannot be."""
+        """Connect as the client `identity`, by default a new random one. Raises SettingsError if pyzmq is missing or the address is invalid."""
         try:
             import zmq
         except ModuleNotFoundError:
@@ -43,8 +46,8 @@ class BertTransport:
         self._identity = (identity or uuid.uuid4().hex).encode()
         self._numbers = itertools.count(1)
         self._pending: dict[int, _Pending] = {}
-        self._lock = threading.Lock()  # around the sending socket and what is pending
-        self._closed = self._heard = False
+        self._lock = threading.Lock()  # guards the sending socket and `_pending`
+        self._closed = self._has_received = False
         self._context = zmq.Context()
         self._sender, self._receiver = self._context.socket(zmq.PUSH), self._context.socket(zmq.SUB)
         try:
@@ -59,46 +62,50 @@ class BertTransport:
         self._thread = threading.Thread(target=self._receive, name="weir-bert-client", daemon=True)
         self._thread.start()
 
-    def encode(self, asked: EncodeCall, timeout: float) -> Vectors:
-        """Return the answer."""
-        return self.start(asked, timeout).result()
+    def encode(self, call: EncodeCall, timeout: float) -> Vectors:
+        """Send the call and return its answer. Raises what `start` raises, and the error of the answer."""
+        return self.start(call, timeout).result()
 
-    def start(self, asked: EncodeCall, timeout: float) -> "Future[Vectors]":
-        """Send, and return what the answer will be in."""
-        if asked._replace(texts=[], want_tokens=False) != EncodeCall([]):
+    def start(self, call: EncodeCall, timeout: float) -> "Future[Vectors]":
+        """Send the call, and return a future of the answer. After `timeout` seconds the future fails with DeadlineExceeded, or with Unreachable if
+        the server has never answered.
+
+        Raises Unsupported if the call states more than texts and `want_tokens`, and Cancelled if the client is closed.
+        """
+        if call._replace(texts=[], want_tokens=False) != EncodeCall([]):
             raise Unsupported(
                 "over ZeroMQ requests name no model, priority, dimensions or prompt: EmbeddingClient does, over HTTP"
             )
-        texts = [" ||| ".join(text) if isinstance(text, tuple) else text for text in asked.texts]
-        return self._ask(encode_json(texts), len(texts), timeout)
+        texts = [" ||| ".join(text) if isinstance(text, tuple) else text for text in call.texts]
+        return self._send(encode_json(texts), len(texts), timeout)
 
     def config(self, timeout: float) -> dict[str, Any]:
         """Return the server's configuration."""
-        facts: dict[str, Any] = self._ask(SHOW_CONFIG, 0, timeout).result()
+        facts: dict[str, Any] = self._send(SHOW_CONFIG, 0, timeout).result()
         return facts
 
     def status(self, timeout: float) -> dict[str, Any]:
         """Return the server's configuration and statistics."""
-        facts: dict[str, Any] = self._ask(SHOW_STATUS, 0, timeout).result()
+        facts: dict[str, Any] = self._send(SHOW_STATUS, 0, timeout).result()
         return facts
 
     def terminate(self, timeout: float) -> None:
-        """Have the server finish what it has accepted, and end. It must be on this machine, and have no control token: there is no place for one here."""
-        self.config(timeout)  # an answer shows that the server hears this client, and this client the server
-        self._ask(TERMINATION, 0, timeout).result()
+        """Make the server finish what it has accepted, and end. It must run on this machine without a control token, which ZeroMQ cannot send."""
+        self.config(timeout)  # an answer shows that both connections are established
+        self._send(TERMINATION, 0, timeout).result()
 
     def close(self) -> None:
-        """End it: what is under way fails with Cancelled. Idempotent."""
+        """Close the connections. Requests under way fail with Cancelled. Idempotent."""
         with self._lock:
             if self._closed:
                 return
             self._closed = True
         self._thread.join()
-        self._end(list(self._pending), Cancelled("this client was closed"))
+        self._fail(list(self._pending), Cancelled("this client was closed"))
         self._sender.close()
         self._context.term()
 
-    def _ask(self, payload: bytes, size: int, timeout: float) -> "Future[Any]":
+    def _send(self, payload: bytes, size: int, timeout: float) -> "Future[Any]":
         future: Future[Any] = Future()
         with self._lock:
             if self._closed:
@@ -110,31 +117,33 @@ class BertTransport:
 
     def _receive(self) -> None:
         while not self._closed:
-            if self._receiver.poll(_LOOK_MS):
-                self._take(self._receiver.recv_multipart())
+            if self._receiver.poll(_POLL_MS):
+                self._deliver(self._receiver.recv_multipart())
             now = time.monotonic()
             with self._lock:
                 late = [number for number, pending in self._pending.items() if now >= pending.deadline]
             if late:
-                known = "no answer in time" + ("" if self._heard else ", to anything: does a server listen there?")
-                self._end(late, (DeadlineExceeded if self._heard else Unreachable)(f"{self._where}: {known}"))
+                known = "no answer in time" + (
+                    "" if self._has_received else ", to anything: does a server listen there?"
+                )
+                self._fail(late, (DeadlineExceeded if self._has_received else Unreachable)(f"{self._where}: {known}"))
         self._receiver.close()
 
-    def _take(self, frames: list[bytes]) -> None:
+    def _deliver(self, frames: list[bytes]) -> None:
         if frames[0] != self._identity or not frames[-1].isdigit():
-            return  # another client's, whose identity begins with this one's
-        self._heard = True
+            return  # an answer to another client, whose identity begins with this one
+        self._has_received = True
         with self._lock:
             pending = self._pending.pop(int(frames[-1]), None)
         if pending is None:
             return
-        with suppress(InvalidStateError):  # it has been cancelled
+        with suppress(InvalidStateError):  # the caller has cancelled the future
             try:
                 pending.future.set_result(_read(frames))
             except WeirError as error:
                 pending.future.set_exception(error)
 
-    def _end(self, numbers: list[int], error: WeirError) -> None:
+    def _fail(self, numbers: list[int], error: WeirError) -> None:
         for number in numbers:
             with self._lock:
                 pending = self._pending.pop(number, None)
@@ -144,7 +153,7 @@ class BertTransport:
 
 
 def _read(frames: list[bytes]) -> Any:
-    """Return vectors or facts. Raises the error that the server answers, and WeirError for what is no answer."""
+    """Return the vectors or the facts of an answer. Raises the error that the answer holds, and WeirError if it is not a valid answer."""
     try:
         head = msgspec.json.decode(frames[1])
         if error := head.get("error"):

@@ -1,13 +1,13 @@
-"""Converting BERT's original TensorFlow checkpoints to a directory that everything else reads, without TensorFlow.
+"""Convert the original TensorFlow checkpoints of BERT to a directory in Hugging Face's layout, without TensorFlow.
 
-A checkpoint is `name.index` and `name.data-00000-of-00001`. The index is a table of LevelDB's format: the empty key has a header, every other key is a
-variable's name, with its datatype, shape and place in a data file. The data files hold nothing but the values.
+A checkpoint consists of `name.index` and data files such as `name.data-00000-of-00001`. The index is a table in LevelDB's format. Its empty key has a
+header; every other key is the name of a variable, with the variable's datatype, shape, data file and offset. The data files hold the values alone.
 (TensorFlow, core/protobuf/tensor_bundle.proto)
 
-A table ends in a footer of 48 bytes: the places of two blocks as varints, padding, and a magic number. The second block is the index: its
-values are the places of the blocks with the entries. Behind each block stand a byte for its compression and a checksum. In a block, an entry is
-three varints (bytes of the key shared with the one before, other bytes of the key, bytes of the value), then key and value; the block ends in
-a list of places where keys are whole, and their number.
+A table ends with a footer of 48 bytes: the handles of two blocks, padding, and a magic number. A handle is an offset and a size, both varints. The second
+block is the index block, whose values are the handles of the blocks with the entries. A block is followed by a byte for its compression and a checksum.
+An entry is three varints (the number of bytes of the key shared with the key before, of other bytes of the key, and of bytes of the value), then these
+bytes of the key, and the value. A block ends with a list of the offsets of entries with unshared keys, and the length of that list.
 (LevelDB, doc/table_format.md; TensorFlow, core/lib/io/format.h)
 """
 
@@ -24,38 +24,39 @@ from numpy.typing import NDArray
 
 from weir.embedding.checkpoint.config import JsonDocument, read_document
 from weir.embedding.checkpoint.reading import read_checkpoint
-from weir.embedding.checkpoint.weights import WEIGHTS, names_of
+from weir.embedding.checkpoint.weights import POOLER, WEIGHTS, weight_names
 from weir.embedding.tokens.files import Malformed, fields, has_capitals, read_varint
 from weir.errors import SettingsError
 
-FOOTER = 48
-MOST_BYTES = 64 << 20  # of all keys and values: an index of thousands of variables has a megabyte
+FOOTER = 48  # bytes
+MAX_INDEX_BYTES = 64 << 20  # of all keys and values together; an index of thousands of variables has a megabyte
 MAGIC = bytes.fromhex("57fb808b247547db")
 
 
 def read_table(data: bytes) -> dict[bytes, bytes]:
-    """Return all keys and values of a table. Raises Malformed."""
+    """Return all keys and values of a table in LevelDB's format. Raises Malformed."""
     if len(data) < FOOTER or data[-8:] != MAGIC:
-        raise Malformed("it does not end as a table does")
+        raise Malformed("it does not end with the footer of a table")
     _, _, place = _handle(data[-FOOTER:], 0)
     start, size, _ = _handle(data[-FOOTER:], place)
     entries: dict[bytes, bytes] = {}
-    room = MOST_BYTES
+    room = MAX_INDEX_BYTES
     for value in _block(data, start, size, room).values():
         start, size, _ = _handle(value, 0)
         found = _block(data, start, size, room)
-        # Blocks may be named twice, and short entries stand for long keys.
-        room -= sum(len(key) + len(one) for key, one in found.items())
+        # The limit is counted in decoded bytes: a block may be named twice, and a short entry may stand for a long key.
+        room -= sum(map(len, found.keys())) + sum(map(len, found.values()))
         entries |= found
     return entries
 
 
 def _block(data: bytes, start: int, size: int, room: int) -> dict[bytes, bytes]:
+    """Return the entries of one block. Raises Malformed, also if the entries have more than `room` bytes."""
     block = data[start : start + size]
     if len(block) < max(size, 4) or start + size >= len(data):
         raise Malformed("a block is cut off")
     if data[start + size]:
-        raise Malformed("a block is compressed, which TensorFlow does not do to checkpoints")
+        raise Malformed("a block is compressed, which TensorFlow never does in checkpoints")
     end = size - 4 - 4 * int.from_bytes(block[-4:], "little")
     entries: dict[bytes, bytes] = {}
     key, place = b"", 0
@@ -67,7 +68,7 @@ def _block(data: bytes, start: int, size: int, room: int) -> dict[bytes, bytes]:
             raise Malformed("an entry is cut off")
         room -= shared + own + length
         if room < 0:
-            raise Malformed(f"its entries take more than {MOST_BYTES >> 20} MiB")
+            raise Malformed(f"its entries take more than {MAX_INDEX_BYTES >> 20} MiB")
         key = key[:shared] + block[place : place + own]
         entries[key] = block[place + own : place + own + length]
         place += own + length
@@ -75,17 +76,21 @@ def _block(data: bytes, start: int, size: int, room: int) -> dict[bytes, bytes]:
 
 
 def _handle(data: bytes, place: int) -> tuple[int, int, int]:
+    """Return the offset and the size in the handle at `place`, and the place after it."""
     start, place = read_varint(data, place)
     size, place = read_varint(data, place)
     return start, size, place
 
 
-# TensorFlow's numbers of the datatypes that weights have; the other variables (such as the step) are not asked for.
-KINDS: dict[int, Any] = {1: np.float32, 2: np.float64, 3: np.int32, 9: np.int64, 19: np.float16}
+# TensorFlow's numbers of datatypes (core/framework/types.proto). Variables of other types, such as strings, are not weights.
+DTYPES: dict[int, Any] = {1: np.float32, 2: np.float64, 3: np.int32, 9: np.int64, 19: np.float16}
 
 
 class Variable(NamedTuple):
-    """Where a variable's values are."""
+    """An entry of the index: the variable's datatype and shape, the number of its data file, its offset and size there in bytes.
+
+    A sliced variable is stored in parts, which are not supported.
+    """
 
     kind: int = 0
     shape: tuple[int, ...] = ()
@@ -103,8 +108,8 @@ class Bundle:
         self.prefix = prefix
         self.index = prefix.with_name(prefix.name + ".index")
         try:
-            if self.index.stat().st_size > MOST_BYTES:
-                raise Malformed(f"it has more than {MOST_BYTES >> 20} MiB")
+            if self.index.stat().st_size > MAX_INDEX_BYTES:
+                raise Malformed(f"it has more than {MAX_INDEX_BYTES >> 20} MiB")
             entries = read_table(self.index.read_bytes())
             self.shards = _header(entries.pop(b"", b""))
             self.variables = {name.decode(): _variable(entry) for name, entry in entries.items()}
@@ -114,28 +119,31 @@ class Bundle:
             raise SettingsError(f"{self.index}: is broken, or no index of a TensorFlow checkpoint: {error}") from None
 
     def read(self, name: str) -> NDArray[Any]:
-        """Return a variable, mapped from its file. Raises SettingsError naming the file if it does not hold it."""
-        known = self.variables[name]
-        path = self.prefix.with_name(f"{self.prefix.name}.data-{known.shard:05}-of-{self.shards:05}")
-        if known.kind not in KINDS or known.sliced:
+        """Return the values of a variable, mapped from its data file; a scalar has the shape [1].
+
+        Raises SettingsError naming the file: the variable is stored in slices, has another datatype or size, or is cut off.
+        """
+        variable = self.variables[name]
+        path = self.prefix.with_name(f"{self.prefix.name}.data-{variable.shard:05}-of-{self.shards:05}")
+        if variable.kind not in DTYPES or variable.sliced:
             raise SettingsError(
-                f"{self.index}: {name!r} is in slices or of the datatype {known.kind}: must be whole and of floats"
+                f"{self.index}: {name!r} is in slices or of the datatype {variable.kind}: must be whole and of floats"
             )
-        kind = np.dtype(KINDS[known.kind])
-        if math.prod(known.shape) * kind.itemsize != known.size or not known.size:
+        dtype = np.dtype(DTYPES[variable.kind])
+        if math.prod(variable.shape) * dtype.itemsize != variable.size or not variable.size:
             raise SettingsError(
-                f"{self.index}: {name!r} has {known.size} bytes, its shape {list(known.shape)} takes others"
+                f"{self.index}: {name!r} has {variable.size} bytes, which does not fit its shape {list(variable.shape)}"
             )
         try:
-            if path.stat().st_size < known.offset + known.size:
-                raise SettingsError(f"{path}: is cut off: {name!r} would end at byte {known.offset + known.size}")
-            return np.memmap(path, dtype=kind, mode="r", offset=known.offset, shape=known.shape or (1,))
+            if path.stat().st_size < variable.offset + variable.size:
+                raise SettingsError(f"{path}: is cut off: {name!r} would end at byte {variable.offset + variable.size}")
+            return np.memmap(path, dtype=dtype, mode="r", offset=variable.offset, shape=variable.shape or (1,))
         except OSError as error:
             raise SettingsError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def _header(message: bytes) -> int:
-    """Return the number of data files."""
+    """Return the number of data files in a BundleHeaderProto."""
     known = dict(fields(message))
     shards = known.get(1, 0)
     if not isinstance(shards, int) or shards < 1:
@@ -146,6 +154,7 @@ def _header(message: bytes) -> int:
 
 
 def _variable(message: bytes) -> Variable:
+    """Return the variable in a BundleEntryProto."""
     sliced, numbers, shape = False, dict.fromkeys((1, 3, 4, 5), 0), b""
     for number, value in fields(message):
         if number == 7:
@@ -161,20 +170,27 @@ def _variable(message: bytes) -> Variable:
 def _size(message: bytes) -> int:
     size = dict(fields(message)).get(1, 0)
     if not isinstance(size, int) or size >= 1 << 63:
-        raise Malformed("a variable's shape is not known")
+        raise Malformed("a variable has a dimension of unknown size")
     return size
 
 
-USUAL = "bert_model.ckpt"
-HEAD = {"classifier.weight": "output_weights", "classifier.bias": "output_bias"}  # of the original run_classifier.py
+DEFAULT_NAME = "bert_model.ckpt"
+HEAD = {
+    "classifier.weight": "output_weights",
+    "classifier.bias": "output_bias",
+}  # the names in BERT's run_classifier.py
 
 
 def convert(source: Path, target: Path, *, name: str | None = None, cased: bool | None = None) -> Path:
-    """Convert a checkpoint of the original BERT and return `target`, a new directory in Hugging Face's layout.
+    """Convert a checkpoint of the original BERT to `target`, a new or empty directory, in Hugging Face's layout. Return `target`.
 
-    `source` holds bert_config.json, vocab.txt and a checkpoint: `name`, or bert_model.ckpt, or the only one that is there. `cased` says whether
-    capitals count (None: they do if the vocabulary has any). A classifier that was trained on top is taken along. What the optimiser
-    noted is left out. Nothing is left in `target` unless all went well.
+    The weights of a classifier are converted too; the optimiser's variables are not.
+
+    Args:
+        source: the directory with bert_config.json (or config.json), vocab.txt and the checkpoint.
+        target: the directory to write. It appears complete or not at all.
+        name: the name of the checkpoint; by default bert_model.ckpt, or the only checkpoint in the directory.
+        cased: whether the model distinguishes capital letters; None if the vocabulary decides by having any.
 
     Raises SettingsError naming the file and the rule.
     """
@@ -185,18 +201,18 @@ def convert(source: Path, target: Path, *, name: str | None = None, cased: bool 
     vocabulary = source / "vocab.txt"
     if not vocabulary.is_file():
         raise SettingsError(f"{source}: has no vocab.txt")
-    bundle = Bundle(source / _name(source, name))
-    names = _names(bundle, config.integer("num_hidden_layers"))
+    bundle = Bundle(source / _checkpoint_name(source, name))
+    names = _variables(bundle, config.integer("num_hidden_layers"))
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as folder:
-        made = Path(folder) / "made"
-        made.mkdir()
-        _write(made / WEIGHTS, bundle, names)
-        _settings(made, config, bundle, vocabulary, cased)
-        read_checkpoint(made).tokenizer()  # what is wrong shows here
+        converted = Path(folder) / "converted"
+        converted.mkdir()
+        _write_weights(converted / WEIGHTS, bundle, names)
+        _write_settings(converted, config, bundle, vocabulary, cased)
+        read_checkpoint(converted).tokenizer()  # checks the result
         if target.exists():
             target.rmdir()
-        made.rename(target)
+        converted.rename(target)
     return target
 
 
@@ -207,17 +223,17 @@ def _config(source: Path) -> Path:
     raise SettingsError(f"{source}: has no bert_config.json: must be a directory with an original BERT")
 
 
-def _name(source: Path, name: str | None) -> str:
+def _checkpoint_name(source: Path, name: str | None) -> str:
     found = sorted(path.name.removesuffix(".index") for path in source.glob("*.index"))
-    wanted = name if name is not None else USUAL if USUAL in found or len(found) != 1 else found[0]
-    if wanted not in found:
-        raise SettingsError(f"{source}: has no {wanted}.index; the checkpoints there: {', '.join(found) or 'none'}")
-    return wanted
+    chosen = name if name is not None else DEFAULT_NAME if DEFAULT_NAME in found or len(found) != 1 else found[0]
+    if chosen not in found:
+        raise SettingsError(f"{source}: has no {chosen}.index; the checkpoints there: {', '.join(found) or 'none'}")
+    return chosen
 
 
-def _names(bundle: Bundle, layers: int) -> dict[str, str]:
-    """Return the variable for each weight, by the weight's name in the new file."""
-    inner = names_of("bert", layers) | {"pooler.weight": "pooler.dense.weight", "pooler.bias": "pooler.dense.bias"}
+def _variables(bundle: Bundle, layers: int) -> dict[str, str]:
+    """Return the name of the variable for each weight, by the name of the weight in the new file."""
+    inner = weight_names("bert", layers) | POOLER
     names = {plain: _tensorflow_name(plain) for plain in inner.values()}
     if all(variable in bundle.variables for variable in HEAD.values()):
         names = {f"bert.{plain}": variable for plain, variable in names.items()} | HEAD
@@ -228,7 +244,7 @@ def _names(bundle: Bundle, layers: int) -> dict[str, str]:
 
 
 def _tensorflow_name(name: str) -> str:
-    """Return what TensorFlow calls a weight."""
+    """Return the name of the variable that has the weight `name`, a name in Hugging Face's files."""
     path = re.sub(r"\.layer\.(\d+)\.", r".layer_\1.", name).replace(".", "/")
     path = re.sub(r"_embeddings/weight$", "_embeddings", path)
     path = path.replace("LayerNorm/weight", "LayerNorm/gamma").replace("LayerNorm/bias", "LayerNorm/beta")
@@ -237,12 +253,12 @@ def _tensorflow_name(name: str) -> str:
 
 def _array(bundle: Bundle, variable: str) -> NDArray[Any]:
     value = bundle.read(variable)
-    # TensorFlow multiplies by kernels from the right: their inputs come first.
+    # TensorFlow's kernels are [inputs, outputs], torch's weights [outputs, inputs].
     return value.T if variable.endswith("/kernel") else value
 
 
-def _write(path: Path, bundle: Bundle, names: dict[str, str]) -> None:
-    """Write a safetensors file one weight after the other, so that no more than one is in memory."""
+def _write_weights(path: Path, bundle: Bundle, names: dict[str, str]) -> None:
+    """Write a safetensors file. Only one weight is in memory at a time."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     place = 0
     for name, variable in names.items():
@@ -257,9 +273,9 @@ def _write(path: Path, bundle: Bundle, names: dict[str, str]) -> None:
             file.write(np.ascontiguousarray(_array(bundle, variable), dtype="<f4").data)
 
 
-def _settings(made: Path, config: JsonDocument, bundle: Bundle, vocabulary: Path, cased: bool | None) -> None:
-    """Write the configuration of model and tokenizer."""
-    shutil.copyfile(vocabulary, made / "vocab.txt")
+def _write_settings(folder: Path, config: JsonDocument, bundle: Bundle, vocabulary: Path, cased: bool | None) -> None:
+    """Write vocab.txt and the configurations of model and tokenizer."""
+    shutil.copyfile(vocabulary, folder / "vocab.txt")
     if cased is None:
         cased = has_capitals(vocabulary.read_text(encoding="utf-8", errors="replace").split("\n"))
     kind = "BertModel"
@@ -279,4 +295,4 @@ def _settings(made: Path, config: JsonDocument, bundle: Bundle, vocabulary: Path
         "model_max_length": config.integer("max_position_embeddings"),
     }
     for name, value in (("config.json", whole), ("tokenizer_config.json", text)):
-        (made / name).write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+        (folder / name).write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")

@@ -1,16 +1,17 @@
 """The HTTP endpoints of bert-as-service: POST /encode, GET /status/server and /status/client, POST /terminate.
 
-The body of POST /encode is JSON, msgpack or a form. A text that is longer than the model reads is cut, unless the server was told not to; the answer
-says which were, in `truncated` and in the header X-Weir-Truncated.
+The body of POST /encode is JSON, msgpack or a form. A text that is longer than the model reads is cut, unless the settings refuse it. The answer names the
+texts that were cut in `truncated`, and their number in the header X-Weir-Truncated.
 """
 
 import asyncio
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 from urllib.parse import unquote_to_bytes
 
 import msgspec
+from msgspec import Meta, Struct
 from starlette.routing import Route
 
 from weir.embedding.bert_as_service.status import Status, client_fields
@@ -21,47 +22,81 @@ from weir.embedding.exchange import (
     as_json,
     check_dimensions,
     check_text,
-    read_field,
     read_json,
     read_text,
     truncated_places,
 )
-from weir.embedding.http import (
-    DIMENSIONS_SCHEMA,
-    IDS_SCHEMA,
-    PROMPT_SCHEMA,
-    TEXT_SCHEMA,
-    TRUNCATE_SCHEMA,
-    TRUNCATED_SCHEMA,
-    WORDS_SCHEMA,
-    HttpTexts,
-    Listing,
-    Schema,
-    TextHead,
-    described_call,
-    described_page,
-)
-from weir.embedding.texts import Encoded, Text
+from weir.embedding.http import HttpTexts, Listing, TextHead, described_call
+from weir.embedding.texts import Dimensions, Encoded, Ids, PlainText, Prompt, Text, Truncate, Truncated, Words
 from weir.errors import InvalidRequest, UnsupportedMediaType, brief
 from weir.frontends.http.asgi import AsgiCall, Endpoint
+from weir.frontends.http.openapi import operation
 from weir.messages import JSON, MSGPACK
 from weir.protocols.access import Control
 from weir.protocols.content_negotiation import accept_of
 from weir.protocols.response import Headers, HttpResponse, encode_safely, error_headers, error_value
 from weir.protocols.status import http_code
+from weir.wire.schema import any_of
+from weir.wire.schema import read_document as read_declared
 from weir.wire.values import DECODE, refuse_names, uncollected, without_nul, words_without_nul
 
 _FORM = "application/x-www-form-urlencoded"
 _MSGPACK = ("application/msgpack", "application/x-msgpack", "application/vnd.msgpack")
 _JSON = ("", "*/*", "application/json", "text/json")
-_PIECE = 64 << 10  # characters
+_PIECE = 64 << 10  # characters of a form that are decoded at once
 _TRUTH = {"true": True, "1": True, "false": False, "0": False}
 
 
+class EncodeBody(Struct, forbid_unknown_fields=True):
+    """A request for the vectors of texts."""
+
+    texts: Annotated[list[Annotated[Any, any_of(PlainText, Words, Ids)]], Meta(extra_json_schema={"minItems": 1})]
+    id: Any = None
+    is_tokenized: Annotated[bool | None, Meta(description="every text is a list of words")] = None
+    pairs: Annotated[bool | None, Meta(description="every text is a list of two that belong together")] = None
+    model: Annotated[str | None, Meta(description="the first one if it is not given")] = None
+    dimensions: Dimensions = None
+    truncate: Truncate = None
+    prompt: Prompt = None
+    show_tokens: Annotated[bool | None, Meta(description="the answer has the tokens too")] = None
+
+
+class EncodeLead(TypedDict):
+    """What is answered beside the vectors. `id` is that of the request."""
+
+    id: Any
+    status: Literal[200]
+    truncated: NotRequired[Truncated]
+    tokens: NotRequired[list[list[str]]]
+
+
+class EncodeAnswer(EncodeLead):
+    """The vectors of texts."""
+
+    result: Annotated[list[Any], Meta(description="for each text a vector, or a list with one for each token")]
+
+
+class EncodeError(TypedDict):
+    """What is wrong. `status` is that of HTTP."""
+
+    id: Any
+    type: str
+    description: str
+    status: int
+    details: NotRequired[Any]
+
+
+class EndNotice(TypedDict):
+    """That the server ends."""
+
+    status: Literal[200]
+    description: str
+
+
 def read_document(body: bytes, content_type: str, context: EmbeddingContext) -> dict[str, Any]:
-    """Read a body as far as that it is an object, or a form as one. Raises InvalidRequest; UnsupportedMediaType."""
+    """Return the object that a body of JSON, msgpack or a form holds; its fields are not checked. Raises InvalidRequest and UnsupportedMediaType."""
     media = content_type.partition(";")[0].strip().lower()
-    if media == _FORM and not body.lstrip().startswith(b"{"):  # curl -d says so of JSON too
+    if media == _FORM and not body.lstrip().startswith(b"{"):  # curl -d sends JSON with this content type, too
         return _read_form(body, context)
     if media in _MSGPACK:
         document = _unpacked(body)
@@ -77,25 +112,16 @@ def read_document(body: bytes, content_type: str, context: EmbeddingContext) -> 
 
 
 def read_fields(document: dict[str, Any], exchange: TextExchange) -> str:
-    """Read an object into `exchange`; return the name of the model. Raises InvalidRequest naming the field, or the place of the text, and the rule."""
-    for name in document:
-        if name not in _FIELDS:
-            raise InvalidRequest(f"{str(name)[:80]!r}: there is no such field; there are {', '.join(_FIELDS)}")
-    exchange.texts = _texts(document, exchange.context)
-    more = {name: read_field(document, name, *kind) for name, kind in _MORE.items()}
+    """Read the fields of a body into `exchange`; return the name of the model. Raises InvalidRequest naming the field or the text, and the rule."""
+    fields = read_declared(document, EncodeBody)
+    exchange.texts = _texts(fields, exchange.context)
     exchange.options = TextOptions(
-        more["dimensions"], more["truncate"], more["prompt"], bool(document.get("is_tokenized")), more["show_tokens"]
+        fields.dimensions, fields.truncate, fields.prompt, bool(fields.is_tokenized), bool(fields.show_tokens)
     )
-    return str(more["model"])
+    return fields.model or ""
 
 
 NAME = "encode"
-# The other fields: the type of each, and what holds where it is missing.
-_MORE: dict[str, tuple[type[Any], Any]] = {
-    "model": (str, ""), "dimensions": (int, None), "truncate": (bool, None), "show_tokens": (bool, False),
-    "prompt": (str, None),
-}  # fmt: skip
-_FIELDS = ("id", "texts", "is_tokenized", "pairs", *_MORE)
 
 
 def _unpacked(body: bytes) -> Any:
@@ -107,19 +133,16 @@ def _unpacked(body: bytes) -> Any:
         raise InvalidRequest(f"body: is not msgpack ({error})") from error
 
 
-def _texts(document: dict[str, Any], context: EmbeddingContext) -> list[Text]:
-    texts = document.get("texts")
-    if not isinstance(texts, list):
-        raise InvalidRequest("texts: is missing, must be a list" if texts is None else "texts: must be a list of texts")
+def _texts(fields: EncodeBody, context: EmbeddingContext) -> list[Text]:
+    texts, tokenized = fields.texts, fields.is_tokenized
     context.check_count(len(texts), "texts")
-    tokenized = read_field(document, "is_tokenized", bool, None)
-    if read_field(document, "pairs", bool, False):
+    if fields.pairs:
         return [_pair(text, f"texts[{place}]") for place, text in enumerate(texts)]
     return [read_text(_cleaned(text), f"texts[{place}]", tokenized) for place, text in enumerate(texts)]
 
 
 def _cleaned(text: Any) -> Any:
-    """Return `text`, or words, without the characters that bert-as-service leaves out."""
+    """Return a text or a list of words without the characters that bert-as-service removes."""
     if isinstance(text, str):
         return without_nul(text)
     return words_without_nul(text) if isinstance(text, list) and text and isinstance(text[0], str) else text
@@ -132,7 +155,7 @@ def _pair(text: Any, where: str) -> Text:
 
 
 def _read_form(body: bytes, context: EmbeddingContext) -> dict[str, Any]:
-    """Read a form: `texts` comes once for each text; words of one text have a space between."""
+    """Return the object of a form. The field `texts` is repeated for each text; words of a text are separated by spaces. Raises InvalidRequest."""
     try:
         if body.count(b"&") > context.max_texts + 16:
             raise ValueError("too many fields")
@@ -153,7 +176,7 @@ def _read_form(body: bytes, context: EmbeddingContext) -> dict[str, Any]:
 
 
 def _fields_of(form: str) -> dict[str, list[str]]:
-    """Return the values of each field, in order. ValueError for what is no field."""
+    """Return the values of each field of a form, in order. Raises ValueError for a field without a value."""
     fields: dict[str, list[str]] = {}
     for field in form.split("&"):
         name, equals, value = field.partition("=")
@@ -164,7 +187,7 @@ def _fields_of(form: str) -> dict[str, list[str]]:
 
 
 def _unquoted(text: str) -> str:
-    """Return what a name or a value says. Of a long one, piece by piece: Python's own way makes a list of all escapes of it."""
+    """Decode a name or a value of a form. It is decoded in pieces, as `urllib.parse.unquote` would make a list of all escapes in memory."""
     text = text.replace("+", " ")
     parts, at = [], 0
     while at < len(text):
@@ -184,13 +207,13 @@ def _truth(text: str, name: str) -> bool:
 
 
 class EncodeProtocol:
-    """How requests for vectors are written at POST /encode, see TextProtocol. The form of an answer is its content type."""
+    """The protocol of POST /encode; see TextProtocol. The form of an exchange is the content type of its answer."""
 
     name = NAME
     path = "/encode"
 
     def read(self, exchange: TextExchange, headers: Headers, body: bytes) -> None:
-        """Read the body."""
+        """Read the body into `exchange`. Raises InvalidRequest naming the field and the rule, UnsupportedMediaType, and ModelNotFound."""
         fields = dict(headers)
         document = read_document(body, fields.get(b"content-type", b"").decode("latin-1"), exchange.context)
         exchange.identity = document.get("id")
@@ -200,15 +223,17 @@ class EncodeProtocol:
         check_dimensions(exchange.options.dimensions, encoder)
 
     def write(self, exchange: TextExchange, encoded: Encoded) -> HttpResponse | Listing:
-        """Return the vectors in the form that was asked for."""
+        """Return the vectors as JSON or msgpack, as the caller accepts."""
         write = _as_msgpack if exchange.form == MSGPACK else _as_json
         return write(exchange.identity, encoded)
 
     def error_answer(self, error: BaseException, identity: Any = None, *, development: bool = False) -> HttpResponse:
-        """Return the answer for `error`: `type` and `description` as bert-as-service says it, with the code, and the `id`."""
+        """Return the answer for `error` with the fields of bert-as-service: `id`, `type`, `description` and `status`, and `details` if there are any."""
         value = error_value(error, development=development)
         status = http_code(error)
-        document = {"id": identity, "type": value["type"], "description": value["message"], "status": status}
+        document: EncodeError = {
+            "id": identity, "type": value["type"], "description": value["message"], "status": status,
+        }  # fmt: skip
         if value["details"] is not None:
             document["details"] = value["details"]
         return HttpResponse(status, error_headers(error), encode_safely(document))
@@ -218,7 +243,7 @@ ENCODE = EncodeProtocol()
 
 
 class Encode:
-    """The endpoints of bert-as-service. `end` has the server end, for those whom `control` lets."""
+    """The endpoints of bert-as-service. `end` is called to end the server if `control` allows the caller to do so."""
 
     def __init__(self, context: EmbeddingContext, status: Status, *, control: Control, end: Callable[[], None]) -> None:
         self._context = context
@@ -238,22 +263,23 @@ class Encode:
         ]
 
     async def server_status(self, call: AsgiCall) -> HttpResponse:
-        """Show the server's configuration and what it has been asked."""
-        whose = TextHead(call.headers).whose(call.peer)
-        self._context.clients.asked_about(whose, door=NAME)
-        return _document(self._status.server_status(whose))
+        """Return the server's configuration and statistics."""
+        client_name = TextHead(call.headers).client_name(call.peer)
+        self._context.clients.received_command(client_name, door=NAME)
+        return _document(self._status.server_status(client_name))
 
     async def client_status(self, call: AsgiCall) -> HttpResponse:
-        """Show what is known of the caller, as bert-as-service does, and of all clients that are remembered."""
-        whose = TextHead(call.headers).whose(call.peer)
+        """Return what is known of the caller, with the fields of bert-as-service, and of all remembered clients."""
+        client_name = TextHead(call.headers).client_name(call.peer)
         known = self._status.client_status()
-        return _document(client_fields(whose, known["clients"], self._context.http) | known)
+        return _document(client_fields(client_name, known["clients"], self._context.http) | known)
 
     async def terminate(self, call: AsgiCall) -> HttpResponse:
-        """Have the server finish what it has accepted, and end: for who may control it."""
+        """Make the server finish its accepted requests and end. Raises Unauthorized or Forbidden if the caller may not do so."""
         self._control.require_http(call.peer, call.headers)
         asyncio.get_running_loop().call_soon(self._end)
-        return _document({"status": 200, "description": "the server finishes what it has accepted, and ends"})
+        notice = EndNotice(status=200, description="the server finishes what it has accepted, and ends")
+        return _document(notice)
 
 
 def _as_json(identity: Any, encoded: Encoded) -> Listing:
@@ -263,14 +289,15 @@ def _as_json(identity: Any, encoded: Encoded) -> Listing:
 
 
 def _as_msgpack(identity: Any, encoded: Encoded) -> HttpResponse:
-    """The vectors as the bytes of an array, for clients that can read them so."""
+    """Return the vectors as the bytes of an array, float32 little-endian, with its shape."""
     vectors = encoded.vectors.astype("<f4", order="C", copy=False)
-    document = _lead(identity, encoded) | {"shape": list(vectors.shape), "result": vectors.data.cast("B")}
+    result = {"shape": list(vectors.shape), "result": vectors.data.cast("B")}
+    document = {**_lead(identity, encoded), **result}
     return HttpResponse(200, [(b"content-type", MSGPACK.encode())], msgspec.msgpack.encode(document))
 
 
-def _lead(identity: Any, encoded: Encoded) -> dict[str, Any]:
-    document: dict[str, Any] = {"id": identity, "status": 200}
+def _lead(identity: Any, encoded: Encoded) -> EncodeLead:
+    document: EncodeLead = {"id": identity, "status": 200}
     if cut := truncated_places(encoded):
         document["truncated"] = cut
     if encoded.tokens is not None:
@@ -278,62 +305,21 @@ def _lead(identity: Any, encoded: Encoded) -> dict[str, Any]:
     return document
 
 
-def _document(value: dict[str, Any]) -> HttpResponse:
+def _document(value: Mapping[str, Any]) -> HttpResponse:
     return HttpResponse(200, [(b"content-type", JSON.encode()), (b"cache-control", b"no-store")], encode_safely(value))
 
 
-_ENCODE: Schema = {
-    "type": "object",
-    "required": ["texts"],
-    "additionalProperties": False,
-    "properties": {
-        "id": {},
-        "texts": {"type": "array", "minItems": 1, "items": {"oneOf": [TEXT_SCHEMA, WORDS_SCHEMA, IDS_SCHEMA]}},
-        "is_tokenized": {"type": ["boolean", "null"], "description": "every text is a list of words"},
-        "pairs": {"type": ["boolean", "null"], "description": "every text is a list of two that belong together"},
-        "model": {"type": ["string", "null"]},
-        "dimensions": DIMENSIONS_SCHEMA,
-        "truncate": TRUNCATE_SCHEMA,
-        "prompt": PROMPT_SCHEMA,
-        "show_tokens": {"type": ["boolean", "null"]},
-    },
-    "examples": [{"id": 1, "texts": ["First do it", "then do it right"]}],
-}  # fmt: skip
-_RESULT: Schema = {
-    "type": "object",
-    "properties": {
-        "id": {},
-        "result": {"type": "array", "description": "for each text a vector, or a list with one for each token"},
-        "status": {"const": 200},
-        "truncated": TRUNCATED_SCHEMA,
-        "tokens": {"type": "array", "items": WORDS_SCHEMA},
-    },
-}  # fmt: skip
-_ENCODE_ERROR: Schema = {
-    "type": "object",
-    "properties": {
-        "id": {}, "type": {"type": "string"}, "description": {"type": "string"}, "status": {"type": "integer"},
-        "details": {},
-    },
-}  # fmt: skip
-
-
 def bert_paths() -> Mapping[str, Any]:
-    """Return the paths of bert-as-service's endpoints, described for OpenAPI."""
-    facts = {"type": "object"}
+    """Return the paths of bert-as-service's endpoints, described for OpenAPI with the types in place of their schemas."""
+    page = partial(operation, error=EncodeError, tag="texts")
+    example = {"id": 1, "texts": ["First do it", "then do it right"]}
+    summary = "Encode texts, as bert-as-service does"
+    pages = [
+        ("get", "/status/server", "Show configuration and counts", dict[str, Any]),
+        ("get", "/status/client", "Show what clients have asked", dict[str, Any]),
+        ("post", "/terminate", "Finish what was accepted, and end", EndNotice),
+    ]
     return {
-        "/encode": {
-            "post": described_call(
-                "post_encode", "Encode texts, as bert-as-service does", _ENCODE, _RESULT, _ENCODE_ERROR
-            )
-        },
-        "/status/server": {
-            "get": described_page("get_status_server", "Show configuration and counts", facts, _ENCODE_ERROR)
-        },
-        "/status/client": {
-            "get": described_page("get_status_client", "Show what clients have asked", facts, _ENCODE_ERROR)
-        },
-        "/terminate": {
-            "post": described_page("post_terminate", "Finish what was accepted, and end", facts, _ENCODE_ERROR)
-        },
+        ENCODE.path: {"post": described_call(ENCODE.path, summary, EncodeBody, example, EncodeAnswer, EncodeError)},
+        **{path: {method: page(method, path, text, answer)} for method, path, text, answer in pages},
     }

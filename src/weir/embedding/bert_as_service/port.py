@@ -1,4 +1,4 @@
-"""One of the two listening sockets of the door: accepts connections, speaks ZMTP with them, and keeps them within limits."""
+"""A listening socket of the ZeroMQ frontend: it accepts connections, exchanges ZMTP with them, and enforces limits."""
 
 import asyncio
 import contextlib
@@ -16,32 +16,32 @@ from weir.embedding.bert_as_service.zmtp import GREETING, Event, Received, ZmtpP
 from weir.errors import SettingsError, WeirError
 from weir.protocols.account import Account
 
-# What is thrown away is counted and logged, however much of it there is.
-
-
-INTERVAL = 1.0  # seconds between two lines about the same
+LOG_INTERVAL = 1.0  # seconds between two log lines about drops of one kind
 
 
 class Drops:
-    """Counts what was dropped, by kind, here and in `counted`, and logs each kind once a second at most."""
+    """Counts what is dropped (connections, messages, requests, answers) by kind, and logs each kind at most once in LOG_INTERVAL.
+
+    `count` is also called with each kind and number, for metrics. `counts` are the totals by kind. `clock` returns seconds.
+    """
 
     def __init__(
-        self, logger: BoundLogger, counted: Callable[[str, int], None] = lambda kind, times: None,
+        self, logger: BoundLogger, count: Callable[[str, int], None] = lambda kind, times: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        self._counted = counted
+        self._count = count
         self.counts: Counter[str] = Counter()
         self._logger = logger
         self._clock = clock
-        self._logged: dict[str, tuple[float, int]] = {}  # when, and how many there were
+        self._logged: dict[str, tuple[float, int]] = {}  # by kind: the time of the last log line, and the count then
 
     def __call__(self, kind: str, reason: object, peer: str = "", client: str = "", *, times: int = 1) -> None:
-        """Something of this `kind`, one of a few, was dropped so many `times`: it came from the address `peer`, or was asked for by `client`."""
+        """Count something of this `kind` that was dropped `times` times. The log names the reason, the address `peer`, and the identity `client`."""
         self.counts[kind] += times
-        self._counted(kind, times)
+        self._count(kind, times)
         now = self._clock()
         when, before = self._logged.get(kind, (None, 0))
-        if when is not None and now < when + INTERVAL:
+        if when is not None and now < when + LOG_INTERVAL:
             return
         self._logged[kind] = (now, self.counts[kind])
         self._logger.warning(
@@ -51,54 +51,68 @@ class Drops:
 
 
 _BACKLOG = 1024
-SLOWEST = 256 << 10  # bytes of a message that must come in a second
-SLOWEST_READER = 16 << 10  # bytes that who is written to must read in a second
-# Messages and commands of one connection that are heard in one turn of the event loop, and their bytes but for the last one's.
-_EVENTS = 16
-_EVENT_BYTES = 32 << 10
-_CLOSE_TIMEOUT = 2.0  # seconds that what is written gets to leave, at the end
+MIN_RATE = 256 << 10  # bytes/s at which a message must arrive at least
+MIN_READ_RATE = 16 << 10  # bytes/s at which a peer must read at least while it has unread answers
+# At most so many messages and commands of one connection, and about so many bytes of them, are handled in one turn of the event loop.
+_EVENTS_PER_TURN = 16
+_BYTES_PER_TURN = 32 << 10
+_CLOSE_TIMEOUT = 2.0  # seconds that written bytes get to leave when the socket is closed
 
 
 class Limits(NamedTuple):
-    """What peers may take. Sizes are in bytes, durations in seconds; `held` is of all messages that have not come whole: when it is
-    reached, or the account is over its limit, one of them is read on, and the others wait."""
+    """The limits of a socket. Sizes are in bytes, durations in seconds.
+
+    Attributes:
+        max_message: the size of a message.
+        max_frames: the number of frames of a message.
+        connections: the number of connections.
+        held: the size of all incomplete messages together. Above it, or while the account is over its limit, one of these messages is received
+            on, and the other connections are not read.
+        handshake: the duration of a handshake.
+        message: the time in which a message must arrive; a large one gets the time that it needs at MIN_RATE in addition.
+    """
 
     max_message: int
     max_frames: int
     connections: int
     held: int
     handshake: float
-    message: float  # for a message to come whole; a large one has as much more as it takes at SLOWEST
+    message: float
 
 
 class Port:
-    """Listens as a socket of type `own`. `heard` gets what peers send, `lost` those that went, `has_read` those that have caught up. What has not
-    come whole is charged to `account`, and connections count in it.
+    """Listens as a socket of the type "PULL" or "PUB".
 
-    While `paused`, nothing is read; what has been read already is still heard.
+    Incomplete messages are charged to `account`, which also counts the connections. While the socket is `paused`, no peer is read; events of bytes
+    that have been read are still handled.
+
+    Args:
+        on_event: called with each peer and event. A WeirError that it raises ends the connection.
+        on_lost: called with each peer whose connection has ended.
+        on_caught_up: called with each peer that has read all that was sent to it after it was slow.
     """
 
     def __init__(
-        self, own: str, limits: Limits, drops: Drops, account: Account, heard: "Callable[[Peer, Event], None]",
-        lost: "Callable[[Peer], None]" = lambda peer: None, has_read: "Callable[[Peer], None]" = lambda peer: None,
+        self, socket_type: str, limits: Limits, drops: Drops, account: Account, on_event: "Callable[[Peer, Event], None]",
+        on_lost: "Callable[[Peer], None]" = lambda peer: None, on_caught_up: "Callable[[Peer], None]" = lambda peer: None,
     ) -> None:  # fmt: skip
-        self.has_read = has_read
-        self.own = own
+        self.on_caught_up = on_caught_up
+        self.socket_type = socket_type
         self.limits = limits
         self.drops = drops
         self.account = account
-        self.heard = heard
-        self.lost = lost
+        self.on_event = on_event
+        self.on_lost = on_lost
         self.peers: set[Peer] = set()
         self.held = 0
         self.paused = False
-        self._crowded: deque[Peer] = deque()  # peers whose messages wait until others have come whole
+        self._held_back: deque[Peer] = deque()  # peers that are not read until the messages of others are complete
         self._server: asyncio.Server | None = None
         self._emptied = asyncio.Event()
         account.counters.append(lambda: len(self.peers))
 
     async def start(self, host: str, port: int, key: str) -> None:
-        """Listen. Raises SettingsError naming `key` if the address is taken or unusable."""
+        """Listen. Raises SettingsError naming the setting `key` of the port if the address is taken or unusable."""
         loop = asyncio.get_running_loop()
         try:
             self._server = await loop.create_server(lambda: Peer(self), host, port, backlog=_BACKLOG)
@@ -110,43 +124,47 @@ class Port:
 
     @property
     def number(self) -> int:
-        """The TCP port; 0 before the start and after the stop."""
+        """The TCP port; 0 before `start` and after `stop`."""
         return 0 if self._server is None or not self._server.sockets else int(self._server.sockets[0].getsockname()[1])
 
     def pause(self) -> None:
-        """Read nothing more, from nobody."""
+        """Stop reading from all peers."""
         self.paused = True
         for peer in self.peers:
             if not peer.transport.is_closing():
                 peer.transport.pause_reading()
 
     def resume(self) -> None:
-        """Read again. A message that began to come before has its time from now on."""
+        """Read from the peers again. The time limit of an incomplete message begins anew."""
         self.paused = False
         for peer in self.peers:
-            if not peer.waits:
+            if not peer.is_held_back:
                 self._resume(peer)
 
     def _resume(self, peer: "Peer") -> None:
-        if peer.since is not None:
-            peer.since = time.monotonic()
-        if not (self.paused or peer.hears or peer.transport.is_closing()):
+        if peer.message_since is not None:
+            peer.message_since = time.monotonic()
+        if not (self.paused or peer.has_pending_events or peer.transport.is_closing()):
             peer.transport.resume_reading()
 
-    def crowd(self, peer: "Peer") -> None:
-        """A part of a message has come from `peer`: have it wait if there are too many such parts, unless all others wait."""
-        if self._has_room or peer.waits:
+    def hold_back(self, peer: "Peer") -> None:
+        """Stop reading from `peer`, which has sent a part of a message, if there are too many such parts. One such peer is always read."""
+        if self._has_room or peer.is_held_back:
             return
-        if any(other.since is not None and other is not peer and not other.waits for other in self.peers):
-            peer.waits = True
-            self._crowded.append(peer)
+        if any(
+            other.message_since is not None and other is not peer and not other.is_held_back for other in self.peers
+        ):
+            peer.is_held_back = True
+            self._held_back.append(peer)
             peer.transport.pause_reading()
 
-    def uncrowd(self) -> None:
-        """A message has come whole, or will never: let those go on that waited for that, one at least."""
-        while self._crowded and (self._has_room or all(peer.since is None or peer.waits for peer in self.peers)):
-            peer = self._crowded.popleft()
-            peer.waits = False
+    def release_held_back(self) -> None:
+        """Read again from peers that were held back, as far as there is room now; from one of them if no other peer is being read."""
+        while self._held_back and (
+            self._has_room or all(peer.message_since is None or peer.is_held_back for peer in self.peers)
+        ):
+            peer = self._held_back.popleft()
+            peer.is_held_back = False
             self._resume(peer)
 
     @property
@@ -154,23 +172,23 @@ class Port:
         return self.held <= self.limits.held and not self.account.over
 
     def sweep(self, now: float) -> None:
-        """End the connections whose message has been under way for too long, and those that hardly read what they are sent."""
-        for peer in [peer for peer in self.peers if peer.clogged is not None]:
+        """End the connections whose message takes too long to arrive, and those that read their answers too slowly. Call it twice a second."""
+        for peer in [peer for peer in self.peers if peer.slow_since is not None]:
             if peer.reads_slowly(now, self.limits.message):
-                peer.end(f"has hardly read anything for {self.limits.message:g} s")
-        for peer in [peer for peer in self.peers if peer.since is not None and not peer.waits]:
-            within = self.limits.message + peer.held / SLOWEST
-            if not self.paused and peer.since is not None and now > peer.since + within:
-                peer.end(f"a message that has not come whole within {within:g} s")
-        self.uncrowd()  # others may have made room in the account
+                peer.end(f"has read too slowly for {self.limits.message:g} s")
+        for peer in [peer for peer in self.peers if peer.message_since is not None and not peer.is_held_back]:
+            within = self.limits.message + peer.held / MIN_RATE
+            if not self.paused and peer.message_since is not None and now > peer.message_since + within:
+                peer.end(f"a message has not arrived completely within {within:g} s")
+        self.release_held_back()  # other frontends may have made room in the account
 
     def close(self) -> None:
-        """Accept nothing more."""
+        """Accept no more connections."""
         if self._server is not None:
             self._server.close()
 
     async def stop(self) -> None:
-        """Close everything. What has been written gets a moment to leave. Idempotent."""
+        """Close the socket and all connections. Written bytes get _CLOSE_TIMEOUT seconds to leave. Idempotent."""
         self.close()
         self._server = None
         for end in ("close", "abort"):
@@ -182,37 +200,48 @@ class Port:
                         self._emptied.clear()
                         await self._emptied.wait()
 
-    def gone(self, peer: "Peer") -> None:
-        """A connection has ended."""
+    def remove(self, peer: "Peer") -> None:
+        """Forget a peer whose connection has ended."""
         self.peers.discard(peer)
-        if peer.waits:
-            self._crowded.remove(peer)
-        self.uncrowd()
+        if peer.is_held_back:
+            self._held_back.remove(peer)
+        self.release_held_back()
         self._emptied.set()
 
 
 class Peer(asyncio.Protocol):
-    """A connection."""
+    """A connection.
+
+    Attributes:
+        held: bytes of its incomplete message.
+        charged: bytes of unread answers that are charged to the account.
+        address: the peer's IP address.
+        message_since: when its incomplete message began to arrive; None if there is none.
+        topics: its subscriptions, at a PUB socket.
+        is_held_back: it is not read until messages of other peers are complete.
+        slow_since: since when it has read more slowly than it is written to; None if it has caught up.
+        has_pending_events: events of bytes that have been read are left for the next turn of the event loop.
+    """
 
     transport: asyncio.Transport
 
     def __init__(self, port: Port) -> None:
         self._port = port
-        self._parser = ZmtpParser(port.own, port.limits.max_message, port.limits.max_frames)
-        self.held = 0  # bytes of a message that has not come whole
-        self.charged = 0  # bytes of answers that it has not read, as they are in the account
+        self._parser = ZmtpParser(port.socket_type, port.limits.max_message, port.limits.max_frames)
+        self.held = 0
+        self.charged = 0
         self._handshake: asyncio.TimerHandle | None = None
         self.address = ""
-        self.since: float | None = None  # when the message under way began to come
-        self.topics: set[bytes] = set()  # what it listens to, at the port that publishes
-        self.waits = False  # it is not read from until the messages of others have come whole
-        self.clogged: float | None = None  # since when it reads more slowly than it is written to
-        self._sent, self._read_before = 0, 0  # bytes
-        self.hears = False  # more has come than is heard in one turn of the loop
-        self._events: Iterator[Event] = iter(())  # what has come and was not heard
+        self.message_since: float | None = None
+        self.topics: set[bytes] = set()
+        self.is_held_back = False
+        self.slow_since: float | None = None
+        self._sent, self._read_before = 0, 0  # bytes written, and bytes read by the peer before it was slow
+        self.has_pending_events = False
+        self._events: Iterator[Event] = iter(())  # the events that have not been handled
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Greet, or refuse a connection too many."""
+        """Send greeting and READY, or close the connection if there are too many."""
         self.transport = cast(asyncio.Transport, transport)
         name = transport.get_extra_info("peername")
         self.address = str(name[0]) if name else ""
@@ -228,49 +257,49 @@ class Peer(asyncio.Protocol):
         self._handshake = asyncio.get_running_loop().call_later(
             port.limits.handshake, self.end, f"no handshake within {port.limits.handshake:g} s"
         )
-        self.transport.write(GREETING + ready(port.own))
+        self.transport.write(GREETING + ready(port.socket_type))
 
     def data_received(self, data: bytes) -> None:
-        """Read what came; end the connection if it is nothing that may come here."""
+        """Parse `data` and handle its events. Bytes that break the protocol end the connection."""
         self._events = chain(self._events, self._parser.feed(data))
-        if not self.hears:
-            self._hear()
+        if not self.has_pending_events:
+            self._handle_events()
 
-    def _hear(self) -> None:
-        """Hear some of what has come; what is left is heard in the next turn of the loop, and until then nothing is read."""
-        self.hears = False
+    def _handle_events(self) -> None:
+        """Handle some events. If more are left, they are handled in the next turn of the loop, and nothing is read until then."""
+        self.has_pending_events = False
         if self.transport.is_closing():
             return
         try:
-            count = self._hear_some()
-            if count < _EVENTS:
+            count = self._handle_some()
+            if count < _EVENTS_PER_TURN:
                 self._events = iter(())
                 self._count_held()
         except WeirError as error:
             self.end(error.message)
             return
         self._end_handshake()
-        if count == _EVENTS:
-            self.hears = True
+        if count == _EVENTS_PER_TURN:
+            self.has_pending_events = True
             self.transport.pause_reading()
-            asyncio.get_running_loop().call_soon(self._hear)
-        elif not (self._port.paused or self.waits or self.transport.is_closing()):
+            asyncio.get_running_loop().call_soon(self._handle_events)
+        elif not (self._port.paused or self.is_held_back or self.transport.is_closing()):
             self.transport.resume_reading()
 
-    def _hear_some(self) -> int:
-        """Hear at most _EVENTS; return how many there were, _EVENTS where there may be more."""
+    def _handle_some(self) -> int:
+        """Handle at most _EVENTS_PER_TURN events. Return how many there were, or _EVENTS_PER_TURN if there may be more."""
         count, size, replies = 0, 0, []
         try:
-            for event in islice(self._events, _EVENTS):
+            for event in islice(self._events, _EVENTS_PER_TURN):
                 count += 1
                 if isinstance(event, ZmtpReply):
                     replies.append(event.data)
                 else:
-                    self.since = None
-                    self._port.heard(self, event)
+                    self.message_since = None
+                    self._port.on_event(self, event)
                     size += sum(map(len, event.frames)) if isinstance(event, Received) else 0
-                    if size > _EVENT_BYTES:
-                        return _EVENTS
+                    if size > _BYTES_PER_TURN:
+                        return _EVENTS_PER_TURN
         finally:
             if replies:
                 self._reply(b"".join(replies))
@@ -284,7 +313,7 @@ class Peer(asyncio.Protocol):
                 self.transport.pause_reading()
 
     def _reply(self, data: bytes) -> None:
-        if self.clogged is None:  # who sends without reading gets no replies: they would pile up
+        if self.slow_since is None:  # a peer that does not read gets no replies, which would pile up
             self.transport.write(data)
 
     def _count_held(self) -> None:
@@ -292,51 +321,51 @@ class Peer(asyncio.Protocol):
         self._port.held += self.held - before
         self._port.account.add(self.held - before)
         if not self._parser.unfinished:
-            self.since = None
-        elif self.since is None:
-            self.since = time.monotonic()
+            self.message_since = None
+        elif self.message_since is None:
+            self.message_since = time.monotonic()
         if self.held > before:
-            self._port.crowd(self)
+            self._port.hold_back(self)
         elif self.held < before:
-            self._port.uncrowd()
+            self._port.release_held_back()
 
     def write(self, buffers: Sequence[bytes | memoryview]) -> None:
-        """Send `buffers`, one after the other."""
+        """Send `buffers` in order."""
         self._sent += sum(map(len, buffers))
         self.transport.writelines(buffers)
 
     @property
     def unread(self) -> int:
-        """Bytes that have been written and have not left."""
+        """How many bytes have been written here and not yet sent."""
         return self.transport.get_write_buffer_size()
 
     def reads_slowly(self, now: float, patience: float) -> bool:
-        """Tell whether it has read less than SLOWEST_READER bytes a second since it was found to read slowly, `patience` seconds ago."""
-        since = now if self.clogged is None else now - self.clogged
-        return since > patience and self._sent - self.unread - self._read_before < SLOWEST_READER * since
+        """Return whether the peer has been slow for more than `patience` seconds, and read less than MIN_READ_RATE in that time."""
+        seconds = 0.0 if self.slow_since is None else now - self.slow_since
+        return seconds > patience and self._sent - self.unread - self._read_before < MIN_READ_RATE * seconds
 
     def pause_writing(self) -> None:
-        """It reads slowly."""
-        self.clogged = time.monotonic()
+        """Note that the peer reads more slowly than it is written to."""
+        self.slow_since = time.monotonic()
         self._read_before = self._sent - self.unread
 
     def resume_writing(self) -> None:
-        """It has caught up."""
-        self.clogged = None
-        self._port.has_read(self)
+        """Note that the peer has caught up."""
+        self.slow_since = None
+        self._port.on_caught_up(self)
 
     def end(self, reason: str) -> None:
-        """End the connection, and say why."""
+        """Close the connection, and count and log why."""
         self._port.drops("connection", reason, self.address)
         self.transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Forget it."""
+        """Forget the connection and return what it was charged."""
         if self._handshake is not None:
             self._handshake.cancel()
         self._port.held -= self.held
         self._port.account.give(self.held)
-        self.held, self.since = 0, None
+        self.held, self.message_since = 0, None
         if self in self._port.peers:
-            self._port.gone(self)
-            self._port.lost(self)
+            self._port.remove(self)
+            self._port.on_lost(self)

@@ -1,6 +1,6 @@
-"""The settings of ZeroMQ, all settings of a server of texts that are not a model's, and the flags of `bert-serving-start`.
+"""The settings of ZeroMQ, and the flags of `bert-serving-start` with the settings that they stand for.
 
-Each flag is taken with the one dash that it has there or with two, for what it is called here. docs/reference/bert-as-service.md has the table.
+A flag may have one dash, as in bert-as-service, or two. docs/reference/bert-as-service.md has the table.
 """
 
 import re
@@ -16,8 +16,10 @@ from weir.protocols.settings import PORT
 
 @dataclass(frozen=True)
 class ZeroMqSettings:
-    """Where and how ZeroMQ is served. Durations are in seconds, sizes in bytes. What is not here is that of HTTP: the address, how
-    many connections, how long a handshake may take."""
+    """The ports and limits of ZeroMQ. Durations are in seconds, sizes in bytes.
+
+    The settings of HTTP hold for its address, the number of connections, and the time for a handshake.
+    """
 
     zmq_port: int | None = setting(
         None, "port that takes requests over ZeroMQ, 5555 in bert-as-service; 0 takes any free one; without it there is no ZeroMQ",
@@ -38,7 +40,7 @@ class ZeroMqSettings:
         rule=AT_LEAST_ONE,
     )  # fmt: skip
     zmq_grace: float = setting(
-        5.0, "a client that listens no more may come back within this time and find its answers; what it asked is cancelled then",
+        5.0, "time in which a client that has disconnected may come back and get its answers; then its requests are cancelled",
         rule=POSITIVE,
     )  # fmt: skip
     zmq_show_tokens: bool = setting(
@@ -52,19 +54,21 @@ class ZeroMqSettings:
 SERVER_PARTS = {"Callers": CallerSettings, "ZeroMQ": ZeroMqSettings}
 
 
-# The flags of bert-serving-start, for what they are called here.
-
-
 class OldFlag(NamedTuple):
-    """A flag: the setting that it is now, and for one without a value of its own, the value. `drop` is a value that says
-    nothing: the default holds."""
+    """A flag of bert-serving-start.
+
+    Attributes:
+        setting: the name of the setting that the flag sets.
+        value: the value that the flag sets if it takes no value itself.
+        drop: a value of the flag that leaves the default.
+    """
 
     setting: str
     value: str | None = None
     drop: str | None = None
 
 
-# By name. Commands take underscores for dashes, so `-max_seq_len` is looked for as `-max-seq-len`.
+# The flags by name. The command line replaces underscores by dashes, so `-max_seq_len` is parsed as `-max-seq-len`.
 OLD: Mapping[str, OldFlag] = {
     "max_seq_len": OldFlag("max_length", drop="NONE"),
     "cased_tokenization": OldFlag("cased", "true"),
@@ -90,7 +94,7 @@ OLD: Mapping[str, OldFlag] = {
     "fp16": OldFlag("precision", "fp16"),
     "verbose": OldFlag("log_level", "debug"),
 }
-# Known with one dash alone: with two they are settings of today, --port another one.
+# Flags with one dash only: with two dashes these are names of Weir's settings, and --port has another meaning.
 ONE_DASH: Mapping[str, OldFlag] = {
     "port": OldFlag("zmq_port"),
     "max_batch_size": OldFlag("max_batch_size"),
@@ -99,24 +103,32 @@ ONE_DASH: Mapping[str, OldFlag] = {
 }
 MODEL_DIRECTORY, PREFETCH = "model_dir", ("prefetch", "prefetch_size")
 VERSION, XLA = "version", "xla"
-BERT_PORT, BERT_PORT_OUT = 5555, 5556  # that its server opens and its client looks for where nobody says it
-# Several values may stand behind these, with spaces between; behind the others of TESTS none too.
+BERT_PORT, BERT_PORT_OUT = 5555, 5556  # the default ports of bert-as-service's server and client
+# Flags that take several values separated by spaces; `test_` before a name of TESTS makes a flag that takes any number of values, also none.
 SEVERAL = ("pooling_layer", "device_map")
 TESTS = ("client_batch_size", "max_batch_size", "max_seq_len", "num_client", "pooling_layer")
-# Flags that are given elsewhere now, by name.
+# Flags that are refused, with the way to reach the same.
 ELSEWHERE: Mapping[str, str] = {
     "tuned_model_dir": "name the fine-tuned model's directory instead; weir embed convert takes the classifier of a checkpoint along",
     "ckpt_name": "weir embed convert has it, as --checkpoint",
     "config_name": "the model's directory must have a config.json; weir embed convert writes it",
     "num_labels": "it is read from the model's files",
 }
-ONE_DASH_PREFIX = "one_dash_"  # before the names of their parameters
+ONE_DASH_PREFIX = "one_dash_"  # the beginning of the parameter names of the flags in ONE_DASH
 _PORTS = ("port_in", "port_data", ONE_DASH_PREFIX + "port")
 _NUMBERS = re.compile(r"-?\d+(,-?\d+)*,?")
 
 
 class Translated(NamedTuple):
-    """The given settings, by today's names. With `stock`, some of it by old ones; `old_port`: the port for requests too. `xla`: that was asked for."""
+    """Settings from a command line, by the names of Weir's settings.
+
+    Attributes:
+        directories: the directories of the models.
+        today: the values of each setting, as text.
+        stock: whether flags of bert-serving-start were used.
+        old_port: whether one of them was the port for requests.
+        xla: whether the flag -xla was used.
+    """
 
     directories: list[str]
     today: dict[str, list[Any]]
@@ -126,15 +138,18 @@ class Translated(NamedTuple):
 
 
 def translated(directories: list[str] | None, given: Mapping[str, list[Any] | bool | None]) -> Translated:
-    """Return the given settings by today's names. Raises SettingsError for a value that cannot be, and for what is said elsewhere."""
+    """Translate the parameters of a command line, flags of bert-serving-start among them, to Weir's settings.
+
+    Raises SettingsError for an invalid value, and for a flag in ELSEWHERE.
+    """
     known = {**OLD, **{ONE_DASH_PREFIX + name: old for name, old in ONE_DASH.items()}}
     found = list(directories or [])
     today: dict[str, list[Any]] = {}
-    there: dict[str, list[Any]] = {
+    used: dict[str, list[Any]] = {
         name: [value] if isinstance(value, bool) else value for name, value in given.items() if value
     }
-    old = [name for name in there if name in {*known, MODEL_DIRECTORY, *PREFETCH, XLA}]
-    for name, values in there.items():
+    old = [name for name in used if name in {*known, MODEL_DIRECTORY, *PREFETCH, XLA}]
+    for name, values in used.items():
         if name in ELSEWHERE:
             raise SettingsError(f"-{name}: is not taken here: {ELSEWHERE[name]}")
         if name == MODEL_DIRECTORY:
@@ -142,24 +157,24 @@ def translated(directories: list[str] | None, given: Mapping[str, list[Any] | bo
         elif name in PREFETCH:
             today.setdefault("pipeline_depth", []).extend(_depth(name, value) for value in values)
         elif name in known:
-            meant = known[name]
-            kept = [value if meant.value is None else meant.value for value in values if value != meant.drop]
-            today.setdefault(meant.setting, []).extend(kept)
+            flag = known[name]
+            kept = [value if flag.value is None else flag.value for value in values if value != flag.drop]
+            today.setdefault(flag.setting, []).extend(kept)
         elif name not in (VERSION, XLA):
             today.setdefault(name, []).extend(
                 str(value).lower() if isinstance(value, bool) else str(value) for value in values
             )
-    if there.get("pooling_strategy") == ["NONE"] and today.get("max_length"):
-        today.setdefault("fixed_length", ["true"])  # a length that was chosen is that of every answer there
-    if "mask_cls_sep" in there:
+    if used.get("pooling_strategy") == ["NONE"] and today.get("max_length"):
+        today.setdefault("fixed_length", ["true"])  # bert-as-service then pads every answer to that length
+    if "mask_cls_sep" in used:
         today.setdefault("hide_special", ["true"])
-    if XLA in there and today.get("runtime") == ["torch"]:
+    if XLA in used and today.get("runtime") == ["torch"]:
         today.setdefault("compile", ["true"])
-    return Translated(found, today, bool(old), any(name in there for name in _PORTS), XLA in there)
+    return Translated(found, today, bool(old), any(name in used for name in _PORTS), XLA in used)
 
 
 def with_commas(words: Sequence[str]) -> Iterator[str]:
-    """Put commas between the values of a flag that has several, as options of today have them."""
+    """Yield the words of a command line with the values of a flag that has several joined by commas, as Weir's options have them."""
     left = list(words)
     while left:
         word = left.pop(0)
@@ -175,7 +190,7 @@ def with_commas(words: Sequence[str]) -> Iterator[str]:
         values: list[str] = []
         while left and _NUMBERS.fullmatch(left[0]):
             values.append(left.pop(0).strip(","))
-        if name == "device_map" and values:  # names, each given by itself
+        if name == "device_map" and values:  # the option for devices is repeated for each value
             yield from (part for value in values for part in (word, value))
             continue
         yield word
@@ -184,9 +199,9 @@ def with_commas(words: Sequence[str]) -> Iterator[str]:
 
 
 def server_last(words: Sequence[str]) -> list[str]:
-    """Put the flags of bert-serving-start, which bert-serving-benchmark takes too, where those of the server stand: behind two dashes.
+    """Return the words of a command line of bert-serving-benchmark with the flags of the server after two dashes, where the benchmark expects them.
 
-    The directory comes first, and ports are left out, for the servers that are measured have ports of their own.
+    The directory is put first. Flags for ports are removed, as the servers that are measured have ports of their own.
     """
     own: list[str] = []
     servers: list[str] = []
@@ -212,12 +227,12 @@ def server_last(words: Sequence[str]) -> list[str]:
 
 
 def _old_name(word: str) -> str:
-    """Return what the flag in `word` is called in bert-as-service; "" if it is none."""
+    """Return the name of the flag in `word`, as bert-as-service writes it; "" if the word is not a flag."""
     return word.partition("=")[0].lstrip("-").replace("-", "_") if word.startswith("-") else ""
 
 
 def _depth(name: str, value: str) -> str:
-    """A worker of bert-as-service had so many batches in its queue; ours has one beside the one that it computes, or none."""
+    """Return the pipeline_depth for a prefetch size: 1 for none, else 2. bert-as-service kept that many batches in a worker's queue."""
     if not value.isdecimal():
         raise SettingsError(f"--{name.replace('_', '-')}={value!r}: must be a whole number; 0 fetches nothing ahead")
     return "1" if int(value) == 0 else "2"

@@ -1,4 +1,4 @@
-"""What a server of texts says of itself in the words of bert-as-service, whose clients and dashboards look for them, and some words of Weir's."""
+"""The server's configuration and statistics with the field names of bert-as-service, for its clients and dashboards, and some fields of Weir."""
 
 import logging
 import platform
@@ -14,10 +14,10 @@ from weir.embedding.texts import Encodes
 from weir.protocols.settings import HttpSettings
 from weir.serving.service import Service
 
-# The version of bert-as-service whose clients are served; they compare it with their own.
+# The version of bert-as-service that is imitated; its clients compare it with their own version.
 STOCK_VERSION = "1.10.0"
 
-# What bert-as-service's enumeration calls the poolings on the wire.
+# The numbers of the poolings in bert-as-service's enumeration, as its answers have them.
 STOCK_POOLING = {
     Pooling.NONE: 0, Pooling.MAX: 1, Pooling.MEAN: 2, Pooling.MEAN_MAX: 3, Pooling.CLS: 4, Pooling.SEP: 5, Pooling.POOLER: 6,
     Pooling.CLASSIFICATION: 7, Pooling.REGRESSION: 8,
@@ -25,7 +25,7 @@ STOCK_POOLING = {
 
 
 class Status:
-    """Describes the server that has `served`. `more` returns further fields of its configuration, flags and the like."""
+    """Describes a server of the text models `served`, by name. `more` returns further fields of the configuration, which go before these."""
 
     def __init__(
         self, served: Mapping[str, Encodes], clients: TextClients, more: Callable[[], Mapping[str, Any]] = dict
@@ -36,7 +36,7 @@ class Status:
         self._started = datetime.now().astimezone()
 
     def config(self, client: str = "") -> dict[str, Any]:
-        """Return the configuration, as `client` asks for it."""
+        """Return the server's configuration. `client` is the identity of the caller, which the answer repeats."""
         first = next(iter(self._served.values()))
         return {
             "client": client,
@@ -55,15 +55,15 @@ class Status:
         }
 
     def server_status(self, client: str = "") -> dict[str, Any]:
-        """Return the configuration and the statistic."""
+        """Return the configuration and, in the field `statistic`, the statistics of requests."""
         return {**self.config(client), "statistic": self._clients.statistics()}
 
     def client_status(self) -> dict[str, Any]:
-        """Return who has asked, the latest first."""
+        """Return the clients that are remembered, the one that sent the latest request first."""
         return {"num_active_client": self._clients.active, "clients": self._clients.table()}
 
 
-ALL = 1.0  # of a GPU's memory: what a worker may take that has no bound
+ALL = 1.0  # the fraction of a GPU's memory for a worker without a limit
 
 
 def stock_fields(
@@ -75,10 +75,11 @@ def stock_fields(
     *,
     show_tokens: bool,
 ) -> Mapping[str, Any]:
-    """Return the fields that a server of bert-as-service shows of itself, of the first model; `ports` are those of ZeroMQ.
+    """Return the fields that bert-as-service shows of its server, for the first model. `ports` are those of ZeroMQ for requests and answers, if open.
 
-    What Weir has not is empty, of its type: no sockets lie between its parts, and neither TensorFlow nor libzmq is loaded. Null is left to what
-    was not set there either (`tuned_model_dir`), to ports that are not open, and to poolings that have no number there.
+    A field for something that Weir does not have is empty, with the type of the field: Weir has no sockets between its parts, and loads neither
+    TensorFlow nor libzmq. Null stands for ports that are not open, for poolings without a number in bert-as-service, and for `tuned_model_dir`, which
+    was null there unless it was set.
     """
     text, computing, recipe = spec.text, spec.computing, model.recipe
     port, port_out = ports or (None, None)
@@ -125,8 +126,10 @@ def stock_fields(
 
 
 def client_fields(whose: str, clients: Sequence[Mapping[str, Any]], http: HttpSettings) -> dict[str, Any]:
-    """Return what a client of bert-as-service says of itself, of the client `whose`; `clients` has those that are remembered. Nothing of
-    it is pending here, as each call waits for its answer."""
+    """Return the fields that a client of bert-as-service shows of itself, for the client `whose`. `clients` are those that are remembered.
+
+    No request is pending, as an HTTP client waits for each answer.
+    """
     own = next((client for client in clients if client["identity"] == whose), None)
     return {
         "identity": whose,

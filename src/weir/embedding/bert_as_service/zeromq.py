@@ -1,11 +1,11 @@
-"""ZeroMQ as bert-as-service speaks it: two ports, one that takes requests (PULL) and one that publishes the answers (PUB).
+"""The ZeroMQ frontend of bert-as-service: one port that receives requests (PULL) and one that publishes answers (PUB).
 
-An answer goes to every peer that has subscribed to the beginning of its first frame, its topic. libzmq throws away what nobody listens to yet, or for a
-moment; here it is kept for as long as a client may take to come, or to come back: until a peer has subscribed to the whole topic, as the client that asked
-does. One that listens to all topics takes no answer away from others.
+The first frame of an answer is its topic. The answer goes to every peer that has subscribed to the topic or to a beginning of it. libzmq drops an answer
+if no peer has subscribed yet. Here the answer is kept for a limited time, until a peer subscribes to exactly its topic, as the client that sent the
+request does. A peer that subscribes to a beginning of the topic, such as all topics, also gets the answer, but that does not end its keeping.
 
-It speaks ZMTP itself (embedding/bert_as_service/zmtp.py) instead of through libzmq, which cannot bound what a stranger takes: a message without end
-grows in its memory for as long as it comes, and so do subscriptions.
+This module uses ZMTP directly (zmtp.py) instead of libzmq, which cannot limit the memory that a peer takes: an endless message, or endless
+subscriptions, would grow without bound.
 """
 
 import asyncio
@@ -23,12 +23,11 @@ from typing import NamedTuple
 from structlog.stdlib import BoundLogger
 
 from weir.embedding.bert_as_service import frames
-from weir.embedding.bert_as_service.frames import MAX_FRAMES, Ask
+from weir.embedding.bert_as_service.frames import MAX_FRAMES, ZeroMqRequest
 from weir.embedding.bert_as_service.port import Drops, Limits, Peer, Port
 from weir.embedding.bert_as_service.settings import ZeroMqSettings
 from weir.embedding.bert_as_service.status import Status
 from weir.embedding.bert_as_service.zmtp import Event, Received, Subscribed, pack
-from weir.embedding.encoder import LONGEST_TIMEOUT
 from weir.embedding.exchange import EmbeddingContext, TextExchange, TextOptions
 from weir.embedding.texts import Encoded, Text
 from weir.errors import (
@@ -46,22 +45,25 @@ from weir.protocols.access import Control
 from weir.protocols.account import CLAIM, Account
 from weir.protocols.offloading import off_loop
 from weir.protocols.status import http_code
+from weir.serving.settings import LONGEST_TIMEOUT
 from weir.telemetry.logs import get_logger
 
-MAX_TOPICS = 256  # that one peer listens to
-OVERHEAD = 4096  # bytes that a message counts beside its own: there may be many small ones
-_SWEPT_AT_ONCE = 128  # topics that are looked at in one turn of the event loop
-_TOGETHER = 4  # times what one client may leave unread: what all may
+MAX_TOPICS = 256  # subscriptions of one peer
+OVERHEAD = 4096  # bytes that each message counts beside its size, as many small messages take memory too
+_SWEPT_AT_ONCE = 128  # topics that are swept in one turn of the event loop
+_UNREAD_FACTOR = 4  # all clients together may leave this many times as much unread as one may
 
 Frames = Sequence[bytes | memoryview]
 
 
 class Publisher:
-    """Publishes. Who listens may leave `max_unread` bytes unread: no more is made for it (`room`) until it has read, and of several who listen to
-    the same, those that read more slowly are left out. What nobody listens to may be as large; more is dropped.
+    """Publishes answers to subscribers, and keeps answers without a subscriber for a while.
 
-    What nobody listens to is given up after `grace` seconds. All of it is charged to `account`; while that is over its limit, each client has one
-    answer at a time.
+    A subscriber may leave `max_unread` bytes unread. Above that, no more answers are computed for its topic (`room`) until it has read; if others
+    have subscribed to the same topic and read faster, the answers go to them and are dropped for the slow one. The answers that are kept without a
+    subscriber may have `max_unread` bytes in all; more are dropped. They are dropped after `grace` seconds.
+
+    All of these bytes are charged to `account`. While the account is over its limit, each topic has one answer at a time.
     """
 
     def __init__(self, max_unread: int, grace: float, drops: Drops, account: Account) -> None:
@@ -69,20 +71,21 @@ class Publisher:
         self._max_unread = max_unread
         self._grace = grace
         self._drops = drops
-        self._peers: dict[bytes, set[Peer]] = {}
-        self._lengths: Counter[int] = Counter()  # of the topics
-        self._clogged: set[Peer] = set()
+        self._peers: dict[bytes, set[Peer]] = {}  # subscribers by the exact bytes of their subscription
+        self._lengths: Counter[int] = Counter()  # how many of these subscriptions have each length
+        self._unread_peers: set[Peer] = set()  # peers that may have unread answers
         self._kept: dict[bytes, list[KeptMessage]] = defaultdict(list)
-        self._kept_sizes: Counter[bytes] = Counter()  # by topic
+        self._kept_sizes: Counter[bytes] = Counter()  # bytes by topic
         self._kept_bytes = 0
-        self._missed: dict[bytes, float] = {}  # topics that nobody listens to, and since when
-        self._making: Counter[bytes] = Counter()  # bytes of answers that are being made, by topic
-        self._waiting: dict[bytes, deque[tuple[int, asyncio.Future[None]]]] = {}  # for room, by topic
+        self._without_subscriber: dict[bytes, float] = {}  # topics without a subscriber, and since when
+        self._reserved: Counter[bytes] = Counter()  # bytes of answers that are being computed, by topic
+        # The sizes of answers that wait in `room`, by topic.
+        self._waiting: dict[bytes, deque[tuple[int, asyncio.Future[None]]]] = {}
 
-    # Who listens.
+    # Subscriptions.
 
     def subscribe(self, peer: Peer, event: Subscribed) -> None:
-        """Add or remove a subscription of `peer`. Raises TooLarge for a peer with too many."""
+        """Add or remove a subscription of `peer`. Raises TooLarge if the peer would have more than MAX_TOPICS."""
         if not event.wanted:
             self._remove(peer, event.topic)
         elif event.topic not in peer.topics:
@@ -93,11 +96,11 @@ class Publisher:
                 self._peers[event.topic] = set()
                 self._lengths[len(event.topic)] += 1
             self._peers[event.topic].add(peer)
-            self._send_kept(event.topic)  # what it hears of beside its own topic comes with the next sweep
+            self._send_kept(event.topic)  # answers of longer topics are sent by the next sweep
 
     def forget(self, peer: Peer) -> None:
         """Forget `peer`, whose connection has ended."""
-        self._clogged.discard(peer)
+        self._unread_peers.discard(peer)
         self._account.give(peer.charged)
         peer.charged = 0
         for topic in list(peer.topics):
@@ -114,11 +117,11 @@ class Publisher:
             if not self._lengths[len(topic)]:
                 del self._lengths[len(topic)]
 
-    def is_heard(self, topic: bytes) -> bool:
-        """Tell whether somebody listens to `topic`."""
-        return bool(self._listeners(topic))
+    def has_subscriber(self, topic: bytes) -> bool:
+        """Return whether a peer has subscribed to `topic` or to a beginning of it."""
+        return bool(self._subscribers(topic))
 
-    def _listeners(self, topic: bytes) -> set[Peer]:
+    def _subscribers(self, topic: bytes) -> set[Peer]:
         found: set[Peer] = set()
         for length in self._lengths:
             if length <= len(topic):
@@ -128,90 +131,93 @@ class Publisher:
     # Room for answers.
 
     async def room(self, topic: bytes, size: int) -> None:
-        """Return when an answer of `size` bytes may be made for `topic`: as soon as one of those who listen has read so much that it may
-        be left unread. One that is larger is made when there is no other. To be followed by `made`."""
+        """Wait until an answer of `size` bytes may be computed for `topic`, and reserve room for it. Call `made` afterwards in any case.
+
+        There is room when a subscriber may leave so much unread. An answer that is larger than `max_unread` has room if there is no other.
+        """
         if topic not in self._waiting and self._has_room(topic, size):
-            self._make(topic, size)
+            self._reserve(topic, size)
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(topic, deque()).append((size, future))
         try:
             await future
         except asyncio.CancelledError:
-            if not future.cancelled():  # it had its room already
-                self._make(topic, -size)
-            self._admit(topic)
+            if not future.cancelled():  # the room was reserved already
+                self._reserve(topic, -size)
+            self._wake_waiting(topic)
             raise
 
     def made(self, topic: bytes, size: int) -> None:
-        """Give back the room of an answer that was published, or will not be."""
-        self._make(topic, -size)
-        self._admit(topic)
+        """Release the room of an answer that was published or failed."""
+        self._reserve(topic, -size)
+        self._wake_waiting(topic)
 
-    def _make(self, topic: bytes, size: int) -> None:
-        self._making[topic] += size  # charged by who makes it
+    def _reserve(self, topic: bytes, size: int) -> None:
+        self._reserved[topic] += size  # the account is charged by the request itself
 
-    def has_read(self, peer: Peer) -> None:
-        """Note that `peer` has read all that it was sent."""
+    def on_caught_up(self, peer: Peer) -> None:
+        """Note that `peer` has read all that it was sent: wake those that wait for room on its topics."""
         for topic in peer.topics:
             if topic in self._waiting:
-                self._admit(topic)
+                self._wake_waiting(topic)
 
     def _has_room(self, topic: bytes, size: int) -> bool:
-        taken = self._making[topic] + min((peer.unread for peer in self._listeners(topic)), default=0)
+        taken = self._reserved[topic] + min((peer.unread for peer in self._subscribers(topic)), default=0)
         return not taken or (taken + size <= self._max_unread and not self._account.over)
 
-    def _admit(self, topic: bytes) -> None:
-        """Wake those that wait for room, in order, for as many as there is room."""
+    def _wake_waiting(self, topic: bytes) -> None:
+        """Reserve room for callers of `room` on this topic, in order, as far as there is any."""
         waiting = self._waiting.get(topic, deque())
         while waiting:
             size, future = waiting[0]
             if not future.done():
                 if not self._has_room(topic, size):
                     return
-                self._make(topic, size)
+                self._reserve(topic, size)
                 future.set_result(None)
             waiting.popleft()
         self._waiting.pop(topic, None)
-        if not self._making[topic]:
-            del self._making[topic]
+        if not self._reserved[topic]:
+            del self._reserved[topic]
 
     # Answers.
 
     def publish(self, frames: Frames) -> None:
-        """Send a message to all who listen to its first frame; keep it if nobody does."""
+        """Send a message to the subscribers of its first frame. Keep it if no peer has subscribed to exactly that topic."""
         topic = bytes(frames[0])
-        listeners = self._listeners(topic)
-        for peer in listeners:
+        subscribers = self._subscribers(topic)
+        for peer in subscribers:
             self._write(peer, frames)
-        if topic not in self._peers:  # who asked is not among them: a client subscribes to its own topic
-            self._keep(topic, KeptMessage(frames, heard=bool(listeners)))
+        # A client subscribes to exactly its topic: if no peer has, the client has not got the answer.
+        if topic not in self._peers:
+            self._keep(topic, KeptMessage(frames, delivered=bool(subscribers)))
 
     def _write(self, peer: Peer, frames: Frames) -> None:
         unread = peer.unread
-        if unread > self._max_unread or self._has_its_share(unread):
+        if unread > self._max_unread or self._exceeds_share(unread):
             self._drops("answer", f"{unread} bytes of answers are unread (zmq_max_unread)", peer.address)
             return
         peer.write(pack(frames))
         if peer.unread:
-            self._clogged.add(peer)
+            self._unread_peers.add(peer)
             self._charge(peer)
 
-    def _has_its_share(self, unread: int) -> bool:
-        """Whether all peers together may leave no more unread, and a peer with so many bytes has at least an equal part of that."""
-        most = _TOGETHER * self._max_unread
-        return unread * len(self._clogged) >= most and self.unread > most
+    def _exceeds_share(self, unread: int) -> bool:
+        """Return whether all peers together leave too much unread, and a peer with `unread` bytes at least an equal part of it."""
+        most = _UNREAD_FACTOR * self._max_unread
+        return unread * len(self._unread_peers) >= most and self.unread > most
 
     def _charge(self, peer: Peer) -> None:
-        """Charge what `peer` has not read now."""
+        """Charge the account for what `peer` leaves unread now."""
         self._account.add(peer.unread - peer.charged)
         peer.charged = peer.unread
 
     def _keep(self, topic: bytes, kept: "KeptMessage") -> None:
         size = size_of(kept.frames) + OVERHEAD
         if self._kept_bytes + size > self._max_unread or self._account.over:
-            if not kept.heard:
-                self._drops("answer", "nobody listens, and too many are kept for such (zmq_max_unread)")
+            if not kept.delivered:
+                self._drops("answer", "no client has subscribed, and no more answers can be kept (zmq_max_unread)")
             return
         self._kept[topic].append(kept)
         self._kept_sizes[topic] += size
@@ -219,17 +225,17 @@ class Publisher:
         self._account.add(size)
 
     def _send_kept(self, topic: bytes) -> None:
-        """Send what is kept for `topic`, to which somebody has subscribed, also to others who have not heard it."""
+        """Send the answers kept for `topic` to the peers that have subscribed to it; also to other subscribers that have not got them."""
         for kept in self._take(topic):
-            for peer in self._peers[topic] if kept.heard else self._listeners(topic):
+            for peer in self._peers[topic] if kept.delivered else self._subscribers(topic):
                 self._write(peer, kept.frames)
 
-    def _send_unheard(self, topic: bytes, listeners: set[Peer]) -> None:
-        """Send what is kept for `topic` to those who listen to its beginning, once; it stays for who asked."""
+    def _send_undelivered(self, topic: bytes, subscribers: set[Peer]) -> None:
+        """Send the answers kept for `topic` once to peers that have subscribed to a beginning of it. They stay kept for their client."""
         for kept in self._kept.get(topic, ()):
-            if not kept.heard:
-                kept.heard = True
-                for peer in listeners:
+            if not kept.delivered:
+                kept.delivered = True
+                for peer in subscribers:
                     self._write(peer, kept.frames)
 
     def _take(self, topic: bytes) -> "list[KeptMessage]":
@@ -240,80 +246,81 @@ class Publisher:
 
     @property
     def unread(self) -> int:
-        """Bytes of answers that were sent and have not left."""
+        """How many bytes of answers have been written to peers and not yet sent."""
         self._recharge()
-        return sum(peer.charged for peer in self._clogged)
+        return sum(peer.charged for peer in self._unread_peers)
 
     def _recharge(self) -> None:
-        """Charge what has not left now."""
-        for peer in self._clogged:
+        """Charge the account for what all peers leave unread now."""
+        for peer in self._unread_peers:
             self._charge(peer)
-        self._clogged = {peer for peer in self._clogged if peer.charged}
+        self._unread_peers = {peer for peer in self._unread_peers if peer.charged}
 
     @property
     def waiting(self) -> bool:
-        """Whether there are answers that have not left."""
-        return any(not kept.heard for each in self._kept.values() for kept in each) or self.unread > 0
+        """Whether there are answers that no peer has got, or that are not fully sent."""
+        return any(not kept.delivered for each in self._kept.values() for kept in each) or self.unread > 0
 
     # Time.
 
     def sweep(self, topics: Iterable[bytes], now: float) -> Iterator[list[bytes]]:
-        """Yield those of `topics` that nobody has listened to for the grace; what was kept for such is dropped.
+        """Deliver or drop kept answers, and yield lists of topics without a subscriber for the grace, a few topics at a time.
 
-        There may be tens of thousands of topics: they are looked at a few at a time, between which others can have their turn.
+        `topics` are the topics of requests under way, `now` is in seconds of time.monotonic. There may be tens of thousands of topics, so the
+        caller is to let other work run between two lists.
         """
-        asked = {*topics, *self._kept, *self._waiting}
-        left = iter(asked)
+        swept = {*topics, *self._kept, *self._waiting}
+        left = iter(swept)
         while some := list(islice(left, _SWEPT_AT_ONCE)):
             yield self._sweep_some(some, now)
         self._recharge()
-        self._missed = {topic: since for topic, since in self._missed.items() if topic in asked}
+        self._without_subscriber = {topic: since for topic, since in self._without_subscriber.items() if topic in swept}
 
     def _sweep_some(self, topics: Iterable[bytes], now: float) -> list[bytes]:
-        given_up, dropped = [], 0
+        abandoned, dropped = [], 0
         for topic in topics:
-            self._admit(topic)
-            listeners = self._listeners(topic)
+            self._wake_waiting(topic)
+            subscribers = self._subscribers(topic)
             if topic in self._peers:
                 self._send_kept(topic)
-            elif listeners:
-                self._send_unheard(topic, listeners)
-            if listeners and topic not in self._kept:
-                self._missed.pop(topic, None)
-            elif now >= self._missed.setdefault(topic, now) + self._grace:
-                if not listeners:
-                    given_up.append(topic)
-                dropped += sum(not kept.heard for kept in self._take(topic))
+            elif subscribers:
+                self._send_undelivered(topic, subscribers)
+            if subscribers and topic not in self._kept:
+                self._without_subscriber.pop(topic, None)
+            elif now >= self._without_subscriber.setdefault(topic, now) + self._grace:
+                if not subscribers:
+                    abandoned.append(topic)
+                dropped += sum(not kept.delivered for kept in self._take(topic))
         if dropped:
-            self._drops("answer", f"nobody has listened for {self._grace:g} s", times=dropped)
-        return given_up
+            self._drops("answer", f"no client has subscribed for {self._grace:g} s", times=dropped)
+        return abandoned
 
 
 @dataclass(slots=True)
 class KeptMessage:
-    """A message that nobody who subscribed to just its topic has got; `heard`: others, who listen to the beginning of the topic, have."""
+    """A message that no peer with a subscription to exactly its topic has got. `delivered`: peers with a shorter subscription have got it."""
 
     frames: Frames
-    heard: bool
+    delivered: bool
 
 
 def size_of(frames: Frames) -> int:
-    """Return how many bytes there are in `frames`."""
+    """Return the size of `frames` in bytes."""
     return sum(map(len, frames))
 
 
 FRONTEND = "zeromq"
-AT_ONCE = 16  # requests that are cancelled in one turn of the event loop, which takes a few milliseconds
-CONFIG_DELAY = 0.1  # seconds in which a stock client that has just connected comes to listen
-_NUMBER = 4  # bytes
+CANCELLED_PER_TURN = 16  # requests that are cancelled in one turn of the event loop, which takes a few milliseconds
+CONFIG_DELAY = 0.1  # seconds before the answer to SHOW_CONFIG: a stock client asks for it before it has subscribed
+_FLOAT_BYTES = 4
 _SWEEP_INTERVAL = 0.5  # seconds
-_LOOK_INTERVAL = 0.02  # seconds between two looks at whether all answers have left, at the end
-_MAX_SUBSCRIPTION = 1024  # bytes
-_FIRST_WAIT, _LONGEST_WAIT = 0.05, 2.0  # seconds until a stock client's request is offered to a full queue again
+_DRAIN_INTERVAL = 0.02  # seconds between two checks whether all answers have been sent
+_MAX_SUBSCRIPTION = 1024  # bytes of a message at the PUB port
+_FIRST_WAIT, _LONGEST_WAIT = 0.05, 2.0  # seconds before a request that a full queue refused is tried again
 
 
 class ZeroMqContext(NamedTuple):
-    """What answering needs. `terminate` has the server drain and end. What requests hold is charged to `account`."""
+    """What the handler of requests needs. `terminate` makes the server drain and end. The memory of requests is charged to `account`."""
 
     shared: EmbeddingContext
     settings: ZeroMqSettings
@@ -325,50 +332,54 @@ class ZeroMqContext(NamedTuple):
     account: Account
 
 
-class Answering:
-    """Answers requests. `in_flight` are the bytes of those under way; `changed` is called when it has become less."""
+class RequestHandler:
+    """Answers requests.
+
+    `changed` is called whenever a request has ended. `in_flight` is the size, in bytes, of the requests under way. While `draining`, requests for
+    vectors are refused.
+    """
 
     def __init__(self, context: ZeroMqContext, changed: Callable[[], None]) -> None:
         self._context = context
         self._changed = changed
-        self._encoder = context.shared.encoder()  # requests name no model: the first is asked
-        self._tasks: dict[bytes, set[asyncio.Task[None]]] = {}
+        self._encoder = context.shared.encoder()  # requests do not name a model, so the first one answers
+        self._tasks: dict[bytes, set[asyncio.Task[None]]] = {}  # by topic
         self._to_cancel: deque[asyncio.Task[None]] = deque()
-        self._leaving: set[bytes] = set()  # topics of which everything is among those already
+        self._cancelling: set[bytes] = set()  # topics whose tasks are all in `_to_cancel`
         self.in_flight = 0
         self.draining = False
 
     def received(self, message: Received, peer: str) -> None:
-        """Take what came from the address `peer`."""
+        """Handle a message from the address `peer`. A message that is not a request is dropped; any other gets an answer."""
         try:
-            ask = frames.read_ask(message.frames)
+            request = frames.read_request(message.frames)
         except InvalidRequest as error:
             self._context.drops("message", error, peer)
             return
         try:
             if message.size:
                 raise TooLarge(f"a request of {message.size} bytes (zmq_max_message_size)")
-            if ask.command:
-                self._command(ask, peer)
+            if request.command:
+                self._command(request, peer)
             elif self.draining:
                 raise Draining("the server is about to stop")
             else:
-                self._start(ask)
+                self._start(request)
         except WeirError as error:
-            self._fail(ask, error, peer)
+            self._fail(request, error, peer)
 
     # Vectors.
 
-    def _start(self, ask: Ask) -> None:
+    def _start(self, request: ZeroMqRequest) -> None:
         exchange = TextExchange(
-            self._context.shared, FRONTEND, self._encoder, client=_name(ask), timeout=LONGEST_TIMEOUT
+            self._context.shared, FRONTEND, self._encoder, client=_client_name(request), timeout=LONGEST_TIMEOUT
         )
-        exchange.asked(ask.size)
-        size = len(ask.payload) + OVERHEAD
-        task = asyncio.get_running_loop().create_task(self._answer(ask, exchange))
+        exchange.received(request.size)
+        size = len(request.payload) + OVERHEAD
+        task = asyncio.get_running_loop().create_task(self._answer(request, exchange))
         self.in_flight += size
         self._context.account.add(size)
-        topic = ask.identity  # what is to be known at the end does not keep the texts
+        topic = request.identity  # the callback must not keep the texts of `request` in memory
         self._tasks.setdefault(topic, set()).add(task)
         task.add_done_callback(lambda task: self._ended(topic, size, task))
 
@@ -381,39 +392,39 @@ class Answering:
             del self._tasks[topic]
         self._changed()
 
-    async def _answer(self, ask: Ask, exchange: TextExchange) -> None:
+    async def _answer(self, request: ZeroMqRequest, exchange: TextExchange) -> None:
         with self._context.account.claim() as claim:
-            CLAIM.set(claim)  # of this task: its vectors are charged
-            await self._answer_charged(ask, exchange)
+            CLAIM.set(claim)  # the context is this task's own; the encoder charges the vectors to the claim
+            await self._answer_charged(request, exchange)
 
-    async def _answer_charged(self, ask: Ask, exchange: TextExchange) -> None:
+    async def _answer_charged(self, request: ZeroMqRequest, exchange: TextExchange) -> None:
         publisher = self._context.publisher
-        received, topic, room = len(ask.payload), ask.identity, 0
+        received, topic, room = len(request.payload), request.identity, 0
         try:
-            size = _NUMBER * ask.size * self._encoder.dimensions
-            self._check_answer(ask.size, size)
+            size = _FLOAT_BYTES * request.size * self._encoder.dimensions
+            self._check_answer(request.size, size)
             await publisher.room(topic, size + OVERHEAD)
             room = size + OVERHEAD
-            texts = await off_loop(received, partial(frames.read_texts, ask))
-            ask = ask._replace(payload=b"")  # the texts are all that is kept of it
+            texts = await off_loop(received, partial(frames.read_texts, request))
+            request = request._replace(payload=b"")  # free the payload, as the texts are decoded
             encoded = await self._encode(exchange, texts)
-            self._check_answer(ask.size, encoded.vectors.nbytes)
+            self._check_answer(request.size, encoded.vectors.nbytes)
             if encoded.foreign:
                 exchange.warn_of_ids(encoded.foreign)
-            answer = frames.write_vectors(ask, encoded.vectors, encoded.tokens)
+            answer = frames.write_vectors(request, encoded.vectors, encoded.tokens)
             exchange.delivered(encoded, received, sum(map(len, answer)))
             publisher.publish(answer)
         except WeirError as error:
-            self._refuse(ask, exchange, error)
-        except Exception as error:  # of ours, or of whoever encodes: nobody else would answer
-            _logger().exception("request failed", door=FRONTEND, client=_name(ask))
-            self._refuse(ask, exchange, ModelError(f"{type(error).__name__} in the server"))
+            self._refuse(request, exchange, error)
+        except Exception as error:  # a bug in the server; the client needs an answer all the same
+            _logger().exception("request failed", door=FRONTEND, client=_client_name(request))
+            self._refuse(request, exchange, ModelError(f"{type(error).__name__} in the server"))
         finally:
             if room:
                 publisher.made(topic, room)
 
     async def _encode(self, exchange: TextExchange, texts: Sequence[Text]) -> Encoded:
-        """Return the vectors. A request can neither be told to come again later nor state a deadline: what a full queue refuses is offered to it again."""
+        """Return the vectors. If the queue is full, try again until it has room: stock clients neither send a request again nor state a deadline."""
         options = TextOptions(whole_words=True, want_tokens=self._context.settings.zmq_show_tokens)
         wait = _FIRST_WAIT
         while True:
@@ -433,52 +444,51 @@ class Answering:
                 f"texts: {texts}; their vectors have {size} bytes, an answer may have {most} (zmq_max_answer_size)"
             )
 
-    def _refuse(self, ask: Ask, exchange: TextExchange, error: WeirError) -> None:
+    def _refuse(self, request: ZeroMqRequest, exchange: TextExchange, error: WeirError) -> None:
         exchange.refused(http_code(error))
-        self._fail(ask, error)
+        self._fail(request, error)
 
-    def _fail(self, ask: Ask, error: WeirError, peer: str = "") -> None:
-        failed = frames.failed(error, http_code(error))
-        self._context.drops("request", f"{failed.type}: {failed.message}", peer, _name(ask))
-        self._context.publisher.publish(frames.write_refusal(ask, failed))
+    def _fail(self, request: ZeroMqRequest, error: WeirError, peer: str = "") -> None:
+        refusal = frames.refusal_of(error, http_code(error))
+        self._context.drops("request", f"{refusal.type}: {refusal.message}", peer, _client_name(request))
+        self._context.publisher.publish(frames.write_refusal(request, refusal))
 
     # Commands.
 
-    def _command(self, ask: Ask, peer: str) -> None:
-        self._context.shared.clients.asked_about(_name(ask), door=FRONTEND)
-        if ask.command == frames.TERMINATION:
-            self._terminate(ask, peer)
+    def _command(self, request: ZeroMqRequest, peer: str) -> None:
+        self._context.shared.clients.received_command(_client_name(request), door=FRONTEND)
+        if request.command == frames.TERMINATION:
+            self._terminate(request, peer)
             return
-        status = self._context.status
-        tell = status.config if ask.command == frames.SHOW_CONFIG else status.server_status
-        answer = frames.write_facts(
-            ask, {**tell(_name(ask)), "show_tokens_to_client": self._context.settings.zmq_show_tokens}
-        )
-        if ask.command == frames.SHOW_CONFIG:
+        status, is_config = self._context.status, request.command == frames.SHOW_CONFIG
+        facts = (status.config if is_config else status.server_status)(_client_name(request))
+        facts["show_tokens_to_client"] = self._context.settings.zmq_show_tokens
+        answer = frames.write_facts(request, facts)
+        if is_config:
             asyncio.get_running_loop().call_later(CONFIG_DELAY, self._context.publisher.publish, answer)
         else:
             self._context.publisher.publish(answer)
 
-    def _terminate(self, ask: Ask, peer: str) -> None:
-        """Have the server end, for who may. Only who listens already is answered: bert-serving-terminate does not, and nothing is kept for it."""
+    def _terminate(self, request: ZeroMqRequest, peer: str) -> None:
+        """Make the server drain and end, if the peer may do so. Only a subscriber gets an answer: bert-serving-terminate does not subscribe."""
         publisher = self._context.publisher
         try:
             self._context.control.require(peer, None)
         except (Unauthorized, Forbidden) as error:
             _logger().warning("refused to end", door=FRONTEND, peer=peer, reason=error.message)
-            if publisher.is_heard(ask.identity):
-                publisher.publish(frames.write_refusal(ask, frames.failed(error, http_code(error))))
+            if publisher.has_subscriber(request.identity):
+                publisher.publish(frames.write_refusal(request, frames.refusal_of(error, http_code(error))))
             return
-        _logger().info("asked to end", door=FRONTEND, peer=peer)
-        if publisher.is_heard(ask.identity):
-            publisher.publish(frames.write_facts(ask, {}))
+        _logger().info("ending on request", door=FRONTEND, peer=peer)
+        if publisher.has_subscriber(request.identity):
+            publisher.publish(frames.write_facts(request, {}))
         self._context.terminate()
 
-    # Their ends.
+    # Ends.
 
     @property
     def topics(self) -> list[bytes]:
-        """Those who have requests under way."""
+        """The topics that have requests under way."""
         return list(self._tasks)
 
     @property
@@ -487,9 +497,9 @@ class Answering:
         return bool(self._tasks)
 
     def cancel(self, topic: bytes) -> None:
-        """Take everything that was asked for `topic` out of the queue, a few requests at a time: others are served in between."""
-        if topic not in self._leaving:
-            self._leaving.add(topic)
+        """Cancel all requests of `topic`, a few in each turn of the event loop."""
+        if topic not in self._cancelling:
+            self._cancelling.add(topic)
             for task in self._tasks.get(topic, ()):
                 self._cancel_soon(task)
 
@@ -499,15 +509,15 @@ class Answering:
         self._to_cancel.append(task)
 
     def _cancel_some(self) -> None:
-        for _ in range(min(AT_ONCE, len(self._to_cancel))):
+        for _ in range(min(CANCELLED_PER_TURN, len(self._to_cancel))):
             self._to_cancel.popleft().cancel()
         if self._to_cancel:
             asyncio.get_running_loop().call_soon(self._cancel_some)
         else:
-            self._leaving.clear()
+            self._cancelling.clear()
 
     async def stop(self) -> None:
-        """Cancel everything."""
+        """Cancel all requests, and wait until they have ended."""
         self._to_cancel.clear()
         tasks = [task for tasks in self._tasks.values() for task in tasks]
         for task in tasks:
@@ -515,8 +525,8 @@ class Answering:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _name(ask: Ask) -> str:
-    return ask.identity.decode("utf-8", "backslashreplace")
+def _client_name(request: ZeroMqRequest) -> str:
+    return request.identity.decode("utf-8", "backslashreplace")
 
 
 def _logger() -> BoundLogger:
@@ -524,15 +534,20 @@ def _logger() -> BoundLogger:
 
 
 def end_process() -> None:
-    """Have this process end as a process manager would: by SIGTERM."""
+    """End this process as a process manager does: with SIGTERM."""
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 class ZeroMqFrontend:
-    """Answers requests over ZeroMQ for the models of `context`, of which the first is asked.
+    """Answers requests over ZeroMQ with the first model of `context`.
 
-    `terminate` is called when somebody who may (`control`) asks the server to end. `status` answers for the server. What clients hold is charged to
-    `account`, which other frontends may share.
+    Args:
+        context: the models, and what all frontends for texts share.
+        settings: ports and limits.
+        control: decides whether a peer may end the server.
+        status: answers the commands SHOW_CONFIG and SHOW_STATUS.
+        terminate: called to end the server.
+        account: charged for the memory that clients take; other frontends may share it. It also has the limit of connections.
     """
 
     def __init__(
@@ -550,38 +565,38 @@ class ZeroMqFrontend:
             context, settings, self._publisher, status or Status(context.encoders, context.clients), control or Control(),
             terminate, self.drops, account,
         )  # fmt: skip
-        self._answering = Answering(shared, self._changed)
+        self._handler = RequestHandler(shared, self._changed)
         limits = Limits(
             min(settings.zmq_max_message_size, account.max_bytes), MAX_FRAMES, http.max_connections, settings.zmq_max_in_flight,
             http.header_timeout, http.body_timeout,
         )  # fmt: skip
-        self._in = Port("PULL", limits, self.drops, account, self._heard)
+        self._in = Port("PULL", limits, self.drops, account, self._received)
         out = limits._replace(max_message=_MAX_SUBSCRIPTION, max_frames=1)
         self._out = Port(
-            "PUB", out, self.drops, account, self._subscribed, self._publisher.forget, self._publisher.has_read
+            "PUB", out, self.drops, account, self._subscribed, self._publisher.forget, self._publisher.on_caught_up
         )
         self._sweeping: asyncio.Handle | None = None
         self._ended = asyncio.Event()
 
     @property
     def address(self) -> str:
-        """Where requests are taken, as a URL."""
+        """The URL of the port for requests."""
         return f"tcp://{f'[{self._host}]' if ':' in self._host else self._host}:{self.port}"
 
     @property
     def port(self) -> int:
-        """The port that takes requests."""
+        """The port for requests; 0 if it is not open."""
         return self._in.number
 
     @property
     def port_out(self) -> int:
-        """The port that publishes answers."""
+        """The port that publishes answers; 0 if it is not open."""
         return self._out.number
 
     async def start(self) -> None:
-        """Listen at both ports. Raises SettingsError if one is taken or unusable; nothing is left open then."""
-        asked, out = self._settings.zmq_port or 0, self._settings.zmq_port_out
-        await self._in.start(self._host, asked, "zmq_port")
+        """Listen at both ports. Raises SettingsError if one is taken or unusable; then neither is open."""
+        out = self._settings.zmq_port_out
+        await self._in.start(self._host, self._settings.zmq_port or 0, "zmq_port")
         try:
             await self._out.start(self._host, self._next_port() if out is None else out, "zmq_port_out")
         except SettingsError:
@@ -590,19 +605,19 @@ class ZeroMqFrontend:
         self._sweep()
 
     def _next_port(self) -> int:
-        """The one after that of requests, where clients look if they are told nothing else."""
+        """Return the port after that for requests, which is the default of clients; 0, any free port, if there is none or the first was free."""
         return self.port + 1 if self._settings.zmq_port and self.port < 65535 else 0
 
-    def _heard(self, peer: Peer, event: Event) -> None:
+    def _received(self, peer: Peer, event: Event) -> None:
         if isinstance(event, Received):
-            self._answering.received(event, peer.address)
-            if not self._in.paused and self._has_enough:
+            self._handler.received(event, peer.address)
+            if not self._in.paused and self._is_full:
                 self._in.pause()
 
     @property
-    def _has_enough(self) -> bool:
-        """Whether as much is under way as may be, or as there is room for beside what other clients hold."""
-        in_flight = self._answering.in_flight
+    def _is_full(self) -> bool:
+        """Whether no more requests may be read: those under way reach their limit, or the account is over its limit."""
+        in_flight = self._handler.in_flight
         return in_flight > self._settings.zmq_max_in_flight or (in_flight > 0 and self._account.over)
 
     def _subscribed(self, peer: Peer, event: Event) -> None:
@@ -611,7 +626,7 @@ class ZeroMqFrontend:
 
     def _changed(self) -> None:
         self._ended.set()
-        if self._in.paused and not self._has_enough:
+        if self._in.paused and not self._is_full:
             self._in.resume()
 
     def _sweep(self) -> None:
@@ -619,45 +634,47 @@ class ZeroMqFrontend:
         for port in (self._in, self._out):
             port.sweep(now)
         self._changed()
-        self._sweep_topics(self._publisher.sweep(self._answering.topics, now))
+        self._sweep_topics(self._publisher.sweep(self._handler.topics, now))
 
     def _sweep_topics(self, turns: Iterator[list[bytes]]) -> None:
-        """Look at some topics, and at the others in further turns of the loop."""
-        given_up = next(turns, None)
+        """Sweep some topics, and the others in further turns of the event loop."""
+        abandoned = next(turns, None)
         loop = asyncio.get_running_loop()
-        if given_up is None:
+        if abandoned is None:
             self._sweeping = loop.call_later(_SWEEP_INTERVAL, self._sweep)
             return
-        for topic in given_up:
-            self._answering.cancel(topic)
+        for topic in abandoned:
+            self._handler.cancel(topic)
         self._sweeping = loop.call_soon(self._sweep_topics, turns)
 
     def refuse(self) -> None:
-        """Refuse requests from now on."""
-        self._answering.draining = True
+        """Refuse requests for vectors from now on."""
+        self._handler.draining = True
 
     async def drain(self, drain_timeout: float | None = None) -> bool:
-        """Accept no connection for requests, and return when all answers have left; False if that took longer than
-        `drain_timeout` seconds."""
+        """Accept no more requests, and wait until all answers have been sent.
+
+        Return False if that is not so after `drain_timeout` seconds (None: wait without limit).
+        """
         self.refuse()
         self._in.close()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(drain_timeout):
-                while self._answering.busy or self._publisher.waiting:
+                while self._handler.busy or self._publisher.waiting:
                     await self._something_ended()
                 return True
         return False
 
     async def _something_ended(self) -> None:
         self._ended.clear()
-        with contextlib.suppress(TimeoutError):  # nobody tells when the last byte of an answer has left
-            async with asyncio.timeout(_LOOK_INTERVAL):
+        with contextlib.suppress(TimeoutError):  # there is no event when the last byte of an answer has been sent
+            async with asyncio.timeout(_DRAIN_INTERVAL):
                 await self._ended.wait()
 
     async def stop(self) -> None:
-        """Close everything. Idempotent."""
+        """Cancel all requests and close both ports. Idempotent."""
         if self._sweeping is not None:
             self._sweeping.cancel()
             self._sweeping = None
-        await self._answering.stop()
+        await self._handler.stop()
         await asyncio.gather(self._in.stop(), self._out.stop())

@@ -1,8 +1,8 @@
-"""The transport protocol of ZeroMQ, ZMTP 3, as far as a socket that listens needs it: bytes in, events out, no I/O.
+"""ZMTP 3, the transport protocol of ZeroMQ, for listening sockets: bytes in, events out, no I/O.
 
-Version 3 with the mechanism NULL (https://rfc.zeromq.org/spec/23/), subscriptions also as version 3.1 says them
-(https://rfc.zeromq.org/spec/37/). What a stranger sends takes no more memory than a limit that is known before: libzmq bounds
-the frames of a message, but neither their number nor that of a peer's subscriptions.
+It is version 3.0 with the mechanism NULL (https://rfc.zeromq.org/spec/23/), and accepts the subscriptions of version 3.1 too
+(https://rfc.zeromq.org/spec/37/). The memory that a peer's bytes take has a limit. libzmq limits the size of a message's frames, but neither their number
+nor the number of a peer's subscriptions.
 """
 
 import struct
@@ -12,33 +12,35 @@ from typing import NamedTuple
 
 from weir.errors import InvalidRequest, TooLarge
 
-# The signature, version 3.0, the mechanism, not a server of it, filler.
+# Signature, version 3.0, mechanism, as-server = 0, filler (spec 23, "Greeting").
 GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
 
-MORE, LONG, COMMAND = 1, 2, 4
+MORE, LONG, COMMAND = 1, 2, 4  # the flags of a frame
 _MAX_COMMAND = 512  # bytes
-_SMALL = 256  # bytes of a frame that is kept whatever its message has: there are few in one
-_LARGE = 1 << 16  # bytes of a frame whose body is not copied
+_ALWAYS_KEPT = (
+    256  # bytes; a frame up to this size is kept even in a message that is too large, as a message has few frames
+)
+_LARGE_FRAME = 1 << 16  # bytes; the body of such a frame is not copied
 _MAX_TOPIC = 300  # bytes of a subscription
-_MAX_CONTEXT = 16  # bytes of a PING that come back with its PONG
+_MAX_PING_CONTEXT = 16  # bytes of a PING that its PONG repeats (spec 37)
 
 
 class Received(NamedTuple):
-    """A whole message. Of one that was too large, `size` is what its frames had, and the largest of them are empty here."""
+    """A complete message. For a message that was too large, `size` is its size in bytes, and its large frames are empty; else `size` is 0."""
 
     frames: Sequence[bytes | bytearray]
     size: int = 0
 
 
 class Subscribed(NamedTuple):
-    """The peer wants messages whose first frame begins with `topic`, or wants them no longer."""
+    """The peer subscribes to messages whose first frame begins with `topic`, or cancels that subscription (`wanted` is False)."""
 
     topic: bytes
     wanted: bool
 
 
 class ZmtpReply(NamedTuple):
-    """Bytes that must be sent to the peer."""
+    """Bytes to send to the peer."""
 
     data: bytes
 
@@ -53,45 +55,46 @@ class _Stage(Enum):
 
 
 class ZmtpParser:
-    """Reads what one peer sends to a socket of type `own` ("PULL": takes messages; "PUB": takes subscriptions).
+    """Parses the bytes that one peer sends to a socket of type "PULL", which receives messages, or "PUB", which receives subscriptions.
 
-    Of a message of more than `max_message` bytes, the frames that do not fit are thrown away as they come, so that whoever sent it can be
-    answered: the first frame says who that is, and the others which request it was. Raises InvalidRequest for whatever is not ZMTP, or not
-    from a socket of the other type, and TooLarge for a message whose first frame does not fit or of more than `max_frames` frames;
-    the connection is then of no more use.
+    In a message of more than `max_message` bytes, the frames that do not fit are skipped. The small frames are kept, so that the sender can be
+    answered: they say who it is and which request it was.
+
+    `feed` raises InvalidRequest for bytes that are not ZMTP or not from a matching socket, and TooLarge for a message whose first frame does not fit,
+    or with more than `max_frames` frames. After an error the parser must not be used again, and the connection is to be closed.
     """
 
-    def __init__(self, own: str, max_message: int, max_frames: int) -> None:
-        self._peers = {"PULL": (b"PUSH",), "PUB": (b"SUB", b"XSUB")}[own]
-        self._takes_messages = own == "PULL"
+    def __init__(self, socket_type: str, max_message: int, max_frames: int) -> None:
+        self._peers = {"PULL": (b"PUSH",), "PUB": (b"SUB", b"XSUB")}[socket_type]
+        self._takes_messages = socket_type == "PULL"
         self._max_message = max_message
         self._max_frames = max_frames
         self._stage = _Stage.GREETING
         self._buffer = bytearray()
-        self._needed = len(GREETING)  # bytes in the buffer before there is anything to do
-        self._frames: list[bytes | bytearray] = []
-        self._held = 0  # bytes of the frames of an unfinished message
-        self._large_size, self._large_flags = 0, 0  # of the large frame that the buffer is for
-        self._to_skip = 0  # bytes that are to come of a frame that does not fit
-        self._skipped = 0  # bytes of such frames of the unfinished message
+        self._needed = len(GREETING)  # how many bytes the buffer must have before it can be parsed further
+        self._frames: list[bytes | bytearray] = []  # of the unfinished message
+        self._held = 0  # bytes of these frames
+        self._large_size, self._large_flags = 0, 0  # of the large frame that the buffer receives; size 0: none
+        self._to_skip = 0  # bytes to come of a frame that is skipped
+        self._skipped = 0  # bytes of the skipped frames of the unfinished message
 
     @property
     def unfinished(self) -> bool:
-        """Whether a part of a message or command has come, and not all of it."""
+        """Whether a message or command has arrived in part."""
         return bool(self._buffer or self._frames or self._to_skip)
 
     @property
     def ready(self) -> bool:
-        """Whether the handshake is done."""
+        """Whether the handshake is complete."""
         return self._stage is _Stage.TRAFFIC
 
     @property
     def held(self) -> int:
-        """Bytes of what has not come whole."""
+        """How many bytes of an incomplete message or command are held in memory."""
         return len(self._buffer) + self._held
 
     def feed(self, data: bytes) -> Iterator[Event]:
-        """Take what came, and yield what it made whole."""
+        """Parse the next bytes of the peer, and yield the events that they complete. Parsing goes on only while the iterator is advanced."""
         left = memoryview(data)
         while len(left):
             if self._to_skip:
@@ -101,20 +104,20 @@ class ZmtpParser:
                 room = self._large_size - len(self._buffer)
                 self._buffer += left[:room]
                 left = left[room:]
-                yield from self._large()
+                yield from self._read_large_frame()
             else:
                 self._buffer += left
                 left = left[:0]
-                yield from self._small()
+                yield from self._read_frames()
 
-    def _large(self) -> Iterator[Event]:
-        """Take the large frame that the buffer is for, if it is whole: as it is, for a copy would be as large again."""
+    def _read_large_frame(self) -> Iterator[Event]:
+        """Complete the large frame that the buffer receives, once all of it is there. The buffer itself becomes the body, without a copy."""
         if len(self._buffer) == self._large_size:
             body, self._buffer, self._large_size = self._buffer, bytearray(), 0
-            yield from self._took(self._large_flags, body)
+            yield from self._complete(self._large_flags, body)
 
-    def _small(self) -> Iterator[Event]:
-        """Take the frames that are whole in the buffer."""
+    def _read_frames(self) -> Iterator[Event]:
+        """Complete the greeting and the frames of which all bytes are in the buffer."""
         if self._stage is _Stage.GREETING:
             _check_greeting(self._buffer)
         while len(self._buffer) >= self._needed:
@@ -122,13 +125,13 @@ class ZmtpParser:
                 del self._buffer[: len(GREETING)]
                 self._stage, self._needed = _Stage.HANDSHAKE, 2
                 continue
-            frame = self._next()
+            frame = self._next_frame()
             if frame is None:
                 return
-            yield from self._took(*frame)
+            yield from self._complete(*frame)
 
-    def _next(self) -> tuple[int, bytes] | None:
-        """Return flags and body of the first frame in the buffer, or None if it has not come whole; what must come is `_needed`."""
+    def _next_frame(self) -> tuple[int, bytes] | None:
+        """Remove the first frame from the buffer and return its flags and body; None if it is incomplete. Sets `_needed`."""
         flags = self._buffer[0]
         head = 9 if flags & LONG else 2
         if len(self._buffer) < head:
@@ -136,12 +139,12 @@ class ZmtpParser:
             return None
         size = struct.unpack_from(">Q" if flags & LONG else ">B", self._buffer, 1)[0]
         self._check_frame(flags, size)
-        if not flags & COMMAND and size > _SMALL and self._held + size > self._max_message:
+        if not flags & COMMAND and size > _ALWAYS_KEPT and self._held + size > self._max_message:
             self._skip(head, size)
             return flags, b""
         if len(self._buffer) < head + size:
             self._needed = head + size
-            if size >= _LARGE:
+            if size >= _LARGE_FRAME:
                 del self._buffer[:head]
                 self._large_flags, self._large_size, self._needed = flags, size, 2
             return None
@@ -151,18 +154,18 @@ class ZmtpParser:
         return flags, body
 
     def _skip(self, head: int, size: int) -> None:
-        """Throw away a frame that does not fit: what has come of it, and what is to come."""
-        came = min(size, len(self._buffer) - head)
-        del self._buffer[: head + came]
-        self._to_skip = size - came
+        """Skip a frame that does not fit: drop its bytes in the buffer, and those that are still to come."""
+        arrived = min(size, len(self._buffer) - head)
+        del self._buffer[: head + arrived]
+        self._to_skip = size - arrived
         self._skipped += size
         self._needed = 2
 
     def _check_frame(self, flags: int, size: int) -> None:
         if flags & ~(MORE | LONG | COMMAND) or (flags & COMMAND and flags & MORE):
-            raise InvalidRequest(f"frame: flags {flags:#04x} are none of ZMTP 3")
+            raise InvalidRequest(f"frame: flags {flags:#04x} do not exist in ZMTP 3")
         if flags & COMMAND and size > _MAX_COMMAND:
-            raise TooLarge(f"frame: a command of {size} bytes; {_MAX_COMMAND} are allowed")
+            raise TooLarge(f"frame: a command of {size} bytes, must have at most {_MAX_COMMAND}")
         if not flags & COMMAND and self._stage is not _Stage.TRAFFIC:
             raise InvalidRequest("frame: a message before the handshake")
         if not flags & COMMAND and not self._frames and size > self._max_message:
@@ -170,9 +173,10 @@ class ZmtpParser:
         if not flags & COMMAND and len(self._frames) >= self._max_frames:
             raise TooLarge(f"frame: a message of more than {self._max_frames} frames")
 
-    def _took(self, flags: int, body: bytes | bytearray) -> Iterator[Event]:
+    def _complete(self, flags: int, body: bytes | bytearray) -> Iterator[Event]:
+        """Handle a complete frame; yield an event if it completes one."""
         if flags & COMMAND:
-            yield from self._commanded(bytes(body))
+            yield from self._handle_command(bytes(body))
             return
         self._frames.append(body)
         self._held += len(body)
@@ -183,9 +187,9 @@ class ZmtpParser:
         if self._takes_messages:
             yield Received(frames, size)
         else:
-            yield _subscription_in(list(map(bytes, frames)))
+            yield _read_subscription(list(map(bytes, frames)))
 
-    def _commanded(self, body: bytes) -> Iterator[Event]:
+    def _handle_command(self, body: bytes) -> Iterator[Event]:
         length = body[0] if body else 0
         name, rest = body[1 : 1 + length], body[1 + length :]
         if not length or len(name) < length:
@@ -194,7 +198,7 @@ class ZmtpParser:
             self._check_ready(name, rest)
             self._stage = _Stage.TRAFFIC
         elif name == b"PING":
-            yield ZmtpReply(frame(b"\x04PONG" + rest[2 : 2 + _MAX_CONTEXT], COMMAND))
+            yield ZmtpReply(frame(b"\x04PONG" + rest[2 : 2 + _MAX_PING_CONTEXT], COMMAND))
         elif name in (b"SUBSCRIBE", b"CANCEL") and not self._takes_messages:
             yield Subscribed(_topic(rest), name == b"SUBSCRIBE")
 
@@ -203,27 +207,27 @@ class ZmtpParser:
             raise InvalidRequest(f"handshake: {name[:16]!r} instead of READY")
         kind = _properties(properties).get(b"socket-type", b"")
         if kind not in self._peers:
-            raise InvalidRequest(f"handshake: a socket of type {kind[:16]!r}; {self._peers[0].decode()} is wanted here")
+            raise InvalidRequest(f"handshake: a socket of type {kind[:16]!r}, must be {self._peers[0].decode()}")
 
 
-def ready(own: str) -> bytes:
-    """Return the command that ends the handshake of a socket of type `own`."""
-    kind = own.encode()
+def ready(socket_type: str) -> bytes:
+    """Return the command READY, which ends the handshake, for a socket of this type."""
+    kind = socket_type.encode()
     return frame(b"\x05READY\x0bSocket-Type" + struct.pack(">I", len(kind)) + kind, COMMAND)
 
 
 def frame(body: bytes, flags: int = 0) -> bytes:
-    """Return one frame."""
+    """Return the bytes of one frame."""
     return head(len(body), flags) + body
 
 
 def head(size: int, flags: int = 0) -> bytes:
-    """Return what goes before the body of a frame."""
+    """Return the bytes before the body of a frame: flags and size."""
     return struct.pack(">BQ", flags | LONG, size) if size > 255 else bytes((flags, size))
 
 
 def pack(frames: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
-    """Return a message as buffers to be written one after the other; bodies are not copied."""
+    """Return a message of these frames as buffers to be written in order. Bodies are not copied."""
     buffers: list[bytes | memoryview] = []
     for place, body in enumerate(frames):
         buffers += (head(len(body), MORE if place + 1 < len(frames) else 0), body)
@@ -231,9 +235,9 @@ def pack(frames: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
 
 
 def _check_greeting(begun: bytearray) -> None:
-    """Raise InvalidRequest as soon as what came cannot become a greeting."""
-    for place, wanted in ((0, GREETING[0]), (10, GREETING[10])):
-        if len(begun) > place and begun[place] != wanted:
+    """Raise InvalidRequest as soon as the bytes cannot be the beginning of a greeting of ZMTP 3."""
+    for place in (0, 10):
+        if len(begun) > place and begun[place] != GREETING[place]:
             raise InvalidRequest("greeting: not that of ZMTP 3")
     if len(begun) > 9 and not begun[9] & 1:
         raise InvalidRequest("greeting: not that of ZMTP 3")
@@ -242,6 +246,7 @@ def _check_greeting(begun: bytearray) -> None:
 
 
 def _properties(data: bytes) -> dict[bytes, bytes]:
+    """Return the values of a READY command by lower-case name (spec 23, "Commands")."""
     found, place = {}, 0
     while place < len(data):
         end = place + 1 + data[place]
@@ -255,8 +260,8 @@ def _properties(data: bytes) -> dict[bytes, bytes]:
     return found
 
 
-def _subscription_in(frames: list[bytes]) -> Subscribed:
-    """Return the subscription in a message, as version 3.0 has it: a byte that says which, and the topic."""
+def _read_subscription(frames: list[bytes]) -> Subscribed:
+    """Return the subscription in a message of version 3.0: 1 to subscribe or 0 to cancel, then the topic."""
     body = frames[0]
     if len(frames) != 1 or body[:1] not in (b"\0", b"\1"):
         raise InvalidRequest("frame: not a subscription")
@@ -265,5 +270,5 @@ def _subscription_in(frames: list[bytes]) -> Subscribed:
 
 def _topic(topic: bytes) -> bytes:
     if len(topic) > _MAX_TOPIC:
-        raise TooLarge(f"subscription: to {len(topic)} bytes; {_MAX_TOPIC} are allowed")
+        raise TooLarge(f"subscription: has {len(topic)} bytes, must have at most {_MAX_TOPIC}")
     return topic

@@ -1,4 +1,4 @@
-"""The JSON files of a model's directory, and the architecture that config.json describes.
+"""Read the JSON files of a model's directory, and the network's architecture from its config.json.
 
 Errors name the file, the key, the value and the rule.
 """
@@ -11,9 +11,10 @@ import msgspec
 
 from weir.errors import SettingsError
 
-MOST_BYTES = 64 << 20  # of a JSON file that is read whole; vocabularies are the largest
+MAX_BYTES = 64 << 20  # of a JSON file that is read whole; vocabularies are the largest
 
-# model_type in config.json, and the family whose computation it has. MiniLM, E5, BGE and GTE are of type bert or xlm-roberta.
+# The supported values of model_type in config.json, and the family of each: models of one family compute in the same way. MiniLM, E5, BGE and GTE
+# have the type bert or xlm-roberta.
 FAMILIES = {
     "bert": "bert",
     "roberta": "roberta",
@@ -23,7 +24,7 @@ FAMILIES = {
     "mpnet": "mpnet",
 }
 
-# DistilBERT's names of the sizes, beside everyone else's.
+# The keys of each size in config.json: the usual one, then DistilBERT's.
 SIZES = {
     "hidden_size": ("hidden_size", "dim"),
     "layers": ("num_hidden_layers", "n_layers"),
@@ -34,7 +35,10 @@ SIZES = {
 
 
 class JsonDocument:
-    """A JSON object in a file. Every getter raises SettingsError naming the file, the key and the rule."""
+    """A JSON object from the file `path`. A key whose value is null counts as missing.
+
+    Every getter raises SettingsError naming the file, the key, the value and the rule.
+    """
 
     def __init__(self, path: Path, values: dict[str, Any]) -> None:
         self.path = path
@@ -44,35 +48,35 @@ class JsonDocument:
         return self.values.get(key) is not None
 
     def integer(self, *keys: str, default: int | None = None, least: int = 1) -> int:
-        """Return the whole number under the first of `keys` that is there, else `default` (None: it must be there)."""
+        """Return the integer, at least `least`, under the first of `keys` that is there, else `default`. With None as the default, one must be there."""
         key, value = self._first(keys, default)
         if type(value) is not int or value < least:
             raise self.wrong(key, value, f"must be a whole number of at least {least}")
         return value
 
     def number(self, *keys: str, default: float) -> float:
-        """Return the positive number under the first of `keys` that is there, else `default`."""
+        """Return the positive, finite number under the first of `keys` that is there, else `default`."""
         key, value = self._first(keys, default)
         if type(value) not in (int, float) or not 0 < value < float("inf"):
             raise self.wrong(key, value, "must be a positive number")
         return float(value)
 
     def text(self, *keys: str, default: str | None = None) -> str:
-        """Return the string under the first of `keys` that is there, else `default` (None: it must be there)."""
+        """Return the string under the first of `keys` that is there, else `default`. With None as the default, one must be there."""
         key, value = self._first(keys, default)
         if type(value) is not str:
             raise self.wrong(key, value, "must be a string")
         return value
 
     def switch(self, key: str, *, default: bool = False) -> bool:
-        """Return the true or false under `key`, else `default`."""
+        """Return the boolean under `key`, or `default` if there is none."""
         _, value = self._first((key,), default)
         if type(value) is not bool:
             raise self.wrong(key, value, "must be true or false")
         return value
 
     def wrong(self, key: str, value: object, rule: str) -> SettingsError:
-        """Return the error for a value that breaks `rule`."""
+        """Return the error for the value under `key`, which breaks `rule`."""
         return SettingsError(f"{self.path}: {key}={value!r}: {rule}")
 
     def _first(self, keys: tuple[str, ...], default: object) -> tuple[str, Any]:
@@ -85,7 +89,7 @@ class JsonDocument:
 
 
 def read_document(path: Path) -> JsonDocument:
-    """Read a file that holds one JSON object. Raises SettingsError if it is missing, too large or something else."""
+    """Read a file that holds one JSON object. Raises SettingsError if it is missing, larger than MAX_BYTES, or not a JSON object."""
     values = read_json(path)
     if not isinstance(values, dict):
         raise SettingsError(f"{path}: must hold a JSON object")
@@ -93,10 +97,10 @@ def read_document(path: Path) -> JsonDocument:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file. Raises SettingsError if it is missing, too large or not JSON."""
+    """Read a JSON file. Raises SettingsError if it is missing, larger than MAX_BYTES, or not JSON."""
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise SettingsError(f"{path}: is larger than {MOST_BYTES >> 20} MiB, which none of these files is")
+        if path.stat().st_size > MAX_BYTES:
+            raise SettingsError(f"{path}: is larger than {MAX_BYTES >> 20} MiB, the most for a JSON file of a model")
         return msgspec.json.decode(path.read_bytes())
     except OSError as error:
         raise SettingsError(f"{path}: cannot be read: {error.strerror}") from None
@@ -106,12 +110,21 @@ def read_json(path: Path) -> Any:
 
 @dataclass(frozen=True)
 class Architecture:
-    """What is computed by a model of the BERT family, weights aside.
+    """The architecture of a BERT-like network: everything that its computation depends on, except the weights.
 
-    `max_length` is the most tokens of a text, special ones included, that the position embeddings reach; the token at place p has
-    the position `p + position_offset`; with an offset, the token `position_offset - 1` is padding wherever it stands: its position is that number, and
-    the places of others do not count it. `type_vocab_size` is 0 where tokens have no types, `labels` 0 where there is no
-    classifier, `relative_buckets` 0 where attention has no relative positions (all but MPNet).
+    Attributes:
+        family: one of the values of FAMILIES; for the torch runtime any model_type.
+        hidden_size, layers, heads, intermediate_size, vocab_size: as in config.json.
+        max_length: the most tokens of a text, special tokens included: as many as there are position embeddings.
+        position_offset: the token at index p has the position embedding p + position_offset. If the offset is not 0, the token with the id
+            position_offset - 1 is padding wherever it stands: that number is also its position, and it is not counted in the indices of others.
+        type_vocab_size: how many token types there are; 0 if the network has no token type embeddings.
+        epsilon: the constant in layer normalization.
+        activation: the activation of the feed-forward layers, by its name in config.json.
+        pad_id: the id of the padding token.
+        relative_buckets: how many buckets of distances MPNet's attention has; 0 in all other families.
+        labels: how many outputs the classifier has; 0 if there is none.
+        has_pooler: whether there are weights of a pooler, a dense layer on the first token.
     """
 
     family: str
@@ -132,7 +145,7 @@ class Architecture:
 
 
 def read_family(config: JsonDocument) -> str:
-    """Return the family that a config.json names. Raises SettingsError naming those that are read."""
+    """Return the family of a config.json's model_type. Raises SettingsError naming the supported types."""
     kind = config.text("model_type")
     if kind not in FAMILIES:
         known = ", ".join(FAMILIES)
@@ -141,17 +154,17 @@ def read_family(config: JsonDocument) -> str:
 
 
 def read_architecture(config: JsonDocument, *, has_pooler: bool, has_classifier: bool) -> Architecture:
-    """Understand a config.json, given which heads the weights hold.
+    """Return the architecture of a config.json, given whether the weights hold a pooler and a classifier.
 
-    Raises SettingsError naming the file, the key and the rule for sizes that are missing or do not fit each other, and for
-    variants of the family that compute something else.
+    Raises SettingsError naming the file, the key and the rule: a size is missing, sizes do not fit each other, or the model is a variant of its
+    family that computes differently, such as a decoder.
     """
     family = read_family(config)
     _refuse_variants(config)
     distil = family == "distilbert"
     mpnet = family == "mpnet"
     pad_id = config.integer("pad_token_id", default=0 if family in ("bert", "distilbert") else 1, least=0)
-    # MPNet counts its positions behind the place 1, whatever the padding is.
+    # MPNet's positions begin at 2 whatever its padding id is.
     offset = 0 if family in ("bert", "distilbert") else 2 if mpnet else pad_id + 1
     sizes = {name: config.integer(*keys) for name, keys in SIZES.items()}
     if sizes["hidden_size"] % sizes["heads"]:
@@ -169,7 +182,7 @@ def read_architecture(config: JsonDocument, *, has_pooler: bool, has_classifier:
         activation=config.text("hidden_act", "activation", default="gelu"),
         pad_id=pad_id,
         relative_buckets=config.integer("relative_attention_num_buckets", default=32) if mpnet else 0,
-        labels=_labels(config) if has_classifier else 0,
+        labels=_label_count(config) if has_classifier else 0,
         has_pooler=has_pooler,
     )
 
@@ -183,7 +196,7 @@ def _refuse_variants(config: JsonDocument) -> None:
             raise config.wrong(key, True, "must be false: a text is encoded by encoders")
 
 
-def _labels(config: JsonDocument) -> int:
+def _label_count(config: JsonDocument) -> int:
     names = config.values.get("id2label")
     if names is None:
         return config.integer("num_labels", default=2)

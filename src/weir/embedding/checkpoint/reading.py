@@ -1,6 +1,6 @@
-"""A model's directory: the network's files, and the files that sentence-transformers adds to them.
+"""Read a model's directory: the files of the network, and the files that sentence-transformers adds to them.
 
-`read_checkpoint` reads the architectures that the onnx runtime computes; `read_for` reads any architecture where torch computes.
+`read_checkpoint` reads the architectures that the onnx runtime computes. `read_for` reads any architecture if the torch runtime computes.
 """
 
 import hashlib
@@ -22,22 +22,22 @@ from weir.embedding.checkpoint.config import (
     read_family,
     read_json,
 )
-from weir.embedding.checkpoint.weights import POOLER, Store, Weights, missing, open_tensors
+from weir.embedding.checkpoint.weights import POOLER, Store, Weights, no_weights_error, open_tensors
 from weir.embedding.recipe import Pooling
-from weir.embedding.texts import AS_THE_FILES_SAY, TokenizerOptions
+from weir.embedding.texts import NO_TOKENIZER_OPTIONS, TokenizerOptions
 from weir.embedding.tokens.tokenizer import Tokenizer
 from weir.errors import SettingsError
 
 CONFIG = "config.json"
 MODULES = "modules.json"
 ENCODING_SETTINGS = "config_sentence_transformers.json"
-# Where a transformer's folder says the longest text; the first is today's.
+# The files of sentence-transformers that may state the greatest length of a text; current versions write the first.
 TEXT_SETTINGS = (
     "sentence_bert_config.json", "sentence_roberta_config.json", "sentence_distilbert_config.json",
     "sentence_camembert_config.json", "sentence_xlm-roberta_config.json", "sentence_mpnet_config.json",
 )  # fmt: skip
 
-# Names of a pooling in today's files and the switches of older ones, in the order in which several are joined.
+# The name of each pooling in current files, with its switch in older files. Several poolings are joined in this order.
 POOLINGS = {
     "cls": ("pooling_mode_cls_token", Pooling.CLS),
     "max": ("pooling_mode_max_tokens", Pooling.MAX),
@@ -48,7 +48,7 @@ POOLINGS = {
 }
 ACTIVATIONS = {"Identity": "identity", "Tanh": "tanh", "ReLU": "relu", "GELU": "gelu", "Sigmoid": "sigmoid"}
 
-# Further names of what SIZES names, in other families.
+# Keys of the sizes in config.json beside those in SIZES, in families that torch alone computes.
 MORE_NAMES = {
     "hidden_size": ("d_model",),
     "layers": ("num_layers",),
@@ -59,7 +59,7 @@ MORE_NAMES = {
 
 @dataclass(frozen=True)
 class Dense:
-    """A layer behind the pooling: `activation(weight @ vector + bias)`. `weight` is [out, in], both float32."""
+    """A dense layer after the pooling: `activation(weight @ vector + bias)`. `weight` is [out, in] and `bias` [out], both float32."""
 
     weight: NDArray[Any]
     bias: NDArray[Any] | None
@@ -68,9 +68,19 @@ class Dense:
 
 @dataclass(frozen=True)
 class ModelLayout:
-    """How a directory is laid out: where the network's files are, and what sentence-transformers does around it.
+    """Where the network's files are, and the steps that sentence-transformers adds to the network.
 
-    `pooled` is None for a plain model. `files` are those that decide the vectors, beside the network's own.
+    Attributes:
+        network: the directory of the network.
+        pooled: the poolings, joined in this order; None for a directory without modules.json.
+        normalize: whether vectors are scaled to length 1.
+        dense: the dense layers between pooling and normalization.
+        max_length: the most tokens of a text, special tokens included; None if no file states it.
+        lowercase: whether texts are lowercased before they are tokenized.
+        prompts: texts to put before a text, by name.
+        default_prompt: the name of the prompt that stands before every text, if any.
+        dimensions: how many numbers at the start of each vector are kept; None for all.
+        files: the files beside those of the network that affect the vectors.
     """
 
     network: Path
@@ -81,22 +91,25 @@ class ModelLayout:
     lowercase: bool = False
     prompts: dict[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
-    dimensions: int | None = None  # the first numbers of a vector that are kept, unless the user says otherwise
+    dimensions: int | None = None
     files: tuple[Path, ...] = ()
 
     def layers(self, count: int) -> tuple[int, ...]:
-        """Return which of `count` layers are pooled unless the user says otherwise: the last where the files say how, else the one before, as in
-        bert-as-service. A single layer is both."""
+        """Return the layers that are pooled by default, counted from the end, of a network with `count` layers.
+
+        It is the last layer if the files state a pooling or there is one layer, else the second-to-last, as in bert-as-service.
+        """
         return (-1,) if self.pooled or count == 1 else (-2,)
 
 
 def read_layout(directory: Path) -> ModelLayout:
-    """Understand modules.json and the folders it names; a directory without one is a plain model.
+    """Read modules.json and the folders that it names. A directory without modules.json holds a network alone.
 
-    Raises SettingsError naming the file and the module for what is not a network, a pooling, dense layers, and at last a normalisation.
+    The modules must be a Transformer, a Pooling, any number of Dense, and at last optionally a Normalize; a Dropout is skipped. Raises
+    SettingsError naming the file and the module for any other sequence, and the file, key and rule for a broken file.
     """
     if not directory.is_dir():
-        raise missing(directory)
+        raise no_weights_error(directory)
     if not (directory / MODULES).is_file():
         return ModelLayout(directory)
     modules = _modules(directory)
@@ -111,14 +124,14 @@ def read_layout(directory: Path) -> ModelLayout:
         if normalize:
             raise _unknown(directory, kind, "must not come behind a Normalize")
         if kind == "Pooling" and pooled is None:
-            pooled = _pooled(read_document(folder / "config.json"))
+            pooled = _poolings(read_document(folder / "config.json"))
             files.append(folder / "config.json")
         elif kind == "Dense" and pooled is not None:
             dense.append(_dense(folder))
             files += [folder / "config.json", folder / "model.safetensors"]
         elif kind == "Normalize" and pooled is not None:
             normalize = True
-        elif kind != "Dropout":  # does nothing once a model is trained
+        elif kind != "Dropout":  # has no effect after training
             raise _unknown(directory, kind, "must be Transformer, Pooling, Dense or Normalize, in this order")
     if pooled is None:
         raise _unknown(directory, first, "must be followed by a Pooling")
@@ -130,26 +143,26 @@ def read_layout(directory: Path) -> ModelLayout:
 
 
 def _modules(directory: Path) -> list[tuple[str, str]]:
-    """Return each module's folder and kind. Their classes have moved between packages, so only the last part of the name counts."""
+    """Return each module's folder and class name, without the package: versions of sentence-transformers differ in the package."""
     path = directory / MODULES
     try:
         modules = msgspec.convert(read_json(path), list[dict[str, Any]])
-        known = [(msgspec.convert(one["path"], str), msgspec.convert(one["type"], str)) for one in modules]
+        found = [(msgspec.convert(module["path"], str), msgspec.convert(module["type"], str)) for module in modules]
     except (msgspec.ValidationError, KeyError) as error:
         raise SettingsError(f"{path}: must be a list of modules with their path and type: {error}") from None
-    if not known:
+    if not found:
         raise SettingsError(f"{path}: names no modules")
-    for folder, _ in known:
+    for folder, _ in found:
         if "\0" in folder or Path(folder).is_absolute() or ".." in Path(folder).parts:
             raise SettingsError(f"{path}: {folder!r} must be a folder in that directory")
-    return [(folder, kind.rsplit(".", 1)[-1]) for folder, kind in known]
+    return [(folder, kind.rsplit(".", 1)[-1]) for folder, kind in found]
 
 
 def _unknown(directory: Path, kind: str, rule: str) -> SettingsError:
-    return SettingsError(f"{directory / MODULES}: the module {kind}: {rule}; others are not computed here")
+    return SettingsError(f"{directory / MODULES}: the module {kind}: {rule}; no other order of modules is supported")
 
 
-def _pooled(config: JsonDocument) -> tuple[Pooling, ...]:
+def _poolings(config: JsonDocument) -> tuple[Pooling, ...]:
     if not config.switch("include_prompt", default=True):
         raise config.wrong("include_prompt", False, "must be true: prompts are pooled with the text")
     if "pooling_mode" in config:
@@ -178,21 +191,22 @@ def _dense(folder: Path) -> Dense:
     if activation is None or not name.startswith("torch.nn."):
         raise config.wrong("activation_function", name, f"must be torch's {', '.join(ACTIVATIONS)}")
     if not (folder / "model.safetensors").is_file():
-        raise missing(folder)
+        raise no_weights_error(folder)
     tensors = open_tensors(folder / "model.safetensors")
     out = config.integer("out_features")
-    wanted: dict[str, tuple[int, ...]] = {"linear.weight": (out, config.integer("in_features"))}
+    shapes: dict[str, tuple[int, ...]] = {"linear.weight": (out, config.integer("in_features"))}
     if config.switch("bias", default=True):
-        wanted["linear.bias"] = (out,)
-    for tensor, shape in wanted.items():
+        shapes["linear.bias"] = (out,)
+    for tensor, shape in shapes.items():
         if tensor not in tensors or tensors.shape(tensor) != shape or not tensors.floating(tensor):
             raise SettingsError(
                 f"{tensors.path}: must hold {tensor!r} of the shape {list(shape)}, as its config.json says"
             )
-    return Dense(tensors["linear.weight"], tensors["linear.bias"] if "linear.bias" in wanted else None, activation)
+    return Dense(tensors["linear.weight"], tensors["linear.bias"] if "linear.bias" in shapes else None, activation)
 
 
 def _text_settings(network: Path) -> tuple[int | None, bool]:
+    """Return the most tokens of a text, None if no file states it, and whether texts are lowercased."""
     for name in TEXT_SETTINGS:
         if (network / name).is_file():
             settings = read_document(network / name)
@@ -202,7 +216,7 @@ def _text_settings(network: Path) -> tuple[int | None, bool]:
 
 
 def _encoding_settings(directory: Path) -> tuple[dict[str, str], str | None, int | None]:
-    """Return the prompts by name, the name of the default one, and how many numbers of a vector are kept (None: all)."""
+    """Return the prompts by name, the name of the default prompt if any, and how many numbers of a vector are kept (None: all)."""
     path = directory / ENCODING_SETTINGS
     if not path.is_file():
         return {}, None, None
@@ -219,7 +233,7 @@ def _encoding_settings(directory: Path) -> tuple[dict[str, str], str | None, int
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model's directory: what is computed, with which weights, of which texts."""
+    """A model's directory, checked: its architecture, its layout and its weights."""
 
     directory: Path
     architecture: Architecture
@@ -228,12 +242,12 @@ class Checkpoint:
 
     @property
     def normalize(self) -> bool:
-        """Whether the files ask for vectors of length 1."""
+        """Whether the files state that vectors are scaled to length 1."""
         return self.layout.normalize
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """The layers that are pooled unless the user says otherwise, counted from the end."""
+        """The layers that are pooled by default, counted from the end: -1 is the last."""
         return self.layout.layers(self.architecture.layers)
 
     @property
@@ -243,27 +257,30 @@ class Checkpoint:
 
     @property
     def dense(self) -> tuple[Dense, ...]:
-        """The dense layers between the pooling and the normalisation."""
+        """The dense layers between pooling and normalization."""
         return self.layout.dense
 
     @cached_property
     def max_length(self) -> int:
-        """The most tokens of a text that are read, special ones included: what the files say, and at most what the position embeddings reach."""
-        longest, reach = self.layout.max_length, self.architecture.max_length
+        """The most tokens of a text, special tokens included: as the files state, and at most `architecture.max_length`."""
+        stated = self.layout.max_length
         path = self.layout.network / "tokenizer_config.json"
-        if longest is None and path.is_file():
-            # Files say 1e30 where the tokenizer has no bound of its own.
+        if stated is None and path.is_file():
+            # transformers writes the float 1e30 for a tokenizer without a limit.
             limit = read_document(path).values.get("model_max_length")
-            longest = limit if isinstance(limit, int) and limit > 2 else None
-        return min(longest or reach, reach)
+            stated = limit if isinstance(limit, int) and limit > 2 else None
+        return min(stated or self.architecture.max_length, self.architecture.max_length)
 
     @property
     def poolings(self) -> tuple[Pooling, ...]:
-        """The poolings that the files ask for, joined in this order; none for a plain model."""
+        """The poolings that the files state, joined in this order; none for a directory without modules.json."""
         return self.layout.pooled or ()
 
-    def tokenizer(self, options: TokenizerOptions = AS_THE_FILES_SAY) -> Tokenizer:
-        """Return the tokenizer. Raises SettingsError if its files are missing, broken or do not fit the weights."""
+    def tokenizer(self, options: TokenizerOptions = NO_TOKENIZER_OPTIONS) -> Tokenizer:
+        """Return the model's tokenizer with these options. The model's default prompt holds unless the options state a prompt.
+
+        Raises SettingsError naming the file if the tokenizer's files are missing or broken, or do not fit the weights.
+        """
         if options.prompt is None and self.layout.default_prompt is not None:
             options = replace(options, prompt=self.prompts[self.layout.default_prompt])
         if self.layout.lowercase:
@@ -271,11 +288,11 @@ class Checkpoint:
         return Tokenizer(self.layout.network, options, vocab_size=self.architecture.vocab_size)
 
     def weights(self) -> Weights:
-        """Return the weights by canonical name, float32, mapped from the files and read when looked at."""
-        return self._weights
+        """Return the weights as float32 arrays by canonical name (see weights.py). A weight is read from its file when it is accessed."""
+        return self.store.weights(self.architecture)
 
     def content_hash(self) -> str:
-        """Return a hash of all that decides the vectors, other than the recipe: weights, configuration, pooling. Reads the weights once."""
+        """Return a hash, in hexadecimal, of the files that affect the vectors: weights, configuration, modules. Reads all of the weights."""
         digest = hashlib.blake2b(digest_size=16)
         for path in (self.layout.network / CONFIG, *self.store.paths, *self.layout.files):
             digest.update(f"{path.relative_to(self.directory)}:{path.stat().st_size}\n".encode())
@@ -283,22 +300,16 @@ class Checkpoint:
                 digest.update(hashlib.file_digest(file, "blake2b").digest())
         return digest.hexdigest()
 
-    @cached_property
-    def _weights(self) -> Weights:
-        return self.store.weights(self.architecture)
-
 
 def read_checkpoint(directory: Path) -> Checkpoint:
-    """Understand the directory of a model: Hugging Face's layout, or that of sentence-transformers.
+    """Read a model's directory in the layout of Hugging Face or of sentence-transformers, for the onnx runtime.
 
-    Sizes, names and shapes are checked; values are not read. Raises SettingsError naming the file and the rule.
+    Sizes, names and shapes are checked; the values of the weights are not read. Raises SettingsError naming the file and the rule.
     """
     directory = Path(directory).resolve()
     layout = read_layout(directory)
     if not (layout.network / CONFIG).is_file() and list(directory.glob("*.ckpt.index")):
-        raise SettingsError(
-            f"{directory}: is a TensorFlow checkpoint: convert it with `weir embed convert {directory} TARGET`"
-        )
+        raise no_weights_error(directory)
     config = read_document(layout.network / CONFIG)
     family = read_family(config)
     store = Store(layout.network)
@@ -311,46 +322,46 @@ def read_checkpoint(directory: Path) -> Checkpoint:
 
 
 def _check_dense(layout: ModelLayout, architecture: Architecture) -> None:
-    """Each dense layer must take what the one before gives; a pooling may give a multiple of the hidden size."""
+    """Raise SettingsError unless each dense layer takes vectors of the size that the step before gives."""
     width = architecture.hidden_size * len(layout.pooled or (None,))
     for layer in layout.dense:
         if layer.weight.shape[1] != width:
             raise SettingsError(
-                f"{layout.network}: a dense layer takes vectors of {layer.weight.shape[1]} numbers, what it gets has {width}"
+                f"{layout.network}: a dense layer takes vectors of {layer.weight.shape[1]} numbers, but gets vectors of {width}"
             )
         width = layer.weight.shape[0]
 
 
 def read_for(kind: str, directory: Path) -> Checkpoint:
-    """Return what is in `directory`, for the runtime `kind`.
+    """Read a model's directory for the runtime `kind`, "onnx" or "torch". Raises SettingsError as `read_checkpoint` does.
 
-    The torch runtime takes any architecture; what vectors it makes is up to transformers. Raises SettingsError as read_checkpoint does.
+    For torch any architecture is accepted, as transformers computes it; weights of an architecture that is not in FAMILIES are not checked.
     """
     directory = Path(directory).resolve()
     if kind != "torch":
         return read_checkpoint(directory)
     layout = read_layout(directory)
     path = layout.network / CONFIG
-    if not path.is_file() or not _is_other(read_document(path)):
+    if not path.is_file() or not _is_for_torch_only(read_document(path)):
         return read_checkpoint(directory)
     store = Store(layout.network)
-    architecture = _architecture(read_document(path), store)
+    architecture = _read_any_architecture(read_document(path), store)
     return Checkpoint(directory, architecture, layout, store)
 
 
-def _is_other(config: JsonDocument) -> bool:
+def _is_for_torch_only(config: JsonDocument) -> bool:
     return (
         config.text("model_type") not in FAMILIES
         or config.text("position_embedding_type", default="absolute") != "absolute"
     )
 
 
-def _architecture(config: JsonDocument, store: Store) -> Architecture:
+def _read_any_architecture(config: JsonDocument, store: Store) -> Architecture:
     if config.switch("is_encoder_decoder"):
         raise config.wrong(
             "is_encoder_decoder",
             True,
-            f"must be false: {config.text('model_type')} has a decoder too, which is not served",
+            f"must be false: {config.text('model_type')} has a decoder, and only encoders are served",
         )
     needed = {"hidden_size", "layers", "vocab_size"}
     sizes: dict[str, Any] = {

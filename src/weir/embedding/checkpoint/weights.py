@@ -1,8 +1,14 @@
-"""A model's weights by canonical name, mapped from its safetensors files.
+"""A model's weights, mapped into memory from its safetensors files, under names that are the same for all families.
 
-Canonical names: `embeddings.word|position|type`, `embeddings.norm.weight|bias`; in a layer `layer.0.query|key|value|output`,
-`layer.0.attention_norm`, `layer.0.up|down`, `layer.0.norm`, each with `.weight` and `.bias`; `pooler.weight|bias`; `classifier.*`,
-`pre_classifier.*`; `relative_bias`. Weights keep torch's layout: outputs first.
+The canonical names are:
+
+- `embeddings.word`, `embeddings.position`, `embeddings.type`, `embeddings.norm.weight`, `embeddings.norm.bias`;
+- for each layer, counted from 0, with `.weight` and `.bias`: `layer.0.query`, `layer.0.key`, `layer.0.value`, `layer.0.output`,
+  `layer.0.attention_norm`, `layer.0.up`, `layer.0.down`, `layer.0.norm`;
+- `pooler.weight`, `pooler.bias`, `classifier.*`, `pre_classifier.*`;
+- `relative_bias`, [buckets, heads], in MPNet only.
+
+Matrices have torch's layout [outputs, inputs].
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -66,47 +72,47 @@ HEADS = {
 }
 
 
-class Stored:
-    """The names in a model's files: which of them is which weight.
+class StoredNames:
+    """Finds weights among the names in a model's files. `source` is the file that errors name.
 
-    Models that were saved as part of another one have a prefix (`bert.`, `roberta.`, `0.auto_model.`), and old ones call a
-    normalisation's weight and bias gamma and beta.
+    A model that was saved as part of another has a prefix before its names (`bert.`, `roberta.`, `0.auto_model.`). Old files call weight and bias of a
+    layer normalization gamma and beta. Callers pass names without prefix, with weight and bias.
     """
 
-    def __init__(self, names: Iterable[str], where: str) -> None:
-        self.real = {_modern(name): name for name in names}
-        self.where = where
-        self.prefix = min((name.removesuffix(WORDS) for name in self.real if name.endswith(WORDS)), key=len, default="")
+    def __init__(self, names: Iterable[str], source: str) -> None:
+        self.in_files = {_current_name(name): name for name in names}
+        self.source = source
+        self.prefix = min(
+            (name.removesuffix(WORDS) for name in self.in_files if name.endswith(WORDS)), key=len, default=""
+        )
 
     def has(self, names: dict[str, str]) -> bool:
-        """Return whether all of these are there, behind the prefix."""
-        return all(self.prefix + name in self.real for name in names.values())
+        """Return whether the files have all values of `names`."""
+        return all(self.prefix + name in self.in_files for name in names.values())
 
     def head(self, family: str) -> dict[str, str] | None:
-        """Return the classifier's names, here and in the files, or None if there is none."""
+        """Return the names of the classifier's weights in the files by canonical name, or None if there is no classifier."""
         for prefix in self._outer_prefixes():
             names = {name: prefix + name for name in HEADS[family]}
-            if all(name in self.real for name in names.values()):
-                return {here: self.real[name] for here, name in names.items()}
+            if all(name in self.in_files for name in names.values()):
+                return {here: self.in_files[name] for here, name in names.items()}
         return None
 
     def find(self, name: str) -> str:
-        """Return the name in the files of what stands behind the prefix. Raises SettingsError where it is missing."""
-        if self.prefix + name not in self.real:
-            raise SettingsError(
-                f"{self.where}: has no weight {self.prefix + name!r}, which the model is not complete without"
-            )
-        return self.real[self.prefix + name]
+        """Return the name in the files of the weight `name`. Raises SettingsError if the files do not have it."""
+        if self.prefix + name not in self.in_files:
+            raise SettingsError(f"{self.source}: has no weight {self.prefix + name!r}, which the model must have")
+        return self.in_files[self.prefix + name]
 
     def _outer_prefixes(self) -> Iterator[str]:
-        """A classifier stands beside the model, not inside: `bert.` is the prefix of that alone."""
+        """Yield the prefixes that a classifier may have. It stands beside the network, so `bert.` is not before its names."""
         parts = self.prefix.split(".")[:-1]
         for kept in range(len(parts), -1, -1):
             yield "".join(part + "." for part in parts[:kept])
 
 
-def names_of(family: str, layers: int) -> dict[str, str]:
-    """Return the names, here and in the files behind the prefix, of all weights that a model of the family must have."""
+def weight_names(family: str, layers: int) -> dict[str, str]:
+    """Return the weights that a model of the family must have: names in the files, without prefix, by canonical name. Heads are not among them."""
     names = dict(EMBEDDINGS)
     if family in ("mpnet", "distilbert"):
         del names["embeddings.type"]
@@ -120,12 +126,12 @@ def names_of(family: str, layers: int) -> dict[str, str]:
     return names
 
 
-def _modern(name: str) -> str:
+def _current_name(name: str) -> str:
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 
 
-# Datatypes that weights have, and how their bytes are looked at.
-KINDS: dict[str, type[np.generic]] = {
+# The supported datatypes of safetensors, and the numpy type that their bytes are read as. numpy has no bfloat16.
+DTYPES: dict[str, type[np.generic]] = {
     "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16,
     "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8, "U8": np.uint8, "BOOL": np.bool_,
 }  # fmt: skip
@@ -133,40 +139,43 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 class TensorFile(Mapping[str, Array]):
-    """The tensors of one file by name. Those that are floats come as float32, whatever they are kept in."""
+    """The tensors of one safetensors file, by name. Floating-point tensors are float32 arrays, whatever their datatype in the file.
 
-    def __init__(self, path: Path, places: "dict[str, _Entry]", data: NDArray[np.uint8]) -> None:
+    A tensor that the file has as float32 is a view of the mapped file, another a copy. `path` is the file.
+    """
+
+    def __init__(self, path: Path, entries: "dict[str, _Entry]", data: NDArray[np.uint8]) -> None:
         self.path = path
-        self.places = places
-        self.data = data
+        self._entries = entries
+        self._data = data
 
     def __getitem__(self, name: str) -> Array:
-        place = self.places[name]
-        start, stop = place.data_offsets
-        stored = self.data[start:stop].view(KINDS[place.dtype]).reshape(place.shape)
-        if place.dtype == "BF16":
+        entry = self._entries[name]
+        start, stop = entry.data_offsets
+        stored = self._data[start:stop].view(DTYPES[entry.dtype]).reshape(entry.shape)
+        if entry.dtype == "BF16":
             return (stored.astype(np.uint32) << 16).view(np.float32)
-        if place.dtype in FLOATS:
+        if entry.dtype in FLOATS:
             return stored.astype(np.float32, copy=False)
         return stored
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.places)
+        return iter(self._entries)
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self._entries)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return a tensor's shape without looking at its values."""
-        return self.places[name].shape
+        """Return a tensor's shape without reading its values."""
+        return self._entries[name].shape
 
     def floating(self, name: str) -> bool:
         """Return whether a tensor holds floating-point numbers."""
-        return self.places[name].dtype in FLOATS
+        return self._entries[name].dtype in FLOATS
 
 
 class _Entry(msgspec.Struct):
-    """What a header says of one tensor."""
+    """The description of one tensor in a file's header. The offsets, in bytes, count from the end of the header."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -174,10 +183,13 @@ class _Entry(msgspec.Struct):
 
 
 def open_tensors(path: Path) -> TensorFile:
-    """Check the header of a safetensors file and map the rest. Raises SettingsError naming the file and what is broken.
+    """Open a safetensors file: check its header and map the rest into memory.
 
-    The library checks that the header is sound and covers the file. Its own arrays are copies, and numpy has no bfloat16 for it: here what is
-    kept in float32 is a view of the file's pages, which all processes that read the file share.
+    The package safetensors checks that the header is sound and covers the file. Its own arrays are not used: they are copies, and it cannot read
+    bfloat16 for numpy. Arrays of float32 are views of the file's pages, which all processes that map the file share.
+
+    Raises SettingsError naming the file and what is wrong, also if safetensors is not installed.
+    (https://huggingface.co/docs/safetensors, "Format")
     """
     try:
         import safetensors
@@ -188,87 +200,91 @@ def open_tensors(path: Path) -> TensorFile:
             length = int.from_bytes(file.read(8), "little")
             with safetensors.safe_open(str(path), framework="numpy"):
                 header = file.read(length)
-        entries = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
-        entries.pop("__metadata__", None)
-        places = {name: msgspec.json.decode(entry, type=_Entry) for name, entry in entries.items()}
+        raw = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
+        raw.pop("__metadata__", None)
+        entries = {name: msgspec.json.decode(entry, type=_Entry) for name, entry in raw.items()}
         data = np.memmap(path, dtype=np.uint8, mode="r")[8 + length :]
     except OSError as error:
         raise SettingsError(f"{path}: cannot be read: {error.strerror}") from None
     except (safetensors.SafetensorError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path}: is broken, or no safetensors file: {error}") from None
-    if not places:
-        raise SettingsError(f"{path}: is broken, or no safetensors file: it has no tensors")
-    for name, place in places.items():
-        if place.dtype not in KINDS:
-            raise SettingsError(f"{path}: {name!r} is of the datatype {place.dtype}: must be one of {', '.join(KINDS)}")
-    return TensorFile(path, places, data)
+        raise SettingsError(f"{path}: is broken, or is not a safetensors file: {error}") from None
+    if not entries:
+        raise SettingsError(f"{path}: is broken, or is not a safetensors file: it has no tensors")
+    for name, entry in entries.items():
+        if entry.dtype not in DTYPES:
+            raise SettingsError(
+                f"{path}: {name!r} is of the datatype {entry.dtype}: must be one of {', '.join(DTYPES)}"
+            )
+    return TensorFile(path, entries, data)
 
 
 class Weights(Mapping[str, Array]):
-    """Arrays by canonical name (see weights.py), as float32. Each is read when it is asked for, and not kept."""
+    """A model's weights as float32 arrays, by canonical name (see the top of this module). Each access reads the file; nothing is kept."""
 
     def __init__(self, files: Mapping[str, TensorFile], names: Mapping[str, str]) -> None:
-        self.files = files
-        self.names = names
+        self._files = files
+        self._names = names
 
     def __getitem__(self, name: str) -> Array:
-        stored = self.names[name]
-        return self.files[stored][stored]
+        stored = self._names[name]
+        return self._files[stored][stored]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.names)
+        return iter(self._names)
 
     def __len__(self) -> int:
-        return len(self.names)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Return an array's shape without reading it."""
-        stored = self.names[name]
-        return self.files[stored].shape(stored)
+        return len(self._names)
 
 
 class Store:
-    """The safetensors files of a directory: which of them holds which tensor."""
+    """The safetensors files of a directory.
+
+    Attributes:
+        paths: the files that decide the weights, the index of a model in parts among them.
+        files: by name of a tensor, the file that holds it.
+        stored: finds weights among the names in the files.
+    """
 
     def __init__(self, directory: Path) -> None:
+        """Open all files. Raises SettingsError naming the file if one is missing or broken."""
         index = directory / INDEX
         if (directory / WEIGHTS).is_file():
             self.paths = [directory / WEIGHTS]
         elif index.is_file():
             self.paths = [index, *_shards(index)]
         else:
-            raise missing(directory)
+            raise no_weights_error(directory)
         self.files: dict[str, TensorFile] = {}
         for path in self.paths:
             if path != index:
                 file = open_tensors(path)
                 self.files.update(dict.fromkeys(file, file))
-        self.stored = Stored(self.files, str(self.paths[0]))
+        self.stored = StoredNames(self.files, str(self.paths[0]))
 
     def weights(self, architecture: Architecture) -> Weights:
-        """Name what is there for a model of this architecture. Raises SettingsError where something is missing or has another shape."""
+        """Return the weights of a model of this architecture.
+
+        Raises SettingsError naming the file and the weight: it is missing, its shape does not fit the architecture, or it is quantised.
+        """
         family = architecture.family
-        names = {here: self.stored.find(name) for here, name in names_of(family, architecture.layers).items()}
+        names = {here: self.stored.find(name) for here, name in weight_names(family, architecture.layers).items()}
         if architecture.has_pooler:
             names |= {here: self.stored.find(name) for here, name in POOLER.items()}
         if architecture.labels:
             names |= self.stored.head(family) or {}
-        weights = Weights(self.files, names)
         for name, stored in names.items():
-            wanted = _shape(name, architecture)
-            if weights.shape(name) != wanted:
+            file, expected = self.files[stored], _shape(name, architecture)
+            if file.shape(stored) != expected:
                 raise SettingsError(
-                    f"{self.files[stored].path}: {stored!r} has the shape {list(weights.shape(name))}, config.json asks for {list(wanted)}"
+                    f"{file.path}: {stored!r} has the shape {list(file.shape(stored))}, config.json requires {list(expected)}"
                 )
-            if not self.files[stored].floating(stored):
-                raise SettingsError(
-                    f"{self.files[stored].path}: {stored!r} is quantised: weights must be floating-point numbers"
-                )
-        return weights
+            if not file.floating(stored):
+                raise SettingsError(f"{file.path}: {stored!r} is quantised: weights must be floating-point numbers")
+        return Weights(self.files, names)
 
 
-def missing(directory: Path) -> SettingsError:
-    """Return the error for a directory without weights that can be read, saying how to come by them."""
+def no_weights_error(directory: Path) -> SettingsError:
+    """Return the error for a directory that has no safetensors file; it says how to get one."""
     if not directory.is_dir():
         return SettingsError(f"{directory}: must be a directory with a model")
     unsafe = [*directory.glob("pytorch_model*.bin"), *directory.glob("*.pt")]
@@ -288,7 +304,7 @@ def _shards(index: Path) -> list[Path]:
     try:
         shards = msgspec.convert(read_document(index).values.get("weight_map"), dict[str, str])
     except msgspec.ValidationError as error:
-        raise SettingsError(f"{index}: weight_map must say the file of each weight: {error}") from None
+        raise SettingsError(f"{index}: weight_map must name the file of each weight: {error}") from None
     for name in shards.values():
         if Path(name).name != name:
             raise SettingsError(f"{index}: {name!r} must be the name of a file beside it")
@@ -296,6 +312,7 @@ def _shards(index: Path) -> list[Path]:
 
 
 def _shape(name: str, sizes: Architecture) -> tuple[int, ...]:
+    """Return the shape that the weight with this canonical name must have."""
     hidden = sizes.hidden_size
     known: dict[str, tuple[int, ...]] = {
         "embeddings.word": (sizes.vocab_size, hidden),

@@ -1,1 +1,1 @@
-"""The ONNX graph of a sentence encoder, made from its weights: token ids in, vectors out."""
+"""The ONNX graph of a sentence encoder, built from its weights: token ids in, vectors out."""

@@ -1,6 +1,6 @@
-"""A graph as it grows: its inputs, operators and weights, and products of matrices in each precision.
+"""Build ONNX graphs: collect inputs, operators and weights, and multiply matrices in each precision.
 
-Large weights lie in a file of their own beside the graph. onnx is imported by the first graph that is made.
+Large weights are stored in a separate file beside the graph. The package onnx is imported when the first graph is built.
 """
 
 from collections.abc import Sequence
@@ -19,26 +19,26 @@ from weir.errors import SettingsError
 Array = NDArray[Any]
 
 FUSED = "com.microsoft"  # onnxruntime's own operators, for CPU and CUDA alike
-OPSET = 18  # the newest that onnxruntime 1.18, the oldest allowed, knows well
+OPSET = 18  # the newest opset that onnxruntime 1.18 supports fully, the oldest version that is allowed
 
-# Smaller weights stay within the graph: a page of a file each would be a waste.
+# Smaller weights are stored in the graph, as each weight in the file takes at least a page.
 _INLINE_BYTES = 4096
-# Where a weight may begin in the file, so that it can be mapped into memory.
+# Each weight begins at a multiple of this in the file, so that it can be mapped into memory.
 _ALIGNMENT = 4096
 
-# What a dense layer's result goes through, under the names in config.json, and the operators for it.
+# The activations, by their names in config.json.
 _TANH_GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_accurate")
 ACTIVATIONS = ("gelu", *_TANH_GELU, "relu", "silu", "swish", "tanh", "sigmoid", "identity")
 
 
 def require(package: str) -> None:
-    """Raise SettingsError naming the extra if a package is not installed, without loading it."""
+    """Raise SettingsError, with the command that installs it, if a package is not installed. The package is not imported."""
     if find_spec(package) is None:
         raise SettingsError(f"{package} is missing: pip install 'weir-serving[embed]'")
 
 
 def onnx() -> ModuleType:
-    """Return the package onnx. Raises SettingsError naming the extra where it is missing."""
+    """Return the package onnx. Raises SettingsError, with the command that installs it, if it is not installed."""
     require("onnx")
     import onnx as package
 
@@ -46,14 +46,14 @@ def onnx() -> ModuleType:
 
 
 class Graph(NamedTuple):
-    """An ONNX model without its large weights, and these: by their place in the file beside it, one after the other."""
+    """A serialized ONNX model without its large weights, and these weights with their offsets in the file beside it, in bytes, in order."""
 
     model: bytes
     weights: list[tuple[int, Array]]
 
 
 class Assembly:
-    """Collects what a graph is made of. Values are named by strings, as in ONNX itself."""
+    """A graph under construction. Values are identified by strings, as in ONNX. `weights_file` is the name of the file for large weights."""
 
     def __init__(self, weights_file: str) -> None:
         self._weights_file = weights_file
@@ -64,7 +64,7 @@ class Assembly:
         self._end = 0
 
     def input(self, name: str, dtype: str, shape: Sequence[str]) -> str:
-        """Declare an input of this numpy dtype; the shape is of names, as it varies."""
+        """Declare an input and return its name. `dtype` is a numpy dtype; `shape` has a name for each axis, as all axes vary."""
         self._inputs.append(onnx().helper.make_tensor_value_info(name, _onnx_type(dtype), list(shape)))
         return name
 
@@ -85,12 +85,12 @@ class Assembly:
         return names
 
     def constant(self, values: Any, dtype: str) -> str:
-        """Return the name of a small constant; equal ones are the same."""
+        """Add a small constant and return its name. Equal constants are added once."""
         array = np.asarray(values, dtype=dtype)
         return self.weight(f"constant-{dtype}-{array.shape}-{array.tolist()}", array)
 
     def weight(self, name: str, value: Array) -> str:
-        """Give a weight to the graph, in its own dtype. A name that is there already stays what it is."""
+        """Add a weight in its own dtype and return its name. If the name exists already, nothing is added."""
         if name in self._constants:
             return name
         array = np.ascontiguousarray(value) if value.ndim else value
@@ -99,18 +99,18 @@ class Assembly:
             return name
         tensor = onnx().TensorProto(name=name, data_type=_onnx_type(array.dtype), dims=array.shape)
         tensor.data_location = onnx().TensorProto.EXTERNAL
-        for key, told in (("location", self._weights_file), ("offset", self._end), ("length", array.nbytes)):
-            tensor.external_data.add(key=key, value=str(told))
+        for key, entry in (("location", self._weights_file), ("offset", self._end), ("length", array.nbytes)):
+            tensor.external_data.add(key=key, value=str(entry))
         self._constants[name] = tensor
         self._weights.append((self._end, array))
         self._end += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
         return name
 
     def finish(self, name: str, output: str, shape: Sequence[str | int]) -> Graph:
-        """Return the graph with the one float32 output `output`."""
+        """Return the graph called `name`, with the float32 value `output` of this shape as its only output."""
         helper = onnx().helper
-        told = helper.make_tensor_value_info(output, onnx().TensorProto.FLOAT, list(shape))
-        graph = helper.make_graph(self._nodes, name, self._inputs, [told], list(self._constants.values()))
+        info = helper.make_tensor_value_info(output, onnx().TensorProto.FLOAT, list(shape))
+        graph = helper.make_graph(self._nodes, name, self._inputs, [info], list(self._constants.values()))
         opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(FUSED, 1)]
         model = helper.make_model(graph, opset_imports=opsets, ir_version=8, producer_name="weir")
         return Graph(model.SerializeToString(), self._weights)
@@ -121,32 +121,39 @@ def _onnx_type(dtype: Any) -> int:
 
 
 def quantize(weight: NDArray[Any], bits: int) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """Return `weight` [in, out] as whole numbers of this many bits, and the scale of each column: their product is the weight again, nearly."""
+    """Quantize `weight` [in, out] symmetrically to integers of `bits` bits. Return the integers [in, out] and a scale [out] for each column.
+
+    The product of both is close to `weight`.
+    """
     highest = 2 ** (bits - 1) - 1
     scale = np.abs(weight).max(axis=0).astype(np.float32) / highest
     scale = np.maximum(scale, np.finfo(np.float32).tiny)
     return np.clip(np.rint(weight / scale), -highest, highest).astype(np.int8), scale
 
 
-def balance(weight: NDArray[Any], reach: NDArray[Any]) -> NDArray[np.float32]:
-    """Return by what each input is to be divided, and its column of `weight` [out, in] multiplied, before both are rounded.
+def balance(weight: NDArray[Any], ranges: NDArray[Any]) -> NDArray[np.float32]:
+    """Return a factor [in] for each input of a matrix product that is quantized: the input is divided by it, its column of `weight` multiplied.
 
-    All inputs of a product share one scale, so one that reaches far takes the others' digits; half of that, as powers, is moved into the
-    weights. `reach` is how far each input goes. Source: Xiao et al. 2023 (SmoothQuant), equation 4, with α = 1/2.
+    All inputs of a product share one scale, so an input with a large range costs the others precision. The factors move half of its range, in
+    the exponent, to the weights. Source: Xiao et al. 2023 (SmoothQuant), equation 4, with α = 1/2.
+
+    Args:
+        weight: [out, in].
+        ranges: [in], the greatest absolute value that is expected of each input.
     """
     widest = np.abs(weight).max(axis=0)
     least = np.finfo(np.float32).tiny
-    factors = np.sqrt(np.maximum(reach, least) / np.maximum(widest, least))
-    # Only their ratios matter.
-    even: NDArray[np.float32] = (factors / np.exp(np.mean(np.log(factors)))).astype(np.float32)
-    return even
+    factors = np.sqrt(np.maximum(ranges, least) / np.maximum(widest, least))
+    # Only the ratios of the factors matter, so their geometric mean is made 1.
+    scaled: NDArray[np.float32] = (factors / np.exp(np.mean(np.log(factors)))).astype(np.float32)
+    return scaled
 
 
 @cache
 def weight_bits() -> int:
-    """Return how many bits of a weight this machine's products can take: 8, or 7.
+    """Return how many bits a quantized weight may have on this machine: 8, or 7 on x86 CPUs without VNNI.
 
-    x86 CPUs without VNNI add two products of an unsigned and a signed byte in 16 bits, and what is larger is cut off: seven bits cannot be.
+    These CPUs add two products of an unsigned and a signed byte in 16 bits, which saturates with weights of 8 bits, and never with 7.
     """
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -157,71 +164,73 @@ def weight_bits() -> int:
 
 
 class Numbers:
-    """In which numbers a graph computes, and how matrices are multiplied in them.
+    """Adds weights and products of matrices to a graph, in one precision and for one device, "cpu" or "cuda".
 
-    On CPUs, where onnxruntime multiplies no fp16, that means tables and matrices rounded to fp16 and products in fp32; on GPUs all but the pooling
-    is computed in fp16.
+    fp16 on a GPU: everything but the pooling is computed in fp16. fp16 on a CPU: tables and matrices are rounded to fp16, and products are computed
+    in fp32, as onnxruntime does not multiply fp16 there. `dtype` is the numpy dtype of computed values.
     """
 
     def __init__(self, assembly: Assembly, precision: Precision, device: str) -> None:
         self._assembly = assembly
-        self.eight_bits = precision is Precision.INT8
+        self.is_int8 = precision is Precision.INT8
         self._rounded = precision is Precision.FP16
         self.dtype = "float16" if self._rounded and device == "cuda" else "float32"
-        self._table_dtype = "float16" if self.eight_bits or self._rounded else "float32"
+        self._table_dtype = "float16" if self.is_int8 or self._rounded else "float32"
 
     def vector(self, name: str, value: Array) -> str:
-        """Add a bias, or what else there is one of for each column."""
+        """Add a vector, such as a bias, and return its name."""
         return self._assembly.weight(name, value.astype(self.dtype))
 
     def look_up(self, name: str, table: Array, rows: str) -> str:
-        """Return the rows of `table` that are asked for. Tables are large and seldom read: only their rows become float32."""
+        """Return the rows of `table` with the indices `rows`. Only these rows are converted to `dtype`, as tables are large."""
         found = self._assembly.add("Gather", self._assembly.weight(name, table.astype(self._table_dtype)), rows)
         return found if self._table_dtype == self.dtype else self.cast(found, self.dtype)
 
     def cast(self, value: str, dtype: str) -> str:
-        """Return `value` in another dtype."""
+        """Return `value` converted to `dtype`, float32 or float16."""
         to = {"float32": 1, "float16": 10}[dtype]  # onnx.TensorProto's numbers
         return self._assembly.add("Cast", value, to=to)
 
     def matrix(self, name: str, weight: Array) -> str:
-        """Add a matrix [out, in], as it lies in a checkpoint, to be multiplied from the right."""
-        turned = weight.T.astype(np.float16) if self._rounded else weight.T
-        return self._assembly.weight(name, turned.astype(self.dtype))
+        """Add a matrix [out, in], the layout of checkpoints, as [in, out], and return its name."""
+        transposed = weight.T.astype(np.float16) if self._rounded else weight.T
+        return self._assembly.weight(name, transposed.astype(self.dtype))
 
-    def eighth(self, name: str, weight: Array) -> tuple[str, str]:
-        """Add a matrix [out, in] in eight bits; return its name and that of its scales."""
+    def quantized_matrix(self, name: str, weight: Array) -> tuple[str, str]:
+        """Add a matrix [out, in] as int8 [in, out] with a scale for each column; return both names."""
         values, scales = quantize(weight.T.astype(np.float32), weight_bits())
         return self._assembly.weight(f"{name}.int8", values), self._assembly.weight(f"{name}.scale", scales)
 
-    def product(self, value: str, name: str, weight: Array, bias: Array, reach: Array | None = None) -> tuple[str, str]:
-        """Return `value` times the matrix, and the bias that is still to be added: empty if it has been.
+    def product(
+        self, value: str, name: str, weight: Array, bias: Array, ranges: Array | None = None
+    ) -> tuple[str, str]:
+        """Multiply `value` [..., in] by `weight` [out, in]. Return the product, and the name of the bias if it remains to be added, else "".
 
-        `reach` is how far each number of `value` goes, where that is known: eight bits make more of it.
+        `ranges` [in], if known, is the greatest absolute value expected of each input; it makes int8 more precise.
         """
-        told = self.vector(f"{name}.bias", bias)
-        if not self.eight_bits:
-            return self._assembly.add("MatMul", value, self.matrix(f"{name}.weight", weight)), told
-        if reach is not None:
-            factors = balance(weight, reach)
+        bias_name = self.vector(f"{name}.bias", bias)
+        if not self.is_int8:
+            return self._assembly.add("MatMul", value, self.matrix(f"{name}.weight", weight)), bias_name
+        if ranges is not None:
+            factors = balance(weight, ranges)
             value = self._assembly.add("Mul", value, self.vector(f"{name}.balance", 1 / factors))
             weight = weight * factors
-        matrix, scale = self.eighth(f"{name}.weight", weight)
-        return self._assembly.add("DynamicQuantizeMatMul", value, matrix, scale, "", told, domain=FUSED), ""
+        matrix, scale = self.quantized_matrix(f"{name}.weight", weight)
+        return self._assembly.add("DynamicQuantizeMatMul", value, matrix, scale, "", bias_name, domain=FUSED), ""
 
     def dense(
-        self, value: str, name: str, weight: Array, bias: Array, activation: str, reach: Array | None = None
+        self, value: str, name: str, weight: Array, bias: Array, activation: str, ranges: Array | None = None
     ) -> str:
-        """Return `value` after a whole dense layer. Raises SettingsError naming an activation that is not known."""
-        out, missing = self.product(value, name, weight, bias, reach)
+        """Return `value` after a dense layer: product, bias and activation. Raises SettingsError naming an unknown activation."""
+        out, missing = self.product(value, name, weight, bias, ranges)
         if activation == "gelu" and missing:
             return self._assembly.add("BiasGelu", out, missing, domain=FUSED)
         if activation in _TANH_GELU:
             return self._assembly.add("FastGelu", out, *([missing] if missing else []), domain=FUSED)
-        return self.bend(self._assembly.add("Add", out, missing) if missing else out, activation)
+        return self.activate(self._assembly.add("Add", out, missing) if missing else out, activation)
 
-    def bend(self, value: str, activation: str) -> str:
-        """Return `value` after the activation of this name."""
+    def activate(self, value: str, activation: str) -> str:
+        """Return `value` after the activation with this name. Raises SettingsError if there is none."""
         if activation == "gelu":
             return self._assembly.add("Gelu", value, domain=FUSED)
         if activation in ("silu", "swish"):

@@ -1,7 +1,7 @@
-"""Graphs are made once, and kept in the user's cache directory by what decides them: the checkpoint's content, the recipe, the code that makes them.
+"""A cache of graphs in the user's cache directory. A graph is built once for each checkpoint content, recipe, device and version of the builder.
 
-Processes agree by locks on files. A process that uses a graph holds its seal shared; one that makes or removes a graph holds the lock beside its
-folder alone. Graphs that are not in use are removed when all of them take too much room.
+Processes coordinate by file locks. A process that uses a graph holds a shared lock on the graph's manifest. A process that builds or removes a graph
+holds an exclusive lock on a file beside the graph's folder. When the graphs take too much space, graphs that no process uses are removed.
 """
 
 import fcntl
@@ -26,26 +26,30 @@ if TYPE_CHECKING:
     from weir.embedding.checkpoint.reading import Checkpoint
 
 
-SEAL = "made.json"  # the sizes of the files and the graph's hash; how old it is says when the graph was used last
+MANIFEST = (
+    "made.json"  # the graph's hash and the size of the weights. Its modification time is when the graph was last used.
+)
 
 
-class _Kept(NamedTuple):
+class _CachedGraph(NamedTuple):
+    """A graph's time of last use, in seconds since the epoch, its folder, and its size in bytes. They sort by time of last use."""
+
     used: float
     folder: Path
     size: int
 
 
 class Hold:
-    """Keeps a graph's folder from being removed until it is closed, forgotten, or its process and all that were forked from it have ended."""
+    """Keeps a graph from being removed until it is closed or garbage-collected, or until this process and all its forks have ended."""
 
-    def __init__(self, seal: Path) -> None:
-        """Raises OSError if the seal cannot be opened."""
-        self.descriptor = os.open(seal, os.O_RDONLY | os.O_CLOEXEC)
-        with suppress(OSError):  # where files cannot be locked nothing is removed either
+    def __init__(self, manifest: Path) -> None:
+        """Raises OSError if the manifest cannot be opened."""
+        self.descriptor = os.open(manifest, os.O_RDONLY | os.O_CLOEXEC)
+        with suppress(OSError):  # on a file system without locks, no graph is removed either
             fcntl.flock(self.descriptor, fcntl.LOCK_SH)
 
     def close(self) -> None:
-        """Let go of it. Idempotent."""
+        """Release the graph. Idempotent."""
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -56,14 +60,14 @@ class Hold:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __del__(self) -> None:  # a model that is served no longer is only forgotten
+    def __del__(self) -> None:  # a model that is unloaded is not closed
         if hasattr(self, "descriptor"):
             self.close()
 
 
 def hold(folder: Path) -> Hold | None:
-    """Return what keeps a graph's folder where it is; None if it is gone. Notes that it is used now."""
-    path = folder / SEAL
+    """Keep the graph in `folder` from being removed, and record that it is used now. Return None if it has been removed."""
+    path = folder / MANIFEST
     try:
         held = Hold(path)
     except OSError:
@@ -71,14 +75,14 @@ def hold(folder: Path) -> Hold | None:
     if not _is_at(held.descriptor, path):
         held.close()
         return None
-    with suppress(OSError):  # of another user
+    with suppress(OSError):  # the file may belong to another user
         os.utime(path)
     return held
 
 
 @contextmanager
 def locked(folder: Path, *, wait: bool = True) -> Iterator[bool]:
-    """Have the making and removing of a graph to oneself. Without `wait`, it may be False: somebody else has it."""
+    """Hold the exclusive lock for building or removing the graph in `folder`. Without `wait`, yield False if another process has the lock."""
     path = folder.parent / f"{folder.name}.lock"
     while True:
         with path.open("w") as lock:
@@ -87,28 +91,30 @@ def locked(folder: Path, *, wait: bool = True) -> Iterator[bool]:
             except BlockingIOError:
                 yield False
                 return
-            if _is_at(lock.fileno(), path):  # else the one before has removed it, with its graph
+            if _is_at(lock.fileno(), path):  # else the previous holder has removed the file together with the graph
                 yield True
                 return
 
 
-def prune(graphs: Path, most_bytes: int) -> list[Path]:
-    """Remove graphs until those that are left have at most so many bytes together: the one used least recently first, none that is in use or
-    being made. Return the folders that are gone. What cannot be removed stays."""
-    gone: list[Path] = []
-    with suppress(OSError), _one_at_a_time(graphs):
-        kept = sorted(_kept(graphs))
-        left = sum(each.size for each in kept)
-        for each in kept:
-            if left > most_bytes and _remove(each.folder):
-                gone.append(each.folder)
+def prune(graphs: Path, max_bytes: int) -> list[Path]:
+    """Remove graphs from the folder `graphs` until the others have at most `max_bytes` bytes together. Return the removed folders.
+
+    The least recently used graph is removed first. A graph that is in use, is being built, or cannot be removed stays.
+    """
+    removed: list[Path] = []
+    with suppress(OSError), _pruning_lock(graphs):
+        cached = sorted(_cached_graphs(graphs))
+        left = sum(each.size for each in cached)
+        for each in cached:
+            if left > max_bytes and _remove(each.folder):
+                removed.append(each.folder)
                 left -= each.size
-    return gone
+    return removed
 
 
 @contextmanager
-def _one_at_a_time(graphs: Path) -> Iterator[None]:
-    """Two that remove at once would each count what the other is about to remove, and remove too much."""
+def _pruning_lock(graphs: Path) -> Iterator[None]:
+    """Let one process prune at a time. Two would each count the graphs that the other is about to remove, and remove too many."""
     descriptor = os.open(graphs, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -117,14 +123,14 @@ def _one_at_a_time(graphs: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _kept(graphs: Path) -> Iterator[_Kept]:
+def _cached_graphs(graphs: Path) -> Iterator[_CachedGraph]:
     for folder in graphs.iterdir():
         if not folder.is_dir() or folder.name.startswith("."):
             continue
-        with suppress(OSError):  # it is made anew
+        with suppress(OSError):  # it may be in the middle of being built again
             size = sum(file.stat().st_size for file in folder.iterdir())
-            seal = folder / SEAL
-            yield _Kept(seal.stat().st_mtime if seal.exists() else 0.0, folder, size)
+            manifest = folder / MANIFEST
+            yield _CachedGraph(manifest.stat().st_mtime if manifest.exists() else 0.0, folder, size)
 
 
 def _remove(folder: Path) -> bool:
@@ -133,7 +139,7 @@ def _remove(folder: Path) -> bool:
         if not ours or _in_use(folder):
             return False
         shutil.rmtree(aside, ignore_errors=True)
-        folder.rename(aside)  # at once or not at all
+        folder.rename(aside)  # atomic, so that no process sees half of a graph
         shutil.rmtree(aside, ignore_errors=True)
         (folder.parent / f"{folder.name}.lock").unlink()
         return True
@@ -142,16 +148,17 @@ def _remove(folder: Path) -> bool:
 
 def _in_use(folder: Path) -> bool:
     try:
-        with (folder / SEAL).open() as seal:
-            fcntl.flock(seal, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with (folder / MANIFEST).open() as manifest:
+            fcntl.flock(manifest, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except FileNotFoundError:  # broken: nobody can use it
+    except FileNotFoundError:  # a graph without a manifest is broken and cannot be in use
         return False
     return False
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
+    """Return whether `path` is still the file that is open as `descriptor`."""
     try:
         there = path.stat()
     except OSError:
@@ -161,35 +168,37 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 
 def cache_directory() -> Path:
-    """Return where things are kept for the user: WEIR_CACHE, or weir in XDG_CACHE_HOME, or in ~/.cache."""
+    """Return Weir's cache directory of the user: WEIR_CACHE, else weir in XDG_CACHE_HOME, else ~/.cache/weir."""
     if chosen := os.environ.get("WEIR_CACHE"):
         return Path(chosen)
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base and Path(base).is_absolute() else Path.home() / ".cache") / "weir"
 
 
-def graphs_in(cache: Path) -> Path:
-    """Return the folder of the graphs in a directory where things are kept."""
+def graphs_folder(cache: Path) -> Path:
+    """Return the folder of the graphs in a cache directory."""
     return cache / "graphs"
 
 
 def graph_file(checkpoint: "Checkpoint", recipe: Recipe, cache: Path | None = None, device: str = "cpu") -> Path:
-    """Return the file with the graph of `recipe` for a device, cpu or cuda; it is made where it is missing or broken.
+    """Return the path of the graph of `recipe` for a device, "cpu" or "cuda". Build the graph first if it is missing or broken.
 
-    Its weights lie beside it, at places from which they can be mapped into memory. It is made in a process of its own, by one caller at a time
-    whatever the processes, and appears at once or not at all. `cache` is the directory to keep it in (None: the user's). Raises SettingsError: the
-    checkpoint cannot do what the recipe says, or the directory cannot be written.
+    The weights are in a file beside the graph, aligned so that they can be mapped into memory. A child process builds the graph; of several
+    processes that need the same graph, one builds it and the others wait. The folder of the graph appears complete or not at all.
+
+    `cache` is the cache directory (None: the user's). Raises SettingsError if the checkpoint cannot do what the recipe states, or the cache
+    directory cannot be written.
     """
     dimensions_of(checkpoint, recipe, device)
-    folder = graphs_in(cache or cache_directory()) / _key(checkpoint, recipe, device)
-    if _whole(folder):
+    folder = graphs_folder(cache or cache_directory()) / _key(checkpoint, recipe, device)
+    if _is_complete(folder):
         return folder / GRAPH
     require("onnx")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with locked(folder):
-            if not _whole(folder):
-                _make(checkpoint, recipe, device, folder)
+            if not _is_complete(folder):
+                _build(checkpoint, recipe, device, folder)
     except OSError as error:
         raise SettingsError(f"cache {folder.parent}: a graph cannot be written there: {error}") from error
     return folder / GRAPH
@@ -202,14 +211,16 @@ def _key(checkpoint: "Checkpoint", recipe: Recipe, device: str) -> str:
     return hashlib.blake2b(json.dumps(decides).encode(), digest_size=16).hexdigest()
 
 
-def _make(checkpoint: "Checkpoint", recipe: Recipe, device: str, folder: Path) -> None:
-    """Make the files aside, by a child, and put them in their place. What was there is broken."""
-    aside = folder.parent / f".{folder.name}"  # whoever left it is gone: we have the lock
+def _build(checkpoint: "Checkpoint", recipe: Recipe, device: str, folder: Path) -> None:
+    """Build the files in a folder aside, in a child process, and rename that to `folder`. What `folder` held before was broken."""
+    aside = (
+        folder.parent / f".{folder.name}"
+    )  # a remainder of a process that ended while it built: this process has the lock
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()
     try:
         _run_child(str(checkpoint.directory), recipe_as_json(recipe), device, str(aside))
-        (aside / SEAL).write_text(json.dumps(_seal(aside)))
+        (aside / MANIFEST).write_text(json.dumps(_manifest(aside)))
         shutil.rmtree(folder, ignore_errors=True)
         aside.rename(folder)
     finally:
@@ -217,8 +228,7 @@ def _make(checkpoint: "Checkpoint", recipe: Recipe, device: str, folder: Path) -
 
 
 def _run_child(*arguments: str) -> None:
-    found = str(Path(weir.__file__).parents[1])
-    paths = [found, *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(Path(weir.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     done = subprocess.run(
         [sys.executable, "-m", "weir.embedding.graph.building", *arguments],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)}, stdin=subprocess.DEVNULL, capture_output=True, text=True,
@@ -226,16 +236,16 @@ def _run_child(*arguments: str) -> None:
     )  # fmt: skip
     if done.returncode:
         why = (done.stderr.strip().splitlines() or [f"the process ended with {done.returncode}"])[-1]
-        raise SettingsError(f"{arguments[0]}: its graph cannot be made: {why}")
+        raise SettingsError(f"{arguments[0]}: its graph cannot be built: {why}")
 
 
-def _seal(folder: Path) -> dict[str, int | str]:
+def _manifest(folder: Path) -> dict[str, int | str]:
     graph = hashlib.blake2b((folder / GRAPH).read_bytes(), digest_size=16).hexdigest()
     return {"graph": graph, "weights_bytes": (folder / WEIGHTS).stat().st_size}
 
 
-def _whole(folder: Path) -> bool:
+def _is_complete(folder: Path) -> bool:
     try:
-        return bool(json.loads((folder / SEAL).read_text()) == _seal(folder))
+        return bool(json.loads((folder / MANIFEST).read_text()) == _manifest(folder))
     except (OSError, ValueError):
         return False

@@ -1,4 +1,4 @@
-"""What computes vectors of tokens, the onnx runtime or torch, and on which device: as the user chose, or where most memory is free."""
+"""Runtimes compute vectors from token ids: the onnx runtime and torch. This module opens them and chooses a device for each worker."""
 
 import logging
 import os
@@ -24,7 +24,7 @@ logger = logging.getLogger("weir")
 
 
 class Runtime(Protocol):
-    """A model of texts on a device."""
+    """A text encoder that is loaded on a device."""
 
     @property
     def dimensions(self) -> int:
@@ -32,23 +32,33 @@ class Runtime(Protocol):
 
     @property
     def device(self) -> str:
-        """Where it computes: cpu, or cuda and a number."""
+        """The device that computes: "cpu", or "cuda:" and a number."""
 
     def run(
         self, ids: "NDArray[Any]", mask: "NDArray[Any]", types: "NDArray[Any]", pool: "NDArray[Any]"
     ) -> "NDArray[Any]":
-        """Return float32 vectors, [texts, dimensions], or [texts, length, dimensions] if each token has one.
+        """Compute the vectors of a batch of texts with padding on the right. All arguments are [texts, length].
 
-        All arguments are [texts, length]: token ids, 1 for a token and 0 for what is filled up, 1 for the second text of a pair (all int32), and how much a token
-        counts in the pooling (float32).
+        Args:
+            ids: token ids, int32.
+            mask: 1 for a token, 0 for padding, int32.
+            types: 1 for a token of the second text of a pair, else 0, int32.
+            pool: the weight of a token in the pooling, float32.
+
+        Returns:
+            float32 [texts, dimensions], or [texts, length, dimensions] for Pooling.NONE.
         """
 
 
-class Computing(NamedTuple):
-    """On what vectors are computed, besides the device.
+class RuntimeOptions(NamedTuple):
+    """The options of a runtime.
 
-    `kind` is the runtime's name; `threads` are for one run on a CPU; `cache` is where graphs are kept (None: the user's cache directory);
-    `compiled` has torch compile the model; `gpu_memory_fraction` is the largest part of a GPU's memory that a worker takes.
+    Attributes:
+        kind: the runtime: "onnx" or "torch".
+        threads: how many threads compute one batch on a CPU.
+        cache: the directory where graphs are kept; None for the user's cache directory.
+        compiled: whether torch compiles the model.
+        gpu_memory_fraction: the most of a GPU's memory that a worker may take, above 0 and at most 1; None for no limit.
     """
 
     kind: str = "onnx"
@@ -58,68 +68,76 @@ class Computing(NamedTuple):
     gpu_memory_fraction: float | None = None
 
 
-def open_runtime(checkpoint: "Checkpoint", recipe: "Recipe", computing: Computing, device: str = "cpu") -> Runtime:
-    """Return the runtime that computes what `recipe` says of `checkpoint` on `device`.
+def open_runtime(checkpoint: "Checkpoint", recipe: "Recipe", options: RuntimeOptions, device: str = "cpu") -> Runtime:
+    """Load `checkpoint` on `device` to compute the vectors of `recipe`.
 
-    Raises SettingsError: unknown, not installed, or it cannot do what the recipe says.
+    Raises SettingsError if the runtime does not exist, is not installed, or cannot do what the recipe states.
     """
-    if computing.kind == "onnx":
+    if options.kind == "onnx":
         from weir.embedding.runtime.onnx import open_onnx
 
-        return open_onnx(checkpoint, recipe, computing, device)
-    if computing.kind == "torch":
+        return open_onnx(checkpoint, recipe, options, device)
+    if options.kind == "torch":
         from weir.embedding.runtime.torch import open_torch
 
-        return open_torch(checkpoint, recipe, computing, device)
-    raise SettingsError(f"runtime={computing.kind!r}: must be one of {', '.join(RUNTIMES)}")
+        return open_torch(checkpoint, recipe, options, device)
+    raise SettingsError(f"runtime={options.kind!r}: must be one of {', '.join(RUNTIMES)}")
 
 
 def check_devices(devices: Sequence[str]) -> None:
-    """Raise SettingsError unless each is the name of a device."""
+    """Raise SettingsError unless each is auto, cpu, cuda, or the number of a GPU, such as cuda:1 or 1."""
     for device in devices:
         if not (isinstance(device, str) and re.fullmatch(r"auto|cpu|cuda|(cuda:)?\d+", device)):
             raise SettingsError(f"devices={list(devices)!r}: {device!r} {RULE}")
 
 
 def may_use_gpu(devices: Sequence[str]) -> bool:
-    """Tell whether a worker may get a GPU: one is asked for, or not ruled out, and the machine has one. No library is asked, for that may leave the process
-    unfit to be forked."""
+    """Return whether a worker may be given a GPU: `devices` do not exclude it, and the machine has one.
+
+    No GPU library is loaded, as a process may not be forked safely after that.
+    """
     return set(devices) != {CPU} and any(Path("/dev").glob("nvidia[0-9]*"))
 
 
 def device_for(devices: Sequence[str], worker: int, free: Callable[[], Sequence[int]]) -> str:
-    """Return the device of `worker`, counted from 0: cpu, or cuda and a number.
+    """Return the device of a worker: "cpu", or "cuda:" and a number.
 
-    `devices` has one for each worker, going round when there are fewer; none is as one `auto`. `free` returns how many bytes are free on each GPU that the
-    runtime can use. Workers of `auto` are dealt out over the GPUs, the one with most free memory first. A GPU
-    that is not there is a warning, and the CPU instead. Raises SettingsError for what is no device.
+    A worker with the device `auto` or `cuda` gets a GPU, the GPU with the most free memory first, then the others in turn. Without a GPU, `auto` is the
+    CPU. If a GPU was named and does not exist, a warning is logged and the device is the CPU.
+
+    Args:
+        devices: a device for each worker, repeated if there are more workers; empty for auto.
+        worker: the index of the worker, from 0.
+        free: returns the free memory, in bytes, of each GPU that the runtime can use.
+
+    Raises SettingsError if one of `devices` is not the name of a device.
     """
     check_devices(devices)
-    wanted = devices[worker % len(devices)] if devices else AUTO
-    if wanted == CPU:
+    device = devices[worker % len(devices)] if devices else AUTO
+    if device == CPU:
         return CPU
     memory = free()
-    if wanted in (AUTO, "cuda"):
+    if device in (AUTO, "cuda"):
         if memory:
-            fullest_last = sorted(range(len(memory)), key=lambda gpu: -memory[gpu])
-            return f"cuda:{fullest_last[worker % len(memory)]}"
-        if wanted == AUTO:
+            emptiest_first = sorted(range(len(memory)), key=lambda gpu: -memory[gpu])
+            return f"cuda:{emptiest_first[worker % len(memory)]}"
+        if device == AUTO:
             return CPU
-    elif int(wanted.rpartition(":")[2]) < len(memory):
-        return f"cuda:{int(wanted.rpartition(':')[2])}"
+    elif int(device.rpartition(":")[2]) < len(memory):
+        return f"cuda:{int(device.rpartition(':')[2])}"
     logger.warning(
-        "device %r: the runtime has %d GPU(s) here; worker %d computes on the CPU instead", wanted, len(memory), worker
+        "device %r: the runtime has %d GPU(s) here; worker %d computes on the CPU instead", device, len(memory), worker
     )
     return CPU
 
 
 def free_memory() -> list[int]:
-    """Return how many bytes are free on each of NVIDIA's GPUs that programs here can see, in CUDA's order; none without their library (the extra `gpu`)."""
+    """Return the free memory, in bytes, of each NVIDIA GPU that CUDA_VISIBLE_DEVICES leaves, in CUDA's order; empty without the extra `gpu`."""
     return [int(memory.free) for memory in _memory()]
 
 
 def memory_limit(device: str, fraction: float | None) -> int | None:
-    """Return how many bytes of the GPU `device` are this part of its memory; None if there is no limit, or nobody to ask."""
+    """Return `fraction` of the memory of `device`, in bytes; None on the CPU, without a fraction, or if the GPU's memory is unknown."""
     if device == CPU or fraction is None:
         return None
     memory, number = _memory(), int(device.partition(":")[2])
@@ -127,6 +145,7 @@ def memory_limit(device: str, fraction: float | None) -> int | None:
 
 
 def _memory() -> list[Any]:
+    """Return NVML's memory information of each visible GPU; empty if NVML is missing or fails."""
     try:
         import pynvml
     except ImportError:
@@ -144,7 +163,7 @@ def _memory() -> list[Any]:
 
 
 def _visible(nvml: Any) -> list[Any]:
-    """The GPUs that CUDA_VISIBLE_DEVICES leaves, by number or by name."""
+    """Return NVML's handles of the GPUs in CUDA_VISIBLE_DEVICES, which has numbers or UUIDs; all GPUs if it is not set."""
     by_index, by_name = nvml.nvmlDeviceGetHandleByIndex, nvml.nvmlDeviceGetHandleByUUID
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
@@ -154,12 +173,12 @@ def _visible(nvml: Any) -> list[Any]:
 
 
 def device_of(kind: str, devices: Sequence[str], worker: int) -> str:
-    """Return the device of `worker` for the runtime `kind`. See device_for."""
+    """Return the device of `worker` for the runtime `kind`, "onnx" or "torch"; see device_for."""
     return device_for(devices, worker, _onnx_memory if kind == "onnx" else _torch_memory)
 
 
 def _onnx_memory() -> Sequence[int]:
-    """Without NVIDIA's library nobody says how many GPUs there are: onnxruntime is given the first then, and may refuse it."""
+    # Without NVML the number of GPUs is unknown. The first is assumed to exist; if it does not, onnxruntime falls back to the CPU.
     from weir.embedding.runtime.onnx import has_cuda
 
     return free_memory() or [0] if has_cuda() else []

@@ -1,4 +1,4 @@
-"""The default runtime: onnxruntime, on CPUs and, with its GPU package, on NVIDIA's GPUs."""
+"""The onnx runtime, the default: onnxruntime on CPUs and, with the package onnxruntime-gpu, on NVIDIA GPUs."""
 
 import logging
 import os
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from weir.embedding.runtime import CPU, Computing, memory_limit
+from weir.embedding.runtime import CPU, RuntimeOptions, memory_limit
 from weir.errors import SettingsError
 from weir.workers.process.launch import SILENCE
 
@@ -23,7 +23,7 @@ logger = logging.getLogger("weir")
 
 
 def library() -> Any:
-    """Return the module onnxruntime. Raises SettingsError naming the extra if it is not installed."""
+    """Return the package onnxruntime. Raises SettingsError, with the command that installs it, if it is not installed."""
     os.environ.update({**SILENCE, **os.environ})
     try:
         import onnxruntime
@@ -33,25 +33,25 @@ def library() -> Any:
 
 
 def has_cuda() -> bool:
-    """Tell whether the onnxruntime that is installed can compute on GPUs."""
+    """Return whether the installed onnxruntime supports GPUs."""
     return CUDA in library().get_available_providers()
 
 
-def open_onnx(checkpoint: "Checkpoint", recipe: "Recipe", computing: Computing, device: str) -> "OnnxRuntime":
-    """Return the runtime for `recipe`, whose graph is made if it has not been. See open_runtime."""
+def open_onnx(checkpoint: "Checkpoint", recipe: "Recipe", options: RuntimeOptions, device: str) -> "OnnxRuntime":
+    """Open the graph of `recipe` on `device`; build the graph first if the cache does not have it. See open_runtime."""
     from weir.embedding.graph.cache import graph_file, hold
 
     library()
-    limit = memory_limit(device, computing.gpu_memory_fraction)
+    limit = memory_limit(device, options.gpu_memory_fraction)
     while True:
-        graph = graph_file(checkpoint, recipe, computing.cache, CPU if device == CPU else "cuda")
+        graph = graph_file(checkpoint, recipe, options.cache, CPU if device == CPU else "cuda")
         held = hold(graph.parent)
-        if held is not None:  # else a server that has just started has removed it
-            return OnnxRuntime(graph, device, threads=computing.threads, limit_bytes=limit, held=held)
+        if held is not None:  # else another server has just removed the graph from the cache
+            return OnnxRuntime(graph, device, threads=options.threads, limit_bytes=limit, held=held)
 
 
 class OnnxRuntime:
-    """A session of onnxruntime. See Runtime. It keeps `held` for as long as it lives."""
+    """A session of onnxruntime; see Runtime. The object `held`, which keeps the graph in the cache, lives as long as the session."""
 
     def __init__(
         self, graph: Path, device: str = CPU, *, threads: int = 1, limit_bytes: int | None = None, held: Any = None
@@ -61,13 +61,13 @@ class OnnxRuntime:
         self.device = device if device == CPU or CUDA in self._session.get_providers() else CPU
         if self.device != device:
             logger.warning("device %r: onnxruntime cannot use it, and computes on the CPU instead", device)
-        self._dtypes = {given.name: DTYPES[given.type] for given in self._session.get_inputs()}
+        self._dtypes = {each.name: DTYPES[each.type] for each in self._session.get_inputs()}
         self.dimensions = int(self._session.get_outputs()[0].shape[-1])
 
     def run(self, ids: NDArray[Any], mask: NDArray[Any], types: NDArray[Any], pool: NDArray[Any]) -> NDArray[Any]:
-        """See Runtime. What the graph has no input for is not looked at."""
-        given = {"ids": ids, "mask": mask, "types": types, "pool": pool}
-        feeds = {name: given[name].astype(dtype, copy=False) for name, dtype in self._dtypes.items()}
+        """See Runtime. An array that is no input of the graph is not used."""
+        arrays = {"ids": ids, "mask": mask, "types": types, "pool": pool}
+        feeds = {name: arrays[name].astype(dtype, copy=False) for name, dtype in self._dtypes.items()}
         vectors: NDArray[Any] = self._session.run(["vectors"], feeds)[0]
         return vectors
 
@@ -75,17 +75,15 @@ class OnnxRuntime:
 def _session(graph: Path, device: str, threads: int, limit_bytes: int | None) -> Any:
     onnxruntime = library()
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
+    options.log_severity_level = 3  # errors only
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
-    # Batches are hardly ever of one shape twice: a plan of the memory for each would be kept for nothing.
+    # onnxruntime would keep a memory plan for each shape of input, and batches rarely have the same shape twice.
     options.enable_mem_pattern = False
-    # Threads that wait by spinning take the CPU from the other workers.
+    # Threads that spin while they wait take CPU time from the other workers.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     providers: list[Any] = ["CPUExecutionProvider"]
     if device != CPU:
-        device_options = {"device_id": device.partition(":")[2]} | (
-            {} if limit_bytes is None else {"gpu_mem_limit": str(limit_bytes)}
-        )
-        providers.insert(0, (CUDA, device_options))
+        limit = {} if limit_bytes is None else {"gpu_mem_limit": str(limit_bytes)}
+        providers.insert(0, (CUDA, {"device_id": device.partition(":")[2], **limit}))
     return onnxruntime.InferenceSession(str(graph), options, providers=providers)

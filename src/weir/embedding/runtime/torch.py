@@ -1,18 +1,17 @@
-"""The other runtime: torch, with any model that transformers knows, on CPUs and GPUs, in half precision, compiled."""
+"""The torch runtime: any encoder that transformers supports, on CPUs and GPUs, also in half precision and compiled."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from weir.embedding.recipe import (
-    OF_LAST_LAYER,
     WITH_CLASSIFIER,
     Pooling,
     Precision,
     Recipe,
     dense_layers,
-    dimensions_in,
+    dimensions_of,
 )
-from weir.embedding.runtime import CPU, Computing
+from weir.embedding.runtime import CPU, RuntimeOptions
 from weir.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -21,19 +20,22 @@ if TYPE_CHECKING:
     from weir.embedding.checkpoint.reading import Checkpoint
 
 DTYPES = {Precision.FP32: "float32", Precision.FP16: "float16", Precision.BF16: "bfloat16"}
-# Where a model of transformers keeps what tells it the place of a token.
-PLACES = ("position_embeddings", "relative_attention_bias")
-LEAST = 1e-9  # the sums of the pooling weights that means are divided by are at least that
+# Parameters with such a part in their name encode positions in the models of transformers.
+POSITION_PARAMETERS = ("position_embeddings", "relative_attention_bias")
+LEAST_WEIGHT = 1e-9  # the least divisor of a mean, so that a text without any counted token becomes zeros
 
 
-def pooled_all(torch: Any, value: Any, mask: Any, pool: Any, recipe: Recipe) -> Any:
-    """Return `value` [texts, length, size] pooled, float32: what `pool` [texts, length] is 0 for does not count."""
-    made = [pooled(torch, value, mask, pool, pooling, recipe.window) for pooling in recipe.poolings]
-    return made[0] if len(made) == 1 else torch.cat(made, dim=-1)
+def pool_all(torch: Any, value: Any, mask: Any, pool: Any, recipe: Recipe) -> Any:
+    """Return the results of all poolings of `recipe`, concatenated in each vector: float32 [texts, dimensions].
+
+    `value` is float32 [texts, length, size]. `mask` and `pool` [texts, length] are those of Runtime.run.
+    """
+    results = [pool_one(torch, value, mask, pool, pooling, recipe.window) for pooling in recipe.poolings]
+    return results[0] if len(results) == 1 else torch.cat(results, dim=-1)
 
 
-def pooled(torch: Any, value: Any, mask: Any, pool: Any, pooling: Pooling, window: int) -> Any:
-    """Return what one of the poolings makes."""
+def pool_one(torch: Any, value: Any, mask: Any, pool: Any, pooling: Pooling, window: int) -> Any:
+    """Return the result of one pooling; [texts, length, size] for Pooling.NONE."""
     weights = pool.unsqueeze(-1)
     if pooling is Pooling.NONE:
         return value * weights
@@ -52,27 +54,28 @@ def pooled(torch: Any, value: Any, mask: Any, pool: Any, pooling: Pooling, windo
     return _mean(value, weights, root=pooling is Pooling.MEAN_SQRT)
 
 
-def bent(torch: Any, value: Any, activation: str) -> Any:
-    """Return what the activation of a dense layer makes of its result."""
+def activate(torch: Any, value: Any, activation: str) -> Any:
+    """Return `value` after the activation with this name: identity, tanh, relu, gelu or sigmoid."""
     if activation == "identity":
         return value
     return torch.nn.functional.gelu(value) if activation == "gelu" else getattr(torch, activation)(value)
 
 
 def _mean(value: Any, weights: Any, root: bool = False) -> Any:
-    count = weights.sum(dim=1).clamp(min=LEAST)
+    count = weights.sum(dim=1).clamp(min=LEAST_WEIGHT)
     return (value * weights).sum(dim=1) / (count.sqrt() if root else count)
 
 
 def _hierarchical(torch: Any, value: Any, weights: Any, window: int) -> Any:
+    """Return the maximum of the means over each window that is full, or that holds all tokens of a shorter text."""
     sums, counts = _in_windows(torch, value * weights, window), _in_windows(torch, weights, window)
     enough = weights.sum(dim=1, keepdim=True).clamp(max=window) / window - 0.5 / window
-    return _highest(sums / counts.clamp(min=LEAST), (counts > enough.clamp(min=LEAST)).float())
+    return _highest(sums / counts.clamp(min=LEAST_WEIGHT), (counts > enough.clamp(min=LEAST_WEIGHT)).float())
 
 
 def _in_windows(torch: Any, value: Any, window: int) -> Any:
-    filled = torch.nn.functional.pad(value.transpose(1, 2), (0, window - 1))
-    return torch.nn.functional.avg_pool1d(filled, window, stride=1).transpose(1, 2)
+    padded = torch.nn.functional.pad(value.transpose(1, 2), (0, window - 1))
+    return torch.nn.functional.avg_pool1d(padded, window, stride=1).transpose(1, 2)
 
 
 def _highest(value: Any, weights: Any) -> Any:
@@ -82,7 +85,7 @@ def _highest(value: Any, weights: Any) -> Any:
 
 
 def library() -> Any:
-    """Return the module torch. Raises SettingsError naming the extra if it or transformers is not installed."""
+    """Return the package torch. Raises SettingsError, with the command that installs them, if torch or transformers is not installed."""
     try:
         import torch
         import transformers
@@ -96,27 +99,27 @@ def library() -> Any:
 
 
 def gpu_memory() -> Sequence[int]:
-    """Return how many bytes are free on each GPU that torch can use."""
+    """Return the free memory, in bytes, of each GPU that torch can use."""
     cuda = library().cuda
     return [int(cuda.mem_get_info(gpu)[0]) for gpu in range(cuda.device_count())] if cuda.is_available() else []
 
 
-def open_torch(checkpoint: "Checkpoint", recipe: Recipe, computing: Computing, device: str) -> "TorchRuntime":
-    """Return the runtime for `recipe`. See open_runtime."""
+def open_torch(checkpoint: "Checkpoint", recipe: Recipe, options: RuntimeOptions, device: str) -> "TorchRuntime":
+    """Load the network of `checkpoint` on `device`. See open_runtime."""
     if recipe.precision not in DTYPES:
         raise SettingsError(f"precision={recipe.precision.value!r}: the torch runtime has fp32, fp16 and bf16")
-    dimensions = dimensions_in(checkpoint, recipe)
+    dimensions = dimensions_of(checkpoint, recipe)
     torch = library()
-    torch.set_num_threads(computing.threads)
-    if device != CPU and computing.gpu_memory_fraction is not None:
-        torch.cuda.set_per_process_memory_fraction(computing.gpu_memory_fraction, device)
+    torch.set_num_threads(options.threads)
+    if device != CPU and options.gpu_memory_fraction is not None:
+        torch.cuda.set_per_process_memory_fraction(options.gpu_memory_fraction, device)
     network = _network(checkpoint, recipe).to(device, getattr(torch, DTYPES[recipe.precision])).eval()
-    call = torch.compile(network, dynamic=True) if computing.compiled else network
+    call = torch.compile(network, dynamic=True) if options.compiled else network
     return TorchRuntime(torch, call, checkpoint, recipe, device, dimensions)
 
 
 def _network(checkpoint: "Checkpoint", recipe: Recipe) -> Any:
-    """Load what is in the directory: no code of it is run, nothing is fetched, pickles are not read."""
+    """Load the network of the directory with transformers. Code in the directory is not run, nothing is downloaded, and pickles are not read."""
     import transformers
 
     classifies = recipe.pooling in WITH_CLASSIFIER
@@ -125,17 +128,20 @@ def _network(checkpoint: "Checkpoint", recipe: Recipe) -> Any:
         network = kind.from_pretrained(
             str(checkpoint.layout.network), local_files_only=True, trust_remote_code=False, use_safetensors=True
         )
-    except (OSError, ValueError) as error:  # no such architecture; one that brings its own code; broken files
+    except (
+        OSError,
+        ValueError,
+    ) as error:  # an unknown architecture, an architecture with code of its own, or broken files
         raise SettingsError(f"{checkpoint.directory}: transformers does not read it: {error}") from error
     if not recipe.positions:
         for name, weight in network.named_parameters():
-            if any(place in name for place in PLACES):
+            if any(part in name for part in POSITION_PARAMETERS):
                 weight.data.zero_()
     return network
 
 
 class TorchRuntime:
-    """A network of transformers, and what comes behind it. See Runtime."""
+    """A network of transformers, followed by pooling, dense layers and normalization; see Runtime."""
 
     def __init__(
         self, torch: Any, network: Any, checkpoint: "Checkpoint", recipe: Recipe, device: str, dimensions: int
@@ -158,12 +164,12 @@ class TorchRuntime:
         """See Runtime."""
         torch = self._torch
         with torch.inference_mode():
-            given = {"input_ids": self._tensor(ids).long(), "attention_mask": self._tensor(mask).long()}
+            inputs = {"input_ids": self._tensor(ids).long(), "attention_mask": self._tensor(mask).long()}
             if self._has_types:
-                given["token_type_ids"] = self._tensor(types).long()
-            vectors = self._pooled(given, self._tensor(pool))
+                inputs["token_type_ids"] = self._tensor(types).long()
+            vectors = self._run_network(inputs, self._tensor(pool))
             for weight, bias, activation in self._dense:
-                vectors = bent(torch, torch.nn.functional.linear(vectors, weight, bias), activation)
+                vectors = activate(torch, torch.nn.functional.linear(vectors, weight, bias), activation)
             if self._recipe.dimensions is not None:
                 vectors = vectors[..., : self._recipe.dimensions]
             if self._recipe.normalize:
@@ -171,22 +177,20 @@ class TorchRuntime:
             result: NDArray[Any] = vectors.cpu().numpy()
             return result
 
-    def _pooled(self, given: dict[str, Any], pool: Any) -> Any:
+    def _run_network(self, inputs: dict[str, Any], pool: Any) -> Any:
+        """Run the network and the pooling."""
         pooling, layers = self._recipe.pooling, self._recipe.layers
-        if pooling in OF_LAST_LAYER:
-            return self._of_last_layer(self._network(**given), pooling)
-        if layers == (-1,):
-            value = self._network(**given).last_hidden_state
-        else:
-            states = self._network(**given, output_hidden_states=True).hidden_states
-            value = self._torch.cat([states[layer] for layer in layers], dim=-1)
-        return pooled_all(self._torch, value.float(), given["attention_mask"], pool, self._recipe)
-
-    def _of_last_layer(self, answer: Any, pooling: Pooling) -> Any:
         if pooling is Pooling.POOLER:
-            return answer.pooler_output.float()
-        logits = answer.logits.float()
-        return logits.sigmoid() if pooling is Pooling.REGRESSION else logits.softmax(dim=-1)
+            return self._network(**inputs).pooler_output.float()
+        if pooling in WITH_CLASSIFIER:
+            logits = self._network(**inputs).logits.float()
+            return logits.sigmoid() if pooling is Pooling.REGRESSION else logits.softmax(dim=-1)
+        if layers == (-1,):
+            value = self._network(**inputs).last_hidden_state
+        else:
+            states = self._network(**inputs, output_hidden_states=True).hidden_states
+            value = self._torch.cat([states[layer] for layer in layers], dim=-1)
+        return pool_all(self._torch, value.float(), inputs["attention_mask"], pool, self._recipe)
 
     def _tensor(self, array: "NDArray[Any]") -> Any:
         return self._torch.from_numpy(array.copy()).to(self.device)

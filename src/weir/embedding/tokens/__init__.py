@@ -1,1 +1,1 @@
-"""From texts to token ids, and back to tokens."""
+"""Tokenization: texts to token ids, and token ids back to tokens."""

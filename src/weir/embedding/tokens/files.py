@@ -1,7 +1,13 @@
-"""The library that cuts texts into tokens, set up from a model's files.
+"""Load a model's tokenizer: build a `tokenizers.Tokenizer` from the files in the model's directory.
 
-It reads tokenizer.json, or is made of a vocab.txt (WordPiece), of a vocab.json and a merges.txt (byte-level BPE), or of a SentencePiece file, which
-XLM-R and CamemBERT had before tokenizer.json. The library is Rust and releases the interpreter's lock.
+The first of these forms that the directory has is used:
+
+- tokenizer.json;
+- vocab.txt: WordPiece;
+- vocab.json and merges.txt: byte-level BPE;
+- a SentencePiece file, which XLM-R and CamemBERT had before tokenizer.json.
+
+The package tokenizers is written in Rust and releases the interpreter's lock while it works.
 """
 
 import os
@@ -19,8 +25,8 @@ from weir.errors import SettingsError
 
 
 @contextmanager
-def named(directory: Path) -> Iterator[None]:
-    """Raise SettingsError naming `directory` for whatever the library raises in the block."""
+def as_settings_error(directory: Path) -> Iterator[None]:
+    """Turn whatever the package tokenizers raises in the block, panics of Rust included, into a SettingsError that names `directory`."""
     try:
         yield
     except SettingsError:
@@ -31,58 +37,62 @@ def named(directory: Path) -> Iterator[None]:
         raise SettingsError(f"{directory}: its tokenizer cannot be read: {error}") from None
 
 
-FILES = ("sentencepiece.bpe.model", "sentencepiece.model", "spiece.model", "tokenizer.model")
-VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # how a field of a protocol buffer is written
-UNIGRAM = 1  # of the kinds of model, the one that is the default too
+SENTENCEPIECE_FILES = ("sentencepiece.bpe.model", "sentencepiece.model", "spiece.model", "tokenizer.model")
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types of Protocol Buffers
+UNIGRAM = 1  # TrainerSpec.ModelType.UNIGRAM in sentencepiece_model.proto, which is also the default
 
-Piece = tuple[str, float]
-# The tokens that fairseq, where both were trained, put before those of the file, and how many of the file's own it left out.
-BEFORE: dict[str, tuple[list[Piece], int]] = {
+Piece = tuple[str, float]  # a piece of the vocabulary and its score
+# Both families were trained with fairseq, which puts tokens of its own before the pieces of the file and drops the first pieces of the file:
+# the tokens that it adds, and the number of pieces that it drops.
+FAIRSEQ_TOKENS: dict[str, tuple[list[Piece], int]] = {
     "xlm-roberta": ([("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)], 3),
     "camembert": (
         [("<s>NOTUSED", 0.0), ("<pad>", 0.0), ("</s>NOTUSED", 0.0), ("<unk>", 0.0), ("<unk>NOTUSED", -100.0)], 1,
     ),
 }  # fmt: skip
-UNKNOWN = 3  # the place of <unk> in both
+UNKNOWN = 3  # the id of <unk> in both families
 
 
 class Malformed(ValueError):
-    """These bytes are not what they should be."""
+    """The bytes do not follow the file format."""
 
 
-def from_pieces(path: Path) -> Any:
-    """Return the tokenizer of a SentencePiece file, for the kind of model that config.json beside it names.
+def from_sentencepiece(path: Path) -> Any:
+    """Return the `tokenizers.Tokenizer` of a SentencePiece file. The `model_type` in config.json beside it decides how the ids are numbered.
 
-    Raises SettingsError if it is broken, or of a model whose vocabulary is arranged in a way that is not known.
+    Raises SettingsError if a file is broken, if the SentencePiece model is not a Unigram model, or if the numbering of the family is not known.
     """
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
     family = read_document(path.with_name("config.json")).text("model_type")
-    if family not in BEFORE:
+    if family not in FAIRSEQ_TOKENS:
         raise SettingsError(
-            f"{path}: a SentencePiece file is read for {' and '.join(BEFORE)}; for {family}, make a tokenizer.json where "
+            f"{path}: a SentencePiece file is read for {' and '.join(FAIRSEQ_TOKENS)}; for {family}, make a tokenizer.json where "
             "transformers is installed: AutoTokenizer.from_pretrained(directory).save_pretrained(directory)"
         )
-    pieces, characters = _read_pieces(path)
-    before, left_out = BEFORE[family]
-    vocabulary = [*before, *pieces[left_out:], ("<mask>", 0.0)]
-    made = Tokenizer(models.Unigram(vocabulary, unk_id=UNKNOWN))
-    table = [normalizers.Precompiled(characters)] if characters else []
-    made.normalizer = normalizers.Sequence([*table, normalizers.Replace(Regex(" {2,}"), " ")])
-    made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
-    made.decoder = decoders.Metaspace()
-    made.add_special_tokens(["<s>", "<pad>", "</s>", "<unk>", AddedToken("<mask>", lstrip=True)])
-    around = [(token, made.token_to_id(token)) for token in ("<s>", "</s>")]
-    made.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=around
+    pieces, charsmap = _read_sentencepiece(path)
+    added, dropped = FAIRSEQ_TOKENS[family]
+    tokenizer = Tokenizer(models.Unigram([*added, *pieces[dropped:], ("<mask>", 0.0)], unk_id=UNKNOWN))
+    table = [normalizers.Precompiled(charsmap)] if charsmap else []
+    tokenizer.normalizer = normalizers.Sequence([*table, normalizers.Replace(Regex(" {2,}"), " ")])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.add_special_tokens(["<s>", "<pad>", "</s>", "<unk>", AddedToken("<mask>", lstrip=True)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>",
+        pair="<s> $A </s> </s> $B </s>",
+        special_tokens=[(token, tokenizer.token_to_id(token)) for token in ("<s>", "</s>")],
     )
-    return made
+    return tokenizer
 
 
-def _read_pieces(path: Path) -> tuple[list[Piece], bytes]:
-    """Return the pieces with their scores, and the table of characters."""
+def _read_sentencepiece(path: Path) -> tuple[list[Piece], bytes]:
+    """Return the pieces and `precompiled_charsmap`, the table that normalizes characters, b"" if the file has none.
+
+    The field numbers are those of ModelProto, TrainerSpec and NormalizerSpec in sentencepiece_model.proto.
+    """
     pieces: list[Piece] = []
-    characters = b""
+    charsmap = b""
     try:
         for number, value in fields(path.read_bytes()):
             if number == 1 and isinstance(value, bytes):
@@ -90,32 +100,37 @@ def _read_pieces(path: Path) -> tuple[list[Piece], bytes]:
             elif number == 2 and isinstance(value, bytes) and dict(fields(value)).get(3, UNIGRAM) != UNIGRAM:
                 raise SettingsError(f"{path}: must be a Unigram model, the kind that XLM-R and CamemBERT have")
             elif number == 3 and isinstance(value, bytes):
-                characters = _bytes(dict(fields(value)).get(2, b""))
+                charsmap = _bytes(dict(fields(value)).get(2, b""))
         if len(pieces) < 4:
             raise Malformed("it has no pieces")
     except OSError as error:
         raise SettingsError(f"{path}: cannot be read: {error.strerror}") from None
     except (Malformed, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path}: is broken, or no SentencePiece model: {error}") from None
-    return pieces, characters
+        raise SettingsError(f"{path}: is broken, or is not a SentencePiece model: {error}") from None
+    return pieces, charsmap
 
 
 def _piece(message: bytes) -> Piece:
-    known = dict(fields(message))
-    score = known.get(2, 0)
+    values = dict(fields(message))
+    score = values.get(2, 0)
     if not isinstance(score, int) or score >= 1 << 32:
         raise Malformed("a piece has no score")
-    return _bytes(known.get(1, b"")).decode(), struct.unpack("<f", score.to_bytes(4, "little"))[0]
+    return _bytes(values.get(1, b"")).decode(), struct.unpack("<f", score.to_bytes(4, "little"))[0]
 
 
 def _bytes(value: int | bytes) -> bytes:
     if not isinstance(value, bytes):
-        raise Malformed("a number stands where a text should")
+        raise Malformed("a field has a number, must have a text")
     return value
 
 
 def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield the number and the value of each field of a protocol buffer. Raises Malformed."""
+    """Yield the number and the value of each field of an encoded Protocol Buffers message, in order.
+
+    The value of a varint or fixed-width field is the unsigned integer of its bits. (https://protobuf.dev/programming-guides/encoding)
+
+    Raises Malformed if the message is cut off or has another wire type.
+    """
     place = 0
     while place < len(message):
         tag, place = read_varint(message, place)
@@ -130,14 +145,17 @@ def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
             size, place = read_varint(message, place)
             value, place = message[place : place + size], place + size
         else:
-            raise Malformed(f"a field is of the kind {kind}, which there is not")
+            raise Malformed(f"a field has the wire type {kind}, which does not exist")
         if place > len(message):
             raise Malformed("a field is cut off")
         yield number, value
 
 
 def read_varint(data: bytes, place: int) -> tuple[int, int]:
-    """Return a number in groups of seven bits, lowest first, and the place behind it."""
+    """Return the varint at `place`, and the place after it. A varint is an integer in groups of seven bits, lowest group first.
+
+    Raises Malformed if the varint is cut off, or longer than the ten bytes of 64 bits.
+    """
     number = 0
     for shift in range(0, 70, 7):
         if place >= len(data):
@@ -150,15 +168,18 @@ def read_varint(data: bytes, place: int) -> tuple[int, int]:
     raise Malformed("a number is cut off")
 
 
-# The special tokens by their role, as BERT and DistilBERT call them, and as RoBERTa and MPNet do.
-SQUARE = {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"}
-ANGLE = {"unk": "<unk>", "sep": "</s>", "pad": "<pad>", "cls": "<s>", "mask": "<mask>"}
+# The special tokens by role, as BERT and DistilBERT write them, and as RoBERTa and MPNet do.
+BERT_SPECIAL_TOKENS = {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"}
+ROBERTA_SPECIAL_TOKENS = {"unk": "<unk>", "sep": "</s>", "pad": "<pad>", "cls": "<s>", "mask": "<mask>"}
 
 
-def from_vocabulary(directory: Path, config: JsonDocument, options: TokenizerOptions) -> Any:
-    """Return the WordPiece tokenizer of a vocab.txt: a token a line, its number the line's.
+def from_wordpiece(directory: Path, config: JsonDocument, options: TokenizerOptions) -> Any:
+    """Return the `tokenizers.Tokenizer` of a vocab.txt. Each line of the file is a token; its id is the number of the line, from 0.
 
-    Texts are brought to lower case if the options say so, else tokenizer_config.json, else if the vocabulary has no capitals.
+    Texts are lowercased if `options.lowercase` is true, or if `options` do not state it and tokenizer_config.json says so, or if neither states it
+    and no token has a capital letter.
+
+    Raises SettingsError if the file cannot be read or a special token is missing.
     """
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
@@ -170,147 +191,164 @@ def from_vocabulary(directory: Path, config: JsonDocument, options: TokenizerOpt
     if lines[-1] == "":
         lines.pop()
     vocabulary = {token: number for number, token in enumerate(lines)}
-    square = SQUARE["cls"] in vocabulary
-    named = _special(directory, config, SQUARE if square else ANGLE | {"unk": "[UNK]"})
-    _check(path, vocabulary, named)
+    is_bert = BERT_SPECIAL_TOKENS["cls"] in vocabulary
+    special = _special_tokens(
+        directory, config, BERT_SPECIAL_TOKENS if is_bert else ROBERTA_SPECIAL_TOKENS | {"unk": "[UNK]"}
+    )
+    _check_special_tokens(path, vocabulary, special)
     lowercase = options.lowercase
     if lowercase is None:
         lowercase = config.switch("do_lower_case", default=not has_capitals(lines))
-    pieces = Tokenizer(models.WordPiece(vocabulary, unk_token=named["unk"], max_input_chars_per_word=100))
-    pieces.normalizer = normalizers.BertNormalizer(
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=special["unk"], max_input_chars_per_word=100))
+    tokenizer.normalizer = normalizers.BertNormalizer(
         clean_text=True,
         handle_chinese_chars=config.switch("tokenize_chinese_chars", default=True),
         strip_accents=config.switch("strip_accents") if "strip_accents" in config else None,
         lowercase=lowercase,
     )
-    pieces.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    pieces.decoder = decoders.WordPiece(prefix="##")
-    return _with_special(pieces, vocabulary, named, joins_twice=not square)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(prefix="##")
+    return _add_special_tokens(tokenizer, vocabulary, special, like_roberta=not is_bert)
 
 
-def from_merges(directory: Path, config: JsonDocument) -> Any:
-    """Return the byte-level BPE tokenizer of a vocab.json and a merges.txt."""
+def from_bpe(directory: Path, config: JsonDocument) -> Any:
+    """Return the byte-level BPE `tokenizers.Tokenizer` of a vocab.json and a merges.txt.
+
+    Raises SettingsError if vocab.json is not an object of ids by token, or a special token is missing.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     vocabulary = read_document(directory / "vocab.json").values
     for token, number in vocabulary.items():
         if type(number) is not int or number < 0:
             raise SettingsError(f"{directory / 'vocab.json'}: {token!r} has the id {number!r}: must be a whole number")
-    pieces = Tokenizer(models.BPE.from_file(str(directory / "vocab.json"), str(directory / "merges.txt")))
-    named = _special(directory, config, ANGLE)
-    _check(directory / "vocab.json", vocabulary, named)
-    pieces.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=config.switch("add_prefix_space"))
-    pieces.decoder = decoders.ByteLevel()
-    return _with_special(pieces, vocabulary, named, joins_twice=True)
+    tokenizer = Tokenizer(models.BPE.from_file(str(directory / "vocab.json"), str(directory / "merges.txt")))
+    special = _special_tokens(directory, config, ROBERTA_SPECIAL_TOKENS)
+    _check_special_tokens(directory / "vocab.json", vocabulary, special)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=config.switch("add_prefix_space"))
+    tokenizer.decoder = decoders.ByteLevel()
+    return _add_special_tokens(tokenizer, vocabulary, special, like_roberta=True)
 
 
-def _special(directory: Path, config: JsonDocument, names: dict[str, str]) -> dict[str, str]:
-    """Return the special tokens by role: what the files beside the vocabulary call them, else `names`."""
+def _special_tokens(directory: Path, config: JsonDocument, defaults: dict[str, str]) -> dict[str, str]:
+    """Return the special tokens by role: from special_tokens_map.json, else from tokenizer_config.json (`config`), else from `defaults`."""
     path = directory / "special_tokens_map.json"
     mapped = read_document(path).values if path.is_file() else {}
-    named = {}
-    for role, usual in names.items():
-        given = mapped.get(f"{role}_token") or config.values.get(f"{role}_token") or usual
-        named[role] = given.get("content", usual) if isinstance(given, dict) else str(given)
-    return named
+    special = {}
+    for role, default in defaults.items():
+        given = mapped.get(f"{role}_token") or config.values.get(f"{role}_token") or default
+        special[role] = given.get("content", default) if isinstance(given, dict) else str(given)
+    return special
 
 
-def _check(path: Path, vocabulary: dict[str, Any], named: dict[str, str]) -> None:
+def _check_special_tokens(path: Path, vocabulary: dict[str, Any], special: dict[str, str]) -> None:
     for role in ("unk", "sep", "cls", "pad"):
-        if named[role] not in vocabulary:
-            raise SettingsError(f"{path}: has no {named[role]!r}, which a vocabulary must have")
+        if special[role] not in vocabulary:
+            raise SettingsError(f"{path}: has no {special[role]!r}, which a vocabulary must have")
 
 
 def has_capitals(tokens: list[str]) -> bool:
-    """Return whether a vocabulary has words with capitals, other than `[unused0]` and the like."""
+    """Return whether any token has a capital letter. Tokens that begin with [ or <, such as [CLS] and [unused0], do not count."""
     return any(token != token.lower() and not token.startswith(("[", "<")) for token in tokens)
 
 
-def _with_special(pieces: Any, vocabulary: dict[str, int], named: dict[str, str], *, joins_twice: bool) -> Any:
-    """Put special tokens around a text, and one or two of them between two texts."""
+def _add_special_tokens(
+    tokenizer: Any, vocabulary: dict[str, int], special: dict[str, str], *, like_roberta: bool
+) -> Any:
+    """Have `tokenizer` put special tokens around a text and between two texts: one separator as in BERT, or two as in RoBERTa. Return it."""
     from tokenizers import AddedToken, processors
 
-    # A mask takes the space before it along where words carry theirs.
-    pieces.add_special_tokens(
+    # In RoBERTa a word's token includes the space before the word, and so does a mask's.
+    tokenizer.add_special_tokens(
         [
-            AddedToken(token, lstrip=role == "mask" and joins_twice)
-            for role, token in named.items()
+            AddedToken(token, lstrip=role == "mask" and like_roberta)
+            for role, token in special.items()
             if token in vocabulary
         ]
     )
-    cls, sep = ((named[role], vocabulary[named[role]]) for role in ("cls", "sep"))
-    if joins_twice:
-        pieces.post_processor = processors.RobertaProcessing(sep, cls, add_prefix_space=False)
+    cls, sep = ((special[role], vocabulary[special[role]]) for role in ("cls", "sep"))
+    if like_roberta:
+        tokenizer.post_processor = processors.RobertaProcessing(sep, cls, add_prefix_space=False)
     else:
-        pieces.post_processor = processors.BertProcessing(sep, cls)
-    return pieces
+        tokenizer.post_processor = processors.BertProcessing(sep, cls)
+    return tokenizer
 
 
 JSON = "tokenizer.json"
-NO_OVERRIDES = ("PreTrainedTokenizerFast", "TokenizersBackend")  # these take tokenizer.json as it is
+NO_OVERRIDES = ("PreTrainedTokenizerFast", "TokenizersBackend")  # these classes use tokenizer.json as it is
 
 
-def load_pieces(directory: Path, options: TokenizerOptions) -> Any:
-    """Return a `tokenizers.Tokenizer` that neither cuts nor pads, from the files in `directory`.
+def load_tokenizer(directory: Path, options: TokenizerOptions) -> Any:
+    """Return the `tokenizers.Tokenizer` of the files in `directory`, with truncation and padding off.
 
-    Raises SettingsError naming the files if none of the forms is there, one is broken, or an option does not suit the model.
+    Sets TOKENIZERS_PARALLELISM=false in the environment unless the variable is set.
+
+    Raises SettingsError naming the directory or the file if the package tokenizers is missing, if no form of tokenizer is there, if a file is
+    broken, or if `options.lowercase` is given and the tokenizer has no such switch.
     """
     try:
         import tokenizers
     except ImportError:
         raise SettingsError("tokenizers is missing: pip install weir-serving[embed]") from None
-    # Texts are given to it by several threads already; its own would be as many again, and must not be forked.
+    # Several of our threads call the package already. Threads of its own would double their number, and do not survive a fork.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     path = directory / "tokenizer_config.json"
     config = read_document(path) if path.is_file() else JsonDocument(path, {})
-    with named(directory):
-        pieces = _read(directory, config, options)
-    _refuse_case(pieces, directory, options.lowercase)
+    with as_settings_error(directory):
+        tokenizer = _read(directory, config, options)
+    normalizer = tokenizer.normalizer
+    known = b"" if normalizer is None else normalizer.__getstate__()
+    if options.lowercase is not None and b'"BertNormalizer"' not in known:
+        raise SettingsError(
+            f"lowercase={options.lowercase}: {directory} has no tokenizer of BERT's kind: its case cannot be chosen"
+        )
     if options.lowercase_text:
         lower = tokenizers.normalizers.Lowercase()
-        known = pieces.normalizer
-        pieces.normalizer = lower if known is None else tokenizers.normalizers.Sequence([lower, known])
-    return pieces
+        tokenizer.normalizer = lower if normalizer is None else tokenizers.normalizers.Sequence([lower, normalizer])
+    return tokenizer
 
 
 def _read(directory: Path, config: JsonDocument, options: TokenizerOptions) -> Any:
     import tokenizers
 
     if (directory / JSON).is_file():
-        return tokenizers.Tokenizer.from_str(_described(directory / JSON, config, options))
+        return tokenizers.Tokenizer.from_str(_adapted_json(directory / JSON, config, options))
     if (directory / "vocab.txt").is_file():
-        return from_vocabulary(directory, config, options)
+        return from_wordpiece(directory, config, options)
     if (directory / "vocab.json").is_file() and (directory / "merges.txt").is_file():
-        return from_merges(directory, config)
-    if found := [directory / name for name in FILES if (directory / name).is_file()]:
-        return from_pieces(found[0])
+        return from_bpe(directory, config)
+    if found := [directory / name for name in SENTENCEPIECE_FILES if (directory / name).is_file()]:
+        return from_sentencepiece(found[0])
     raise SettingsError(
-        f"{directory}: has no tokenizer: must hold {JSON}, vocab.txt, vocab.json and merges.txt, or {FILES[0]}"
+        f"{directory}: has no tokenizer: must hold {JSON}, vocab.txt, vocab.json and merges.txt, or {SENTENCEPIECE_FILES[0]}"
     )
 
 
-def _described(path: Path, config: JsonDocument, options: TokenizerOptions) -> str:
-    """Return the text of a tokenizer.json without cutting and padding, and with what the settings beside it say otherwise."""
+def _adapted_json(path: Path, config: JsonDocument, options: TokenizerOptions) -> str:
+    """Return the content of a tokenizer.json with truncation and padding off. Values in tokenizer_config.json and `options` replace its own."""
     try:
         parts = msgspec.json.decode(path.read_bytes(), type=dict[str, msgspec.Raw])
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path}: is broken: {error}") from None
     parts["truncation"] = parts["padding"] = msgspec.Raw(b"null")
-    changed = _overrides(config)
+    overrides = _overrides(config)
     if options.lowercase is not None:
-        changed["lowercase"] = options.lowercase
+        overrides["lowercase"] = options.lowercase
     for part, kind, names in (
         ("normalizer", "BertNormalizer", ("lowercase", "strip_accents", "handle_chinese_chars")),
         ("pre_tokenizer", "ByteLevel", ("add_prefix_space",)),
     ):
-        now = {name: changed[name] for name in names if name in changed}
-        if now and part in parts:
-            parts[part] = msgspec.Raw(msgspec.json.encode(_changed(msgspec.json.decode(parts[part]), kind, now)))
+        values = {name: overrides[name] for name in names if name in overrides}
+        if values and part in parts:
+            parts[part] = msgspec.Raw(msgspec.json.encode(_with_values(msgspec.json.decode(parts[part]), kind, values)))
     return msgspec.json.encode(parts).decode()
 
 
 def _overrides(config: JsonDocument) -> dict[str, Any]:
-    """What tokenizer_config.json says otherwise than tokenizer.json counts, as with the tokenizers made for these families."""
+    """Return the values of tokenizer_config.json that go before those of tokenizer.json, by their names in the latter.
+
+    The tokenizer classes of transformers for these families apply them; the generic classes in NO_OVERRIDES do not.
+    """
     if config.values.get("tokenizer_class") in NO_OVERRIDES:
         return {}
     names = {
@@ -320,21 +358,13 @@ def _overrides(config: JsonDocument) -> dict[str, Any]:
     return {here: config.switch(there) for there, here in names.items() if there in config}
 
 
-def _changed(state: Any, kind: str, values: dict[str, Any]) -> Any:
-    """Change the part of this kind, wherever it stands in a sequence of parts."""
+def _with_values(state: Any, kind: str, values: dict[str, Any]) -> Any:
+    """Return the description of a normalizer or pre-tokenizer with `values` in each step of the type `kind`, also within a sequence of steps."""
     if not isinstance(state, dict):
         return state
     if state.get("type") == kind:
         return state | values
     for key in ("normalizers", "pretokenizers"):
         if key in state:
-            state = state | {key: [_changed(part, kind, values) for part in state[key]]}
+            state = state | {key: [_with_values(step, kind, values) for step in state[key]]}
     return state
-
-
-def _refuse_case(pieces: Any, directory: Path, lowercase: bool | None) -> None:
-    known = b"" if pieces.normalizer is None else pieces.normalizer.__getstate__()
-    if lowercase is not None and b'"BertNormalizer"' not in known:
-        raise SettingsError(
-            f"lowercase={lowercase}: {directory} has no tokenizer of BERT's kind: its case cannot be chosen"
-        )

@@ -1,8 +1,10 @@
-"""Tokenizes texts in threads of its own, off the event loop, the texts of a few requests at a time.
+"""Threads that tokenize the texts of requests, off the event loop.
 
-The tokenizer is Rust and releases the interpreter's lock: it works while models compute and the event loop serves. What comes while a thread is busy is
-tokenized together. The first thread takes urgent requests alone, so that a small request never waits for a large one. A sentence is tokenized sooner than a
-thread wakes up, above all where models use all CPUs: the event loop tokenizes brief requests itself, for a small share of its time.
+The tokenizer is Rust and releases the interpreter's lock, so it runs while models compute and the event loop serves. Requests that arrive while all
+threads are busy are tokenized together. The first thread takes urgent requests only, so that a small request never waits for a large one.
+
+To tokenize a sentence takes less time than to wake a thread, above all where models use all CPUs. So the event loop tokenizes very small requests
+itself, for a small share of its time.
 """
 
 import asyncio
@@ -13,44 +15,46 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Protocol
 
-from weir.embedding.texts import AS_THE_SERVER, Text, Tokenized, TokenizeOptions
+from weir.embedding.texts import NO_TOKENIZE_OPTIONS, Text, Tokenized, TokenizeOptions
 from weir.errors import Draining, InvalidRequest, ModelError, WeirError
 
-CHUNK = 64  # texts that a thread reads at once
-URGENT_CHARACTERS = 20_000  # a text that is longer takes milliseconds: it is not urgent
-BRIEF_CHARACTERS = 1_000  # take a quarter of a millisecond
-REST = 10  # times as long as it has read, the loop leaves reading to the threads
+CHUNK = 64  # texts that a thread tokenizes in one call
+URGENT_CHARACTERS = 20_000  # a larger request takes milliseconds and is not urgent
+INLINE_CHARACTERS = 1_000  # a request of at most so many, about 0.25 ms, may be tokenized on the event loop
+REST_FACTOR = 10  # after tokenizing for t seconds, the event loop leaves this work to the threads for 10 t
 
 
 class Tokenizes(Protocol):
-    """What the encoder needs of a tokenizer. Several threads call it at once."""
+    """The tokenizer that an encoder needs. Several threads call it at the same time."""
 
     def encode(
         self, texts: Sequence[Text], *, max_length: int, truncate: bool, tokenize_options: TokenizeOptions
     ) -> Sequence[Tokenized | InvalidRequest]:
-        """Return what each text is, in order; an error in the place of one that is wrong."""
+        """Return for each text its tokens or its error, in order; see `Tokenizer.encode`."""
 
     def split(
         self, text: Text, *, max_length: int, tokenize_options: TokenizeOptions
     ) -> Sequence[Tokenized] | InvalidRequest:
-        """Return a long text, or pair of texts, in pieces that the model can read; never asked for token ids."""
+        """Return a long text, or a pair, in pieces of at most `max_length` tokens, or its error. It is never called with token ids."""
 
     def tokens(self, ids: bytes) -> list[str]:
-        """Return the tokens as texts."""
+        """Return the tokens of `ids`, int32 little-endian, as strings."""
 
 
-TokenizeResult = Tokenized | list[Tokenized] | WeirError  # a list: the pieces of a text
+TokenizeResult = Tokenized | list[Tokenized] | WeirError  # a list holds the pieces of one text
 
 
 class TokenizeRequest:
-    """Texts of one request that are tokenized together; `done` gets the results, on the event loop's thread. Texts that are too long are cut with
-    `truncate`, read in pieces with `split`, and refused otherwise."""
+    """Texts of one caller to be tokenized. `done` is called with a result for each text, on the thread of the event loop.
+
+    A text of more than `max_length` tokens is split into pieces with `split`, cut with `truncate`, and is an error otherwise.
+    """
 
     __slots__ = ("done", "tokenize_options", "max_length", "split", "texts", "truncate")
 
     def __init__(
         self, texts: Sequence[Text], max_length: int, truncate: bool, done: Callable[[Sequence[TokenizeResult]], None],
-        split: bool = False, tokenize_options: TokenizeOptions = AS_THE_SERVER,
+        split: bool = False, tokenize_options: TokenizeOptions = NO_TOKENIZE_OPTIONS,
     ) -> None:  # fmt: skip
         self.split = split
         self.tokenize_options = tokenize_options
@@ -61,23 +65,26 @@ class TokenizeRequest:
 
 
 class TokenizerThreads:
-    """Threads that tokenize; with none, the event loop does. `heard`, if given, is called with (began, ended, texts) of each round, in seconds of
-    time.monotonic, on the event loop's thread."""
+    """A pool of `threads` threads that tokenize for one event loop; with 0 threads the event loop tokenizes.
+
+    `on_round` is called after each call of the tokenizer with (begin, end, number of texts), in seconds of time.monotonic, on the thread of the
+    event loop.
+    """
 
     def __init__(
-        self, tokenizer: Tokenizes, threads: int = 2, heard: Callable[[float, float, int], None] | None = None
+        self, tokenizer: Tokenizes, threads: int = 2, on_round: Callable[[float, float, int], None] | None = None
     ) -> None:
         self._tokenizer = tokenizer
         self._count = threads
-        self._heard = heard
+        self._on_round = on_round
         self._urgent: deque[TokenizeRequest] = deque()
         self._bulk: deque[TokenizeRequest] = deque()
-        # One entry for each reading that may be waiting; False: the end.
+        # One True for each waiting request, so that a thread wakes up; False ends a thread.
         self._for_first: SimpleQueue[bool] = SimpleQueue()
         self._for_rest: SimpleQueue[bool] = SimpleQueue() if threads > 1 else self._for_first
         self._threads: list[Thread] = []
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._rested = 0.0  # when the loop may read again
+        self._inline_from = 0.0  # the instant from which the event loop may tokenize again
 
     def start(self) -> None:
         """Start the threads, for the running loop. Idempotent."""
@@ -92,8 +99,8 @@ class TokenizerThreads:
             self._threads.append(thread)
 
     def close(self) -> None:
-        """End the threads, on the loop's thread; what they have not read fails with Draining. Idempotent."""
-        self._end_unread()
+        """End the threads; requests that no thread has begun fail with Draining. Call it on the thread of the event loop. Idempotent."""
+        self._fail_waiting()
         for number in range(len(self._threads)):
             (self._for_rest if number else self._for_first).put(False)
         for thread in self._threads:
@@ -101,97 +108,98 @@ class TokenizerThreads:
         self._threads = []
         self._loop = None
 
-    def _end_unread(self) -> None:
-        while unread := _taken(self._urgent) or _taken(self._bulk):
-            for reading in unread:
-                if self._loop is not None and not self._loop.is_closed():  # else nobody waits any more
-                    reading.done([Draining("the server stopped before the texts were read")] * len(reading.texts))
+    def _fail_waiting(self) -> None:
+        while waiting := _take(self._urgent) or _take(self._bulk):
+            for request in waiting:
+                if self._loop is not None and not self._loop.is_closed():  # a closed loop has no callers
+                    request.done([Draining("the server stopped before the texts were read")] * len(request.texts))
 
-    def add(self, reading: TokenizeRequest, characters: float) -> None:
-        """Have `reading`, of so many characters, read; infinity: it is not urgent, however many it has."""
+    def add(self, request: TokenizeRequest, characters: float) -> None:
+        """Tokenize `request`, which has so many `characters`; with infinity it is not urgent. Call it on the thread of the event loop."""
         if not self._count:
-            asyncio.get_running_loop().call_soon(self._read, [reading])
-        elif characters <= BRIEF_CHARACTERS and (began := time.monotonic()) >= self._rested:
-            self._read([reading])
+            asyncio.get_running_loop().call_soon(self._run, [request])
+        elif characters <= INLINE_CHARACTERS and (began := time.monotonic()) >= self._inline_from:
+            self._run([request])
             ended = time.monotonic()
-            self._rested = ended + REST * (ended - began)
+            self._inline_from = ended + REST_FACTOR * (ended - began)
         elif characters <= URGENT_CHARACTERS:
-            self._urgent.append(reading)
+            self._urgent.append(request)
             self._for_first.put(True)
         else:
-            self._bulk.append(reading)
+            self._bulk.append(request)
             self._for_rest.put(True)
 
     def _work(self, wake: "SimpleQueue[bool]", only_urgent: bool) -> None:
-        # An entry is one reading's, so each takes from its queue, whatever was urgent besides.
+        # Each wake-up stands for one request, so the thread looks into both queues each time: the request may be in either.
         queues = (self._urgent,) if only_urgent else (self._urgent, self._bulk)
         while wake.get():
             for queue in queues:
-                self._read_from(queue)
+                self._work_off(queue)
 
-    def _read_from(self, queue: "deque[TokenizeRequest]") -> None:
-        # Not in `_work`: what was read would stay until there is more.
-        if readings := _taken(queue):
-            self._read(readings)
+    def _work_off(self, queue: "deque[TokenizeRequest]") -> None:
+        # A method of its own: a variable of `_work` would keep the finished requests alive until the next wake-up.
+        if requests := _take(queue):
+            self._run(requests)
 
-    def _read(self, readings: list[TokenizeRequest]) -> None:
+    def _run(self, requests: list[TokenizeRequest]) -> None:
         began = time.monotonic()
-        results = self._results(readings)
+        results = self._results(requests)
         assert self._loop is not None  # set before the threads are started
         try:
-            self._loop.call_soon_threadsafe(self._give, readings, results, began, time.monotonic())
+            self._loop.call_soon_threadsafe(self._deliver, requests, results, began, time.monotonic())
         except RuntimeError:
-            return  # the loop is closed: nobody waits any more
+            return  # the loop is closed and has no callers
 
-    def _results(self, readings: list[TokenizeRequest]) -> list[Sequence[TokenizeResult]]:
+    def _results(self, requests: list[TokenizeRequest]) -> list[Sequence[TokenizeResult]]:
         try:
-            return self._tokenized(readings)
-        except BaseException as error:  # those who wait are to hear of it; Rust's panics are no Exceptions
-            if len(readings) > 1:  # one of them is at fault: the others are fine without it
-                return [self._results([reading])[0] for reading in readings]
+            return self._tokenized(requests)
+        except (
+            BaseException
+        ) as error:  # callers need an answer; a panic of Rust is a BaseException, but not an Exception
+            if len(requests) > 1:  # one request is at fault, so each is tokenized by itself
+                return [self._results([request])[0] for request in requests]
             failure = ModelError(f"the texts could not be turned into tokens: {error!r}")
-            return [[failure] * len(readings[0].texts)]
+            return [[failure] * len(requests[0].texts)]
 
-    def _tokenized(self, readings: list[TokenizeRequest]) -> list[Sequence[TokenizeResult]]:
-        """Tokenize the requests that have the same options together."""
-        alike: dict[tuple[int, bool, TokenizeOptions], list[TokenizeRequest]] = {}
-        for reading in readings:
-            key = (reading.max_length, reading.truncate or reading.split, reading.tokenize_options)
-            alike.setdefault(key, []).append(reading)
+    def _tokenized(self, requests: list[TokenizeRequest]) -> list[Sequence[TokenizeResult]]:
+        """Return the results of each request. Requests with the same options are tokenized in one call."""
+        groups: dict[tuple[int, bool, TokenizeOptions], list[TokenizeRequest]] = {}
+        for request in requests:
+            key = (request.max_length, request.truncate or request.split, request.tokenize_options)
+            groups.setdefault(key, []).append(request)
         found: dict[int, Sequence[TokenizeResult]] = {}
-        for (max_length, truncate, tokenize_options), members in alike.items():
-            texts = [text for reading in members for text in reading.texts]
+        for (max_length, truncate, tokenize_options), members in groups.items():
+            texts = [text for request in members for text in request.texts]
             results = iter(
                 self._tokenizer.encode(
                     texts, max_length=max_length, truncate=truncate, tokenize_options=tokenize_options
                 )
             )
-            for reading in members:
-                mine = [next(results) for _ in reading.texts]
-                found[id(reading)] = self._in_pieces(reading, mine) if reading.split else mine
-        return [found[id(reading)] for reading in readings]
+            for request in members:
+                mine: list[TokenizeResult] = [next(results) for _ in request.texts]
+                if request.split:
+                    mine = [self._split(request, *each) for each in zip(request.texts, mine, strict=True)]
+                found[id(request)] = mine
+        return [found[id(request)] for request in requests]
 
-    def _in_pieces(self, reading: TokenizeRequest, results: list[Tokenized | InvalidRequest]) -> list[TokenizeResult]:
-        return [self._whole(reading, *each) for each in zip(reading.texts, results, strict=True)]
-
-    def _whole(self, reading: TokenizeRequest, text: Text, found: Tokenized | InvalidRequest) -> TokenizeResult:
-        """Return all pieces of a text that was cut; token ids, with special ones of the caller's, stay cut."""
-        if isinstance(found, InvalidRequest) or not found.truncated or isinstance(text[0], int):
-            return found
-        pieces = self._tokenizer.split(text, max_length=reading.max_length, tokenize_options=reading.tokenize_options)
+    def _split(self, request: TokenizeRequest, text: Text, result: TokenizeResult) -> TokenizeResult:
+        """Return the pieces of a text that was cut. Token ids stay cut, as they include special tokens that the caller placed."""
+        if not isinstance(result, Tokenized) or not result.truncated or isinstance(text[0], int):
+            return result
+        pieces = self._tokenizer.split(text, max_length=request.max_length, tokenize_options=request.tokenize_options)
         return pieces if isinstance(pieces, InvalidRequest) else list(pieces)
 
-    def _give(
-        self, readings: list[TokenizeRequest], results: list[Sequence[TokenizeResult]], began: float, ended: float
+    def _deliver(
+        self, requests: list[TokenizeRequest], results: list[Sequence[TokenizeResult]], began: float, ended: float
     ) -> None:
-        for reading, result in zip(readings, results, strict=True):
-            reading.done(result)
-        if self._heard is not None:
-            self._heard(began, ended, sum(map(len, results)))
+        for request, result in zip(requests, results, strict=True):
+            request.done(result)
+        if self._on_round is not None:
+            self._on_round(began, ended, sum(map(len, results)))
 
 
-def _taken(queue: "deque[TokenizeRequest]") -> list[TokenizeRequest]:
-    """Take what is to be read together from the front of `queue`: at least one reading, unless another thread was faster."""
+def _take(queue: "deque[TokenizeRequest]") -> list[TokenizeRequest]:
+    """Take requests of about CHUNK texts from the front of `queue`; none if another thread took them first."""
     taken: list[TokenizeRequest] = []
     count = 0
     try:

@@ -1,6 +1,6 @@
-"""Texts to token ids: checked one by one, cut to the length, with the model's special tokens.
+"""A model's tokenizer: texts to token ids, with the model's special tokens, truncated to a length or split into pieces.
 
-A text that is wrong becomes an error that names the rule; the caller says which text it was.
+Each text is checked by itself. A text that breaks a rule becomes an error that names the rule; the caller adds which text it was.
 """
 
 import re
@@ -13,34 +13,35 @@ from typing import Any, NamedTuple
 import msgspec
 
 from weir.embedding.texts import (
-    AS_THE_FILES_SAY,
-    AS_THE_SERVER,
+    NO_TOKENIZE_OPTIONS,
+    NO_TOKENIZER_OPTIONS,
     TOO_LONG,
     Text,
     Tokenized,
     TokenizeOptions,
     TokenizerOptions,
 )
-from weir.embedding.tokens.files import load_pieces, named
+from weir.embedding.tokens.files import as_settings_error, load_tokenizer
 from weir.errors import InvalidRequest, SettingsError
 
 
 def split_ids(ids: Sequence[int], words: Sequence[int | None], room: int, overlap: int) -> list[list[int]]:
-    """Return pieces of at most `room` tokens, each sharing `overlap` tokens with the one before.
+    """Split token ids into pieces of at most `room` tokens. Each piece begins with the last `overlap` tokens of the piece before.
 
-    `words` says of each token which word it is part of. A word that alone is longer than a piece is cut inside.
+    Pieces end between words: `words` has for each token the index of its word, None for a token of no word. Only a word that does not fit into a
+    piece is cut. `room` must be greater than `overlap`.
     """
     pieces: list[list[int]] = []
     start = 0
     while True:
-        stop = _stop(words, start, room, overlap)
+        stop = _piece_end(words, start, room, overlap)
         pieces.append(list(ids[start:stop]))
         if stop >= len(ids):
             return pieces
         start = stop - overlap
 
 
-def _stop(words: Sequence[int | None], start: int, room: int, overlap: int) -> int:
+def _piece_end(words: Sequence[int | None], start: int, room: int, overlap: int) -> int:
     full = start + room
     if full >= len(words):
         return len(words)
@@ -51,7 +52,7 @@ def _stop(words: Sequence[int | None], start: int, room: int, overlap: int) -> i
 
 
 class SpecialTokens(NamedTuple):
-    """Token ids before, between and after. One text: `first + ids + last`; two: `first + a + middle + b + end`."""
+    """The ids of the special tokens around texts. One text becomes `first + ids + last`; a pair becomes `first + a + middle + b + end`."""
 
     first: tuple[int, ...] = ()
     last: tuple[int, ...] = ()
@@ -59,34 +60,36 @@ class SpecialTokens(NamedTuple):
     end: tuple[int, ...] = ()
 
     def room(self, max_length: int, *, pair: bool) -> int:
-        """Return how many tokens of the text, or of both, fit."""
+        """Return how many tokens of the text, or of both texts of a pair, fit into `max_length` tokens beside the special tokens."""
         special = len(self.middle) + len(self.end) if pair else len(self.last)
         return max_length - len(self.first) - special
 
 
-def read_template(pieces: Any) -> SpecialTokens:
-    """See what the tokenizer's own rules put around a text, by giving it one that is a token of the vocabulary."""
-    added = pieces.get_added_tokens_decoder()
+def read_template(tokenizer: Any) -> SpecialTokens:
+    """Return the special tokens that a `tokenizers.Tokenizer` puts around texts, found by encoding a token of its vocabulary."""
+    added = tokenizer.get_added_tokens_decoder()
     sample = added[min(added)].content if added else "a"
-    one, two = pieces.encode(sample), pieces.encode(sample, sample)
-    first, last = _around(one.ids, one.sequence_ids, (0,))
-    _, end = _around(two.ids, two.sequence_ids, (0, 1))
+    one, two = tokenizer.encode(sample), tokenizer.encode(sample, sample)
+    first, last = _outside(one.ids, one.sequence_ids, (0,))
+    _, end = _outside(two.ids, two.sequence_ids, (0, 1))
     own = two.sequence_ids
     middle = two.ids[len(own) - own[::-1].index(0) : own.index(1)] if 0 in own and 1 in own else []
     return SpecialTokens(tuple(first), tuple(last), tuple(middle), tuple(end))
 
 
-def _around(ids: list[int], own: list[int | None], texts: tuple[int, ...]) -> tuple[list[int], list[int]]:
+def _outside(ids: list[int], own: list[int | None], texts: tuple[int, ...]) -> tuple[list[int], list[int]]:
+    """Return the ids before the first and after the last token of the given texts."""
     places = [place for place, text in enumerate(own) if text in texts]
     if not places:
         return [], []
     return ids[: places[0]], ids[places[-1] + 1 :]
 
 
-def shares(first: int, second: int, room: int) -> tuple[int, int]:
-    """Return how many tokens two texts of these lengths keep, so that both fit: the longer one is cut first.
+def pair_lengths(first: int, second: int, room: int) -> tuple[int, int]:
+    """Return how many tokens each of two texts keeps so that both fit into `room` tokens. The longer text is cut first.
 
-    As in the library: of two that are both cut, the second keeps the odd token, unless the first was the longer.
+    The result is that of the package tokenizers (truncation strategy "longest_first"): if both texts are cut and `room` is odd, the longer text
+    keeps the extra token, and the second text if both are equally long.
     """
     if first + second <= room:
         return first, second
@@ -97,19 +100,22 @@ def shares(first: int, second: int, room: int) -> tuple[int, int]:
     return (long, short) if first > second else (short, long)
 
 
-SHOWN = 40  # characters of a text in an error
+SHOWN = 40  # the most characters of a text that an error quotes
 
 
 class CheckedText(NamedTuple):
-    """A text, found valid: one or two texts, one or two lists of words, or the ids."""
+    """A valid input in one of three forms: one or two strings (`texts`), one or two lists of words (`words`), or token ids (`ids`)."""
 
     texts: tuple[str, ...] = ()
     words: tuple[list[str], ...] = ()
     ids: list[int] | None = None
 
 
-def read_text(text: Any, separator: str | None, vocab_size: int) -> CheckedText:
-    """Find out what a text is, and whether it is one. Raises InvalidRequest naming the rule."""
+def parse_text(text: Any, separator: str | None, vocab_size: int) -> CheckedText:
+    """Check an input and return it in its form. A `separator` in a string or a list of words makes it a pair.
+
+    Raises InvalidRequest naming the rule that the input breaks; token ids must be below `vocab_size`.
+    """
     if isinstance(text, str):
         check_string(text, "the text")
         return CheckedText(texts=_cut_string(text, separator))
@@ -118,12 +124,12 @@ def read_text(text: Any, separator: str | None, vocab_size: int) -> CheckedText:
             check_string(part, name)
         return CheckedText(texts=text)
     if isinstance(text, Sequence) and not isinstance(text, bytes | bytearray | memoryview):
-        return _read_list(text, separator, vocab_size)
+        return _parse_list(text, separator, vocab_size)
     raise InvalidRequest(f"{_shown(text)} must be a string, a pair of strings, a list of words or a list of token ids")
 
 
 def check_string(text: str, name: str) -> None:
-    """Raise InvalidRequest if `text` is empty, has a NUL, or is not valid Unicode."""
+    """Raise InvalidRequest if `text`, which the error calls `name`, is empty, has a NUL character, or is not valid Unicode."""
     if not text:
         raise InvalidRequest(f"{name} is empty: it must have at least one character")
     if "\0" in text:
@@ -137,7 +143,7 @@ def check_string(text: str, name: str) -> None:
             ) from None
 
 
-def _read_list(items: Sequence[Any], separator: str | None, vocab_size: int) -> CheckedText:
+def _parse_list(items: Sequence[Any], separator: str | None, vocab_size: int) -> CheckedText:
     if not items:
         raise InvalidRequest("the list is empty: it must have at least one word or token id")
     if isinstance(items[0], str):
@@ -157,7 +163,7 @@ def _read_list(items: Sequence[Any], separator: str | None, vocab_size: int) -> 
 
 
 def _cut_string(text: str, separator: str | None) -> tuple[str, ...]:
-    """Cut at the last separator between spaces, as bert-as-service does; what has nothing beside it is no pair."""
+    """Split at the last separator that stands between spaces, as bert-as-service does. Without text on both sides the string is one text."""
     if separator is None or separator not in text:
         return (text,)
     found = re.fullmatch(rf"(.*\S.*) {re.escape(separator)} (.*\S.*)", text, re.DOTALL)
@@ -181,69 +187,84 @@ def _shown(value: object) -> str:
     return f"{text[:SHOWN]}{'...' if len(text) > SHOWN else ''} ({type(value).__name__})"
 
 
-# A text is first read only so far, in characters for each token wanted: English has 4 to 5.
-GENEROUS = 12
-# Where a text can be cut so that the tokens before stay what they are: words do not reach over this space.
+# The start of a long text is tokenized first: so many characters for each token wanted. English has 4 to 5 characters per token.
+CHARACTERS_PER_TOKEN = 12
+# A space at which a text can be cut without changing the tokens before it.
 BETWEEN_WORDS = re.compile(r"(?<=\w) (?=[^\W_])")
 SPACES = re.compile(r"\s{2,}")
-LONGEST_WORD = 1_000  # characters; WordPiece takes one of more than 100 for the unknown token
-# Letters and digits, and pictures, that are one word; others are words of their own.
+LONGEST_WORD = 1_000  # characters; WordPiece makes the unknown token of a word of more than 100
+# A run of letters, digits and emoji that WordPiece takes for one word. East Asian characters are words of their own.
 LONG_WORD = re.compile(rf"(?:[^\W_\u2e80-\U0010ffff]|[\u2600-\u2767\U0001f000-\U0001faff]){{{LONGEST_WORD},}}")
-UNSURE = 128  # tokens before a cut within a word that may depend on what is behind it; a word has 100 at most
-GROWTH = 8  # times as much of a text is read if what was read has too few tokens
-FAR = 64  # times as much of it, where it is not known that tokens depend on nothing behind a space
-LARGE = 1 << 18  # characters from which runs are looked for
-PROBE = "a \u2603 \U0001f600\u00e9"  # has what no small vocabulary knows: whether that fails is to be known at once
-STOCK_SEPARATOR = "|||"  # the word that bert-as-service has between two texts
-# Ways of finding words that keep to them.
-LOCAL = ("BertPreTokenizer", "ByteLevel", "Metaspace", "WhitespaceSplit", "Whitespace")
+UNCERTAIN_TOKENS = 128  # tokens before a cut inside a word that the rest of the word may change; a word has at most 100
+GROWTH = 8  # if the start of a text has too few tokens, this many times as much of the text is tokenized
+NONLOCAL_FACTOR = 64  # the start is this many times as long where tokens may depend on text behind a space
+RUNS_FROM = 1 << 18  # characters; in longer parts of a text, runs of spaces and overlong words are shortened first
+PROBE = "a \u2603 \U0001f600\u00e9"  # characters that a small vocabulary lacks: a tokenizer that fails at them fails when it is loaded
+STOCK_SEPARATOR = "|||"  # the word that separates the two texts of a pair in bert-as-service
+# Pre-tokenizers whose words do not depend on text behind the next space.
+LOCAL_PRE_TOKENIZERS = ("BertPreTokenizer", "ByteLevel", "Metaspace", "WhitespaceSplit", "Whitespace")
 
 
-class Numbered(NamedTuple):
-    """A text's token ids, without special ones, and which word each is part of."""
+class IdsWithWords(NamedTuple):
+    """The token ids of one text without special tokens, and for each token the index of its word (None: of no word)."""
 
     ids: list[int]
     words: Sequence[int | None]
 
 
 class Tokenizer:
-    """A model's tokenizer. Threads may share it; pickled, it is read anew from its directory."""
+    """A model's tokenizer. Threads may share it. A pickle holds the directory and the options; unpickling reads the files again.
+
+    Attributes:
+        backend: the `tokenizers.Tokenizer`.
+        vocabulary: token ids by token, special tokens included.
+        vocab_size: all valid token ids are below this.
+        full_template: the special tokens that the model's files put around texts.
+        template: the special tokens that this tokenizer puts around texts: none if the options switch them off.
+        cls_id, sep_id: the first and the last special token around one text; -1 if there is none.
+        pad_id: the padding token; 0 if the vocabulary has none.
+        special_ids: the ids of all special tokens.
+    """
 
     def __init__(
-        self, directory: Path, options: TokenizerOptions = AS_THE_FILES_SAY, *, vocab_size: int | None = None
+        self, directory: Path, options: TokenizerOptions = NO_TOKENIZER_OPTIONS, *, vocab_size: int | None = None
     ) -> None:
-        """Read the files in `directory`. Raises SettingsError naming the file, also if an id is not below `vocab_size`, the rows of the weights."""
+        """Load the tokenizer from the files in `directory`.
+
+        `vocab_size` is the number of rows of the model's word embeddings (None: as many as the tokenizer has ids). Raises SettingsError naming
+        the file and the rule, also if an id of the tokenizer is not below `vocab_size`.
+        """
         separator = options.pair_separator
         if separator is not None and not separator.strip():
             raise SettingsError(f"pair_separator={separator!r}: must have characters other than spaces")
         self.separator = separator.strip() if separator else None
         self.directory = directory
         self.options = options
-        self.pieces = load_pieces(directory, options)
-        self.vocabulary: dict[str, int] = self.pieces.get_vocab(with_added_tokens=True)
+        self.backend = load_tokenizer(directory, options)
+        self.vocabulary: dict[str, int] = self.backend.get_vocab(with_added_tokens=True)
         top = max(self.vocabulary.values(), default=-1)
         self.vocab_size = top + 1 if vocab_size is None else vocab_size
         if not 0 <= top < self.vocab_size:
             raise SettingsError(
                 f"{directory}: the tokenizer's vocabulary goes up to the id {top}, the weights have {self.vocab_size} words: they are of different models"
             )
-        with named(directory):
-            self.framed = read_template(self.pieces)
+        with as_settings_error(directory):
+            self.full_template = read_template(self.backend)
             self._encode([PROBE])
-        self.template = self.framed if options.special_tokens else SpecialTokens()
-        self.cls_id = self.framed.first[0] if self.framed.first else -1
-        self.sep_id = self.framed.last[-1] if self.framed.last else -1
-        added = self.pieces.get_added_tokens_decoder()
+        self.template = self.full_template if options.special_tokens else SpecialTokens()
+        self.cls_id = self.full_template.first[0] if self.full_template.first else -1
+        self.sep_id = self.full_template.last[-1] if self.full_template.last else -1
+        added = self.backend.get_added_tokens_decoder()
         self.pad_id = next((self.vocabulary[name] for name in ("[PAD]", "<pad>") if name in self.vocabulary), 0)
         self.special_ids = frozenset(number for number, token in added.items() if token.special)
 
     @property
     def cased(self) -> bool:
-        """Whether capital letters count."""
-        return self.pieces.normalizer is None or self.pieces.normalizer.normalize_str("A") == "A"
+        """Whether the tokenizer distinguishes capital letters from small ones."""
+        return self.backend.normalizer is None or self.backend.normalizer.normalize_str("A") == "A"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (self.directory, self.options, self.vocab_size)
+        return _reopened, (self.directory, self.options, self.vocab_size)
 
     def encode(
         self,
@@ -251,59 +272,67 @@ class Tokenizer:
         *,
         max_length: int,
         truncate: bool = True,
-        tokenize_options: TokenizeOptions = AS_THE_SERVER,
+        tokenize_options: TokenizeOptions = NO_TOKENIZE_OPTIONS,
     ) -> list[Tokenized | InvalidRequest]:
-        """Return the tokens of each text, or the error in its place that says what rule it breaks.
+        """Tokenize texts. Return for each text its tokens, or the error that names the rule which the text breaks.
 
-        At most `max_length` tokens of a text are kept, special ones included; the tail is cut, of a pair that of the longer text first. With
-        `truncate` False, a text that is too long is an error. `tokenize_options` say what holds for these texts only.
+        Args:
+            texts: strings, pairs of strings, lists of words, or lists of token ids that include special tokens.
+            max_length: the most tokens of a text that are kept, special tokens included.
+            truncate: whether a longer text is cut at its end, a pair at the end of its longer text first; otherwise a longer text is an error.
+            tokenize_options: options of these texts only.
         """
-        whole_words, separator = self._words_of(tokenize_options)
-        found: list[CheckedText | InvalidRequest] = []
+        whole_words, separator = self._word_rules(tokenize_options)
+        checked: list[CheckedText | InvalidRequest] = []
         for text in texts:
             try:
-                found.append(self._read(text, separator, tokenize_options.prompt))
+                checked.append(self._check(text, separator, tokenize_options.prompt))
             except InvalidRequest as error:
-                found.append(error)
-        cut = iter(self._cut([read for read in found if isinstance(read, CheckedText)], max_length, whole_words))
+                checked.append(error)
+        parts = iter(self._ids([each for each in checked if isinstance(each, CheckedText)], max_length, whole_words))
         return [
-            self._framed(next(cut), max_length, truncate, self._is_bare(read, whole_words), read.ids is not None)
-            if isinstance(read, CheckedText)
-            else read
-            for read in found
+            self._with_special_tokens(
+                next(parts), max_length, truncate, self._is_bare(each, whole_words), each.ids is not None
+            )
+            if isinstance(each, CheckedText)
+            else each
+            for each in checked
         ]
 
     def split(
-        self, text: Text, *, max_length: int, overlap: int = 0, tokenize_options: TokenizeOptions = AS_THE_SERVER
+        self, text: Text, *, max_length: int, overlap: int = 0, tokenize_options: TokenizeOptions = NO_TOKENIZE_OPTIONS
     ) -> list[Tokenized] | InvalidRequest:
-        """Return a long text in pieces that the model can read, each with its special tokens; one piece if it is short.
+        """Tokenize a text of any length into pieces of at most `max_length` tokens, each with special tokens. Return an error if the text is invalid.
 
-        Pieces end between words, and share `overlap` tokens with the one before. Of a pair the longer text is cut into pieces, and the other
-        stands beside each of them; of one that has more than half of the room, its tail is cut off, which each piece says. Token ids are
-        not split, for their special tokens are the caller's. What one makes of the vectors of pieces is the caller's choice:
-        the mean, weighted by their tokens, is close to the mean over the text.
+        A piece ends between two words and begins with the last `overlap` tokens of the piece before. Of a pair, the longer text is split, and
+        the other text is repeated in each piece; it keeps at most half of the room, and each piece is marked as truncated if that cuts it.
+        Token ids are not split: they include special tokens that the caller placed.
+
+        The mean of the pieces' vectors, weighted by their tokens, is close to the mean over the whole text.
         """
-        whole_words, separator = self._words_of(tokenize_options)
+        whole_words, separator = self._word_rules(tokenize_options)
         try:
-            read = self._read(text, separator, tokenize_options.prompt)
-            if read.ids is not None:
+            checked = self._check(text, separator, tokenize_options.prompt)
+            if checked.ids is not None:
                 raise InvalidRequest("token ids are not split: their special tokens are the caller's")
-            template = SpecialTokens() if self._is_bare(read, whole_words) else self.template
-            return self._split(self._numbered(read, whole_words), template, max_length, overlap)
+            template = SpecialTokens() if self._is_bare(checked, whole_words) else self.template
+            return self._split(self._with_words(checked, whole_words), template, max_length, overlap)
         except InvalidRequest as error:
             return error
 
-    def _is_bare(self, read: CheckedText, whole_words: bool) -> bool:
-        """Tell whether no special tokens are put around a text: it has them already, or is a list of tokens that are to stay alone."""
-        tokens = whole_words and len(read.words) == 1
-        return read.ids is not None or (tokens and not self.options.word_special_tokens)
+    def _is_bare(self, checked: CheckedText, whole_words: bool) -> bool:
+        """Return whether a text gets no special tokens: token ids include them, and the options can switch them off for lists of whole words."""
+        is_word_list = whole_words and len(checked.words) == 1
+        return checked.ids is not None or (is_word_list and not self.options.word_special_tokens)
 
-    def _split(self, parts: list[Numbered], template: SpecialTokens, max_length: int, overlap: int) -> list[Tokenized]:
+    def _split(
+        self, parts: list[IdsWithWords], template: SpecialTokens, max_length: int, overlap: int
+    ) -> list[Tokenized]:
         pair = len(parts) == 2
         room = template.room(max_length, pair=pair)
         longer = max(parts, key=lambda part: len(part.ids))
-        beside = parts[0 if longer is parts[1] else 1].ids if pair else []
-        kept = beside[: max(0, room // 2)]
+        other = parts[0 if longer is parts[1] else 1].ids if pair else []
+        kept = other[: max(0, room // 2)]
         room -= len(kept)
         if room <= overlap:
             raise InvalidRequest(
@@ -311,114 +340,117 @@ class Tokenizer:
             )
         pieces = split_ids(longer.ids, longer.words, room, overlap)
         if not pair:
-            return [Tokenized(_packed([*template.first, *piece, *template.last])) for piece in pieces]
+            return [Tokenized(_pack([*template.first, *piece, *template.last])) for piece in pieces]
         pairs = [(piece, kept) if longer is parts[0] else (kept, piece) for piece in pieces]
-        return [_paired(template, *each, len(kept) < len(beside)) for each in pairs]
+        return [_pack_pair(template, *each, len(kept) < len(other)) for each in pairs]
 
     def tokens(self, ids: bytes | Sequence[int]) -> list[str]:
-        """Return the tokens that these ids stand for, as texts."""
+        """Return the tokens of these ids, which are integers or int32 little-endian bytes; "" for an id that the vocabulary lacks."""
         numbers = struct.unpack(f"<{len(ids) // 4}i", ids) if isinstance(ids, bytes) else ids
         return [self._names.get(number, "") for number in numbers]
 
-    def _words_of(self, tokenize_options: TokenizeOptions) -> tuple[bool, str | None]:
-        """Return whether words are tokens, and what stands between two texts, for who wants them read in this manner."""
+    def _word_rules(self, tokenize_options: TokenizeOptions) -> tuple[bool, str | None]:
+        """Return whether each given word is one token, and the separator of pairs, for texts with these options."""
         separator = STOCK_SEPARATOR if tokenize_options.whole_words and self.separator is None else self.separator
         return tokenize_options.whole_words or self.options.whole_words, separator
 
-    def _read(self, text: Any, separator: str | None, prompt: str | None) -> CheckedText:
-        read = read_text(text, separator, self.vocab_size)
+    def _check(self, text: Any, separator: str | None, prompt: str | None) -> CheckedText:
+        checked = parse_text(text, separator, self.vocab_size)
         prompt = self.options.prompt if prompt is None else prompt
-        return CheckedText(texts=(prompt + read.texts[0],)) if prompt and len(read.texts) == 1 else read
+        return CheckedText(texts=(prompt + checked.texts[0],)) if prompt and len(checked.texts) == 1 else checked
 
-    def _cut(self, found: list[CheckedText], max_length: int, whole_words: bool) -> list[list[list[int]]]:
-        """Return the ids of the one or two parts of each text, without special tokens. All strings go to the library at once."""
-        enough = GENEROUS * max_length + 64
-        heads = [self._head(text, enough) for read in found for text in read.texts]
-        cut = iter([piece.ids for piece in self._encode(heads)] if heads else [])
-        given = iter(heads)
+    def _ids(self, checked: list[CheckedText], max_length: int, whole_words: bool) -> list[list[list[int]]]:
+        """Return for each text the ids of its one or two parts, without special tokens. All strings are tokenized in one call.
+
+        Of a long string only the start is tokenized: enough for more than `max_length` tokens.
+        """
+        size = CHARACTERS_PER_TOKEN * max_length + 64
+        heads = [self._head(text, size) for each in checked for text in each.texts]
+        encoded = iter([encoding.ids for encoding in self._encode(heads)] if heads else [])
+        head = iter(heads)
         parts: list[list[list[int]]] = []
-        for read in found:
-            if read.ids is not None:
-                parts.append([read.ids])
-            elif read.words:
-                parts.append([self._words(words, whole_words) for words in read.words])
+        for each in checked:
+            if each.ids is not None:
+                parts.append([each.ids])
+            elif each.words:
+                parts.append([self._words(words, whole_words) for words in each.words])
             else:
-                parts.append([self._whole(text, next(given), next(cut), max_length) for text in read.texts])
+                parts.append([self._extend(text, next(head), next(encoded), max_length) for text in each.texts])
         return parts
 
     def _encode(self, texts: list[str]) -> Any:
-        with named(self.directory):
-            return self.pieces.encode_batch_fast(texts, add_special_tokens=False)
+        with as_settings_error(self.directory):
+            return self.backend.encode_batch_fast(texts, add_special_tokens=False)
 
-    def _head(self, text: str, enough: int) -> str:
-        """Return so much of a long text as has most likely more tokens than are wanted; if it can be, it ends between two words."""
-        if not self._local:
-            enough *= FAR
-        if len(text) <= enough:
+    def _head(self, text: str, size: int) -> str:
+        """Return the start of a text, of about `size` characters, ending between two words where possible; a short text as it is."""
+        if not self._is_local:
+            size *= NONLOCAL_FACTOR
+        if len(text) <= size:
             return text
-        place = BETWEEN_WORDS.search(text, enough, enough + LONGEST_WORD) if self._local else None
-        return text[: place.start() if place else enough]
+        place = BETWEEN_WORDS.search(text, size, size + LONGEST_WORD) if self._is_local else None
+        return text[: place.start() if place else size]
 
-    def _whole(self, text: str, head: str, ids: list[int], max_length: int) -> list[int]:
-        """Return the ids, of more and more of the text as long as those of its head are too few to say that it is too long.
+    def _extend(self, text: str, head: str, ids: list[int], max_length: int) -> list[int]:
+        """Return the ids of `text`, or of a start of it with more than `max_length` tokens; `ids` are those of its start `head`.
 
-        Only what can count is read: a text of megabytes without a space would take gigabytes in the library, which keeps them.
+        The rest of the text is not tokenized: for megabytes without a space, the package would allocate gigabytes and keep them.
         """
         collapsed = False
-        while len(head) < len(text) and len(ids) <= max_length + self._unsure(text, head):
+        while len(head) < len(text) and len(ids) <= max_length + self._uncertain_tokens(text, head):
             size = GROWTH * len(head)
-            if not collapsed and size > LARGE:
+            if not collapsed and size > RUNS_FROM:
                 text, collapsed = self._without_runs(text), True
-            head = text if len(text) <= size else self._head(text, size if self._local else size // FAR)
+            head = text if len(text) <= size else self._head(text, size if self._is_local else size // NONLOCAL_FACTOR)
             ids = self._encode([head])[0].ids
         return ids
 
-    def _unsure(self, text: str, head: str) -> int:
-        """Return how many of the last tokens of `head` may be others than in the text: none if it ends between two words."""
-        return 0 if self._local and BETWEEN_WORDS.match(text, len(head)) else UNSURE
+    def _uncertain_tokens(self, text: str, head: str) -> int:
+        """Return how many of the last tokens of `head` may differ from those of the text: none if `head` ends between two words."""
+        return 0 if self._is_local and BETWEEN_WORDS.match(text, len(head)) else UNCERTAIN_TOKENS
 
     def _without_runs(self, text: str) -> str:
-        """Return a text that has the same tokens, without what is long and no more than one token: spaces, and words beyond all lengths."""
-        if not self._wordpiece:
+        """Return a shorter text with the same WordPiece tokens: runs of spaces and words of more than LONGEST_WORD characters are shortened."""
+        if not self._is_wordpiece:
             return text
-        return LONG_WORD.sub(lambda found: found[0][:LONGEST_WORD], SPACES.sub(" ", text))
+        return LONG_WORD.sub(lambda match: match[0][:LONGEST_WORD], SPACES.sub(" ", text))
 
     def _words(self, words: list[str], whole: bool) -> list[int]:
-        """Return the ids of words: those in the vocabulary as they are, others by their pieces, or as the unknown token."""
+        """Return the ids of words. A word of the vocabulary is one token; another word is tokenized, or with `whole` is the unknown token."""
         if whole:
             return [self.vocabulary.get(word, self._unknown) for word in words]
-        if not self._wordpiece:
-            ids: list[int] = self._spaced.encode(words, is_pretokenized=True, add_special_tokens=False).ids
+        if not self._is_wordpiece:
+            ids: list[int] = self._word_tokenizer.encode(words, is_pretokenized=True, add_special_tokens=False).ids
             return ids
-        strange = [word for word in words if word not in self.vocabulary]
-        cut = iter(self._encode(strange) if strange else [])
+        unknown = [word for word in words if word not in self.vocabulary]
+        encoded = iter(self._encode(unknown) if unknown else [])
         ids = []
         for word in words:
-            ids += [self.vocabulary[word]] if word in self.vocabulary else next(cut).ids
+            ids += [self.vocabulary[word]] if word in self.vocabulary else next(encoded).ids
         return ids
 
-    def _numbered(self, read: CheckedText, whole_words: bool) -> list[Numbered]:
-        """Return the one or two parts of a text."""
-        if read.texts:
-            with named(self.directory):
-                encodings = self.pieces.encode_batch(list(read.texts), add_special_tokens=False)
-            return [Numbered(encoding.ids, encoding.word_ids) for encoding in encodings]
-        return [self._numbered_words(words, whole_words) for words in read.words]
+    def _with_words(self, checked: CheckedText, whole_words: bool) -> list[IdsWithWords]:
+        """Tokenize all of a text; return its one or two parts."""
+        if checked.texts:
+            with as_settings_error(self.directory):
+                encodings = self.backend.encode_batch(list(checked.texts), add_special_tokens=False)
+            return [IdsWithWords(encoding.ids, encoding.word_ids) for encoding in encodings]
+        return [self._words_with_places(words, whole_words) for words in checked.words]
 
-    def _numbered_words(self, words: list[str], whole: bool) -> Numbered:
-        if not (whole or self._wordpiece):
-            encoding = self._spaced.encode(words, is_pretokenized=True, add_special_tokens=False)
-            return Numbered(encoding.ids, encoding.word_ids)
+    def _words_with_places(self, words: list[str], whole: bool) -> IdsWithWords:
+        if not (whole or self._is_wordpiece):
+            encoding = self._word_tokenizer.encode(words, is_pretokenized=True, add_special_tokens=False)
+            return IdsWithWords(encoding.ids, encoding.word_ids)
         each = [self._words([word], whole) for word in words]
-        return Numbered(
+        return IdsWithWords(
             [number for ids in each for number in ids], [place for place, ids in enumerate(each) for _ in ids]
         )
 
-    def _framed(
+    def _with_special_tokens(
         self, parts: list[list[int]], max_length: int, truncate: bool, bare: bool, ready: bool
     ) -> Tokenized | InvalidRequest:
-        """Put the special tokens around and between, unless it is to be `bare`, after cutting what does not fit. What is `ready` has them
-        already."""
+        """Cut the one or two `parts` of a text to `max_length` and add the special tokens, none if `bare`. `ready` ids are the caller's, special
+        tokens included. Return an error if the text is too long and not to be cut, if it has no token, or if `max_length` has no room for it."""
         template = SpecialTokens() if bare else self.template
         pair = len(parts) == 2
         room = template.room(max_length, pair=pair)
@@ -437,25 +469,28 @@ class Tokenizer:
             return InvalidRequest("the text has no tokens, and none are added")
         first = parts[0]
         if not pair:
-            ids = self._shortened(first, room) if ready else [*template.first, *first[:room], *template.last]
-            return Tokenized(_packed(ids), 0, length > room, ready and self._is_foreign(first))
-        keep, other = shares(len(first), len(parts[1]), room)
-        return _paired(template, first[:keep], parts[1][:other], length > room)
+            ids = self._truncated_ids(first, room) if ready else [*template.first, *first[:room], *template.last]
+            return Tokenized(_pack(ids), 0, length > room, ready and self._is_foreign(first))
+        keep, other = pair_lengths(len(first), len(parts[1]), room)
+        return _pack_pair(template, first[:keep], parts[1][:other], length > room)
 
     def _is_foreign(self, ids: list[int]) -> bool:
-        """Tell whether this tokenizer would make other ids of the text that these stand for, special ones aside. With more special tokens than
-        one text has, as pairs and texts with unknown words have, nobody knows what the text was: they are taken as they are."""
+        """Return whether the ids seem to be those of another tokenizer: decoded to a text and tokenized again, they differ.
+
+        Special tokens do not count. Ids with more special tokens than one text has, such as pairs and texts with unknown words, cannot be
+        decoded without loss and are not foreign.
+        """
         own = [number for number in ids if number not in self.special_ids]
         if len(ids) - len(own) > len(self.template.first) + len(self.template.last):
             return False
-        text = self.pieces.decode(own, skip_special_tokens=True)
+        text = self.backend.decode(own, skip_special_tokens=True)
         if not text or "\0" in text:
             return bool(own)
-        (again,) = self._cut([CheckedText(texts=(text,))], 2 * len(ids), whole_words=False)
+        (again,) = self._ids([CheckedText(texts=(text,))], 2 * len(ids), whole_words=False)
         return [number for number in again[0] if number not in self.special_ids] != own
 
-    def _shortened(self, ids: list[int], room: int) -> list[int]:
-        """Cut the tail of ids that have their special tokens already; the last of them stays."""
+    def _truncated_ids(self, ids: list[int], room: int) -> list[int]:
+        """Cut the end of ids that include special tokens. If the last id is a special token, it is kept."""
         if len(ids) > room and ids[-1] in self.special_ids:
             return [*ids[: room - 1], ids[-1]]
         return ids[:room]
@@ -465,52 +500,52 @@ class Tokenizer:
         return {number: token for token, number in self.vocabulary.items()}
 
     @cached_property
-    def _wordpiece(self) -> bool:
-        return type(self.pieces.model).__name__ == "WordPiece"
+    def _is_wordpiece(self) -> bool:
+        return type(self.backend.model).__name__ == "WordPiece"
 
     @cached_property
     def _unknown(self) -> int:
         return next((self.vocabulary[name] for name in ("[UNK]", "<unk>") if name in self.vocabulary), self.pad_id)
 
     @cached_property
-    def _local(self) -> bool:
-        """Whether a text's first tokens depend on nothing behind a space between two words."""
-        state = msgspec.json.decode(self.pieces.to_str(), type=_Description)
-        steps = state.pre_tokenizer or {}
-        kinds = steps.get("pretokenizers", [steps])
-        keep = all(
-            step.get("type") in LOCAL and step.get("split", True) and step.get("use_regex", True) for step in kinds
+    def _is_local(self) -> bool:
+        """Whether the tokens before a space between two words never depend on the text after that space."""
+        state = msgspec.json.decode(self.backend.to_str(), type=_Description)
+        pre_tokenizer = state.pre_tokenizer or {}
+        are_local = all(
+            step.get("type") in LOCAL_PRE_TOKENIZERS and step.get("split", True) and step.get("use_regex", True)
+            for step in pre_tokenizer.get("pretokenizers", [pre_tokenizer])
         )
-        return keep and not any(" " in token["content"] for token in state.added_tokens)
+        return are_local and not any(" " in token["content"] for token in state.added_tokens)
 
     @cached_property
-    def _spaced(self) -> Any:
-        """The tokenizer for words: bytes of a word begin with those of a space, as they do within a text."""
-        step = self.pieces.pre_tokenizer
+    def _word_tokenizer(self) -> Any:
+        """The `tokenizers.Tokenizer` for lists of words. In byte-level BPE it puts a space before each word, as there is within a text."""
+        step = self.backend.pre_tokenizer
         if type(step).__name__ != "ByteLevel" or step.add_prefix_space:
-            return self.pieces
+            return self.backend
         import tokenizers
 
-        spaced = tokenizers.Tokenizer.from_str(self.pieces.to_str())
-        spaced.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=True)
-        return spaced
+        copy = tokenizers.Tokenizer.from_str(self.backend.to_str())
+        copy.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=True)
+        return copy
 
 
 class _Description(msgspec.Struct):
-    """What is looked at of a tokenizer's description."""
+    """The parts of a tokenizer.json that decide `Tokenizer._is_local`."""
 
     pre_tokenizer: dict[str, Any] | None = None
     added_tokens: list[dict[str, Any]] = []
 
 
-def _paired(template: SpecialTokens, first: list[int], second: list[int], truncated: bool) -> Tokenized:
+def _pack_pair(template: SpecialTokens, first: list[int], second: list[int], truncated: bool) -> Tokenized:
     before = [*template.first, *first, *template.middle]
-    return Tokenized(_packed([*before, *second, *template.end]), len(before), truncated)
+    return Tokenized(_pack([*before, *second, *template.end]), len(before), truncated)
 
 
-def _packed(ids: list[int]) -> bytes:
+def _pack(ids: list[int]) -> bytes:
     return struct.pack(f"<{len(ids)}i", *ids)
 
 
-def _again(directory: Path, options: TokenizerOptions, vocab_size: int) -> Tokenizer:
+def _reopened(directory: Path, options: TokenizerOptions, vocab_size: int) -> Tokenizer:
     return Tokenizer(directory, options, vocab_size=vocab_size)

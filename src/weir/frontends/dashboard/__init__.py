@@ -1,1 +1,1 @@
-"""A page that shows a server while it works. Reads, and never decides."""
+"""A web page that shows a running server. It changes nothing."""

@@ -1,6 +1,6 @@
-"""The routes of the dashboard: the page, what it is made of, and its data.
+"""The routes of the dashboard: the page, its files, and its data.
 
-Nothing on the page comes from elsewhere, and the browser may load nothing else: no script but ours, none in the page.
+The page uses only files of this server. Its Content-Security-Policy forbids everything else: files of other servers, and scripts inside the page.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from weir.frontends.dashboard.sampling import DashboardSampler, TellClients, nobody
+from weir.frontends.dashboard.sampling import DashboardSampler, ListClients, no_clients
 from weir.frontends.dashboard.watching import Ring, Watch
 from weir.frontends.http.application import Added
 from weir.frontends.http.asgi import as_response
@@ -46,7 +46,7 @@ def _described(name: str, summary: str, content_type: str, *parameters: dict[str
     return {"get": call | ({"parameters": list(parameters)} if parameters else {})}
 
 
-# The routes, as OpenAPI describes them.
+# The OpenAPI description of the routes.
 PATHS = {
     "/dashboard": _described("dashboard", "Show the server while it works, to people", "text/html"),
     "/dashboard/data": _described(
@@ -58,12 +58,13 @@ PATHS = {
 
 
 def make_dashboard(
-    registry: "Registry", metrics: Metrics | None, collectors: Sequence[Collector] = (), clients: TellClients = nobody
-) -> Added:
-    """Return a page about the services of `registry`, as what is added to the HTTP frontend.
+    registry: "Registry", metrics: Metrics | None, collectors: Sequence[Collector] = (),
+    clients: ListClients = no_clients,
+) -> Added:  # fmt: skip
+    """Return the dashboard of the services of `registry`, to be added to the HTTP frontend.
 
-    `metrics` must be among their observers; without it the page shows what waits and works, and a note that nothing is counted.
-    `collectors` and `clients` are those of a product.
+    `metrics` must be one of their observers. Without it the page shows queues and workers, and a note that nothing is counted. `collectors` and `clients`
+    are those of a product.
     """
     return pages_of(
         Watch(DashboardSampler(registry, metrics, collectors, clients), Ring(), counted=metrics is not None)
@@ -71,17 +72,17 @@ def make_dashboard(
 
 
 def pages_of(watch: Watch) -> Added:
-    """Return the page that shows what `watch` sees."""
+    """Return the routes of a dashboard whose data come from `watch`."""
     routes = [
         Route("/dashboard", _asset(_PAGE)),
         Route("/dashboard/data", _data(watch)),
         *[Route(f"/dashboard/{name}", _asset(name)) for name in assets() if name != _PAGE],
     ]
-    return Added(routes, PATHS, begin=watch.beat.begin)
+    return Added(routes, PATHS, begin=watch.timer.begin)
 
 
 def assets() -> list[str]:
-    """Return the names of the files that the page is made of."""
+    """Return the names of the page's files."""
     return sorted(each.name for each in (files("weir.frontends.dashboard") / "assets").iterdir())
 
 

@@ -1,4 +1,4 @@
-"""One look at a server: what was counted since the look before, how things stand now, and what was counted in all."""
+"""Samples of a server for the dashboard: what was counted since the last sample, the state now, and what was counted since the start."""
 
 import os
 import time
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
     from weir.serving.service import Service
 
 
-# Counters since the start, by model: the numbers of /metrics, and their changes.
+# Counters since the start (the numbers of /metrics), and their changes.
 
 
-# By label of the model: numbers in dicts and lists. "" is what was asked of models that are not there.
+# By label of the model: numbers in dicts and lists. The label "" is for requests to unknown models.
 Counts = dict[str, dict[str, Any]]
 CodeOf = Callable[[str, type[WeirError] | None], str]
 
-# What products count of their models, by the name in /metrics.
+# Counters of products that the dashboard shows, by their name in /metrics.
 _OF_PRODUCTS = {"weir_tokens_total": "tokens", "weir_padding_tokens_total": "padding"}
 _HISTOGRAMS = ("queue", "preprocess", "predict", "postprocess", "first_part", "total")
 
 
 def count(metrics: Metrics, code_of: CodeOf, collectors: Sequence[Collector] = ()) -> Counts:
-    """Return the counts of `metrics`, and of `collectors` the tokens and padding tokens.
+    """Return the counts of `metrics`, and the tokens and padding tokens that `collectors` have counted.
 
-    `ends` are requests by frontend and code, where an error follows its code by name; `rows` and the times are the histograms,
-    as [count in each bucket, sum].
+    `ends` counts requests by frontend and code; the name of an error follows its code. `rows` and the times are histograms: the count of each bucket, and
+    the sum at the end.
     """
     counts: Counts = {label: _counts_of(record) for label, record in list(metrics.models.items())}
     for (label, door, kind), ended in list(metrics.ended.items()):
@@ -50,9 +50,9 @@ def count(metrics: Metrics, code_of: CodeOf, collectors: Sequence[Collector] = (
 
 
 def change(now: Any, before: Any) -> Any:
-    """Return by how much the numbers in `now` are higher than those in `before`, without what is as it was; None if all is.
+    """Return how much higher the numbers in `now` are than those in `before`. Unchanged numbers are left out; None if nothing has changed.
 
-    Lists keep their length, so that a bucket stays in its place.
+    Lists keep their length, so that each bucket keeps its index.
     """
     if now == before:
         return None
@@ -84,26 +84,24 @@ def _of_products(collectors: Iterable[Collector]) -> Iterator[tuple[str, str, fl
                     yield (f"{model}/{version}" if version else model), _OF_PRODUCTS[sample.name], sample.value
 
 
-# What processes use of the machine: from /proc on Linux, unknown elsewhere.
+# Memory and processor time of processes: from /proc on Linux, unknown elsewhere.
 
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS = os.sysconf("SC_CLK_TCK")
-_USER_TIME, _SYSTEM_TIME = (
-    11,
-    12,
-)  # fields of /proc/PID/stat after the name, from 0 (proc(5) counts from 1, name and all)
+# Fields of /proc/PID/stat, counted from 0 behind the name: utime and stime of proc_pid_stat(5), which counts from 1 and with the name.
+_USER_TIME, _SYSTEM_TIME = 11, 12
 
 
 class Use(NamedTuple):
-    """Of one process: resident memory, shared pages included, and processor time since its start in seconds."""
+    """Resident memory of one process, shared pages included, and its processor time since its start, in seconds."""
 
     memory_bytes: int
     cpu: float
 
 
 def use_of(pid: int) -> Use | None:
-    """Return what the process uses; None if that cannot be known, as of one that has ended."""
+    """Return what the process uses; None if that is unknown, for example because the process has ended."""
     process = Path("/proc", str(pid))
     try:
         resident = int((process / "statm").read_bytes().split()[1])
@@ -116,24 +114,24 @@ def use_of(pid: int) -> Use | None:
 _SETTINGS = ("max_batch_size", "max_queue_size", "padded")
 _MOST_CLIENTS = 20  # that are shown
 
-TellClients = Callable[[], Sequence[Mapping[str, Any]]]  # a row for each, by column, the first of which names it
+ListClients = Callable[[], Sequence[Mapping[str, Any]]]  # returns a row for each client, see Product.clients
 
 
-def nobody() -> Sequence[Mapping[str, Any]]:
-    """Tell of no clients."""
+def no_clients() -> Sequence[Mapping[str, Any]]:
+    """Return no rows."""
     return []
 
 
 class DashboardSampler:
-    """Looks at the services of `registry` and at what `metrics` and `collectors` have counted; reads only.
+    """Takes samples of the services of `registry` and of what `metrics` and `collectors` have counted. It changes nothing.
 
-    Without `metrics` there are levels and no counts. `clients` tells of those whom a product
-    tells apart. `clock` returns seconds, `time_of_day` seconds since 1970.
+    Without `metrics` a sample has levels and no counts. `clients` returns the clients that a product distinguishes. `clock` returns seconds, `time_of_day`
+    seconds since 1970.
     """
 
     def __init__(
         self, registry: "Registry", metrics: Metrics | None, collectors: Sequence[Collector] = (),
-        clients: TellClients = nobody, *, clock: Callable[[], float] = time.monotonic,
+        clients: ListClients = no_clients, *, clock: Callable[[], float] = time.monotonic,
         time_of_day: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
         self._registry = registry
@@ -147,10 +145,10 @@ class DashboardSampler:
         self._at: float | None = None
 
     def sample(self, late: float = 0.0) -> tuple[dict[str, Any] | None, dict[str, Any]]:
-        """Return what changed since the sample before, None the first time; and what there is now.
+        """Return what has changed since the last sample (None the first time), and the state now.
 
-        Of both, `models` are by label. The first leaves out what is zero and models that stood still. `late` is how much later
-        than it should the event loop got here, in seconds.
+        In both, `models` is by label. The changes leave out zeros and models in which nothing happened. `late` is the delay of this call by the event loop,
+        in seconds.
         """
         now = self._clock()
         counts = count(self._metrics, code_of, self._collectors) if self._metrics is not None else {}
@@ -212,14 +210,14 @@ def _use(use: Use | None) -> dict[str, Any]:
 
 
 def _uses(states: Mapping[str, Any]) -> dict[int, Use]:
-    """Return the use of this process and of all workers, by process."""
+    """Return the use of this process and of all workers, by process id."""
     pids = {worker["pid"] for state in states.values() for worker in state["workers"]} - {None}
     uses = {pid: use_of(pid) for pid in (os.getpid(), *pids)}
     return {pid: use for pid, use in uses.items() if use is not None}
 
 
 def _used(now: Mapping[str, float], before: Mapping[str, float], name: str) -> float:
-    """Return the processor time since the sample before; that of a worker which ended is gone, and must not count below zero."""
+    """Return the processor time since the last sample: at least 0, although the time of a worker that has ended is missing now."""
     return max(0.0, now[name] - before[name])
 
 

@@ -1,4 +1,4 @@
-"""What a page that watches is sent: the samples that it has not seen, and the state now."""
+"""What an open dashboard page gets: the samples that it does not have yet, and the state now."""
 
 import asyncio
 import secrets
@@ -16,26 +16,26 @@ from weir.protocols.response import encode_safely
 from weir.serving.driver import Cancellable
 from weir.telemetry.recorder import ROWS, SECONDS
 
-# The last samples, written already: each is encoded once for all who watch.
+# The last samples, encoded: each is encoded once for all pages.
 
 
 KEPT = 900  # samples: fifteen minutes of one a second
 KEPT_BYTES = 16 << 20
-SENT_BYTES = 1 << 20  # at once: the rest is asked for at once too, and the event loop has a breath in between
+SENT_BYTES = 1 << 20  # in one response; the page requests the rest at once, and others are served in between
 
 
 class Ring:
-    """At most `kept` samples of at most `kept_bytes` together, the oldest forgotten first. They are numbered from 1."""
+    """Keeps at most `kept` samples with at most `kept_bytes` in total, and drops the oldest first. Samples are numbered from 1."""
 
     def __init__(self, kept: int = KEPT, kept_bytes: int = KEPT_BYTES) -> None:
         self._kept = kept
         self._kept_bytes = kept_bytes
         self._samples: deque[bytes] = deque()
         self.size_bytes = 0
-        self.last = 0  # the number of the newest
+        self.last = 0  # number of the newest sample
 
     def put(self, sample: bytes) -> None:
-        """Add the newest."""
+        """Add the newest sample."""
         self._samples.append(sample)
         self.size_bytes += len(sample)
         self.last += 1
@@ -43,8 +43,10 @@ class Ring:
             self.size_bytes -= len(self._samples.popleft())
 
     def since(self, number: int, size_bytes: int = SENT_BYTES) -> tuple[int, list[bytes]]:
-        """Return the samples after `number` in their order, no more than `size_bytes` but at least one if there is one; and
-        the number of the last of them."""
+        """Return the number of the last returned sample, and the samples after `number` in order.
+
+        They have at most `size_bytes` in total, but there is at least one if there is any.
+        """
         first = self.last - len(self._samples)  # the number before the oldest
         begin = min(max(number, first), self.last)
         taken: list[bytes] = []
@@ -56,29 +58,25 @@ class Ring:
         return begin + len(taken), taken
 
 
-# Calls a function once a second while a page watches and a while longer, and seldom when none does.
+SECOND = 1.0  # seconds between samples while a page is open
+PATIENCE = 60.0  # seconds after the last request of a page until it counts as closed
+REST = 5.0  # seconds between samples while no page is open
 
 
-SECOND = 1.0
-PATIENCE = 60.0  # seconds after the last look that it goes on so
-REST = 5.0  # seconds between beats while no page watches
+Later = Callable[[float, Callable[[], None]], Cancellable]  # calls a function after that many seconds
 
 
-Later = Callable[[float, Callable[[], None]], Cancellable]  # calls back after so many seconds
+class SamplingTimer:
+    """Calls `sample` with its delay in seconds: every REST seconds from `begin` on, and every second until `patience` seconds after the last `look`.
 
-
-class Beat:
-    """Calls `strike` with how late it comes, in seconds: from `begin` on every REST seconds, and every second from a `look` until `patience`
-    after the last.
-
-    Without `begin` there is no timer while no page watches. It needs no end: a loop that closes forgets its timer.
+    Without `begin` there is no timer while no page is open. Nothing needs to end it: a loop that closes drops its timer.
     """
 
     def __init__(
-        self, strike: Callable[[float], None], *, patience: float = PATIENCE, clock: Callable[[], float] = time.monotonic,
+        self, sample: Callable[[float], None], *, patience: float = PATIENCE, clock: Callable[[], float] = time.monotonic,
         later: Later | None = None,
     ) -> None:  # fmt: skip
-        self._strike = strike
+        self._sample = sample
         self._patience = patience
         self._clock = clock
         self._later = later
@@ -88,30 +86,30 @@ class Beat:
         self._timer: Cancellable | None = None
 
     @property
-    def beating(self) -> bool:
-        """Whether it goes on."""
+    def running(self) -> bool:
+        """Whether there is a timer."""
         return self._timer is not None
 
     def begin(self) -> None:
-        """Beat from now on, whether or not a page watches. Idempotent."""
+        """Call `sample` from now on, even while no page is open. Idempotent."""
         self._always = True
         if self._timer is None:
             self._looked = self._clock() - self._patience - SECOND
-            self._strike_now()
+            self._sample_now()
 
     def look(self) -> None:
-        """Note that a page watches; the first time, and after a pause, beat at once."""
+        """Note that a page is open. The first time, and after a pause, call `sample` at once."""
         before, self._looked = self._looked, self._clock()
         if self._timer is None or self._looked - before > self._patience:
             self.stop()
-            self._strike_now()
+            self._sample_now()
 
-    def _strike_now(self) -> None:
+    def _sample_now(self) -> None:
         self._due = self._clock()
         self._fire()
 
     def stop(self) -> None:
-        """Beat no more until a page watches. Idempotent."""
+        """Stop until the next `look` or `begin`. Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -123,24 +121,23 @@ class Beat:
         if not is_watched and not self._always:
             return
         late, pause = now - self._due, SECOND if is_watched else REST
-        self._strike(late)
-        self._due = now + pause if late >= SECOND else self._due + pause  # what was missed is not made up for
+        self._sample(late)
+        self._due = now + pause if late >= SECOND else self._due + pause  # missed calls are not made up for
         later = self._later or asyncio.get_running_loop().call_later
         self._timer = later(max(0.0, self._due - self._clock()), self._fire)
 
 
 class Watch:
-    """Samples a server once a second while it is watched, and every few seconds while it is not, so that whoever comes sees what
-    was; keeps the last fifteen minutes."""
+    """Samples a server every second while a page is open, and every few seconds otherwise, so that a new page shows the past. It keeps fifteen minutes."""
 
     def __init__(
         self, sampler: DashboardSampler, ring: Ring, *, counted: bool, clock: Callable[[], float] = time.monotonic,
         later: Later | None = None,
     ) -> None:  # fmt: skip
-        self.beat = Beat(self.take, clock=clock, later=later)
+        self.timer = SamplingTimer(self.take, clock=clock, later=later)
         self._sampler = sampler
         self._ring = ring
-        self._life = secrets.token_hex(8)  # of this process: numbers of samples mean nothing in another's
+        self._life = secrets.token_hex(8)  # identifies this process: another one numbers its samples anew
         self._server = {"version": __version__, "counted": counted, "buckets": {"seconds": SECONDS, "rows": ROWS}}
         self._present = b"null"
 
@@ -152,11 +149,11 @@ class Watch:
         self._present = encode_safely(present)
 
     def look(self, life: str = "", since: int = 0) -> bytes:
-        """Return a JSON document with the samples after number `since` of the process `life`; of any other, all there are.
+        """Return a JSON document with the samples after number `since`, or with all samples if `life` does not identify this process.
 
-        `last` is the number to ask on from; `more`: ask at once.
+        In it, `last` is the `since` of the next request, and `more` says whether there are more samples already.
         """
-        self.beat.look()
+        self.timer.look()
         last, samples = self._ring.since(since if life == self._life else 0)
         document: dict[str, Any] = {
             "life": self._life,

@@ -1,8 +1,7 @@
-"""The same calls over grpc.aio, the public server of grpcio: what gRPC falls back to where its core has changed.
+"""The gRPC server on grpc.aio, grpcio's public server. It is the fallback for a grpcio whose private core has changed.
 
-Handlers, limits of messages and of calls, TLS, deadlines and the drain are those of core.py. What differs: a message is charged
-to the account after it was received, answers that a client does not read are bounded by gRPC alone, and each call takes
-more work.
+Handlers, limits of messages and calls, TLS, deadlines and draining are those of core.py. There are three differences: a message is charged to the account
+after it has been received, only gRPC itself limits the responses that a client does not read, and each call takes more time.
 """
 
 import asyncio
@@ -22,11 +21,11 @@ if TYPE_CHECKING:
 
 _OK = 0
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
-_LONGEST = 1e9  # seconds from now; the deadline of a call without one
+_LONGEST = 1e9  # seconds from now: the deadline of a call that has none
 
 
 class AioCall(IncomingCall):
-    """A call that grpc.aio hands to its handler with `context`. `done` ends when the call has had its end."""
+    """A call that grpc.aio passes to its handler with `context`. `done` is set when the call has ended."""
 
     __slots__ = ("_context", "done")
 
@@ -44,7 +43,7 @@ class AioCall(IncomingCall):
 
     @property
     def peer(self) -> str:
-        """Where the caller is, in gRPC's form."""
+        """The caller's address, as gRPC writes it."""
         return str(self._context.peer())
 
     def end(self, code: int = _OK, text: str = "", trailers: Trailers = (), body: bytes | None = None) -> None:
@@ -65,7 +64,7 @@ class AioCall(IncomingCall):
         """Do nothing: grpc.aio cancels the handler when the caller leaves."""
 
     def leave(self) -> None:
-        """The caller has left, or the deadline has passed."""
+        """End the call: the caller has left, or the deadline has passed."""
         self._leave()
 
     async def write(self, body: bytes) -> None:
@@ -74,7 +73,7 @@ class AioCall(IncomingCall):
             raise Left
         try:
             await self._context.write(body)
-        except Exception:  # of several kinds, some of them private: the call is over
+        except Exception:  # of several types, some of them private; the call is over in any case
             raise Left from None
 
     async def read(self) -> bytes | None:
@@ -86,7 +85,7 @@ class AioCall(IncomingCall):
 
 
 class AioCore:
-    """A server of gRPC over grpc.aio, with the interface of core.Core."""
+    """A gRPC server on grpc.aio, with the interface of core.Core."""
 
     def __init__(
         self, handlers: dict[str, Handler], options: Sequence[tuple[str, int]], admit: Callable[[str, IncomingCall], bool],
@@ -102,7 +101,7 @@ class AioCore:
         self._server.add_generic_rpc_handlers((_Methods(self),))
 
     def listen(self, address: str, credentials: Any) -> int:
-        """Return the port that was taken, 0 if the address cannot be had. `credentials` None: without TLS."""
+        """Listen at `address`. Return the port, or 0 if the address is taken or unusable. `credentials` None: without TLS."""
         try:
             if credentials is None:
                 return int(self._server.add_insecure_port(address))
@@ -111,18 +110,18 @@ class AioCore:
             return 0
 
     async def start(self) -> None:
-        """Take calls."""
+        """Accept calls from now on."""
         await self._server.start()
 
     def discard(self) -> None:
-        """Let go of a server that was not started."""
+        """Free a server that was not started."""
 
     async def stop(self, grace: float) -> None:
-        """Take no more calls; return when those under way have ended. After `grace` seconds they are cancelled."""
+        """Accept no more calls. Return when the calls in flight have ended; after `grace` seconds they are cancelled."""
         await self._server.stop(grace)
 
     def handler(self, path: str) -> Any:
-        """Return what answers calls of `path`, None if nothing does."""
+        """Return grpc.aio's handler of calls to `path`, or None."""
         found = self._handlers.get(path)
         if found is None:
             return None
@@ -164,10 +163,10 @@ class AioCore:
             handler.begin(call, body)
 
 
-class _Methods(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # which it cannot be given when it runs
+class _Methods(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # the class takes no type argument at run time
     def __init__(self, core: AioCore) -> None:
         self._core = core
 
     def service(self, details: Any) -> Any:
-        """Return what answers a call."""
+        """grpc.aio: return the handler of a call."""
         return self._core.handler(details.method)

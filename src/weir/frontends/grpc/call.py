@@ -1,7 +1,7 @@
-"""One call of gRPC: bytes in, bytes out, errors as status codes.
+"""One gRPC call: bytes in, bytes out, errors as status codes.
 
-Handlers take and give bytes, so that what a message weighs is known without asking protobuf, a malformed one is refused as an invalid request, and large tensors need not
-pass through it.
+Handlers get and return encoded messages. So the size of a message is known without protobuf, a malformed message is refused as an invalid request, and
+large tensors need not pass through protobuf.
 """
 
 import asyncio
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 def _private() -> Any:
     try:
         return import_module("grpc._cython.cygrpc")
-    except ImportError:  # aio.py does without
+    except ImportError:  # aio.py does not need it
         return None
 
 
-cygrpc = _private()  # what both servers of grpcio are made on; see core.py
-# All that is used of it. It is not public: a grpcio of tomorrow may lack some.
+cygrpc = _private()  # the core on which both servers of grpcio are built; see core.py
+# The names of the core that are used. They are not public, so a later grpcio may lack some.
 NEEDED = (
     "CompletionQueue", "CompletionType", "ReceiveCloseOnServerOperation", "ReceiveMessageOperation",
     "SendInitialMetadataOperation", "SendMessageOperation", "SendStatusFromServerOperation", "Server", "channelz_get_server_sockets",
@@ -44,24 +44,24 @@ NEEDED = (
 
 Trailers = tuple[tuple[str, str], ...]
 
-_LONGEST = 1e8  # seconds; a call without a deadline waits for ever
+_LONGEST = 1e8  # seconds: a call whose deadline is later has none
 _OK, _UNIMPLEMENTED = 0, 12
 
-# Answers larger than this many bytes are counted until they have been sent.
+# A response of more bytes than this is charged until it has been sent.
 _COUNTED_ABOVE = 4 << 10
 
 
 def lacking() -> list[str]:
-    """Return what the installed grpcio lacks of NEEDED."""
+    """Return the names of NEEDED that the installed grpcio lacks."""
     return [name for name in NEEDED if not hasattr(cygrpc, name)]
 
 
 class Left(Exception):
-    """The caller has left: there is nobody to write to."""
+    """The caller has left, so nothing can be written."""
 
 
 class GrpcGate:
-    """Lets operations into the core's queue until that is shut: one that came later would abort the process."""
+    """Starts operations of the core until its queue is shut down. An operation that started later would abort the process."""
 
     __slots__ = ("_closed",)
 
@@ -69,21 +69,21 @@ class GrpcGate:
         self._closed = False
 
     def start(self, call: Any, operations: tuple[Any, ...], heard: Callable[[Any], None]) -> None:
-        """Start operations on one of the core's calls; `heard` is called at their end. Raises Left when the gate is closed."""
+        """Start operations on one of the core's calls; `heard` is called when they have ended. Raises Left after `close`."""
         if self._closed:
             raise Left
         call.start_server_batch(operations, heard)
 
     def close(self) -> None:
-        """Let no more in."""
+        """Start no more operations."""
         self._closed = True
 
 
 class IncomingCall:
-    """What a handler has of its call; to be used on the event loop.
+    """A call as its handler sees it. It belongs to one event loop.
 
-    `metadata` are pairs. `on_left` is called, once, when the caller of a call that is watched leaves or its deadline passes before the
-    end. `ended` is called when the core is done with the call.
+    `metadata` are pairs of name and value. `on_left` is called once if the call is watched and its caller leaves, or its deadline passes, before its end.
+    `ended` is called when the core has finished the call.
     """
 
     __slots__ = (
@@ -99,26 +99,26 @@ class IncomingCall:
         self._gate = gate
         self.account = account
         self._unsent = unsent
-        self._held = 0  # bytes that are charged as long as the call goes on
+        self._held = 0  # bytes charged until the call ends
         self._raw: Any = event.call
         self._begun = False
         self.metadata: tuple[tuple[str, str | bytes], ...] = event.invocation_metadata
         self.deadline: float = event.call_details.deadline
         self.on_left: Callable[[], object] | None = None
-        self.over = False  # it has had its end, or its caller has left
+        self.over = False  # it has ended, or its caller has left
 
     @property
     def peer(self) -> str:
-        """Where the caller is, in gRPC's form: `ipv4:127.0.0.1:5000`."""
+        """The caller's address, as gRPC writes it: `ipv4:127.0.0.1:5000`."""
         return "" if self._raw is None else _text(self._raw.peer())
 
     def time_remaining(self) -> float | None:
-        """Return the seconds to its deadline; None if it has none."""
+        """Return the seconds until the deadline; None if there is none."""
         left = self.deadline - time.time()
         return max(0.0, left) if left < _LONGEST else None
 
     def end(self, code: int = _OK, text: str = "", trailers: Trailers = (), body: bytes | None = None) -> None:
-        """Give the call its end, with `body` as the last message; nothing happens if it has had one."""
+        """End the call, with `body` as its last message. Nothing happens if it is over."""
         if self.over:
             return
         messages = [] if body is None else [cygrpc.SendMessageOperation(body, 0)]
@@ -127,7 +127,7 @@ class IncomingCall:
         heard = self._when_sent(len(body)) if body is not None and large else _nothing
         operations = *self._head(), *messages, status
         if not self._watched:
-            # The core reports the end of the call and its status in one event where there would be two.
+            # The core then reports the end of the call and the sent status in one event instead of two.
             self._watched = True
             operations, heard = (*operations, cygrpc.ReceiveCloseOnServerOperation(0)), self._when_ended(heard)
         try:
@@ -137,13 +137,13 @@ class IncomingCall:
         self._close()
 
     def charge(self, size_bytes: int) -> None:
-        """Charge bytes to the call as long as it goes on. Raises what Account.take raises."""
+        """Charge `size_bytes` to the call until it ends. Raises what Account.take raises."""
         if not self.over:
             self.account.take(size_bytes)
             self._held += size_bytes
 
     def cancel(self) -> None:
-        """End the call without a word: its client does not read."""
+        """Abort the call without a status, because its client does not read."""
         if self._raw is not None:
             self._raw.cancel()
 
@@ -162,7 +162,7 @@ class IncomingCall:
         return both
 
     def watch(self) -> None:
-        """Hear from now on when the caller leaves. Nothing happens if it was called before."""
+        """From now on, notice when the caller leaves. Idempotent."""
         if not self._watched and not self.over:
             self._watched = True
             with suppress(Left):
@@ -174,23 +174,23 @@ class IncomingCall:
             self._leave()
 
     async def write(self, body: bytes) -> None:
-        """Send a message, one at a time; return when gRPC would take the next one. Raises Left."""
+        """Send a message. Return when gRPC accepts the next one; only one may be sent at a time. Raises Left."""
         if self.over or not await self._done((*self._head(), cygrpc.SendMessageOperation(body, 0)), _success):
             raise Left
 
     async def read(self) -> bytes | None:
-        """Return the next message, one at a time; None if the client sends no more."""
+        """Return the next message; None if the client sends no more. Only one read may wait at a time."""
         if self.over:
             return None
         body: bytes | None = await self._done((cygrpc.ReceiveMessageOperation(0),), _message)
         return body
 
     def await_message(self, heard: Callable[["IncomingCall", bytes | None], None]) -> None:
-        """Have `heard` called with the one message that the client sends; None if it sends none, or leaves."""
+        """Call `heard` with the client's only message, or with None if it sends none or leaves."""
         self._start((cygrpc.ReceiveMessageOperation(0),), lambda event: heard(self, _message(event)))
 
     def lacks_message(self) -> None:
-        """End a unary call that came without its message."""
+        """End a unary call whose client sent no message."""
         self.end(_UNIMPLEMENTED, "the call requires exactly one request message")
 
     def _leave(self) -> None:
@@ -200,7 +200,7 @@ class IncomingCall:
             on_left()
 
     def _close(self) -> None:
-        # The core counts a call until the last who knows it lets go, so no circle may hold it.
+        # The core counts a call until its last reference is gone, so no reference cycle may keep it.
         self.over = True
         self._raw = self.on_left = None
         if self._held:
@@ -235,7 +235,7 @@ def _success(event: Any) -> bool:
 
 
 def _nothing(event: Any) -> None:
-    """Nobody waits for the end to be sent."""
+    """Ignore that a status has been sent."""
 
 
 def _text(value: str | bytes) -> str:
@@ -245,22 +245,22 @@ def _text(value: str | bytes) -> str:
 FRONTEND = "grpc"
 Answer = Callable[[Any, IncomingCall], Awaitable[Any]]
 
-# A status travels in the trailers, of which clients take 8 KiB together; in them a byte that is not printable ASCII takes three.
+# A status is sent in the trailers, of which clients accept 8 KiB in total. A byte that is not printable ASCII is percent-encoded there and
+# takes three (https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md, "Status-Message").
 _MAX_STATUS = 4096  # bytes
 
 _log = logging.getLogger("weir.grpc")
 
 
 class Handler(NamedTuple):
-    """What answers calls of one method: `begin` is called on the event loop, with the message of a unary request, or with
-    none if the client sends a stream."""
+    """The handler of one method. `begin` is called on the event loop with the message of a unary call; with b"" if the client sends a stream."""
 
     begin: Callable[[IncomingCall, bytes], None]
     takes_stream: bool = False
 
 
 def unary(method: Method, answer: Answer, *, development: bool) -> Handler:
-    """Return the handler of a unary call: `answer` takes its message and returns the message that answers it."""
+    """Return the handler of a unary call. `answer` takes the request message and returns the response message."""
 
     async def run(call: IncomingCall, body: bytes) -> None:
         message = await answer(parse(method, body), call)
@@ -272,8 +272,10 @@ def unary(method: Method, answer: Answer, *, development: bool) -> Handler:
 def in_task(
     run: Callable[[IncomingCall, bytes], Awaitable[None]], *, development: bool
 ) -> Callable[[IncomingCall, bytes], None]:  # fmt: skip
-    """Return what begins `run` in a task of its own, which is cancelled when the caller leaves. What it raises is the end of the
-    call, or else it ends well."""
+    """Return a function that starts `run` in a task, which is cancelled when the caller leaves.
+
+    An exception of `run` ends the call with its status. Otherwise the call ends with status OK.
+    """
 
     async def ran(call: IncomingCall, body: bytes) -> None:
         with call.account.claim() as claim:
@@ -295,7 +297,7 @@ def in_task(
 
 
 def parse(method: Method, body: bytes) -> Any:
-    """Return the message in `body`. Raises InvalidRequest if it is not the one that the method takes."""
+    """Return the message in `body`. Raises InvalidRequest if it is not of the type that `method` takes."""
     try:
         return method.request.FromString(body)
     except DecodeError as error:
@@ -303,18 +305,18 @@ def parse(method: Method, body: bytes) -> Any:
 
 
 def refuse(error: BaseException, call: IncomingCall, trailers: Trailers = (), *, development: bool) -> None:
-    """End the call with the status of `error`, and with `trailers` as metadata."""
+    """End the call with the status of `error` and with `trailers` as metadata."""
     note(error)
     if name := name_of(error):
         trailers = (*trailers, (ERROR_NAME, name))
-    if isinstance(error, CapacityError):  # how long clients with a retry policy wait
+    if isinstance(error, CapacityError):  # clients with a retry policy wait this long (gRPC proposal A6)
         trailers = (*trailers, ("grpc-retry-pushback-ms", str(1000 * retry_after(error))))
     code: Any = code_of(error).value[0]
     call.end(code, text_of(error, development=development), trailers)
 
 
 def note(error: BaseException) -> None:
-    """Log an exception that is none of ours: its caller reads of an internal error only."""
+    """Log an exception that is not Weir's: the caller gets only "internal error"."""
     if not isinstance(error, WeirError):
         _log.error("a call of gRPC failed", exc_info=error)
 
@@ -325,7 +327,7 @@ def code_of(error: BaseException) -> grpc.StatusCode:
 
 
 def text_of(error: BaseException, *, development: bool) -> str:
-    """Return what a caller reads of `error`, as much as trailers can carry; with `development`, its traceback too."""
+    """Return the text of `error` for a caller, cut to what trailers can carry; with `development` it includes the traceback."""
     value = error_value(error, None, development=development)
     details = value["details"]
     traceback = details.get("traceback") if isinstance(details, dict) else None
@@ -333,7 +335,7 @@ def text_of(error: BaseException, *, development: bool) -> str:
 
 
 def _cut(text: str) -> str:
-    """Return as much of `text` as takes `_MAX_STATUS` bytes where gRPC writes it."""
+    """Return the beginning of `text` that takes at most `_MAX_STATUS` bytes in gRPC's encoding."""
     room = _MAX_STATUS
     for place, character in enumerate(text):
         room -= 1 if " " <= character <= "~" and character != "%" else 3 * len(character.encode("utf-8", "replace"))
@@ -343,10 +345,10 @@ def _cut(text: str) -> str:
 
 
 def name_of(error: BaseException) -> str:
-    """Return the name of the class of `error`; "" of one that is none of ours."""
+    """Return the class name of `error`; "" if it is not Weir's."""
     return type(error).__name__ if isinstance(error, WeirError) else ""
 
 
 def headers_of(call: IncomingCall) -> list[tuple[bytes, bytes]]:
-    """Return the metadata of a call as the headers that they were; its token is `authorization: Bearer`."""
+    """Return the metadata of a call as HTTP headers, so that its token is that of `authorization: Bearer`."""
     return [(name.encode(), value if isinstance(value, bytes) else value.encode()) for name, value in call.metadata]

@@ -1,9 +1,10 @@
-"""gRPC's core, taken where both servers of grpcio take it: its completion queue, which tells of all that happens.
+"""A gRPC server built directly on the completion queue of gRPC's core, as both servers of grpcio are.
 
-Of those two servers, the one for asyncio spends most of a small call on futures, tasks and a lock for each step, and the other one
-a thread. Here the event loop itself asks the queue for what has happened, as long as something does. Only while nothing does, a
-thread waits for the queue, and hands it back to the loop with the first event: so a burst of calls wakes the loop once, and no
-two threads work on calls at the same time. The module underneath is not public: all that is used of it is in this file and call.py.
+grpcio's asyncio server spends most of a small call on futures, tasks and a lock for each step, and its other server uses a thread for each call. Here the
+event loop polls the queue itself as long as there are events. Only while there are none, a thread waits for the queue, and gives it back to the loop with
+the next event. So a burst of calls wakes the loop once, and no two threads work on calls at the same time.
+
+The module underneath (grpc._cython.cygrpc) is not public. Only this file and call.py use it.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec.json import decode
 
@@ -22,35 +23,31 @@ from weir.errors import DeadlineExceeded, Overloaded, WeirError
 from weir.frontends.grpc.call import GrpcGate, Handler, IncomingCall, cygrpc
 from weir.protocols.account import Account
 
-if TYPE_CHECKING:
-    from weir.frontends.grpc.call import IncomingCall
-
-
-# Which calls of gRPC are taken, whose messages are received, and whose answers are waited for: its core bounds none of these.
+# Limits that gRPC's core does not have: of calls, of messages that are being received, and of responses that clients do not read.
 #
-# The core keeps a message in memory while it comes, up to the largest that may come, as soon as it is asked for it. So only
-# some messages are asked for at a time, half of them on one connection at most; the others wait in their clients, and connections
-# take turns. While others wait, a client that does not send what it has begun loses its turn.
+# The core allocates memory for a message as soon as it is told to receive it, up to the largest allowed size. So only some messages are received at a time,
+# and at most half of them on one connection. The other messages wait in their clients, and connections take turns. While others wait, a client that has
+# begun a message and does not send the rest loses its turn.
 
 
 Receive = Callable[[], None]
 
-# Seconds that a message may take to come while others wait for their turn.
+# Seconds that a message may take to arrive while others wait for their turn.
 PATIENCE = 5.0
 
-_LOOK_EVERY = 1.0  # seconds
+_LOOK_EVERY = 1.0  # seconds between two checks for slow clients
 
-_COUNT_EVERY = 1.0  # seconds between two counts of connections, at least
-_COUNT_SHARE = 100  # how many times as long as a count takes passes before the next, at least
+_COUNT_EVERY = 1.0  # least number of seconds between two counts of connections
+_COUNT_SHARE = 100  # a count of connections may take this fraction of the time: 1/100
 
-# While memory is short, clients get so many times less time to read.
+# While the account is over its limit, clients get only this fraction of the time to read: 1/10.
 _HASTE = 10
 
 
 class Intake:
-    """At most `most_calls` are under way, and at most `most_messages` messages are being received. `refuse` ends a call with an error.
+    """Limits calls to `most_calls`, and messages that are being received at the same time to `most_messages`. `refuse` ends a call with an error.
 
-    To be used on the event loop.
+    It belongs to one event loop.
     """
 
     def __init__(
@@ -65,23 +62,23 @@ class Intake:
         self._most_messages = most_messages
         self._refuse = refuse
         self._clock = clock
-        self._peers: dict[str, int] = {}  # how many calls each has under way
-        self._share = max(1, most_messages // 2)  # of one connection
-        self._receiving: dict[IncomingCall, tuple[float, str]] = {}  # since when and from where, oldest first
-        self._waiting: dict[str, deque[tuple[IncomingCall, Receive]]] = {}  # by connection, in the order of their turns
+        self._peers: dict[str, int] = {}  # calls in flight, by connection
+        self._share = max(1, most_messages // 2)  # messages that one connection may have received at the same time
+        self._receiving: dict[IncomingCall, tuple[float, str]] = {}  # instant of the start and connection, oldest first
+        self._waiting: dict[str, deque[tuple[IncomingCall, Receive]]] = {}  # by connection, in the order of turns
 
     @property
     def connections(self) -> int:
-        """How many connections have calls under way."""
+        """How many connections have calls in flight."""
         return len(self._peers)
 
     @property
     def waits(self) -> bool:
-        """Whether a call waits for its turn, so that `look` should be called."""
+        """Whether a call waits for its turn. `look` must be called from time to time then."""
         return bool(self._waiting)
 
     def begin(self, peer: str) -> Overloaded | None:
-        """Count a call more from `peer`; return what to refuse it with if it is one too many. It is counted until `end`."""
+        """Count one more call from `peer`, until `end`. Return the error that refuses it if there are too many, else None."""
         self.calls += 1
         self._peers[peer] = self._peers.get(peer, 0) + 1
         if self.calls <= self._most_calls:
@@ -91,7 +88,7 @@ class Intake:
         )
 
     def end(self, peer: str) -> None:
-        """A call from `peer` is over."""
+        """Count one call from `peer` less."""
         self.calls -= 1
         left = self._peers[peer] - 1
         if left:
@@ -100,30 +97,30 @@ class Intake:
             del self._peers[peer]
 
     def receive(self, call: "IncomingCall", peer: str, receive: Receive) -> None:
-        """Have the message of `call`, from `peer`, received by `receive` when it is its turn; `received` must follow."""
+        """Call `receive` when it is the turn of the message of `call`, which came from `peer`. The caller must call `received` when it has arrived."""
         if len(self._receiving) < self._share or (len(self._receiving) < self._most_messages and self._may(peer)):
             self._begin(call, peer, receive)
         else:
-            call.watch()  # it may leave before its turn
+            call.watch()  # its caller may leave before its turn
             self._waiting.setdefault(peer, deque()).append((call, receive))
             self.look()
 
     def received(self, call: "IncomingCall") -> None:
-        """The message of `call` has come, or never will: the next ones have their turn."""
+        """Give the next messages their turn: the message of `call` has arrived, or never will."""
         self._receiving.pop(call, None)
         while self._waiting and len(self._receiving) < self._most_messages:
             peer = next((peer for peer in self._waiting if self._may(peer)), None)
             if peer is None:
                 return
-            line = self._waiting.pop(peer)
-            following, receive = line.popleft()
-            if line:
-                self._waiting[peer] = line  # behind the others
+            waiting = self._waiting.pop(peer)
+            following, receive = waiting.popleft()
+            if waiting:
+                self._waiting[peer] = waiting  # after the other connections
             if not following.over:
                 self._begin(following, peer, receive)
 
     def _may(self, peer: str) -> bool:
-        """Tell whether a message more from `peer` may be received beside those that are."""
+        """Return whether one more message from `peer` may be received at the same time."""
         return sum([each == peer for _, each in self._receiving.values()]) < self._share
 
     def _begin(self, call: "IncomingCall", peer: str, receive: Receive) -> None:
@@ -131,7 +128,7 @@ class Intake:
         receive()
 
     def look(self) -> None:
-        """End the calls whose messages take too long while others wait."""
+        """End calls whose messages take too long while others wait."""
         if not self._waiting:
             return
         late = self._clock() - PATIENCE
@@ -142,9 +139,9 @@ class Intake:
 
 
 class Connected:
-    """How many clients are connected to a server of the core, with calls or without, by the core's own account of its sockets (channelz).
+    """Counts the clients that are connected to a server of the core, with calls or without. The core's channelz service has the numbers.
 
-    It is looked up on demand, but so seldom that it takes a hundredth of the time; `least`, which costs nothing, is always up to date.
+    The count is made on demand, but so seldom that it takes at most a hundredth of the time. `least` returns a lower bound that is always up to date.
     """
 
     def __init__(self, least: Callable[[], int], clock: Callable[[], float] = time.monotonic) -> None:
@@ -156,12 +153,12 @@ class Connected:
         self._due = 0.0
 
     def begin(self) -> None:
-        """The server has been made since this was."""
+        """Find the server: it is the one that was created after this object."""
         made = _server_ids() - self._before
         self._server = made.pop() if len(made) == 1 else None
 
     def __call__(self) -> int:
-        """Return how many there are; those without calls as of late."""
+        """Return how many clients are connected. Those without calls may be those of the last count."""
         now = self._clock()
         if self._server is not None and now >= self._due:
             self._count = sum(_pages(self._server))
@@ -174,7 +171,7 @@ def _server_ids() -> set[int]:
 
 
 def _pages(server: int) -> Iterator[int]:
-    """Yield how many sockets there are on each page of the core's account."""
+    """Yield the number of sockets on each page of channelz."""
     start, is_last = 0, False
     while not is_last:
         page = _decoded(cygrpc.channelz_get_server_sockets(server, start, 0))
@@ -190,8 +187,10 @@ def _decoded(document: bytes) -> dict[str, Any]:
 
 
 class Unsent:
-    """Answers that their clients have not read. They are charged to `account`, and given up after `patience` seconds, or a tenth of that while
-    the account is over its limit. For the event loop."""
+    """Responses that clients have not read. They are charged to `account`.
+
+    A call is aborted after `patience` seconds, or after a tenth of that while the account is over its limit. It belongs to one event loop.
+    """
 
     def __init__(self, account: Account, patience: float) -> None:
         self._account = account
@@ -201,7 +200,7 @@ class Unsent:
         self._looking: asyncio.TimerHandle | None = None
 
     def add(self, call: Any, size_bytes: int) -> int:
-        """An answer of so many bytes has been given to the core. Return its number, for `remove`, which must follow."""
+        """Note that the core is sending a response of `size_bytes`. Return its number; `remove` must be called with it later."""
         number = next(self._numbers)
         loop = asyncio.get_running_loop()
         self._account.add(size_bytes)
@@ -211,7 +210,7 @@ class Unsent:
         return number
 
     def remove(self, number: int) -> None:
-        """It has been sent, or never will be."""
+        """Forget a response that has been sent, or never will be."""
         _, size_bytes, _ = self._answers.pop(number)
         self._account.give(size_bytes)
 
@@ -227,25 +226,28 @@ class Unsent:
 
 _log = logging.getLogger("weir.grpc")
 
-_REQUESTED = 4  # calls that can be taken from the core without asking it for the next
+_REQUESTED = 4  # calls that the core may accept before the loop requests further ones
 _UNIMPLEMENTED = 12
-_EVENTS_AT_ONCE = 64  # that the event loop handles in one turn; a call has three, of some tens of microseconds
-_LOOP_LOOK_EVERY = 1.0  # seconds between two looks of the thread whether the loop that has the queue was closed
+_EVENTS_AT_ONCE = 64  # events handled in one iteration of the loop; a call has three, each of some tens of microseconds
+_LOOP_LOOK_EVERY = 1.0  # seconds between two checks of the thread whether the loop was closed
 
 _TIMEOUT, _SHUTDOWN = cygrpc.CompletionType.queue_timeout, cygrpc.CompletionType.queue_shutdown
 
-# A caller that leaves a unary call is noticed from so many seconds on: most calls are over by then, and an event for the end of each
-# would be a fourth event, where a call has three.
+# A unary call is watched for a caller that leaves only after this many seconds. Most calls are over by then, and watching costs a fourth
+# event besides a call's three.
 _WATCHED_AFTER = 0.01
 
-# Messages that may be received at the same time may have this part of the account, one in so many; and there are so many at least.
+# The messages that are received at the same time may take a quarter of the account, but at least 16 messages are.
 _MESSAGES_PART = 4
 _LEAST_MESSAGES = 16
 
 
 class Core:
-    """A server of gRPC. `handlers` are by the methods' paths; `options` are the core's own. `admit` takes the path and returns whether a call may go
-    on, or ends it, and `refuse` ends it with an error. Messages are charged to `account`."""
+    """A gRPC server.
+
+    `handlers` maps the paths of methods to their handlers. `options` are gRPC's own. `admit` returns whether a call to a path may go on, and ends it
+    otherwise. `refuse` ends a call with an error. Messages are charged to `account`. A client may take `patience` seconds to read a response.
+    """
 
     def __init__(
         self, handlers: dict[str, Handler], options: Sequence[tuple[str, int]], admit: Callable[[str, IncomingCall], bool],
@@ -266,22 +268,20 @@ class Core:
         self._server = cygrpc.Server(tuple(options), False)
         self._connected.begin()
         self._server.register_completion_queue(self._queue)
-        self._young: deque[tuple[float, IncomingCall]] = (
-            deque()
-        )  # unary calls that are not watched yet, and when they began
+        self._young: deque[tuple[float, IncomingCall]] = deque()  # when unary calls began that are not watched yet
         self._watching: asyncio.TimerHandle | None = None
         self._looking: asyncio.TimerHandle | None = None
         self._ending = False
-        self._over = False  # the queue will never tell of anything again
+        self._over = False  # the queue has no more events
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[None] = self._loop.create_future()
-        self._handed: Any = None  # the event that the thread has handed to the loop, until the loop takes it
+        self._handed: Any = None  # an event that the thread has handed to the loop and the loop has not taken
         self._given = threading.Lock()  # released when the thread has the queue again
         self._given.acquire()
         self._thread = threading.Thread(target=self._wait, name="weir-grpc", daemon=True)
 
     def listen(self, address: str, credentials: Any) -> int:
-        """Return the port that was taken, 0 if the address cannot be had. `credentials` None: without TLS."""
+        """Listen at `address`. Return the port, or 0 if the address is taken or unusable. `credentials` None: without TLS."""
         try:
             if credentials is None:
                 return int(self._server.add_http2_port(address.encode()))
@@ -290,18 +290,18 @@ class Core:
             return 0
 
     async def start(self) -> None:
-        """Take calls."""
+        """Accept calls from now on."""
         self._server.start()
         for _ in range(_REQUESTED):
             self._request()
         self._thread.start()
 
     def discard(self) -> None:
-        """Let go of a server that was not started."""
+        """Free a server that was not started."""
         self._server.destroy()
 
     async def stop(self, grace: float) -> None:
-        """Take no more calls; return when those under way have ended. After `grace` seconds they are cancelled."""
+        """Accept no more calls. Return when the calls in flight have ended; after `grace` seconds they are cancelled."""
         if not self._ending:
             self._ending = True
             self._server.shutdown(self._queue, self._shut)
@@ -314,7 +314,7 @@ class Core:
         self._thread.join()
         self._server.destroy()
 
-    # The thread that has the queue while nothing happens.
+    # The thread that has the queue while there are no events.
 
     def _wait(self) -> None:
         while not self._over:
@@ -325,12 +325,12 @@ class Core:
                 self._hear_alone()
                 continue
             while not self._given.acquire(timeout=_LOOP_LOOK_EVERY):
-                if self._loop.is_closed():  # before it took the event, or before its next turn: it gives nothing back
+                if self._loop.is_closed():  # it was closed before it could give the queue back
                     self._hear_alone()
                     break
 
     def _hear_alone(self) -> None:
-        """Handle an event that no loop will take any more: go on with the end of the server."""
+        """Handle an event whose loop is closed: only the end of the server still matters."""
         event, self._handed = self._handed, None
         if event is None:
             return
@@ -340,24 +340,24 @@ class Core:
             self._shut(event)
 
     def _poll(self, until: float | None = None) -> Any:
-        """Return the next event; None for one that is lost."""
+        """Return the next event; None if it was lost."""
         try:
             return self._next(until)
-        except MemoryError:  # its call gets no more events; all others go on
+        except MemoryError:  # the call of that event gets no more events; all other calls continue
             _log.exception("an event of gRPC is lost")
             return None
 
     # On the event loop.
 
     def _take(self) -> None:
-        """Have the queue, from the thread, with the event that has just come."""
+        """Take the queue over from the thread, with the event that has just come."""
         event, self._handed = self._handed, None
         self._hear(event)
-        event = None  # nor its call kept alive while others are handled
+        event = None  # frees its call while other events are handled
         self._turn()
 
     def _turn(self) -> None:
-        """Hear what has happened by now, and look again in the next turn of the loop; if it was nothing, give the queue to the thread."""
+        """Handle the events that are there, and poll again in the next iteration of the loop. Without events, give the queue to the thread."""
         heard = 0
         while heard < _EVENTS_AT_ONCE and not self._over:
             event = self._poll(0.0)
@@ -371,10 +371,10 @@ class Core:
             self._given.release()
 
     def _hear(self, event: Any) -> None:
-        """Handle an event: its tag is the function to call."""
+        """Handle an event. Its tag is the function to call."""
         if event is None:
             if not self._ending:
-                self._request()  # it may have been the one by which calls arrive
+                self._request()  # the lost event may have been a new call
         elif event.completion_type == _SHUTDOWN:
             self._over = True
             if not self._ended.done():
@@ -389,7 +389,7 @@ class Core:
         self._server.request_call(self._queue, self._queue, self._arrived)
 
     def _shut(self, event: Any) -> None:
-        """All calls have ended."""
+        """Shut the queue down: all calls have ended."""
         self._gate.close()
         self._queue.shutdown()
 
@@ -438,7 +438,7 @@ class Core:
                     self._watching = self._loop.call_later(_WATCHED_AFTER, self._watch)
 
     def _watch(self) -> None:
-        """Watch the calls that have been under way for long enough, and look again as long as there are others."""
+        """Watch the calls that are old enough now. Run again later if there are younger ones."""
         young, before = self._young, self._loop.time() - _WATCHED_AFTER
         while young and (young[0][1].over or young[0][0] <= before):
             young.popleft()[1].watch()

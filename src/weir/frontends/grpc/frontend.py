@@ -1,4 +1,4 @@
-"""Whether and how a server speaks gRPC: its settings, and how its frontend is made. Importing this loads neither grpcio nor protobuf."""
+"""The settings of gRPC, and the function that makes the gRPC frontend. Importing this module loads neither grpcio nor protobuf."""
 
 import logging
 from dataclasses import dataclass
@@ -39,9 +39,10 @@ class GrpcSettings:
 
 
 def make_frontend(context: "KserveContext", settings: GrpcSettings, http: HttpSettings) -> Frontend | None:
-    """Return the frontend, not started; None if no port is given. The certificate is that of `http`. Raises SettingsError if grpcio is not installed.
+    """Return the gRPC frontend, not started; None if there is no port. The certificate is that of `http`.
 
-    Where the core of the installed grpcio lacks what core.py is built on, gRPC runs over grpc.aio, with one warning.
+    If the installed grpcio lacks a private name that core.py needs, gRPC runs over grpc.aio, and a warning is logged once. Raises SettingsError if grpcio
+    is not installed.
     """
     if settings.grpc_port is None:
         return None

@@ -1,7 +1,9 @@
-"""ModelInfer and ModelStreamInfer: one request and one answer, or many requests under way in one stream, each with one answer or several.
+"""ModelInfer, with one request and one response, and ModelStreamInfer, with many requests in flight in one stream, each with one or more responses.
 
-Answers of a stream go back as they come, in the order of each request alone; clients tell requests apart by their ids. The error of one is a message in the stream,
-which goes on. Small unary requests that differ in nothing but the bytes of their tensors share a form: what was found out about the first holds for all.
+The responses of a stream are sent as they come; only those of one request are in order, and clients assign them by id. An error of one request is a message
+in the stream, and the stream continues.
+
+Small unary requests that differ only in the bytes of their tensors share a Form, so that only the first of them is parsed.
 """
 
 import asyncio
@@ -64,7 +66,7 @@ Read = tuple[Parsed, InferenceRequest | WeirError]
 
 
 def read(context: KserveContext, call: IncomingCall, body: bytes) -> Read:
-    """Return the message in `body`, and the request that it is or what is wrong with it. Raises InvalidRequest if it is no message."""
+    """Return the message in `body`, and the request in it or the error that refuses it. Raises InvalidRequest if `body` is no such message."""
     parsed = parse_request(body)
 
     def find_in_memory(name: str, parameters: Parameters) -> memoryview | None:
@@ -77,31 +79,31 @@ def read(context: KserveContext, call: IncomingCall, body: bytes) -> Read:
 
 
 async def read_long(context: KserveContext, call: IncomingCall, body: bytes) -> Read:
-    """Return the same; what takes long is read in a thread."""
+    """Return what `read` returns. A body that takes long is read in a thread."""
     return await off_loop(bytes_to_read(body), partial(read, context, call, body))
 
 
 class Writing(NamedTuple):
-    """An answer that is to be written: about how long that takes, as bytes of text, and what does it. It changes nothing that others see."""
+    """A response that is still to be written. Writing takes as long as writing `size_bytes` of text. `write` changes nothing, so it can run in a thread."""
 
     size_bytes: int
     write: Callable[[], bytes]
 
     @classmethod
     def of(cls, response: InferenceResponse, *, typed: bool = False) -> "Writing":
-        """Return what writes `response`, its tensors `typed` or raw."""
+        """Return the writing of `response`, with its tensors as typed or raw contents."""
         return cls(bytes_to_write(response, typed=typed), partial(write_response, response, typed=typed))
 
 
 class GrpcExchange(Exchange):
-    """One request and its answer as messages of gRPC: what the unary call and streams share."""
+    """The exchange of one request over gRPC. Unary calls and streams share it."""
 
     __slots__ = ("_memory", "_parsed", "call", "request")
 
     def __init__(
         self, context: KserveContext, call: IncomingCall, parsed: Parsed, read: InferenceRequest | WeirError
     ) -> None:
-        """Take what was `read`. Raises RequestErrors; the observers of its service are told of a request that is malformed."""
+        """Make the exchange of the request that `read` has returned. Raises RequestErrors; the service's observers have been notified of a malformed request."""
         message = parsed.message
         service = find(context.registry, message.model_name, message.model_version)
         super().__init__(service, door=FRONTEND, timeout=call.time_remaining())
@@ -122,35 +124,35 @@ class GrpcExchange(Exchange):
                 raise self.refused(error) from None
 
     def writing(self, response: InferenceResponse) -> "Writing":
-        """Return what writes an answer; what its request wants in shared memory is put there at once."""
+        """Return the writing of a response. Outputs that the request wants in shared memory are written there at once."""
         if self._memory is not None and response.outputs:
             self._memory.take_outputs(response)
         return Writing.of(response, typed=is_typed(self._parsed))
 
     async def write(self, response: InferenceResponse) -> bytes:
-        """Return the body of an answer, as `writing` does; a long one is written in a thread."""
+        """Return the message with a response. A long one is written in a thread."""
         return await written(*self.writing(response))
 
 
-LONGEST = 8 << 10  # bytes of a message; of larger ones the bytes themselves take longer than all the rest
-_MOST_LENGTHS = 1024  # of messages that are told apart
-_MOST_HEADS = 4  # lengths of heads, for messages of one length
+LONGEST = 8 << 10  # bytes of a message: in larger ones, copying takes longer than parsing
+_MOST_LENGTHS = 1024  # lengths of messages that are remembered
+_MOST_HEADS = 4  # lengths of heads that are remembered for messages of one length
 _BYTES = DTYPES["BYTES"]
-_MOST_ANSWERS = 64  # shapes of answers to requests of one form
+_MOST_ANSWERS = 64  # combinations of output shapes that one form remembers
 
 
 class Form:
-    """What requests to one service have in common. `work` is that of the first one: others have other arrays."""
+    """The common form of requests to one service that differ only in the bytes of their tensors. `entry` is the queue entry without its payload."""
 
     __slots__ = (
-        "_answers", "_dtypes", "_names", "_request", "_generation", "_size_bytes", "_tags", "_tensors", "model", "version", "work",
+        "_answers", "_dtypes", "_names", "_request", "_generation", "_size_bytes", "_tags", "_tensors", "model", "version", "entry",
     )  # fmt: skip
 
     def __init__(
-        self, body: bytes, request: InferenceRequest, service: "Service", work: QueueEntry, raw: list[tuple[int, int, int]]
+        self, body: bytes, request: InferenceRequest, service: "Service", entry: QueueEntry, raw: list[tuple[int, int, int]]
     ) -> None:  # fmt: skip
-        """Take the first request, and where in its `body` each of its raw tensors has its field, its bytes and its end."""
-        self.model, self.version, self.work = request.model, request.version, work
+        """Make the form of the first `request`. `raw` has three offsets in `body` for each raw tensor: of its field, of its bytes, and of their end."""
+        self.model, self.version, self.entry = request.model, request.version, entry
         self._generation = weakref.ref(service.generation)
         self._request = InferenceRequest(request.model, [], version=request.version, outputs=request.outputs)
         self._size_bytes = len(body)
@@ -159,40 +161,40 @@ class Form:
             for tensor, (_, begin, end) in zip(request.inputs, raw, strict=True)
         ]
         self._tags = [(body[start:begin], start) for start, begin, _ in raw]
-        asked = None if request.outputs is None else {output.name for output in request.outputs}
-        outputs = [tensor for tensor in service.model.outputs if asked is None or tensor.name in asked]
+        requested = None if request.outputs is None else {output.name for output in request.outputs}
+        outputs = [tensor for tensor in service.model.outputs if requested is None or tensor.name in requested]
         self._names = [tensor.name for tensor in outputs]
         self._dtypes = [DTYPES[tensor.datatype] for tensor in outputs]
         self._answers: dict[tuple[tuple[int, ...], ...], list[bytes]] = {}
 
     def fits(self, body: bytes) -> bool:
-        """Tell whether the message `body`, which has the head of this form, has its tensors too."""
+        """Return whether a message that begins with the head of this form also has tensors of the same sizes at the same offsets."""
         if len(body) != self._size_bytes:
             return False
         return all(body.startswith(tag, start) for tag, start in self._tags)
 
     def serves(self, service: "Service") -> bool:
-        """Tell whether this is what requests to `service` are, and it has not been reloaded since."""
+        """Return whether `service` is the one that this form was made for, and has not been reloaded since."""
         return self._generation() is service.generation
 
     def arrays(self, body: bytes) -> Arrays:
-        """Return the tensors of a message that fits. They cannot be written to."""
+        """Return the tensors of a message that fits, as read-only arrays."""
         return {name: numpy.ndarray(shape, dtype, body[begin:end]) for name, dtype, shape, begin, end in self._tensors}
 
     def respond(self, service: "Service", output: Any) -> bytes | Writing:
-        """Return the answer to a request that ended with `output`: its body, or what is to write it. Raises what `response_of` raises."""
+        """Return the response message for `output`, or its writing. Raises what `response_of` raises."""
         if type(output) is dict and all(map(output.__contains__, self._names)):
             arrays = [output[name] for name in self._names]
             pieces = self._answers.get(tuple([array.shape for array in arrays]))
             if pieces is not None and [array.dtype for array in arrays] == self._dtypes:
                 parts = [part for piece, array in zip(pieces, arrays, strict=True) for part in (piece, array.tobytes())]
                 return b"".join(parts)
-        response = response_of(service, self._request, [self.work.kind], [output])
+        response = response_of(service, self._request, [self.entry.kind], [output])
         self._learn(response)
         return Writing.of(response)
 
     def _learn(self, response: InferenceResponse) -> None:
-        """Remember how answers of these shapes are written, if they are small and all numbers."""
+        """Remember how responses with these shapes are written, if they are small and have numbers only."""
         arrays = [tensor.array for tensor in response.outputs]
         is_small = bool(arrays) and sum([array.nbytes for array in arrays]) <= LONGEST
         if is_small and len(self._answers) < _MOST_ANSWERS and _BYTES not in self._dtypes:
@@ -200,28 +202,28 @@ class Form:
 
 
 class Forms:
-    """A bounded memory of forms, which are known from the second request on."""
+    """A bounded cache of forms. A form is stored when its second request comes."""
 
     def __init__(self) -> None:
         self._known: HeadMemo[Form] = HeadMemo()
         self._lengths: dict[int, tuple[int, ...]] = {}  # of heads, by the lengths of messages
 
     def find(self, body: bytes) -> Form | None:
-        """Return the form of the request in `body`, if it is known."""
+        """Return the form of the request in `body`, or None."""
         for length in self._lengths.get(len(body), ()):
             form = self._known.find(body[:length])
             if form is not None and form.fits(body):
                 return form
         return None
 
-    def learn(self, body: bytes, request: InferenceRequest, service: "Service", work: QueueEntry) -> None:
-        """Remember the form of a request whose `work` is all that it is, if others may have it."""
+    def learn(self, body: bytes, request: InferenceRequest, service: "Service", entry: QueueEntry) -> None:
+        """Remember the form of a request with a single queue entry, if other requests can have the same form."""
         if len(body) > LONGEST or request.id or request.parameters or request.without_batch or not _is_plain(request):
             return
         raw = raw_at_end(body, len(request.inputs))
         if raw is not None:
             head = body[: raw[0][0]]
-            self._known.offer(head, Form(body, request, service, work._replace(payload=None), raw))
+            self._known.offer(head, Form(body, request, service, entry._replace(payload=None), raw))
             self._remember(len(body), len(head))
 
     def _remember(self, length: int, head: int) -> None:
@@ -234,7 +236,7 @@ class Forms:
 
 
 def _is_plain(request: InferenceRequest) -> bool:
-    """Tell whether all of a request besides its shapes are bytes of numbers."""
+    """Return whether the tensors of a request are numbers without parameters, and its outputs have no parameters."""
     return (
         bool(request.inputs)
         and all(tensor.datatype != "BYTES" and tensor.array.size and not tensor.parameters for tensor in request.inputs)
@@ -243,18 +245,17 @@ def _is_plain(request: InferenceRequest) -> bool:
 
 
 class Inferred(RequestBase):
-    """One call in the queue: it needs no task, for whatever happens to it ends it. `respond` makes of its output the body of its
-    answer, or what is to write that."""
+    """The request of one unary call, which needs no task. `respond` makes the response message of its output, or the writing of that message."""
 
     __slots__ = ("_call", "_development", "_exchange", "_received_bytes", "_respond")
 
     def __init__(
-        self, call: IncomingCall, exchange: Exchange, work: QueueEntry, timeout: float, priority: int, received_bytes: int,
+        self, call: IncomingCall, exchange: Exchange, entry: QueueEntry, timeout: float, priority: int, received_bytes: int,
         respond: Callable[[Any], bytes | Writing], *, development: bool,
     ) -> None:  # fmt: skip
         super().__init__(
-            work.payload, exchange.service.now(), timeout, kind=work.kind, content_type=work.content_type,
-            accept=work.accept, rows=work.rows, cost=work.cost, key=work.key, priority=priority, large=work.large,
+            entry.payload, exchange.service.now(), timeout, kind=entry.kind, content_type=entry.content_type,
+            accept=entry.accept, rows=entry.rows, cost=entry.cost, key=entry.key, priority=priority, large=entry.large,
             door=FRONTEND,
         )  # fmt: skip
         self._call = call
@@ -264,12 +265,12 @@ class Inferred(RequestBase):
         self._development = development
 
     def submit(self) -> None:
-        """Enter the queue, and leave it when the caller leaves. Raises what Service.submit raises."""
+        """Submit the request; it is cancelled when the caller leaves. Raises what Service.submit raises."""
         self._call.on_left = self._withdraw
         self._exchange.service.submit(self, self.arrival)
 
     def finish(self, output: Any, dispatch: Dispatch) -> None:
-        """Answer; a long answer is written in a thread."""
+        """Send the response. A long one is written in a thread."""
         try:
             answer = self._respond(output)
             if isinstance(answer, Writing):
@@ -291,7 +292,7 @@ class Inferred(RequestBase):
             self._exchange.transferred(self._received_bytes, len(answer))
 
     def fail(self, error: WeirError) -> None:
-        """Refuse."""
+        """End the call with the error."""
         refuse(error, self._call, development=self._development)
 
     def _withdraw(self) -> None:
@@ -299,7 +300,7 @@ class Inferred(RequestBase):
 
 
 class UnaryInference:
-    """The handler of ModelInfer. Set `refusing` when no more requests are taken."""
+    """The handler of ModelInfer. While `refusing` is set, it refuses all requests."""
 
     def __init__(self, context: KserveContext, *, development: bool) -> None:
         self._context = context
@@ -308,7 +309,7 @@ class UnaryInference:
         self.refusing = False
 
     def handler(self) -> Handler:
-        """Return what gRPC calls."""
+        """Return the handler for the server."""
         return Handler(self._begin)
 
     def _begin(self, call: IncomingCall, body: bytes) -> None:
@@ -324,16 +325,16 @@ class UnaryInference:
             refuse(error, call, development=self._development)
 
     def _begin_known(self, form: Form, call: IncomingCall, body: bytes) -> bool:
-        """Submit a request of a known form; tell whether it is of the model that is served now."""
+        """Submit a request of a known form. Return False, with nothing done, if the model was reloaded since."""
         service = find(self._context.registry, form.model, form.version)
         if not form.serves(service):
             return False
-        work = form.work._replace(payload=form.arrays(body))
+        entry = form.entry._replace(payload=form.arrays(body))
         limit, timeout = call.time_remaining(), service.settings.timeout
         timeout = timeout if limit is None or limit > timeout else limit
         respond = partial(form.respond, service)
         exchange = Exchange(service, door=FRONTEND)
-        Inferred(call, exchange, work, timeout, 0, len(body), respond, development=self._development).submit()
+        Inferred(call, exchange, entry, timeout, 0, len(body), respond, development=self._development).submit()
         return True
 
     def _begin_any(self, call: IncomingCall, body: bytes) -> None:
@@ -345,20 +346,20 @@ class UnaryInference:
         if service.tracing is not None or not service.inference.queues_tensors(service):
             in_task(partial(self._infer, exchange), development=self._development)(call, body)
             return
-        (work,), timeout, priority = entries_for_one_answer(service, request, FRONTEND, exchange.timeout)
+        (entry,), timeout, priority = entries_for_one_answer(service, request, FRONTEND, exchange.timeout)
 
         def respond(output: Any) -> Writing:
-            return exchange.writing(response_of(service, request, [work.kind], [output]))
+            return exchange.writing(response_of(service, request, [entry.kind], [output]))
 
-        Inferred(call, exchange, work, timeout, priority, len(body), respond, development=self._development).submit()
+        Inferred(call, exchange, entry, timeout, priority, len(body), respond, development=self._development).submit()
         if is_tensor_model(service.model):
-            self._forms.learn(body, request, service, work)
+            self._forms.learn(body, request, service, entry)
 
     async def _read_long(self, call: IncomingCall, body: bytes) -> None:
         await self._infer(GrpcExchange(self._context, call, *await read_long(self._context, call, body)), call, body)
 
     async def _infer(self, exchange: GrpcExchange, call: IncomingCall, body: bytes) -> None:
-        """Answer where one request may become several, its log lines carry a trace, or it was read in a thread."""
+        """Answer a request that needs a task: one that becomes several queue entries, is traced, or was read in a thread."""
         trailers: Trailers = ()
         try:
             trace = exchange.begin_trace()
@@ -374,17 +375,18 @@ class UnaryInference:
 
 
 def refusal() -> Draining:
-    """Return the error for a request that comes when no more are taken."""
+    """Return the error for a request to a server that is being stopped."""
     return Draining("the server is being stopped and accepts no more requests", retry_after=1.0)
 
 
-# A request with this parameter gets a last answer without outputs, if the last one with outputs was not marked as the last.
+# Parameters of Triton's decoupled models (docs/user_guide/decoupled_models.md of its server). A request with the first one gets a last response
+# without outputs, unless a response with outputs was marked as the last one.
 WANTS_FINAL = "triton_enable_empty_final_response"
 FINAL = "triton_final_response"
 
 
 class StreamInference:
-    """The handler of ModelStreamInfer. At most `most` requests of one stream are under way."""
+    """The handler of ModelStreamInfer. At most `most` requests of one stream are in flight."""
 
     def __init__(self, context: KserveContext, most: int, *, development: bool) -> None:
         self._context = context
@@ -393,11 +395,11 @@ class StreamInference:
         self._refusing = asyncio.Event()
 
     def refuse(self) -> None:
-        """Read no more requests; streams end once those under way have their answers."""
+        """Read no more requests. A stream ends when its requests in flight have been answered."""
         self._refusing.set()
 
     def handler(self) -> Handler:
-        """Return what gRPC calls."""
+        """Return the handler for the server."""
         return Handler(in_task(self._serve, development=self._development), takes_stream=True)
 
     async def _serve(self, call: IncomingCall, _: bytes) -> None:
@@ -414,12 +416,12 @@ class StreamInference:
         finally:
             for task in (reading, refusing, *one.tasks):
                 task.cancel()
-        if not ended:  # the client would have asked for more
+        if not ended:  # the client may have sent more requests
             raise refusal()
 
 
 class OneStream:
-    """One call: reads requests, runs each in a task of its own, and writes what comes. They are charged to the account of `context`."""
+    """One stream: reads requests, runs each in a task, and writes the responses. Requests and responses are charged to the account of `context`."""
 
     def __init__(self, context: KserveContext, call: IncomingCall, most: int, *, development: bool) -> None:
         self.tasks: set[asyncio.Task[None]] = set()
@@ -427,12 +429,12 @@ class OneStream:
         self._call = call
         self._development = development
         self._room = asyncio.Semaphore(most)
-        self._writing = asyncio.Lock()  # gRPC takes one message at a time
+        self._writing = asyncio.Lock()  # gRPC accepts one message at a time
         self._claim = context.account.claim()
-        self._fewer = asyncio.Event()  # a request has ended
+        self._fewer = asyncio.Event()  # set when a request has ended
 
     async def read(self) -> None:
-        """Take requests until the client sends no more."""
+        """Read requests and start their tasks until the client sends no more."""
         while True:
             await self._room.acquire()
             while self.tasks and self._claim.held_bytes > self._context.account.max_connection_bytes:
@@ -442,12 +444,12 @@ class OneStream:
             if body is None:
                 return
             task = asyncio.create_task(self._answer(body))
-            del body  # it is the task's, which drops it
+            del body  # only the task refers to it now, and frees it early
             self.tasks.add(task)
             task.add_done_callback(self._ended)
 
     async def finish(self) -> None:
-        """Return when all that was read has its answers."""
+        """Return when all requests that were read have been answered."""
         if self.tasks:
             await asyncio.wait(self.tasks)
 
@@ -457,7 +459,7 @@ class OneStream:
         self._fewer.set()
 
     async def _answer(self, body: bytes) -> None:
-        """Answer one request. What it holds is gone before its error, if it has one, waits for the client to read."""
+        """Answer one request. Its memory is freed before its error, if any, waits until the client reads."""
         size = len(body)
         try:
             self._claim.take(size)
@@ -476,7 +478,7 @@ class OneStream:
                 await self._write(failure)
 
     async def _answered(self, body: bytes) -> bytes | None:
-        """Write the answers to one request; return the error message if that failed."""
+        """Write the responses to one request. Return the message that reports its error, or None."""
         model = request_id = ""
         try:
             parsed, read = await read_long(self._context, self._call, body)
@@ -507,7 +509,7 @@ class OneStream:
             self._claim.give(len(message))
 
     async def _write(self, message: bytes) -> int:
-        """Write a message after those before. Raises Left, also where the client does not read for too long: the call ends then."""
+        """Write a message when those before it are written. Raises Left; if the client does not read for too long, the call is aborted first."""
         try:
             async with asyncio.timeout(self._context.http.body_timeout), self._writing:
                 await self._call.write(message)
@@ -518,19 +520,19 @@ class OneStream:
 
 
 async def answers_to(exchange: GrpcExchange) -> AsyncGenerator[bytes, None]:
-    """Yield the bodies of the answers to one request; each tells whether it is the last."""
+    """Yield the response messages of one request. Each says whether it is the last one."""
     request = exchange.request
     wants_final = request.parameters.get(WANTS_FINAL) is True
-    said_final = False
+    sent_final = False
     async with aclosing(exchange.stream(request)) as parts:
         async for part in parts:
             part.response.parameters = {**part.response.parameters, FINAL: part.last}
-            said_final = part.last
+            sent_final = part.last
             answer = await exchange.write(part.response)
-            del part  # nor does it wait beside its own bytes for the client to read
+            del part  # frees the tensors while the message waits until the client reads
             yield answer
             del answer
-    if wants_final and not said_final:
+    if wants_final and not sent_final:
         service = exchange.service
         yield await exchange.write(
             InferenceResponse(service.name, [], version=service.version, id=request.id, parameters={FINAL: True})

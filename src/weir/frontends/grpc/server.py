@@ -1,4 +1,4 @@
-"""The gRPC frontend: address, TLS, limits, drain."""
+"""The gRPC frontend: address, TLS, limits, draining."""
 
 import asyncio
 import math
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from weir.frontends.grpc.aio import AioCore
     from weir.frontends.grpc.core import Core
 
-_LONGEST = 1e8  # seconds; for ever
-_MOST_STREAMS = 1024  # calls of one connection
+_LONGEST = 1e8  # seconds: no limit
+_MOST_STREAMS = 1024  # calls in flight of one connection
 _NO_LIMIT = (1 << 31) - 1
 
 
 class GrpcServer:
-    """Serves the models of `context` over gRPC, by its settings; TLS and the default address are those of HTTP.
+    """Serves the models of `context` over gRPC. TLS and the default address are those of `http`.
 
-    `core` is what calls come from: core.Core, or aio.AioCore where that cannot be had.
+    `core` is the class of the server underneath: core.Core, or aio.AioCore as a fallback.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class GrpcServer:
 
     @property
     def address(self) -> str:
-        """Where it is, as a URL."""
+        """The address of the server, as a URL."""
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"grpc{'s' if self._http.tls_certfile else ''}://{host}:{self.port}"
 
@@ -69,13 +69,15 @@ class GrpcServer:
         self._core = core
 
     def refuse(self) -> None:
-        """Refuse what is new with UNAVAILABLE; streams end once what they have asked for is answered."""
+        """Refuse new requests with UNAVAILABLE. A stream ends when its requests have been answered."""
         if self._services is not None:
             self._services.refuse()
 
     async def drain(self, drain_timeout: float | None = None) -> bool:
-        """Accept no more calls and return when those under way have ended; False if some had to be ended after
-        `drain_timeout` seconds (None: wait for ever)."""
+        """Accept no more calls, and return when the calls in flight have ended.
+
+        Returns False if some were cancelled after `drain_timeout` seconds (None: no limit).
+        """
         if self._core is None:
             return True
         self.refuse()
@@ -94,32 +96,32 @@ class GrpcServer:
 
 
 def channel_options(settings: GrpcSettings, http: HttpSettings) -> list[tuple[str, int]]:
-    """Return what gRPC calls our limits."""
+    """Return the server's limits as options of gRPC (grpc/include/grpc/impl/channel_arg_names.h)."""
     keepalive_ms, timeout_ms = int(1000 * settings.grpc_keepalive), int(1000 * settings.grpc_keepalive_timeout)
     return [
-        # A client with more calls than this waits with them. Of calls that have not been taken yet, gRPC would cancel some from
-        # 1,000 on, with a code that tells clients nothing.
+        # A client keeps further calls back. By default gRPC cancels some of the calls that wait to be accepted from 1,000 on, with a status
+        # that does not say why.
         ("grpc.max_concurrent_streams", _MOST_STREAMS),
         ("grpc.server.max_pending_requests", _NO_LIMIT),
         ("grpc.server.max_pending_requests_hard_limit", _NO_LIMIT),
-        ("grpc.so_reuseport", 0),  # two servers on one port would share its clients: it shall be an error
-        ("grpc.enable_channelz", 1),  # which tells how many clients are connected; see intake.Connected
+        ("grpc.so_reuseport", 0),  # otherwise two servers could share one port, which must be an error
+        ("grpc.enable_channelz", 1),  # tells how many clients are connected; see core.Connected
         ("grpc.max_receive_message_length", settings.grpc_max_message_size),
         ("grpc.max_send_message_length", -1),
         ("grpc.keepalive_time_ms", keepalive_ms),
         ("grpc.keepalive_timeout_ms", timeout_ms),
-        ("grpc.http2.ping_timeout_ms", timeout_ms),  # without this one gRPC waits a minute, whatever the one above is
+        ("grpc.http2.ping_timeout_ms", timeout_ms),  # otherwise gRPC waits a minute whatever keepalive_timeout is
         ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.max_connection_idle_ms", int(1000 * http.idle_timeout)),  # clients connect again with their next call
+        ("grpc.max_connection_idle_ms", int(1000 * http.idle_timeout)),  # a client connects again with its next call
         ("grpc.server_handshake_timeout_ms", int(1000 * http.header_timeout)),
         ("grpc.max_metadata_size", http.max_header_size),
         ("grpc.absolute_max_metadata_size", http.max_header_size),
-        ("grpc.http2.min_ping_interval_without_data_ms", 5000),  # clients may ask too, this often
+        ("grpc.http2.min_ping_interval_without_data_ms", 5000),  # a client may send pings this often
     ]
 
 
 def tls_credentials(settings: HttpSettings) -> Any:
-    """Return the credentials for TLS, or None if it is off. Raises SettingsError naming the file that is unusable."""
+    """Return the credentials for TLS, or None if TLS is off. Raises SettingsError naming the unusable file."""
     if tls_context(settings) is None or settings.tls_certfile is None:
         return None
     certificate = Path(settings.tls_certfile).read_bytes()

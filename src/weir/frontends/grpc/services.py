@@ -1,4 +1,8 @@
-"""What answers each call of gRPC, by its path: inference, what shows and what changes the server, health, reflection, and calls that are not offered."""
+"""The handlers of all gRPC calls, by path: inference, metadata, control, health, reflection, and calls that are refused.
+
+Health is gRPC's health checking protocol (https://github.com/grpc/grpc/blob/master/doc/health-checking.md), and reflection its server reflection protocol
+(https://github.com/grpc/grpc/blob/master/doc/server-reflection.md).
+"""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
@@ -28,166 +32,167 @@ _PREFIX = "inference."
 
 
 def filled(name: str, values: Mapping[str, Any]) -> Any:
-    """Return the message of that name with the values of its fields."""
+    """Return the message `name` of the inference protocol with these values of its fields."""
     return ParseDict(dict(values), message(_PREFIX + name)(), descriptor_pool=POOL)
 
 
-class Showing:
-    """The answers, one to each call of the same name."""
+class MetadataCalls:
+    """Answers calls that show the server and its models. Each method answers the call of its name."""
 
     def __init__(self, context: KserveContext) -> None:
         self._context = context
         self._registry = context.registry
 
-    async def ServerLive(self, asked: Any, call: IncomingCall) -> Any:
-        """Say that this process answers, and that its models can start workers, where liveness counts them."""
+    async def ServerLive(self, request: Any, call: IncomingCall) -> Any:
+        """Return whether the server is live (`liveness`)."""
         return filled("ServerLiveResponse", {"live": not self._context.failed})
 
-    async def ServerReady(self, asked: Any, call: IncomingCall) -> Any:
-        """Say whether every model takes requests."""
+    async def ServerReady(self, request: Any, call: IncomingCall) -> Any:
+        """Return whether every model accepts requests."""
         return filled("ServerReadyResponse", {"ready": self._registry.ready})
 
-    async def ModelReady(self, asked: Any, call: IncomingCall) -> Any:
-        """Say whether one model takes requests; one that there is not does not."""
+    async def ModelReady(self, request: Any, call: IncomingCall) -> Any:
+        """Return whether one model accepts requests; False for an unknown model."""
         try:
-            ready = self._registry.get(asked.name, asked.version).ready
+            ready = self._registry.get(request.name, request.version).ready
         except ModelNotFound:
             ready = False
         return filled("ModelReadyResponse", {"ready": ready})
 
-    async def ServerMetadata(self, asked: Any, call: IncomingCall) -> Any:
-        """Say what this server is and what it offers."""
+    async def ServerMetadata(self, request: Any, call: IncomingCall) -> Any:
+        """Return the server's name, version and extensions."""
         return filled(
             "ServerMetadataResponse",
             kserve.server_metadata(self._context.settings.server_name, self._context.extensions),
         )
 
-    async def ModelMetadata(self, asked: Any, call: IncomingCall) -> Any:
-        """Describe one model."""
-        found = kserve.model_metadata(self._registry, asked.name, asked.version)
+    async def ModelMetadata(self, request: Any, call: IncomingCall) -> Any:
+        """Return the metadata of one model."""
+        found = kserve.model_metadata(self._registry, request.name, request.version)
         return filled("ModelMetadataResponse", found)
 
-    async def ModelConfig(self, asked: Any, call: IncomingCall) -> Any:
-        """Show the configuration of one model."""
-        found = kserve.find(self._registry, asked.name, asked.version)
+    async def ModelConfig(self, request: Any, call: IncomingCall) -> Any:
+        """Return the configuration of one model."""
+        found = kserve.find(self._registry, request.name, request.version)
         return filled("ModelConfigResponse", {"config": kserve.config(found)})
 
-    async def ModelStatistics(self, asked: Any, call: IncomingCall) -> Any:
-        """Count what one model, in one version or all, or every model, has done."""
-        found = kserve.all_statistics(self._registry, asked.name, asked.version)
+    async def ModelStatistics(self, request: Any, call: IncomingCall) -> Any:
+        """Return the statistics of one model, in one version or in all, or of every model."""
+        found = kserve.all_statistics(self._registry, request.name, request.version)
         return filled("ModelStatisticsResponse", found)
 
-    async def ModelList(self, asked: Any, call: IncomingCall) -> Any:
-        """Name the models."""
+    async def ModelList(self, request: Any, call: IncomingCall) -> Any:
+        """Return the names of the models."""
         return filled("ModelListResponse", {"models": list(self._registry.services)})
 
-    async def HasHardware(self, asked: Any, call: IncomingCall) -> Any:
-        """Say whether there are as many devices of a kind as asked for, or one."""
-        found = kserve.device_count(find_hardware(), asked.name)
-        return filled("HasHardwareResponse", {"found": found >= max(1, asked.num)})
+    async def HasHardware(self, request: Any, call: IncomingCall) -> Any:
+        """Return whether this machine has `num` devices (by default one) of a kind or name."""
+        found = kserve.device_count(find_hardware(), request.name)
+        return filled("HasHardwareResponse", {"found": found >= max(1, request.num)})
 
 
-class Controlling:
-    """The answers, one to each call of the same name."""
+class ControlCalls:
+    """Answers calls that control the server. Each method answers the call of its name."""
 
     def __init__(self, context: KserveContext) -> None:
         self._context = context
 
-    # Models, as Triton has them.
+    # Models: Triton's calls.
 
-    async def RepositoryIndex(self, asked: Any, call: IncomingCall) -> Any:
-        """List the models that there are to be loaded, with their states. Anybody may ask."""
-        states = self._context.manager.index(ready_only=asked.ready)
+    async def RepositoryIndex(self, request: Any, call: IncomingCall) -> Any:
+        """List the models that can be loaded, with their states. Every caller may do this."""
+        states = self._context.manager.index(ready_only=request.ready)
         return filled("RepositoryIndexResponse", {"models": [state._asdict() for state in states]})
 
-    async def RepositoryModelLoad(self, asked: Any, call: IncomingCall) -> Any:
+    async def RepositoryModelLoad(self, request: Any, call: IncomingCall) -> Any:
         """Load a model of the repository, or load it again."""
         self._check(call)
-        name = named(asked)
-        arguments = await self._load_arguments(asked, repository_parameters(asked), {})
+        name = named(request)
+        arguments = await self._load_arguments(request, repository_parameters(request), {})
         await self._context.manager.load_model(name, **arguments._asdict())
         return filled("RepositoryModelLoadResponse", {"model_name": name, "isLoaded": True})
 
-    async def RepositoryModelUnload(self, asked: Any, call: IncomingCall) -> Any:
+    async def RepositoryModelUnload(self, request: Any, call: IncomingCall) -> Any:
         """Serve a model no longer."""
         self._check(call)
-        name = named(asked)
-        dependents = repository_parameters(asked).get("unload_dependents", False)
+        name = named(request)
+        dependents = repository_parameters(request).get("unload_dependents", False)
         if not isinstance(dependents, bool):
             raise InvalidRequest(f"parameter 'unload_dependents'={brief(dependents, 40)}: must be true or false")
         await self._context.manager.unload_model(name, unload_dependents=dependents)
         return filled("RepositoryModelUnloadResponse", {"model_name": name, "isUnloaded": True})
 
-    # Models and workers, as the AMD Inference Server has them.
+    # Models and workers: calls of the AMD Inference Server.
 
-    async def ModelLoad(self, asked: Any, call: IncomingCall) -> Any:
+    async def ModelLoad(self, request: Any, call: IncomingCall) -> Any:
         """Load a model of the repository, or load it again."""
         self._check(call)
-        parameters = read_parameters(asked.parameters)
+        parameters = read_parameters(request.parameters)
         own = {name: value for name, value in parameters.items() if not kserve.is_of_repository(name)}
         repository = {name: value for name, value in parameters.items() if kserve.is_of_repository(name)}
-        arguments = await self._load_arguments(asked, repository, own)
-        await self._context.manager.load_model(asked.name, **arguments._asdict())
+        arguments = await self._load_arguments(request, repository, own)
+        await self._context.manager.load_model(request.name, **arguments._asdict())
         return filled("ModelLoadResponse", {})
 
-    async def ModelUnload(self, asked: Any, call: IncomingCall) -> Any:
+    async def ModelUnload(self, request: Any, call: IncomingCall) -> Any:
         """Serve a model no longer."""
         self._check(call)
-        await self._context.manager.unload_model(asked.name)
+        await self._context.manager.unload_model(request.name)
         return filled("ModelUnloadResponse", {})
 
-    async def WorkerLoad(self, asked: Any, call: IncomingCall) -> Any:
-        """Start a worker, or join one that runs with the same parameters; the answer is its endpoint."""
+    async def WorkerLoad(self, request: Any, call: IncomingCall) -> Any:
+        """Start a worker, or use one that runs with the same parameters. Return the name of its endpoint."""
         self._check(call)
-        endpoint = await self._context.manager.load_worker(asked.name, read_parameters(asked.parameters))
+        endpoint = await self._context.manager.load_worker(request.name, read_parameters(request.parameters))
         return filled("WorkerLoadResponse", {"endpoint": endpoint})
 
-    async def WorkerUnload(self, asked: Any, call: IncomingCall) -> Any:
-        """Drain and end a worker of an endpoint; the last one takes the endpoint with it."""
+    async def WorkerUnload(self, request: Any, call: IncomingCall) -> Any:
+        """Drain and end a worker of an endpoint. The endpoint ends with its last worker."""
         self._check(call)
-        await self._context.manager.unload_worker(asked.name)
+        await self._context.manager.unload_worker(request.name)
         return filled("WorkerUnloadResponse", {})
 
     # Shared memory.
 
-    async def SystemSharedMemoryStatus(self, asked: Any, call: IncomingCall) -> Any:
+    async def SystemSharedMemoryStatus(self, request: Any, call: IncomingCall) -> Any:
         """List the regions, or show one."""
         self._check(call)
-        regions = {each["name"]: each for each in self._context.regions.status(asked.name)}
+        regions = {each["name"]: each for each in self._context.regions.status(request.name)}
         return filled("SystemSharedMemoryStatusResponse", {"regions": regions})
 
-    async def SystemSharedMemoryRegister(self, asked: Any, call: IncomingCall) -> Any:
+    async def SystemSharedMemoryRegister(self, request: Any, call: IncomingCall) -> Any:
         """Open a region."""
         self._check(call)
-        self._context.regions.register(asked.name, asked.key, asked.offset, asked.byte_size)
+        self._context.regions.register(request.name, request.key, request.offset, request.byte_size)
         return filled("SystemSharedMemoryRegisterResponse", {})
 
-    async def SystemSharedMemoryUnregister(self, asked: Any, call: IncomingCall) -> Any:
+    async def SystemSharedMemoryUnregister(self, request: Any, call: IncomingCall) -> Any:
         """Close a region, or all."""
         self._check(call)
-        self._context.regions.unregister(asked.name)
+        self._context.regions.unregister(request.name)
         return filled("SystemSharedMemoryUnregisterResponse", {})
 
     async def _load_arguments(
-        self, asked: Any, parameters: Mapping[str, Any], own: Mapping[str, Any]
+        self, request: Any, parameters: Mapping[str, Any], own: Mapping[str, Any]
     ) -> kserve.LoadArguments:
-        """Read them in a thread if the message is long: a configuration is a JSON document."""
-        return await off_loop(asked.ByteSize(), partial(kserve.load_arguments, parameters, self._context.control, own))
+        """Return the arguments for loading a model. They are read in a thread if the message is long, because a configuration is a JSON document."""
+        read = partial(kserve.load_arguments, parameters, self._context.control, own)
+        return await off_loop(request.ByteSize(), read)
 
     def _check(self, call: IncomingCall) -> None:
         self._context.control.require_http(call.peer, headers_of(call))
 
 
-def named(asked: Any) -> str:
-    """Return the name of the model to load or unload: KServe's clients write it where Triton's have the repository."""
-    name: str = asked.model_name or asked.repository_name
+def named(request: Any) -> str:
+    """Return the name of the model to load or unload. KServe's messages have it in the field in which Triton's have the name of the repository."""
+    name: str = request.model_name or request.repository_name
     return name
 
 
-def repository_parameters(asked: Any) -> dict[str, Parameter | bytes]:
-    """Return the parameters of a call as a dict: files are bytes. MLServer's messages have none."""
+def repository_parameters(request: Any) -> dict[str, Parameter | bytes]:
+    """Return the parameters of a call; files are bytes. MLServer's messages have no parameters."""
     read: dict[str, Parameter | bytes] = {}
-    for name, parameter in getattr(asked, "parameters", {}).items():
+    for name, parameter in getattr(request, "parameters", {}).items():
         choice = parameter.WhichOneof("parameter_choice")
         if choice is None:
             raise InvalidRequest(f"parameter {name!r}: has no value")
@@ -203,9 +208,9 @@ _Response = message("grpc.health.v1.HealthCheckResponse")
 
 
 class Health:
-    """Tells whether the models of `registry` take requests; `own` are the names that stand for the whole server.
+    """Answers health checks: whether the models of `registry` accept requests. The names in `own` stand for the whole server.
 
-    Calls of Watch are told of a change within `look_every` seconds.
+    A call of Watch gets a change within `look_every` seconds.
     """
 
     def __init__(self, registry: "Registry", own: Iterable[str], *, look_every: float = 0.5) -> None:
@@ -215,25 +220,25 @@ class Health:
         self._look_every = look_every
 
     def refuse(self) -> None:
-        """Report from now on that nothing is served; calls of Watch are told, and end."""
+        """Report NOT_SERVING from now on. Calls of Watch get it and end."""
         self._refusing.set()
 
-    async def Check(self, asked: Any, call: IncomingCall) -> Any:
-        """Say whether the server, or one model, takes requests. Raises ModelNotFound for a name that is neither."""
-        status = self._status(asked.service)
+    async def Check(self, request: Any, call: IncomingCall) -> Any:
+        """Return whether the server or one model accepts requests. Raises ModelNotFound for a name that is neither."""
+        status = self._status(request.service)
         if status == _SERVICE_UNKNOWN:
-            raise ModelNotFound(f"service {asked.service!r}: there is none of this name, nor a model")
+            raise ModelNotFound(f"service {request.service!r}: no service and no model has this name")
         return _Response(status=status)
 
-    async def watch(self, asked: Any) -> AsyncGenerator[Any, None]:
-        """Yield how it is, and how it is whenever that changes."""
+    async def watch(self, request: Any) -> AsyncGenerator[Any, None]:
+        """Yield the status now, and again whenever it changes."""
         sent = _UNKNOWN
         while True:
-            is_last, status = self._refusing.is_set(), self._status(asked.service)
+            is_last, status = self._refusing.is_set(), self._status(request.service)
             if status != sent:
                 sent = status
                 yield _Response(status=status)
-            if is_last:  # not what may have happened while the answer was on its way
+            if is_last:  # if `refuse` was called since, its status must still be sent
                 return
             try:
                 async with asyncio.timeout(self._look_every):
@@ -253,7 +258,7 @@ class Health:
 
 
 def service_of(version: str) -> str:
-    """Return the full name of the service of a version."""
+    """Return the full name of the reflection service of a version."""
     return f"grpc.reflection.{version}.ServerReflection"
 
 
@@ -261,7 +266,7 @@ VERSIONS = ("v1", "v1alpha")
 
 
 class Reflection:
-    """Answers what is asked of the services named, in the messages of one `version`."""
+    """Answers requests about the services with these names, with the messages of one `version` of the protocol."""
 
     def __init__(self, version: str, services: Iterable[str]) -> None:
         package = f"grpc.reflection.{version}"
@@ -273,14 +278,14 @@ class Reflection:
             "list_services": self._list,
         }
 
-    def answer(self, asked: Any) -> Any:
-        """Return the answer to one request of a stream."""
-        question = asked.WhichOneof("message_request")
-        answered = self._response(valid_host=asked.host, original_request=asked)
-        if question not in self._answers:  # our messages have no extensions, and never will
-            return self._failed(answered, grpc.StatusCode.NOT_FOUND, f"there is nothing for {question}")
+    def answer(self, request: Any) -> Any:
+        """Return the response to one request of a stream."""
+        question = request.WhichOneof("message_request")
+        answered = self._response(valid_host=request.host, original_request=request)
+        if question not in self._answers:  # requests about extensions: the server's messages have none
+            return self._failed(answered, grpc.StatusCode.NOT_FOUND, f"{question}: is not supported")
         try:
-            found = self._answers[question](getattr(asked, question))
+            found = self._answers[question](getattr(request, question))
         except KeyError as error:
             return self._failed(answered, grpc.StatusCode.NOT_FOUND, str(error.args[0]))
         answered.MergeFrom(self._response(**found))
@@ -296,7 +301,7 @@ class Reflection:
 
 
 def _files(file: Any) -> dict[str, Any]:
-    """Return a file and all that it imports."""
+    """Return a file descriptor and those of all files that it imports."""
     found: dict[str, bytes] = {}
     waiting = [file]
     while waiting:
@@ -319,38 +324,38 @@ OWN = (INFERENCE, REPOSITORY)
 OPEN = (
     *[method.path for method in methods(SERVICE)], *[f"/{INFERENCE}/{name}" for name in ("ServerLive", "ServerReady")]
 )  # fmt: skip
-# Calls of Watch at a time: of all who may call, and of those without the key of a server that asks for one, for load balancers have none.
+# How many calls of Watch may be in flight: of callers with the server's API key, and of callers without it (load balancers have no key).
 _MOST_WATCHERS = 1000
 _MOST_STRANGERS = 100
 ALL = (*OWN, SERVICE, *map(service_of, VERSIONS))
 
 
 class UnsupportedCalls:
-    """The calls that are known and not offered, and why."""
+    """Answers calls of Triton's extensions that the server does not have."""
 
-    async def CudaSharedMemoryStatus(self, asked: Any, call: IncomingCall) -> Any:
-        """List no regions: there can be none."""
+    async def CudaSharedMemoryStatus(self, request: Any, call: IncomingCall) -> Any:
+        """Return no regions: there are none."""
         return filled("CudaSharedMemoryStatusResponse", {})
 
-    async def CudaSharedMemoryRegister(self, asked: Any, call: IncomingCall) -> Any:
-        """Refuse: inputs and outputs go through the arena, in the memory of the machine."""
+    async def CudaSharedMemoryRegister(self, request: Any, call: IncomingCall) -> Any:
+        """Refuse: inputs and outputs are in main memory."""
         raise Unsupported("CUDA shared memory is not offered; system shared memory is")
 
-    async def CudaSharedMemoryUnregister(self, asked: Any, call: IncomingCall) -> Any:
-        """Close all of no regions."""
+    async def CudaSharedMemoryUnregister(self, request: Any, call: IncomingCall) -> Any:
+        """Do nothing: there are no regions."""
         return filled("CudaSharedMemoryUnregisterResponse", {})
 
-    async def TraceSetting(self, asked: Any, call: IncomingCall) -> Any:
-        """Refuse: what is traced is set when the server starts."""
+    async def TraceSetting(self, request: Any, call: IncomingCall) -> Any:
+        """Refuse: tracing is set when the server starts."""
         raise Unsupported("trace settings cannot be read or changed by a call: they are set when the server starts")
 
-    async def LogSettings(self, asked: Any, call: IncomingCall) -> Any:
-        """Refuse: what is logged is set when the server starts."""
+    async def LogSettings(self, request: Any, call: IncomingCall) -> Any:
+        """Refuse: logging is set when the server starts."""
         raise Unsupported("log settings cannot be read or changed by a call: they are set when the server starts")
 
 
 class Services:
-    """What answers each call: `handlers` are by its path. `most` requests of one stream may be under way."""
+    """The handlers of all calls: `handlers` maps paths to them. A stream may have `most` requests in flight."""
 
     def __init__(self, context: KserveContext, most: int, *, development: bool) -> None:
         self._inference = UnaryInference(context, development=development)
@@ -358,7 +363,7 @@ class Services:
         self._health = Health(context.registry, OWN)
         self._development = development
         self._access = context.access
-        answering = (Showing(context), Controlling(context), UnsupportedCalls())
+        answering = (MetadataCalls(context), ControlCalls(context), UnsupportedCalls())
         self.handlers: dict[str, Handler] = {
             method.path: unary(method, _answer(answering, method), development=development)
             for service in OWN
@@ -367,13 +372,13 @@ class Services:
         }
         self.handlers[f"/{INFERENCE}/ModelInfer"] = self._inference.handler()
         self.handlers[f"/{INFERENCE}/ModelStreamInfer"] = self._streaming.handler()
-        self._watching = {True: 0, False: 0}  # by whether they know the key
+        self._watching = {True: 0, False: 0}  # calls of Watch, by whether the caller has the key
         self._add_health()
         for version in VERSIONS:
             self._add_reflection(version)
 
     def admit(self, path: str, call: IncomingCall) -> bool:
-        """Tell whether a call may go on: health checks may, and calls with the server's key; else end it."""
+        """Return whether a call may go on: a health check, or one with the server's key. End the call otherwise."""
         try:
             if self._access.required and path not in OPEN:
                 self._access.require_http(headers_of(call))
@@ -387,7 +392,7 @@ class Services:
         refuse(error, call, development=self._development)
 
     def refuse(self) -> None:
-        """Take no more requests; those under way go on."""
+        """Refuse new requests. Those in flight continue."""
         self._inference.refusing = True
         self._streaming.refuse()
         self._health.refuse()
@@ -405,7 +410,7 @@ class Services:
 
     @contextmanager
     def _watchers(self, knows_key: bool) -> Iterator[None]:
-        """Count one more who watches. Raises Overloaded for one too many."""
+        """Count one more call of Watch. Raises Overloaded if there are too many."""
         most = _MOST_WATCHERS if knows_key else _MOST_STRANGERS
         if self._watching[knows_key] >= most:
             raise Overloaded(f"{most} calls of Watch are under way; that is the limit", retry_after=1.0)

@@ -1,1 +1,1 @@
-"""HTTP: a server whose fast path answers inference, and an ASGI application for everything, which any ASGI server can host."""
+"""HTTP: a server whose fast path answers inference, and an ASGI application that answers everything, which any ASGI server can host."""

@@ -1,6 +1,6 @@
-"""The access log of HTTP: one line for each request of every path.
+"""The access log of HTTP: one line for each request to any path.
 
-A middleware notes what goes through the ASGI application; fast/connection.py has the rest. Neither is there while the log is off.
+The middleware logs the requests of the ASGI application, and fast/connection.py those of the fast path. Both are absent while the log is off.
 """
 
 import re
@@ -15,9 +15,9 @@ from weir.errors import bounded
 if TYPE_CHECKING:
     from structlog.stdlib import BoundLogger
 
-LEFT = 499  # nginx's code for a client that left before its answer; it is never sent
+LEFT = 499  # nginx's code for a client that left before its response; it is never sent
 
-# The key in the scope of a request for the status that was sent before the application has answered.
+# The key in a request's scope for the status of a response that was sent instead of the application's.
 REFUSED = "weir.refused"
 
 _LONGEST_PATH = 1024  # characters
@@ -25,7 +25,7 @@ _UNPRINTABLE = re.compile(r"[^\x21-\x7e]")
 
 
 class HttpLog:
-    """Writes the lines to `logger`. `clock` returns seconds."""
+    """Writes lines to `logger`. `clock` returns seconds."""
 
     def __init__(self, logger: "BoundLogger", clock: Callable[[], float] = time.monotonic) -> None:
         self._logger = logger
@@ -34,8 +34,11 @@ class HttpLog:
     def answered(
         self, client: Any, method: str, target: bytes, status: int, size_bytes: int, began: float, protocol: str
     ) -> None:
-        """Write a line for an answer. `client` is the address of the peer, as sockets have it, if it has one; of `target` only the path is
-        shown, for what follows may be secret; `size_bytes` are those of the body, and `began` is when the request came."""
+        """Write the line of one response.
+
+        `client` is the peer's address as a socket returns it, or None. Of `target` only the path is logged, because the query may be secret. `size_bytes`
+        is the size of the body, and `began` the instant at which the request arrived.
+        """
         path = target.partition(b"?")[0].decode("latin-1")
         self._logger.info(
             "http",
@@ -50,12 +53,12 @@ class HttpLog:
 
 
 def _printable(text: str) -> str:
-    """Return `text` without what could end a line of the log, or change how a terminal shows it."""
+    """Return `text` with percent codes for characters that could end the line or control a terminal."""
     return _UNPRINTABLE.sub(lambda found: f"%{ord(found[0]):02X}", text)
 
 
 class Logged:
-    """ASGI middleware that tells `log` of every request when its answer has been given; of a WebSocket, when it has ended."""
+    """ASGI middleware that writes a line to `log` when a request has been answered, or when a WebSocket has ended."""
 
     def __init__(self, app: ASGIApp, log: HttpLog) -> None:
         self._app = app
@@ -70,7 +73,7 @@ class Logged:
         try:
             await self._app(scope, receive, answer.send)
         except Exception:
-            answer.status = answer.status or 500  # which Starlette answers
+            answer.status = answer.status or 500  # Starlette sends it
             raise
         finally:
             target = scope.get("raw_path") or scope["path"].encode()
@@ -80,11 +83,11 @@ class Logged:
 
 
 class _Answer:
-    """What was sent of one answer, by way of `send`."""
+    """Passes one response on to `send`, and notes its status and size."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
-        self.status = 0  # none yet
+        self.status = 0  # 0: none yet
         self.size_bytes = 0
 
     async def send(self, message: Message) -> None:
@@ -95,10 +98,10 @@ class _Answer:
             self.size_bytes += len(message.get("body", b""))
         elif kind == "websocket.accept":
             await self._send(message)
-            self.status = 101  # unless the client has left
+            self.status = 101  # unless `_send` raised, because the client has left
             return
         elif kind == "websocket.send":
             self.size_bytes += len(message.get("bytes") or (message.get("text") or "").encode())
         elif kind == "websocket.close":
-            self.status = self.status or 403  # which servers answer to an opening that is closed
+            self.status = self.status or 403  # what ASGI servers send if the connection was not accepted
         await self._send(message)

@@ -1,4 +1,4 @@
-"""The whole HTTP frontend as one ASGI application, for any ASGI server."""
+"""The whole HTTP frontend as one ASGI application, which any ASGI server can run."""
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -34,8 +34,11 @@ _SHOWN_TO_PAGES = (
 
 
 class Added(NamedTuple):
-    """What a product adds: its routes, their paths as OpenAPI describes them, and how a request without the server's key is refused there, by what
-    paths begin with. `begin` is called on the event loop once the server runs."""
+    """What a product adds to the application.
+
+    `paths` is the OpenAPI description of `routes`. `refusals` maps prefixes of paths to what refuses a request without the server's key. `begin` is called
+    on the event loop when the server runs.
+    """
 
     routes: Sequence[BaseRoute] = ()
     paths: Mapping[str, Any] = MappingProxyType({})
@@ -47,8 +50,7 @@ _NOTHING = Added()
 
 
 class Shortcut:
-    """ASGI middleware that has `routes` with a plain path answered at once, by their path: frequent requests to them need not wait
-    for a router to look through all others."""
+    """ASGI middleware that finds those of `routes` that have no parameters in one look-up: a router would try all routes, one after the other."""
 
     def __init__(self, app: ASGIApp, routes: Sequence[BaseRoute]) -> None:
         self._app = app
@@ -76,10 +78,9 @@ def make_app(
 ) -> Starlette:
     """Return the application that serves the models of `registry`.
 
-    Starting and stopping them is the caller's: before and after, or in `lifespan`. Without `metrics` there is no
-    /metrics; `context` is what frontends of the Open Inference Protocol share, with who may call and who may control: without it anybody, and callers
-    on this machine. `websockets` are those that the caller wants to drain; `added` are the routes of a product; `log` is told of every
-    request.
+    The caller starts and stops the models: before and after, or in `lifespan`. Without `metrics` there is no /metrics. `context` is shared by the frontends
+    of the Open Inference Protocol; without it anybody may call the server, and callers on this machine may control it. `websockets` are the WebSockets of
+    the application, if the caller wants to drain them. `added` has the routes of a product. `log` gets a line for each request.
     """
     context = context or KserveContext(registry, settings)
     protocols = (*open_protocols(registry, settings), KserveProtocol(context), NativeProtocol(registry, settings))
@@ -90,7 +91,7 @@ def make_app(
     if context.access.required:
         refusals = {**added.refusals, PREFIX: kserve_error}
         middleware.insert(0, Middleware(Gate, context.access, refusals, settings.body_timeout))
-    if settings.cors_origins:  # around all: browsers ask it before they send a key
+    if settings.cors_origins:  # outermost: a browser's preflight request has no key
         cors = Middleware(
             CORSMiddleware, allow_origins=settings.cors_origins, allow_methods=["GET", "POST"], allow_headers=["*"],
             expose_headers=_SHOWN_TO_PAGES,
@@ -109,6 +110,6 @@ def make_app(
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False  # its redirects repeat whatever Host the client sent
-    # Now: with the first request it would hold up all others, for tens of milliseconds.
+    # Build it now: building it for the first request would delay all others by tens of milliseconds.
     app.middleware_stack = app.build_middleware_stack()
     return app

@@ -1,7 +1,7 @@
-"""HTTP through any ASGI server: the channel that reads bodies within bounds and sends answers, and streams of events, for inference in every protocol and for pages.
+"""The ASGI channel: reads bodies within limits and sends responses and streams of events, for inference in every protocol and for pages.
 
-The status of a stream is decided by what comes first: an error before any answer is an ordinary error answer; later ones are events named `error`. Once
-`stream_keep_alive` has passed without either, the status is 200.
+An error before the first event of a stream is an ordinary error response. A later error is an event named `error`. If neither an event nor an error comes
+within `stream_keep_alive` seconds, the stream begins with a comment, and its status is 200.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from weir.errors import Cancelled, DeadlineExceeded, InvalidRequest, TooLarge, WeirError, brief
+from weir.errors import Cancelled, DeadlineExceeded, TooLarge, WeirError
 from weir.protocols.account import charge, unpacking
 from weir.protocols.content_negotiation import coding_of, decompress
 from weir.protocols.exchange import EventSource, Exchange, HttpProtocol, HttpRequestHead
@@ -24,10 +24,9 @@ from weir.protocols.response import Headers, HttpResponse, compressed_off_loop
 from weir.protocols.settings import HttpSettings
 from weir.protocols.status import HEAD_TOO_LARGE
 from weir.telemetry.tracecontext import CURRENT, HEADER
-from weir.wire.kserve_json import parse
+from weir.wire.kserve_json import read_object
 from weir.wire.schema import read_document
 from weir.wire.sse import CONTENT_TYPE, write_comment, write_event
-from weir.wire.values import decode_json
 
 if TYPE_CHECKING:
     from weir.serving.service import Service
@@ -35,22 +34,22 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_LINGER = 0.5  # seconds that the sender of a refused body may pause before the connection is closed
-_SMALL_BODY = 65536  # bytes that are read and forgotten rather than closing the connection over them
+_LINGER = 0.5  # seconds that the client may pause while a refused body is discarded
+_SMALL_BODY = 65536  # bytes: a smaller refused body is discarded, so that the connection can stay open
 
 
 class Body:
-    """The body of one request. `unread` tells whether more of it may come."""
+    """The body of one request. `unread`: whether more of it may arrive."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
         self.unread = True
 
     async def read(self, max_body_size: int, within: float) -> bytes | None:
-        """Return the whole body, or None if the client left.
+        """Return the whole body, or None if the client has left.
 
-        Raises TooLarge once it has more than `max_body_size` bytes, DeadlineExceeded after `within` seconds, and Overloaded when the
-        account of the server has no room for it.
+        Raises TooLarge as soon as it has more than `max_body_size` bytes, DeadlineExceeded after `within` seconds, and Overloaded if the account has no
+        room for it.
         """
         try:
             async with asyncio.timeout(within):
@@ -59,13 +58,13 @@ class Body:
             raise DeadlineExceeded(f"body: must arrive within {within:g} s (body_timeout)") from None
 
     async def unless_left(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """Return what `work` makes of the whole body, or None, and nothing goes on, if the client leaves."""
+        """Return the result of `work`, or None if the client leaves; `work` is cancelled then. The whole body must have been read."""
         with suppress(Cancelled):
             return await unless_left(work, self._receive)
         return None
 
     async def _read(self, max_body_size: int) -> bytes | None:
-        whole = bytearray()  # a list of what may be millions of crumbs would be many times as large
+        whole = bytearray()  # a list of millions of tiny chunks would take many times the memory
         while self.unread:
             message = await self._receive()
             if message["type"] != "http.request":
@@ -82,12 +81,12 @@ class Body:
 
 
 async def unpacked(body: bytes, coding: str, max_size: int, within: float) -> bytes:
-    """Return `body`, which is in `coding`, decompressed and charged to the account of the server.
+    """Return `body`, which is compressed with `coding`, decompressed and charged to the account.
 
-    What is short before and after is decompressed at once. All else waits for its turn, a few at a time, and is decompressed in a
-    thread; so clients that send short bodies never wait for those that send what becomes large.
+    A body that is short before and after is decompressed at once. The others take turns, a few at a time, and are decompressed in threads. So a client that
+    sends a short body never waits for clients whose bodies become large.
 
-    Raises what `decompress` raises, DeadlineExceeded after `within` seconds, and Overloaded where the account has no room.
+    Raises what `decompress` raises, DeadlineExceeded after `within` seconds, and Overloaded if the account has no room.
     """
     plain = _unpacked_if_short(body, coding, max_size)
     if plain is None:
@@ -110,9 +109,9 @@ def _unpacked_if_short(body: bytes, coding: str, max_size: int) -> bytes | None:
 
 
 async def discard_body(receive: Receive, within: float) -> None:
-    """Read on while more comes, at most `within` seconds: a connection closed over unread bytes takes the answer with it.
+    """Discard the rest of a body, for at most `within` seconds, or until the client pauses for _LINGER seconds.
 
-    A sender who pauses has had time to read the answer.
+    Closing a connection with unread bytes would reset it, and the client might lose the response (RFC 9112, section 9.6).
     """
     try:
         async with asyncio.timeout(within):
@@ -125,14 +124,14 @@ async def discard_body(receive: Receive, within: float) -> None:
 
 
 async def unless_left(work: Coroutine[Any, Any, T], receive: Receive) -> T:
-    """Return what `work` returns; the body must have been read. When the client leaves, `work` is cancelled: raises Cancelled then."""
+    """Return the result of `work`. If the client leaves, `work` is cancelled and Cancelled is raised. The body must have been read."""
     task = asyncio.current_task()
     assert task is not None  # coroutines run in one
     left, at_work = False, True
 
     def leave(_: object) -> None:
         nonlocal left
-        if at_work:  # this is called a moment after it was noticed
+        if at_work:  # the callback may run after `work` has ended
             left = True
             task.cancel()
 
@@ -141,7 +140,7 @@ async def unless_left(work: Coroutine[Any, Any, T], receive: Receive) -> T:
     try:
         return await work
     except asyncio.CancelledError:
-        if left and not task.uncancel():  # nobody else cancels it
+        if left and not task.uncancel():  # no other cancellation is pending
             raise Cancelled("the caller left") from None
         raise
     finally:
@@ -150,27 +149,27 @@ async def unless_left(work: Coroutine[Any, Any, T], receive: Receive) -> T:
 
 
 async def disconnected(receive: Receive) -> None:
-    """Return when the client has left; the body must have been read."""
+    """Return when the client has left. The body must have been read."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 def has_large_body(scope: Scope) -> bool:
-    """Tell whether a request's body is too large, or of unknown length, to be read only to be forgotten."""
+    """Return whether a request's body is too large to be discarded, or of unknown length."""
     headers = dict(scope["headers"])
     length = headers.get(b"content-length", b"0")
     return b"transfer-encoding" in headers or not length.isdigit() or int(length[:20]) > _SMALL_BODY
 
 
 def inner_path(scope: Scope) -> str:
-    """Return the path of a request below the path that the application is mounted at."""
+    """Return the path of a request without the prefix at which the application is mounted."""
     path: str = scope["path"]
     root: str = scope.get("root_path", "").rstrip("/")
     return path[len(root) :] if root and path.startswith(root + "/") else path
 
 
 async def send_answer(send: Send, answer: HttpResponse, *, more: bool = False) -> None:
-    """Send `answer`, whole; with `more` the server keeps the request open until an empty body follows."""
+    """Send `answer`. With `more`, the request stays open until an empty body follows."""
     await send(_head(answer))
     await send({"type": "http.response.body", "body": answer.body, "more_body": more})
 
@@ -178,11 +177,10 @@ async def send_answer(send: Send, answer: HttpResponse, *, more: bool = False) -
 async def send_early(
     scope: Scope, receive: Receive, send: Send, answer: HttpResponse, *, closing: bool, within: float
 ) -> None:
-    """Send `answer` before the body of the request has been read; with `closing`, end the connection over it, after
-    reading on for at most `within` seconds."""
+    """Send `answer` before the body of the request has been read. With `closing`, close the connection after discarding the body for at most `within` seconds."""
     if not closing:
         return await send_answer(send, answer)
-    if scope["http_version"].startswith("1"):  # HTTP/2 ends the stream instead and forbids the header
+    if scope["http_version"].startswith("1"):  # HTTP/2 forbids the header: RFC 9113, section 8.2.2
         answer.headers.append((b"connection", b"close"))
     await send_answer(send, answer, more=True)
     await discard_body(receive, within)
@@ -195,7 +193,7 @@ def _head(answer: HttpResponse) -> Message:
 
 
 def as_response(answer: HttpResponse) -> Response:
-    """Return `answer` as what Starlette's endpoints return."""
+    """Return `answer` as a Starlette response."""
     made = Response(answer.body, answer.status)
     made.raw_headers.extend(answer.headers)
     return made
@@ -205,7 +203,8 @@ _log = logging.getLogger("weir.http")
 
 
 class AsgiCall(NamedTuple):
-    """One request, its body decompressed. `receive` tells when the client leaves; `send` is for those who answer bit by bit."""
+    """One request to a page, with its body decompressed. `path` has the parameters of its path. `receive` reports that the client has left. `send` is for
+    handlers that send a response in parts."""
 
     path: dict[str, str]
     headers: Headers
@@ -216,30 +215,24 @@ class AsgiCall(NamedTuple):
     version: str = "1.1"  # of HTTP
 
     async def read(self, declared: type[T]) -> T:
-        """Return the JSON object that the body is as a value of the type `declared`; {} if it is empty or null. A long one is read in a thread.
+        """Return the body, which is a JSON object, as a value of the type `declared`. An empty body and null count as {}. A long body is read in a thread.
 
-        Raises InvalidRequest that names field, value and rule.
+        Raises InvalidRequest naming field, value and rule.
         """
         return await off_loop(len(self.body), lambda: read_document(self._document(), declared))
 
     def _document(self) -> dict[str, Any]:
-        document = parse(decode_json, self.body, "an object") if self.body.strip() else {}
-        if document is None:
-            return {}
-        if not isinstance(document, dict):
-            raise InvalidRequest(f"body: must be an object as JSON, is {brief(document, 40)}")
-        return document
+        return {} if self.body.strip() in (b"", b"null") else read_object(self.body)
 
 
 Handler = Callable[[AsgiCall], Awaitable[HttpResponse | None]]
 
-# Makes the answer to an error, as the protocol of the request writes it.
+# Makes the response for an error, as the protocol of the request writes errors.
 Refuse = Callable[[BaseException], HttpResponse]
 
 
 class Endpoint:
-    """The ASGI application that has `handler` answer; None from it means that it has answered by itself. An error is
-    answered by what `refuse` makes of it."""
+    """An ASGI application whose requests `handler` answers. If it returns None, it has sent the response itself. `refuse` makes the response for an error."""
 
     def __init__(self, handler: Handler, settings: HttpSettings, refuse: Refuse) -> None:
         self._handler = handler
@@ -280,7 +273,7 @@ class Endpoint:
         return await incoming.unless_left(unpacked(body, coding, settings.max_body_size, settings.body_timeout))
 
     def _charged(self, answer: HttpResponse) -> HttpResponse:
-        """Return `answer`, or the error that there is no memory for it."""
+        """Charge `answer` and return it, or return the response for the error if the account has no room."""
         try:
             charge(len(answer.body))
         except WeirError as error:
@@ -305,8 +298,7 @@ class Endpoint:
 
 
 def identified(answer: HttpResponse, headers: Iterable[tuple[bytes, bytes]]) -> HttpResponse:
-    """Return `answer`, an error too, with the X-Request-Id that came with the request, if that is not too long, and with
-    the `traceparent` of its span, if it was traced."""
+    """Add to `answer` the X-Request-Id of the request, unless it is too long, and the `traceparent` of its span if it was traced. Return `answer`."""
     trace = CURRENT.get()
     if trace is not None:
         answer.headers.append((HEADER.encode(), trace.traceparent.encode()))
@@ -321,13 +313,16 @@ def identified(answer: HttpResponse, headers: Iterable[tuple[bytes, bytes]]) -> 
 HEAD: Headers = [
     (b"content-type", f"{CONTENT_TYPE}; charset=utf-8".encode()),
     (b"cache-control", b"no-store"),
-    (b"x-accel-buffering", b"no"),  # proxies that collect answers (nginx) shall pass on each event
+    (b"x-accel-buffering", b"no"),  # nginx would collect events otherwise
 ]
 
 
 class EventStream:
-    """One answer that is a stream. `refusal` makes a whole answer of an error that comes before any part, `identify` adds to its headers and to those of
-    the stream what names the request. `sent_bytes` counts its body."""
+    """One response that is a stream of events.
+
+    `refusal` makes the response for an error before the first event. `identify` adds the headers that name the request. After `keep_alive` seconds without
+    an event a comment is sent. `sent_bytes` is the size of the body so far.
+    """
 
     def __init__(
         self, source: EventSource, refusal: Refuse, identify: Callable[[HttpResponse], HttpResponse], receive: Receive,
@@ -342,10 +337,10 @@ class EventStream:
         self._keep_alive = keep_alive
         self._writing = asyncio.Lock()
         self._started = False
-        self._spoke = False  # since it was looked at last
+        self._spoke = False  # whether something was sent since the last check
 
     async def run(self) -> None:
-        """Send until the answers end or the client leaves."""
+        """Send events until the source ends or the client leaves."""
         leaving = asyncio.ensure_future(disconnected(self._receive))
         pumping = asyncio.ensure_future(self._pump())
         try:
@@ -388,7 +383,7 @@ class EventStream:
 
 
 class AsgiInference:
-    """ASGI middleware that answers the requests of `protocols`, the first of which that knows one, and leaves the rest to `app`."""
+    """ASGI middleware for inference. The first of `protocols` that knows a request answers it; all other requests go to `app`."""
 
     def __init__(self, app: ASGIApp, protocols: Sequence[HttpProtocol], settings: HttpSettings) -> None:
         self._app = app
@@ -396,7 +391,7 @@ class AsgiInference:
         self._settings = settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request. A client that leaves has its request cancelled, and gets nothing."""
+        """Answer one request. If the client leaves, the request is cancelled and nothing is sent."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         path = inner_path(scope)
@@ -444,7 +439,7 @@ class AsgiInference:
         size = len(body)
         begin = self._open if head.stream else self._respond
         work = begin(exchange, protocol, head, body)
-        del body  # it is the protocol's, which lets go of it as soon as it has been read
+        del body  # only the protocol refers to it now, and frees it as soon as it has been parsed
         try:
             answer = await unless_left(work, receive)
         except Cancelled:
@@ -459,7 +454,7 @@ class AsgiInference:
     async def _respond(
         self, exchange: Exchange, protocol: HttpProtocol, head: HttpRequestHead, body: bytes
     ) -> HttpResponse:  # fmt: skip
-        """Return the answer to a request, an error too."""
+        """Return the response to a request, also for an error."""
         try:
             if head.coding:
                 body = await self._unpacked(exchange, head, body)
@@ -474,7 +469,7 @@ class AsgiInference:
     async def _open(
         self, exchange: Exchange, protocol: HttpProtocol, head: HttpRequestHead, body: bytes
     ) -> HttpResponse | EventSource:  # fmt: skip
-        """Return the stream of answers to a request, or the answer that refuses it."""
+        """Return the stream of events for a request, or the response that refuses it."""
         try:
             if head.coding:
                 body = await self._unpacked(exchange, head, body)

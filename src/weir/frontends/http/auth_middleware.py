@@ -1,4 +1,4 @@
-"""ASGI middleware that refuses requests without the server's key."""
+"""ASGI middleware that refuses requests without the server's API key."""
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
@@ -11,7 +11,7 @@ from weir.frontends.http.asgi import has_large_body, inner_path, send_answer, se
 from weir.protocols.access import Access
 from weir.protocols.response import HttpResponse, error_answer
 
-# What probes ask: they have no key.
+# The paths of probes, which have no key.
 OPEN = frozenset(("/health", "/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready"))
 
 Refuse = Callable[[BaseException], HttpResponse]
@@ -21,8 +21,10 @@ _BASIC = (b"www-authenticate", b'Basic realm="weir"')
 
 
 class Gate:
-    """Leaves to `app` what comes with a key, and what is open to all. `refusals` are the answers to what is refused, by what the paths begin
-    with; `body_timeout` is how long, in seconds, a large body that is refused may take."""
+    """Passes requests with a key, and requests to open paths, on to `app`. Refuses all others.
+
+    `refusals` maps prefixes of paths to what makes the response. `body_timeout` is how many seconds the rest of a refused large body is read.
+    """
 
     def __init__(self, app: ASGIApp, access: Access, refusals: Mapping[str, Refuse], body_timeout: float) -> None:
         self._app = app
@@ -45,13 +47,13 @@ class Gate:
         answer = refuse(error)
         if scope["type"] == "websocket":
             return await _deny(answer, scope, send)
-        if _wants_page(scope):  # a browser then asks who looks at it
+        if _wants_page(scope):  # a browser then asks its user for the key
             answer.headers.append(_BASIC)
         await send_early(scope, receive, send, answer, closing=has_large_body(scope), within=self._body_timeout)
 
 
 def with_key(document: dict[str, Any]) -> dict[str, Any]:
-    """Return an OpenAPI document that describes, besides, that all but the open paths need the key, and the answer to requests without it."""
+    """Return a copy of an OpenAPI `document` that also describes the key, which paths need it, and the response to a request without it."""
     described = deepcopy(document)
     described["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     described["security"] = [{"key": []}]
@@ -66,7 +68,7 @@ def with_key(document: dict[str, Any]) -> dict[str, Any]:
 
 async def _deny(answer: HttpResponse, scope: Scope, send: Send) -> None:
     if _DENIAL not in scope.get("extensions", {}):
-        return await send({"type": "websocket.close"})  # which servers answer with 403
+        return await send({"type": "websocket.close"})  # the ASGI server sends status 403
 
     async def send_denial(message: Message) -> None:
         await send({**message, "type": f"websocket.{message['type']}"})

@@ -1,7 +1,7 @@
 """The OpenAPI description of the Open Inference Protocol: of what each route declares, and of inference for each model."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -68,19 +68,14 @@ _HEADER_LENGTH = {
 
 
 def kserve_openapi(context: KserveContext) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the OpenAPI paths of everything that `context` offers, inference once for each model, and the components that they refer to."""
+    """Return the OpenAPI paths of everything that `context` offers, inference once for each model, and the components that they refer to;
+    types stand in place of their schemas."""
     _, components = json_schemas(
         [KserveError, InferParameters, ReadRequest, ReadResponse, GenerateBody, GenerateAnswer]
     )
     paths: dict[str, Any] = {}
-
-    def schema(declared: Any) -> Schema:
-        (found,), referred = json_schemas([declared])
-        components.update(referred)
-        return found
-
     for (method, path), operation in offered(context).items():
-        paths.setdefault(PREFIX + path, {})[method.lower()] = _operation(method, path, operation, schema)
+        paths.setdefault(PREFIX + path, {})[method.lower()] = _operation(method, path, operation)
     for service in context.registry.all:
         version = f"/versions/{service.version}" if service.version else ""
         for call, described in _ModelCalls(service, components).described().items():
@@ -88,7 +83,7 @@ def kserve_openapi(context: KserveContext) -> tuple[dict[str, Any], dict[str, An
     return paths, components
 
 
-def _operation(method: str, path: str, operation: Operation, schema: Callable[[Any], Schema]) -> dict[str, Any]:
+def _operation(method: str, path: str, operation: Operation) -> dict[str, Any]:
     possible = _OF_CONTROL if operation.controls else _OF_HEALTH if path.endswith("/ready") else ()
     media = "text/plain" if operation.writes is str else JSON
     described: dict[str, Any] = {
@@ -96,11 +91,11 @@ def _operation(method: str, path: str, operation: Operation, schema: Callable[[A
         "tags": ["Open Inference Protocol"],
         "summary": operation.summary,
         "parameters": [_in_path(name) for name in _NAME.findall(path)],
-        "responses": _responses({media: {"schema": schema(operation.writes)}}, possible),
+        "responses": _responses({media: {"schema": operation.writes}}, possible),
     }
-    if operation.asks is not None:
-        body = {JSON: {"schema": schema(operation.asks)}}
-        described["requestBody"] = {"required": _has_required(operation.asks), "content": body}
+    if operation.request_type is not None:
+        body = {JSON: {"schema": operation.request_type}}
+        described["requestBody"] = {"required": _has_required(operation.request_type), "content": body}
     return described
 
 

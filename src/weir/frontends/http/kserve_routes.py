@@ -1,6 +1,6 @@
-"""The routes of the Open Inference Protocol but those of inference: what shows the server and its models, and what changes them.
+"""The routes of the Open Inference Protocol that are not inference: they show the server and its models, or change them.
 
-The signature of a handler declares what it reads and what it answers; the router and the OpenAPI document both go by that.
+The signature of a handler declares the types of its request and its response. The router and the OpenAPI document are both made from it.
 """
 
 import inspect
@@ -32,37 +32,38 @@ if TYPE_CHECKING:
 
 
 class Changes:
-    """The handlers of calls that change the server; each answers one path. The type of `asked` is what its body is read as."""
+    """The handlers of calls that change the server; each answers one path. The body is read as the declared type of `request`."""
 
     def __init__(self, context: KserveContext) -> None:
         self._context = context
 
-    async def load(self, call: AsgiCall, asked: Annotated[dict[str, Any], kserve.LoadRequest]) -> kserve.Nothing:
+    async def load(self, call: AsgiCall, request: Annotated[dict[str, Any], kserve.LoadRequest]) -> kserve.Nothing:
         """Load a model of the repository, or load it again."""
 
         def read() -> kserve.LoadArguments:
-            parameters = read_document(asked, kserve.LoadRequest).parameters or {}
-            own = {name: value for name, value in asked.items() if name != "parameters"}  # AMD's client has them there
+            parameters = read_document(request, kserve.LoadRequest).parameters or {}
+            # AMD's client writes the parameters of a model beside `parameters`.
+            own = {name: value for name, value in request.items() if name != "parameters"}
             return kserve.load_arguments(parameters, self._context.control, own)
 
-        arguments = await off_loop(len(call.body), read)  # a configuration is a document in a text of this one
+        arguments = await off_loop(len(call.body), read)  # the body may contain a long configuration as a JSON text
         version = call.path.get("version", "")
         await self._context.manager.load_model(call.path["model"], version=version, **arguments._asdict())
         return {}
 
-    async def unload(self, call: AsgiCall, asked: kserve.UnloadRequest) -> kserve.Nothing:
+    async def unload(self, call: AsgiCall, request: kserve.UnloadRequest) -> kserve.Nothing:
         """Stop serving a model."""
-        dependents = asked.parameters is not None and bool(asked.parameters.unload_dependents)
+        dependents = request.parameters is not None and bool(request.parameters.unload_dependents)
         version = call.path.get("version", "")
         await self._context.manager.unload_model(call.path["model"], version=version, unload_dependents=dependents)
         return {}
 
-    async def load_worker(self, call: AsgiCall, asked: dict[str, Parameter]) -> str:
-        """Start a worker, or join one that runs with the same parameters; the answer is its endpoint."""
-        return await self._context.manager.load_worker(call.path["worker"], asked)
+    async def load_worker(self, call: AsgiCall, request: dict[str, Parameter]) -> str:
+        """Start a worker, or use one that runs with the same parameters; the answer is the name of its endpoint."""
+        return await self._context.manager.load_worker(call.path["worker"], request)
 
     async def unload_worker(self, call: AsgiCall) -> kserve.Nothing:
-        """Drain and end a worker of an endpoint; the last one takes the endpoint with it."""
+        """Drain and end a worker of an endpoint; the endpoint ends with its last worker."""
         await self._context.manager.unload_worker(call.path["worker"])
         return {}
 
@@ -70,9 +71,9 @@ class Changes:
         """List the regions, or show one."""
         return self._context.regions.status(call.path.get("region", ""))
 
-    async def register_memory(self, call: AsgiCall, asked: kserve.RegionRequest) -> kserve.Nothing:
+    async def register_memory(self, call: AsgiCall, request: kserve.RegionRequest) -> kserve.Nothing:
         """Open a region."""
-        self._context.regions.register(call.path["region"], asked.key, asked.offset or 0, asked.byte_size)
+        self._context.regions.register(call.path["region"], request.key, request.offset or 0, request.byte_size)
         return {}
 
     async def unregister_memory(self, call: AsgiCall) -> kserve.Nothing:
@@ -89,30 +90,30 @@ class KservePages:
         self._registry = context.registry
 
     async def live(self, call: AsgiCall) -> kserve.LiveState:
-        """Tell whether this process answers, and its models can start workers, where liveness counts them."""
+        """Tell whether the server is live, as its setting `liveness` defines it."""
         if self._context.failed:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in self._context.failed.items())
             raise ModelNotReady(f"not live: {reasons}")
         return {"live": True}
 
     async def ready(self, call: AsgiCall) -> kserve.ReadyState:
-        """Tell whether every model takes requests."""
+        """Tell whether every model accepts requests."""
         if not self._registry.ready:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in self._registry.not_ready_reasons.items())
             raise ModelNotReady(f"not ready: {reasons}")
         return {"ready": True}
 
     async def server(self, call: AsgiCall) -> kserve.ServerMetadata:
-        """Show what this server is and what it offers."""
+        """Show the server's name, version and extensions."""
         return kserve.server_metadata(self._context.settings.server_name, self._context.extensions)
 
     async def models(self, call: AsgiCall) -> kserve.ModelNames:
         """Name the models."""
         return {"models": list(self._registry.services)}
 
-    async def index(self, call: AsgiCall, asked: kserve.IndexRequest) -> list[kserve.ModelIndexEntry]:
-        """List the models that can be loaded, with their states. Anybody may ask."""
-        states = self._context.manager.index(ready_only=bool(asked.ready))
+    async def index(self, call: AsgiCall, request: kserve.IndexRequest) -> list[kserve.ModelIndexEntry]:
+        """List the models that can be loaded, with their states."""
+        states = self._context.manager.index(ready_only=bool(request.ready))
         return [cast(kserve.ModelIndexEntry, state._asdict()) for state in states]
 
     async def model(self, call: AsgiCall) -> kserve.ModelMetadata:
@@ -120,7 +121,7 @@ class KservePages:
         return kserve.model_metadata(self._registry, call.path["model"], call.path.get("version", ""))
 
     async def model_ready(self, call: AsgiCall) -> kserve.ReadyState:
-        """Tell whether one model takes requests."""
+        """Tell whether one model accepts requests."""
         service = self._service(call)
         if not service.ready:
             raise ModelNotReady(f"model {service.label!r} is not ready: {service.not_ready_reason}")
@@ -131,15 +132,15 @@ class KservePages:
         return kserve.config(self._service(call))
 
     async def statistics(self, call: AsgiCall) -> kserve.AllStatistics:
-        """Count what one model has done, or every model."""
+        """Show the statistics of one model, or of every model."""
         return kserve.all_statistics(self._registry, call.path.get("model", ""), call.path.get("version", ""))
 
     async def no_regions(self, call: AsgiCall) -> list[RegionStatus]:
-        """List the regions of a GPU's memory: there are never any."""
+        """List the regions of GPU memory: there are never any."""
         return []
 
     async def nothing_to_do(self, call: AsgiCall) -> kserve.Nothing:
-        """Close regions of a GPU's memory, of which there are none."""
+        """Close regions of GPU memory: there are never any."""
         return {}
 
     async def hardware(self, call: AsgiCall) -> kserve.AllHardware:
@@ -147,44 +148,47 @@ class KservePages:
         return {"hardware": find_hardware()}
 
     async def has_hardware(
-        self, call: AsgiCall, asked: kserve.HardwareRequest
+        self, call: AsgiCall, request: kserve.HardwareRequest
     ) -> kserve.HardwareRequest | HttpResponse:
-        """Tell whether there are as many devices of a kind or name as asked for, or one: 200, or 404."""
-        found, least = kserve.device_count(find_hardware(), asked.name), max(1, asked.num or 1)
+        """Tell whether this machine has `num` devices (by default one) of a kind or name: 200, or 404."""
+        found, least = kserve.device_count(find_hardware(), request.name), max(1, request.num or 1)
         if found < least:
-            error = f"hardware {asked.name!r:.80}: there are {found}, not {least}"
+            error = f"hardware {request.name!r:.80}: there are {found}, not {least}"
             return HttpResponse(404, [JSON_TYPE], encode_safely({"error": error}))
-        return kserve.HardwareRequest(asked.name, found)
+        return kserve.HardwareRequest(request.name, found)
 
     def _service(self, call: AsgiCall) -> "Service":
         return kserve.find(self._registry, call.path["model"], call.path.get("version", ""))
 
 
 class Operation(NamedTuple):
-    """What answers one method at one path. `reads` is the type that its body is read as (None: it has none), and `asks` the type that describes it;
-    `writes` is that of its answer: str is sent as text, all else as JSON. `controls`: only callers who may control the server may call it."""
+    """What answers one method at one path.
+
+    The body is read as a value of `reads` (None: no body), and OpenAPI describes it as `request_type`. `writes` is the type of the response: str is sent as
+    text, everything else as JSON. `controls`: only callers who may control the server may call it.
+    """
 
     answer: Callable[..., Awaitable[Any]]
     reads: Any
-    asks: Any
+    request_type: Any
     writes: Any
     controls: bool
     summary: str
 
     @classmethod
     def of(cls, answer: Callable[..., Awaitable[Any]], *, controls: bool = False) -> "Operation":
-        """Return the operation of a handler: the types are those of its signature, where Annotated[reads, asks] tells two from each other."""
+        """Return the operation of a handler. The types are those of its signature; Annotated[reads, request_type] declares both types of a body."""
         hints = get_type_hints(answer, include_extras=True)
-        reads = hints.get("asked")
-        asks = get_args(reads)[1] if get_origin(reads) is Annotated else reads
+        reads = hints.get("request")
+        request_type = get_args(reads)[1] if get_origin(reads) is Annotated else reads
         writes = next(
             (each for each in get_args(hints["return"]) if HttpResponse in get_args(hints["return"])), hints["return"]
         )
         summary = (inspect.getdoc(answer) or "").partition("\n")[0].rstrip(".")
-        return cls(answer, reads, asks, writes, controls, summary)
+        return cls(answer, reads, request_type, writes, controls, summary)
 
     def handler(self, context: KserveContext) -> Handler:
-        """Return what answers a call over HTTP."""
+        """Return the handler of a call over HTTP."""
 
         async def handle(call: AsgiCall) -> HttpResponse:
             if self.controls:
@@ -203,7 +207,7 @@ class Operation(NamedTuple):
 
 PREFIX = "/v2"
 
-# Extensions of Triton that its clients know and this server has not.
+# Paths of Triton's extensions that this server does not have.
 _NOT_OFFERED = (
     "/trace/setting", "/models/{model}/trace/setting", "/logging", "/cudasharedmemory/region/{region}/status",
     "/cudasharedmemory/region/{region}/register",
@@ -211,7 +215,7 @@ _NOT_OFFERED = (
 
 
 class Kserve:
-    """ASGI middleware that answers every path of the protocol but those of inference, and leaves the rest to `app`."""
+    """ASGI middleware that answers all paths of the protocol that are not inference. All other requests go to `app`."""
 
     def __init__(self, app: ASGIApp, context: KserveContext) -> None:
         self._app = app
@@ -224,9 +228,8 @@ class Kserve:
             exception_handlers={HTTPException: _router_error},
         )
         self._kserve.router.redirect_slashes = False
-        self._kserve.middleware_stack = (
-            self._kserve.build_middleware_stack()
-        )  # not with the first request, which would hold up others
+        # Build it now: building it for the first request would delay others.
+        self._kserve.middleware_stack = self._kserve.build_middleware_stack()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -236,21 +239,21 @@ class Kserve:
 
 
 def handlers(context: KserveContext) -> dict[tuple[str, str], Handler]:
-    """Return what answers each method and path below PREFIX: what is offered, and the refusals of what is not."""
+    """Return the handler of each method and path below PREFIX, including those that refuse what is not offered."""
     refused = {(method, path): not_offered(path) for path in _NOT_OFFERED for method in ("GET", "POST")}
     answered = {key: operation.handler(context) for key, operation in every(context).items()}
     return answered | {("GET", "/"): answered["GET", ""]} | refused
 
 
 def offered(context: KserveContext) -> dict[tuple[str, str], Operation]:
-    """Return what answers each method and path that this server really has."""
+    """Return the operation of each method and path that this server has."""
     missing: tuple[str, ...] = () if context.regions.allowed else ("/systemsharedmemory",)
     missing += () if context.has_manager else ("/repository", "/workers")
     return {key: operation for key, operation in every(context).items() if not key[1].startswith(missing)}
 
 
 def every(context: KserveContext) -> dict[tuple[str, str], Operation]:
-    """Return what answers each method and path that servers may have; those of a model also for one version of it."""
+    """Return the operation of each method and path that a server can have. Those of a model are also there for one version of it."""
     pages, changes = KservePages(context), Changes(context)
     shown: dict[tuple[str, str], Callable[..., Awaitable[Any]]] = {
         ("GET", ""): pages.server,
@@ -290,7 +293,7 @@ def every(context: KserveContext) -> dict[tuple[str, str], Operation]:
 
 
 def not_offered(path: str) -> Handler:
-    """Return what answers a path of an extension that this server has not."""
+    """Return the handler that refuses the path of an extension that this server does not have."""
 
     async def refuse(call: AsgiCall) -> HttpResponse:
         raise Unsupported(f"{PREFIX}{path}: this server does not have this extension; GET {PREFIX} lists those it has")
@@ -299,7 +302,7 @@ def not_offered(path: str) -> Handler:
 
 
 async def _router_error(request: Request, error: Exception) -> Response:
-    """Answer what the router refuses: a path that is not there, a method that does not belong."""
+    """Return the response for an error of the router: an unknown path, or a method that the path does not take."""
     path = request.scope["path"]
     if isinstance(error, HTTPException) and error.status_code == 405:
         allow = sorted((error.headers or {}).get("Allow", "").split(", "))

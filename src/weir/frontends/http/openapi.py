@@ -3,17 +3,21 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict, get_type_hints
 
+import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from weir import errors
 from weir._version import __version__
-from weir.messages import JSON, MSGPACK
+from weir.messages import JSON, MSGPACK, DispatchRecord
 from weir.model import Example, Model, Tensor, is_tensor_model
+from weir.policy.cost.objective import Prices
 from weir.protocols.content_negotiation import read_types
 from weir.protocols.response import ErrorValue
 from weir.protocols.status import http_code
+from weir.serving.generation import WorkerView
+from weir.serving.service import ModelHealth
 from weir.wire.schema import REF_TEMPLATE, json_schemas, schema_of
 from weir.wire.sse import CONTENT_TYPE
 from weir.wire.values import UNWRITABLE, decode, encode
@@ -118,13 +122,15 @@ _INFERENCE_ERRORS: tuple[type[errors.WeirError], ...] = (
     errors.WorkerLost,
 )  # fmt: skip
 
-_PARAMETERS = {
+_HEADERS = {
     "X-Request-Timeout": ("seconds until the request expires", {"type": "number", "exclusiveMinimum": 0}),
     "X-Request-Priority": ("higher goes first; 0 if not given", {"type": "integer"}),
     "X-Batch-Key": ("only requests of equal key share a batch", {"type": "string", "minLength": 1, "maxLength": 256}),
     "X-Explain": ("1: explain the batch in the headers of the answer", {"type": "string", "enum": ["0", "1"]}),
+    "X-Client-Id": ("whose texts these are, so that nobody takes more than a fair share", {"type": "string", "minLength": 1, "maxLength": 128}),
     "X-Request-Id": ("sent back with the answer", {"type": "string", "maxLength": 256}),
-}
+}  # fmt: skip
+_OF_INFERENCE = ("X-Request-Timeout", "X-Request-Priority", "X-Batch-Key", "X-Explain", "X-Request-Id")
 
 _MODEL = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
 
@@ -145,6 +151,125 @@ class FailedItem(Struct):
 Weight = Annotated[
     float, Meta(extra_json_schema={"minimum": 0})
 ]  # Prices checks the value, and explains why it is too small
+
+
+class ModelLine(TypedDict):
+    """A model, and why it takes no requests ("" if it does)."""
+
+    name: str
+    ready: bool
+    reason: str
+
+
+class IndexedModel(ModelLine):
+    """A model, and the paths at which it answers."""
+
+    paths: list[str]
+
+
+class ServerIndex(TypedDict):
+    """What there is: the models, and what each page is good for, by path."""
+
+    server: str
+    version: str
+    models: list[IndexedModel]
+    pages: dict[str, str]
+
+
+class Liveness(TypedDict):
+    """Whether this process answers, and why models can start no worker, where liveness counts them."""
+
+    live: bool
+    models: NotRequired[dict[str, str]]
+
+
+class Readiness(TypedDict):
+    """Whether every model takes requests."""
+
+    ready: bool
+    models: list[ModelLine]
+
+
+class DeepHealth(TypedDict):
+    """Whether the answers of all models are as they must be."""
+
+    healthy: bool
+    models: list[ModelHealth]
+
+
+class ModelList(TypedDict):
+    """The models."""
+
+    models: list[ModelLine]
+
+
+class ServiceState(TypedDict):
+    """The state of a model. Sizes are in rows unless the name says otherwise, ages in seconds; `recent` has the last batches."""
+
+    model: str
+    ready: bool
+    reason: str
+    draining: bool
+    waiting: int
+    waiting_requests: int
+    waiting_outside: int
+    oldest_age: float | None
+    in_flight: int
+    in_flight_batches: int
+    workers: list[WorkerView]
+    gauges: dict[str, float]
+    settings: dict[str, Any]
+    batches: Annotated[dict[str, int], Meta(description="how many batches were dispatched for each reason")]
+    recent: list[DispatchRecord]
+    policy: Annotated[dict[str, Any], Meta(description="the numbers of the policy's explanation")]
+
+
+class PolicyFigures(TypedDict):
+    """What a policy achieves. Null: unknown."""
+
+    response_time_ms: float | None
+    p99_ms: float | None
+    power_w: float | None
+    cost: float | None
+
+
+class MeasuredFigures(PolicyFigures):
+    """What was measured in the last `seconds`; `rate` is in rows per second."""
+
+    rate: float
+    seconds: float
+    requests: int
+    rows: int
+    batches: int
+
+
+class PolicyReport(TypedDict):
+    """What a policy does and what came of it. Rates and the capacity are in rows per second; what is unknown is null."""
+
+    model: str
+    policy: str
+    rate: float | None
+    capacity: float | None
+    table: Annotated[
+        dict[str, float | None], Meta(description="the table in use, and the rows that it waits for (`limit`)")
+    ]
+    prices: Prices | None
+    objective: dict[str, Any] | None
+    workers: int
+    predicted: PolicyFigures
+    measured: MeasuredFigures
+    profile: dict[str, Any] | None
+    drift: dict[str, float | None] | None
+    solved: dict[str, Any] | None
+    learning: bool
+    guards: NotRequired[Annotated[dict[str, float | None], Meta(description="the longest waits, in seconds")]]
+    max_waiting: NotRequired[int | None]
+    beside_greedy: NotRequired[
+        Annotated[
+            dict[str, bool | float | None],
+            Meta(description="whether it must be greedy, and its excess of greedy's cost"),
+        ]
+    ]
 
 
 class PolicyChange(Struct, forbid_unknown_fields=True):
@@ -173,13 +298,12 @@ _POLICY_ERRORS = (
 
 
 def openapi(
-    registry: "Registry", pages: Mapping[str, str], root: str = "", more: Mapping[str, Any] = MappingProxyType({}),
-    components: Mapping[str, Any] = MappingProxyType({}),
+    registry: "Registry", others: Mapping[str, Any], root: str = "", components: Mapping[str, Any] = MappingProxyType({})
 ) -> dict[str, Any]:  # fmt: skip
     """Return the OpenAPI 3.1 document.
 
-    `pages` has the path of each page and what it is good for; `root` is the path that the application is mounted at; `more`
-    are described paths of other protocols, and `components` the schemas that they refer to.
+    `others` are described paths beside those of inference, and `components` the schemas that they refer to; in place of a schema they may have
+    a type that msgspec knows. `root` is the path that the application is mounted at.
     """
     paths: dict[str, Any] = {}
     schemas: dict[str, Schema] = {**_COMPONENTS_OF_PAGES, **components}
@@ -188,15 +312,25 @@ def openapi(
         schemas |= described.components
         for path in paths_of(registry, service):
             paths[path] = {"post": _operation(service, described, path, batch=path.endswith("/batch"))}
-    for path, text in pages.items():
-        paths[path] = {"get": _page(path, text), **CHANGES.get(path, {})}
     return {
         "openapi": "3.1.0",
         "info": {"title": "Weir", "version": __version__, "description": "Models served with dynamic batching."},
         "servers": [{"url": root or "/"}],
-        "paths": {**paths, **more},
+        "paths": {**paths, **_with_schemas(others, schemas)},
         "components": {"schemas": schemas},
     }
+
+
+def _with_schemas(paths: Mapping[str, Any], components: dict[str, Schema]) -> dict[str, Any]:
+    """Return described paths with the schema of each declared type in its place; what the schemas refer to is added to `components`."""
+
+    def schema(declared: Any) -> Schema:
+        (found,), referred = json_schemas([declared])
+        components.update(referred)
+        return found
+
+    described: dict[str, Any] = msgspec.to_builtins(paths, enc_hook=schema)
+    return described
 
 
 def paths_of(registry: "Registry", service: "Service") -> list[str]:
@@ -218,7 +352,7 @@ def _operation(service: "Service", described: Described, path: str, *, batch: bo
         "tags": [service.name],
         "summary": f"Ask {service.name}" + (" about each item of a list" if batch else ""),
         "description": (model.__doc__ or "").strip(),
-        "parameters": [_parameter(name) for name in _PARAMETERS],
+        "parameters": described_headers(_OF_INFERENCE),
         "requestBody": {
             "required": True,
             "content": {each: _body(each, item, _examples(described, "item", batch)) for each in types},
@@ -270,9 +404,13 @@ def _answers(described: Described, batch: bool) -> dict[str, Any]:
     return {} if batch else _examples(described, "answer", batch)
 
 
-def _parameter(name: str) -> dict[str, Any]:
-    text, schema = _PARAMETERS[name]
-    return {"name": name, "in": "header", "required": False, "description": text, "schema": schema}
+def described_headers(names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the headers that a request may have, as OpenAPI describes them."""
+    return [
+        {"name": name, "in": "header", "required": False, "description": text, "schema": schema}
+        for name in names
+        for text, schema in [_HEADERS[name]]
+    ]
 
 
 def _error_responses(possible: Sequence[type[errors.WeirError]]) -> dict[str, Any]:
@@ -300,31 +438,46 @@ def _error_response(kinds: Sequence[type[errors.WeirError]], schema: Schema) -> 
     return response
 
 
-def _page(path: str, text: str) -> dict[str, Any]:
-    page: dict[str, Any] = {
-        "operationId": "get_" + path.strip("/").replace("/", "_").replace("{", "").replace("}", "").replace(".", "_"),
-        "tags": ["server"],
-        "summary": text,
-        "responses": {"200": {"description": "The answer"}, "default": {"description": "What is wrong, as JSON"}},
-    }
-    if "{model}" in path:
-        page["parameters"] = [_MODEL]
-    return page
-
-
-def _policy_change() -> dict[str, Any]:
+def operation(
+    method: str, path: str, summary: str, answer: Any, error: Any = ErrorBody, *, tag: str = "server"
+) -> dict[str, Any]:
+    """Return an operation as OpenAPI describes it, with types in place of schemas. `answer` is the type of its answer, or the content type of one
+    that is not JSON; `error` is the type of its errors."""
+    content = {answer: {}} if isinstance(answer, str) else {JSON: {"schema": answer}}
+    name = path.strip("/").replace("/", "_").replace("{", "").replace("}", "").replace(".", "_")
     return {
-        "operationId": "put_models_model_policy",
-        "tags": ["server"],
-        "summary": "Solve the policy for other prices; those that are not given stay",
-        "parameters": [_MODEL],
-        "requestBody": {"required": True, "content": {JSON: {"schema": _reference(PolicyChange)}}},
+        "operationId": f"{method}_{name}",
+        "tags": [tag],
+        "summary": summary,
+        "parameters": [_MODEL] if "{model}" in path else [],
         "responses": {
-            "200": {"description": "The policy goes by them now: its explanation, as with GET"},
-            **_error_responses(_POLICY_ERRORS),
+            "200": {"description": "The answer", "content": content},
+            "default": {"description": "What is wrong", "content": {JSON: {"schema": error}}},
         },
     }
 
 
+def described_page(path: str, page: Callable[..., Any]) -> dict[str, Any]:
+    """Return the operations of the page at `path`. Its docstring says what it is good for, and its return type, `Annotated[HttpResponse, answer]`,
+    what it answers, see `operation`."""
+    (answer,) = get_type_hints(page, include_extras=True)["return"].__metadata__
+    described = operation("get", path, summary_of(page), answer)
+    if path.startswith("/health"):
+        described["responses"]["503"] = described["responses"]["200"] | {"description": "Not so; the answer says why"}
+    return {"get": described, **CHANGES.get(path, {})}
+
+
+def summary_of(page: Callable[..., Any]) -> str:
+    """Return what a page is good for."""
+    return (page.__doc__ or "").strip().rstrip(".")
+
+
+_POLICY = "/models/{model}/policy"
+_CHANGE_POLICY = operation(
+    "put", _POLICY, "Solve the policy for other prices; those that are not given stay", PolicyReport
+) | {"requestBody": {"required": True, "content": {JSON: {"schema": PolicyChange}}}}
+_CHANGE_POLICY["responses"] |= _error_responses(_POLICY_ERRORS)
+_CHANGE_POLICY["responses"]["200"]["description"] = "The policy goes by them now: its explanation, as with GET"
+
 # What can be changed with PUT, by path of the page that shows it.
-CHANGES: Mapping[str, Mapping[str, Any]] = {"/models/{model}/policy": {"put": _policy_change()}}
+CHANGES: Mapping[str, Mapping[str, Any]] = {_POLICY: {"put": _CHANGE_POLICY}}

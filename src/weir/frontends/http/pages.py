@@ -5,7 +5,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -26,10 +26,10 @@ from weir.errors import (
     WeirError,
     brief,
 )
+from weir.frontends.http import openapi as documents
 from weir.frontends.http.asgi import Body, as_response
 from weir.frontends.http.auth_middleware import with_key
 from weir.frontends.http.kserve_openapi import kserve_openapi
-from weir.frontends.http.openapi import CHANGES, PolicyChange, openapi, paths_of
 from weir.messages import JSON
 from weir.protocols.account import Account
 from weir.protocols.content_negotiation import accepted_coding
@@ -37,6 +37,7 @@ from weir.protocols.kserve.context import KserveContext
 from weir.protocols.response import Headers, HttpResponse, compressed, encode_safely, error_answer
 from weir.protocols.settings import HttpSettings
 from weir.protocols.status import codes_of_type
+from weir.serving.service import ModelHealth
 from weir.telemetry.exposition import NAMESPACE, Exposition, Levels, ModelCounts, TritonNames
 from weir.telemetry.recorder import Metrics
 from weir.wire.schema import read_document
@@ -61,7 +62,7 @@ _LARGEST_CHANGE = 65536  # bytes of a body that changes something
 
 
 class Pages:
-    """The pages about the models of `context`. `others` are paths that are not answered here, as OpenAPI describes them."""
+    """The pages about the models of `context`. `others` is the OpenAPI description of paths that are answered elsewhere."""
 
     def __init__(
         self, context: KserveContext, settings: HttpSettings, metrics: RenderMetrics | None, others: Mapping[str, Any]
@@ -71,12 +72,12 @@ class Pages:
         self._registry = context.registry
         self._settings = settings
         self._metrics = metrics
-        self._checking: dict[str, asyncio.Future[dict[str, Any]]] = {}
+        self._checking: dict[str, asyncio.Future[ModelHealth]] = {}
 
     def routes(self) -> list[Route]:
-        """Return Starlette's routes to the pages."""
+        """Return the Starlette routes of the pages."""
         return [
-            Route(path, self._endpoint(page), methods=["GET", "PUT"] if path in CHANGES else ["GET"])
+            Route(path, self._endpoint(page), methods=["GET", "PUT"] if path in documents.CHANGES else ["GET"])
             for path, page in self._pages().items()
         ]
 
@@ -97,38 +98,42 @@ class Pages:
             pages["/metrics"] = self.metrics
         return pages
 
-    async def index(self, request: Request) -> HttpResponse:
+    async def index(self, request: Request) -> Annotated[HttpResponse, documents.ServerIndex]:
         """Say what there is."""
-        models = [self._line(service) | {"paths": paths_of(self._registry, service)} for service in self._services()]
-        pages = {path: _summary(page) for path, page in self._pages().items()} | _summaries(self._others)
-        return _json({"server": "weir", "version": __version__, "models": models, "pages": pages})
+        models: list[documents.IndexedModel] = [
+            {**self._line(service), "paths": documents.paths_of(self._registry, service)}
+            for service in self._services()
+        ]
+        pages = {path: documents.summary_of(page) for path, page in self._pages().items()} | _summaries(self._others)
+        return _json(documents.ServerIndex(server="weir", version=__version__, models=models, pages=pages))
 
-    async def live(self, request: Request) -> HttpResponse:
+    async def live(self, request: Request) -> Annotated[HttpResponse, documents.Liveness]:
         """Say that this process answers: 200; or 503 with the models that can start no worker, where liveness counts them."""
         failed = self._context.failed
-        return _health({"live": not failed} | ({"models": failed} if failed else {}), not failed)
+        return _health(
+            documents.Liveness(live=False, models=failed) if failed else documents.Liveness(live=True), not failed
+        )
 
-    async def ready(self, request: Request) -> HttpResponse:
+    async def ready(self, request: Request) -> Annotated[HttpResponse, documents.Readiness]:
         """Say whether every model takes requests: 200, or 503 with the reasons."""
-        lines = [self._line(service) for service in self._services()]
         ready = self._registry.ready
-        return _health({"ready": ready, "models": lines}, ready)
+        return _health(documents.Readiness(ready=ready, models=self._lines()), ready)
 
-    async def deep(self, request: Request) -> HttpResponse:
+    async def deep(self, request: Request) -> Annotated[HttpResponse, documents.DeepHealth]:
         """Run every model's examples: 200 if the answers are as they must be, or 503 with what is wrong."""
         reports = await asyncio.gather(*map(self._check, self._services()))
         healthy = all(report["healthy"] for report in reports)
-        return _health({"healthy": healthy, "models": reports}, healthy)
+        return _health(documents.DeepHealth(healthy=healthy, models=reports), healthy)
 
-    async def models(self, request: Request) -> HttpResponse:
+    async def models(self, request: Request) -> Annotated[HttpResponse, documents.ModelList]:
         """List the models."""
-        return _json({"models": [self._line(service) for service in self._services()]})
+        return _json(documents.ModelList(models=self._lines()))
 
-    async def model(self, request: Request) -> HttpResponse:
+    async def model(self, request: Request) -> Annotated[HttpResponse, documents.ServiceState]:
         """Show the state of one model."""
         return _json(self._registry.get(request.path_params["model"]).state())
 
-    async def policy(self, request: Request) -> HttpResponse:
+    async def policy(self, request: Request) -> Annotated[HttpResponse, documents.PolicyReport]:
         """Explain the policy of one model: what it does, what was predicted and what is measured."""
         if request.method == "PUT":
             self._context.control.require_http(_peer(request), request.headers.raw)
@@ -143,34 +148,34 @@ class Pages:
         document = decode(body or b"", JSON)
         if not isinstance(document, dict):
             raise InvalidRequest(f"body: must be a JSON object, is {brief(document, 100)}")
-        change = read_document(document, PolicyChange)
+        change = read_document(document, documents.PolicyChange)
         try:
             return await service.set_prices(**msgspec.to_builtins(change))
         except SettingsError as error:  # it is well formed, but there is no such policy
             raise ValidationFailed(error.message) from error
 
-    async def openapi(self, request: Request) -> HttpResponse:
+    async def openapi(self, request: Request) -> Annotated[HttpResponse, dict[str, Any]]:
         """Describe all routes as OpenAPI."""
-        pages = {path: _summary(page) for path, page in self._pages().items()}
+        pages = {path: documents.described_page(path, page) for path, page in self._pages().items()}
         root = request.scope.get("root_path", "")
         paths, components = kserve_openapi(self._context)
-        described = openapi(self._registry, pages, root, {**paths, **self._others}, components)
+        described = documents.openapi(self._registry, {**pages, **paths, **self._others}, root, components)
         return _json(with_key(described) if self._context.access.required else described)
 
-    async def docs(self, request: Request) -> HttpResponse:
+    async def docs(self, request: Request) -> Annotated[HttpResponse, "text/html"]:
         """Show the description to people, with a form to try each route."""
         page = (files("weir.frontends.http") / "docs.html").read_bytes()
         policy = (b"content-security-policy", _DOCS_POLICY)
         return HttpResponse(200, [(b"content-type", b"text/html; charset=utf-8"), policy], page)
 
-    async def metrics(self, request: Request) -> HttpResponse:
+    async def metrics(self, request: Request) -> Annotated[HttpResponse, "text/plain"]:
         """Show the metrics."""
         assert self._metrics is not None, "there is no route without metrics: this is a bug"
         body, content_type = self._metrics(request.headers.get("accept", ""))
         return HttpResponse(200, [(b"content-type", content_type.encode())], body)
 
-    async def _check(self, service: "Service") -> dict[str, Any]:
-        """Run one deep check at a time of each model: all who ask meanwhile share it."""
+    async def _check(self, service: "Service") -> ModelHealth:
+        """Return the result of a deep check. Only one check of a model runs at a time; requests that come meanwhile share it."""
         check = self._checking.get(service.name)
         if check is None:
             check = self._checking[service.name] = asyncio.ensure_future(service.deep_health())
@@ -180,7 +185,10 @@ class Pages:
     def _services(self) -> "list[Service]":
         return list(self._registry.services.values())
 
-    def _line(self, service: "Service") -> dict[str, Any]:
+    def _lines(self) -> list[documents.ModelLine]:
+        return [self._line(service) for service in self._services()]
+
+    def _line(self, service: "Service") -> documents.ModelLine:
         return {"name": service.name, "ready": service.ready, "reason": service.not_ready_reason}
 
     def _endpoint(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
@@ -198,12 +206,12 @@ def _summaries(paths: Mapping[str, Any]) -> dict[str, str]:
     return {path: " ".join(call["summary"] for call in calls.values()) for path, calls in paths.items()}
 
 
-def _json(value: dict[str, Any], status: int = 200) -> HttpResponse:
+def _json(value: Mapping[str, Any], status: int = 200) -> HttpResponse:
     headers: Headers = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
     return HttpResponse(status, headers, encode_safely(value))
 
 
-def _health(value: dict[str, Any], good: bool) -> HttpResponse:
+def _health(value: Mapping[str, Any], good: bool) -> HttpResponse:
     answer = _json(value, 200 if good else 503)
     if not good:
         answer.headers.append((b"retry-after", b"1"))
@@ -214,19 +222,17 @@ def _peer(request: Request) -> str | None:
     return None if request.client is None else request.client.host
 
 
-def _summary(page: Page) -> str:
-    return (page.__doc__ or "").strip().rstrip(".")
-
-
-# Those that answer with HTTP's codes: our own, and those that products have.
-HTTP_DOORS = frozenset(("http", "openai", "encode"))
+# The frontends whose responses have HTTP's status codes: Weir's own, and those of products.
+HTTP_FRONTENDS = frozenset(("http", "openai", "encode"))
 
 
 def make_exposition(
     metrics: Metrics, registry: "Registry", *, triton_names: bool = False, namespace: str = NAMESPACE
 ) -> Exposition:
-    """Return what renders `metrics`, which must be among the observers of the services of `registry`; with `triton_names`
-    also what Triton's dashboards look for. `namespace` is the first word of the names of all others."""
+    """Return the exposition of `metrics`, which must be an observer of the services of `registry`.
+
+    With `triton_names` it also has the metrics that Triton's dashboards use. `namespace` is the first word of the names of all other metrics.
+    """
     exposition = Exposition(metrics, code_of, lambda: {each.label: levels_of(each) for each in registry.all}, namespace)
     if triton_names:
         exposition.registry.register(TritonNames(metrics, lambda: map(counted, registry.all)))
@@ -234,17 +240,17 @@ def make_exposition(
 
 
 class Held(Collector):
-    """Shows what all clients of a server hold together."""
+    """Shows the bytes and connections of all clients of a server."""
 
     def __init__(self, account: Account) -> None:
         self._account = account
 
     def describe(self) -> Iterator[Metric]:
-        """Name nothing in advance."""
+        """Return no metrics: `collect` names them."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every family."""
+        """Yield all metrics."""
         account = self._account
         for name, text, value in (
             ("weir_held_bytes", "Bytes that requests and answers of all clients hold.", account.held_bytes),
@@ -258,13 +264,16 @@ class Held(Collector):
 
 
 def counted(service: "Service") -> ModelCounts:
-    """Return what there is to be shown of `service` under Triton's names."""
+    """Return the counts of `service` that are shown under Triton's names."""
     return ModelCounts(service.name, service.version, service.statistics, service.state()["waiting_requests"])
 
 
 def code_of(door: str, kind: type[WeirError] | None) -> str:
-    """Return the code of a request's end at its frontend; in process there are no codes but errors."""
-    if door in HTTP_DOORS:
+    """Return the status code of a request that ended with an error of type `kind` (None: a response), as its frontend `door` has codes.
+
+    A call in process has no codes: the name of the error stands for one.
+    """
+    if door in HTTP_FRONTENDS:
         return "200" if kind is None else str(codes_of_type(kind).http)
     if door == "grpc":
         return "OK" if kind is None else codes_of_type(kind).grpc
@@ -272,7 +281,7 @@ def code_of(door: str, kind: type[WeirError] | None) -> str:
 
 
 def levels_of(service: "Service") -> Levels:
-    """Return what can be read of `service` now."""
+    """Return the current levels of `service` for the metrics."""
     state = service.state()
     gauges = state["gauges"]
     return Levels(
@@ -289,17 +298,17 @@ def levels_of(service: "Service") -> Levels:
 
 _log = logging.getLogger("weir.http")
 
-# Where clients of the Open Inference Protocol may come by, who know errors as texts only: AMD's ask here over WebSockets, and
-# those that were given an address with a slash at its end, there.
+# Unknown paths that clients of the Open Inference Protocol may request. They read errors as texts only. The first is the WebSocket path of AMD's
+# client; the second begins a path if the client's base URL ends with a slash.
 _AMD_WEBSOCKET = "/models/infer"
 _DOUBLED = "//v2"
 
 
 def exception_handlers(settings: HttpSettings) -> Mapping[Any, ExceptionHandler]:
-    """Return Starlette's table of handlers."""
+    """Return the exception handlers for Starlette."""
 
     def ours(request: Request, error: Exception) -> Response:
-        # Only a page about a model that there is has got as far as to fail.
+        # Only a page of a known model gets far enough to fail otherwise.
         model = None if isinstance(error, ModelNotFound) else request.path_params.get("model")
         return as_response(error_answer(error, model, development=settings.development))
 
@@ -311,7 +320,7 @@ def exception_handlers(settings: HttpSettings) -> Mapping[Any, ExceptionHandler]
 
 
 def _router_error(request: Request, error: Exception) -> Response:
-    """Answer what Starlette's router refuses: a path that is not there, a method that does not belong."""
+    """Return the response for an error of Starlette's router: an unknown path, or a method that the path does not take."""
     path = request.scope["path"]
     allow = None
     message = f"{path}: there is no such path; GET / lists those there are"
@@ -329,6 +338,6 @@ def _router_error(request: Request, error: Exception) -> Response:
 
 
 def not_found(message: str) -> HttpResponse:
-    """Return the answer for a path, other than a model's, that is not there."""
+    """Return the response for an unknown path."""
     error = {"type": "NotFound", "message": message, "model": None, "details": None}
     return HttpResponse(404, [(b"content-type", b"application/json")], encode_safely({"error": error}))

@@ -1,4 +1,4 @@
-"""The HTTP listener: sockets, TLS, the sweep of idle and slow connections, the drain."""
+"""The HTTP server: listening sockets, TLS, closing idle and slow connections, and draining."""
 
 import asyncio
 import contextlib
@@ -32,12 +32,12 @@ from weir.protocols.status import http_code
 if TYPE_CHECKING:
     from weir.catalog.registry import Registry
 
-_BACKLOG = 2048  # connections that the kernel keeps until we accept them
+_BACKLOG = 2048  # connections that wait in the kernel to be accepted
 _SWEEP_INTERVAL = 1.0  # seconds
-_LAST_CONNECTIONS = 0.1  # seconds that clients who connected just before get to send a request, and to be refused
-_HANDSHAKE_LINES = 1.0  # seconds between two lines of the log about TLS handshakes that failed
+_LAST_CONNECTIONS = 0.1  # seconds in which a client that has just connected can still send a request
+_HANDSHAKE_LINES = 1.0  # seconds between two log lines about failed TLS handshakes
 _LONGEST_REASON = 200  # characters
-_CLOSE_TIMEOUT = 2.0  # seconds that answers already written get to leave, at the end
+_CLOSE_TIMEOUT = 2.0  # seconds for sending what has been written, when the server stops
 
 
 _log = logging.getLogger("weir.http")
@@ -46,10 +46,10 @@ _log = logging.getLogger("weir.http")
 class HttpServer:
     """Serves `registry` over HTTP/1.1: inference by the fast path, everything else by `asgi_app`.
 
-    `context` is what frontends of the Open Inference Protocol share, and who may call. `observers` are told of what is refused before it
-    reaches a service; the services' own observers are told the rest. `clock` returns seconds; idle and slow connections are
-    measured by it. `websockets` are those of `asgi_app`, to be drained; `route_handlers` are of requests that a product has the fast path answer;
-    `log` is told of what `asgi_app` does not answer.
+    `context` is shared by the frontends of the Open Inference Protocol. `observers` are notified of requests that are refused before they reach a service;
+    the services notify their own observers of all others. `clock` returns seconds and measures idle and slow connections. `websockets` are those of
+    `asgi_app`, to be drained. `route_handlers` answer requests of a product on the fast path. `log` gets a line for each response that `asgi_app` does not
+    send.
     """
 
     def __init__(
@@ -77,8 +77,8 @@ class HttpServer:
         self._server: asyncio.Server | None = None
         self._tls: ssl.SSLContext | None = None
         self._handshakes: set[asyncio.Task[Any]] = set()
-        self._failed_handshakes = 0  # since the log was told of one
-        self._handshakes_told = -_HANDSHAKE_LINES  # when
+        self._failed_handshakes = 0  # since the last log line about one
+        self._handshakes_reported = -_HANDSHAKE_LINES  # the instant of that line
         context.account.counters.append(lambda: len(self._handshakes))
         self._sweeping: asyncio.TimerHandle | None = None
 
@@ -98,7 +98,7 @@ class HttpServer:
                 listener = unix_socket(settings.uds, int(settings.uds_mode, 8))
                 return await loop.create_unix_server(connect, sock=listener, backlog=_BACKLOG)
             return await loop.create_server(connect, settings.host, settings.port, backlog=_BACKLOG)
-        except socket.gaierror as error:  # its numbers are not those of the system's errors
+        except socket.gaierror as error:  # its error numbers are not those of `os.strerror`
             raise SettingsError(f"{self._wanted()}: cannot listen there: {error.strerror}") from error
         except OSError as error:
             raise SettingsError(
@@ -116,7 +116,7 @@ class HttpServer:
         return Connection(shared) if shared.log is None else LoggedConnection(shared, shared.log)
 
     def _shake_hands(self, connection: socket.socket) -> None:
-        """Begin TLS on a connection, which counts from now on; one too many is closed: to answer why would take a handshake."""
+        """Begin TLS on a connection, which is counted from now on. A connection over the limit is closed: an error would need a handshake first."""
         if self._shared.account.full:
             connection.close()
             return
@@ -133,42 +133,42 @@ class HttpServer:
                 "ssl_shutdown_timeout": _CLOSE_TIMEOUT,
             }
         peer: Any = None
-        with contextlib.suppress(OSError):  # it may have left
+        with contextlib.suppress(OSError):  # the client may have left
             peer = connection.getpeername()
         try:
             await asyncio.get_running_loop().connect_accepted_socket(self._connect, connection, **tls)
-        except OSError as error:  # what came is no TLS, came too late, or its client has left
+        except OSError as error:  # not TLS, too slow, or the client has left
             if tls:
-                self._tell_failed_handshake(peer, error)
+                self._report_failed_handshake(peer, error)
 
-    def _tell_failed_handshake(self, peer: Any, error: OSError) -> None:
-        """Tell the log, once a second at most. Who connects and leaves, as those do who look whether the port is open, is for those who debug."""
+    def _report_failed_handshake(self, peer: Any, error: OSError) -> None:
+        """Log a failed handshake, at most once a second. A client that just closes, as a port check does, is logged for debugging only."""
         left = isinstance(error, ConnectionError) and not isinstance(error, ConnectionAbortedError)
         if not _log.isEnabledFor(level := logging.DEBUG if left else logging.INFO):
             return
         self._failed_handshakes += 1
         now = self._clock()
-        if now < self._handshakes_told + _HANDSHAKE_LINES:
+        if now < self._handshakes_reported + _HANDSHAKE_LINES:
             return
         client = peer[0] if isinstance(peer, tuple) else "-"
         reason = bounded(str(error) or type(error).__name__, _LONGEST_REASON)
         _log.log(level, "TLS handshake with %s failed: %s (since_last=%d)", client, reason, self._failed_handshakes)
-        self._handshakes_told, self._failed_handshakes = now, 0
+        self._handshakes_reported, self._failed_handshakes = now, 0
 
     async def _asgi(self, scope: Any, receive: Any, send: Any) -> None:
-        self._shared.tell_observers()  # so that /metrics shows everything up to now
+        self._shared.tell_observers()  # so that /metrics is up to date
         await self._asgi_app(scope, receive, send)
 
     @property
     def port(self) -> int:
-        """The TCP port that is listened on; 0 for a Unix socket, or before the start."""
+        """The TCP port of the server; 0 for a Unix socket, and before `start`."""
         if self._settings.uds is not None or self._server is None or not self._server.sockets:
             return 0
         return int(self._server.sockets[0].getsockname()[1])
 
     @property
     def address(self) -> str:
-        """Where the server is, as a URL or `unix:PATH`."""
+        """The address of the server: a URL or `unix:PATH`."""
         if self._settings.uds is not None:
             return f"unix:{self._settings.uds}"
         host = f"[{self._settings.host}]" if ":" in self._settings.host else self._settings.host
@@ -181,7 +181,7 @@ class HttpServer:
 
     @property
     def account(self) -> Account:
-        """What all clients hold together."""
+        """The account of all clients' bytes and connections."""
         return self._shared.account
 
     @property
@@ -190,11 +190,11 @@ class HttpServer:
         return sum(connection.busy for connection in self._shared.connections)
 
     def routes_changed(self) -> None:
-        """The registry has other models or routes than before."""
+        """Drop what is cached of the registry: its models or routes have changed."""
         self._shared.routes_changed()
 
     def sweep(self) -> None:
-        """Close what has been idle or slow for too long. Runs once a second by itself."""
+        """Close connections that have been idle or slow for too long. After `start` this runs once a second."""
         self._shared.on_second()
         for connection in list(self._shared.connections):
             connection.sweep(self._shared.tick)
@@ -203,15 +203,15 @@ class HttpServer:
         self._sweeping = asyncio.get_running_loop().call_later(_SWEEP_INTERVAL, self.sweep)
 
     def refuse(self) -> None:
-        """Refuse new requests with 503, on connections new and old, and send `Connection: close` with every answer."""
+        """Refuse new requests with 503 on all connections, and send `Connection: close` with every response."""
         self._shared.drain()
         if self._websockets is not None:
             self._websockets.refuse()
 
     async def drain(self, drain_timeout: float | None = None) -> bool:
-        """Accept no connection, `refuse`, and wait until the requests in flight have their answers.
+        """Call `refuse`, accept no more connections, and wait until the requests in flight have been answered.
 
-        Returns False if some had none after `drain_timeout` seconds (None: wait for ever). Call `stop` afterwards.
+        Returns False if some have no response after `drain_timeout` seconds (None: no limit). Call `stop` afterwards.
         """
         self.refuse()
         last = self._close_listening()
@@ -228,7 +228,7 @@ class HttpServer:
         return False
 
     def _close_listening(self) -> list[asyncio.Task[Any]]:
-        """Listen no more. Connections that have not been accepted yet would be reset: accept them, to answer them with the reason."""
+        """Stop listening. Accept the connections that still wait: they would be reset otherwise, and so they get a response that says why."""
         if self._server is None:
             return []
         accepted = [connection for each in self._server.sockets for connection in waiting_at(each.fileno())]
@@ -236,7 +236,7 @@ class HttpServer:
         return [*self._handshakes, *[asyncio.ensure_future(self._accept(connection)) for connection in accepted]]
 
     async def stop(self) -> None:
-        """Close everything. What has been written gets a moment to leave. Idempotent."""
+        """Close all connections, after a moment for sending what has been written. Idempotent."""
         if self._server is None:
             return
         self._server.close()
@@ -262,23 +262,23 @@ class HttpServer:
 
 
 class _Accepted(asyncio.Protocol):
-    """A connection on which TLS is to begin: its socket goes to `begin`."""
+    """A new connection before TLS: passes its socket to `begin`."""
 
     def __init__(self, begin: Callable[[socket.socket], None]) -> None:
         self._begin = begin
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Hand the socket on before anything is read from it."""
+        """Pass the socket on before anything is read from it."""
         try:
             connection = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
-        finally:  # also where there are too many descriptors: nothing else would close it
+        finally:  # also if there is no free descriptor: nothing else would close it
             cast(asyncio.Transport, transport).abort()  # closes its own descriptor; the connection stays
         connection.setblocking(False)
         self._begin(connection)
 
 
 class _Full(Connection):
-    """A connection over the limit: it is answered with that, and closed."""
+    """A connection over the limit: gets an error and is closed."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Refuse it."""
@@ -290,7 +290,7 @@ class _Full(Connection):
 
 
 def waiting_at(listening: int) -> Iterator[socket.socket]:
-    """Accept, one by one, all connections that wait at this socket."""
+    """Accept and yield, one by one, all connections that wait at the listening socket with this descriptor."""
     with socket.socket(fileno=os.dup(listening)) as own, contextlib.suppress(OSError):
         own.setblocking(False)
         while True:
@@ -300,8 +300,10 @@ def waiting_at(listening: int) -> Iterator[socket.socket]:
 
 
 def unix_socket(path: str, mode: int) -> socket.socket:
-    """Return a Unix socket at `path`, in place of what a dead server has left there, with these permissions from the first moment.
-    Raises OSError."""
+    """Return a Unix socket at `path`, which has the permissions `mode` from the start. The socket of a server that has ended is replaced.
+
+    Raises OSError.
+    """
     check_unclaimed(path)
     with contextlib.suppress(FileNotFoundError):
         if stat.S_ISSOCK(os.stat(path).st_mode):
@@ -319,21 +321,20 @@ def unix_socket(path: str, mode: int) -> socket.socket:
 
 
 def check_unclaimed(path: str) -> None:
-    """Raise OSError if a server listens on the Unix socket `path`: listening there too would take its clients away. What a
-    dead server has left behind is in nobody's way."""
+    """Raise OSError if a server listens on the Unix socket `path`. A socket that a server has left behind is ignored."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.setblocking(False)
         try:
             probe.connect(path)
         except BlockingIOError:
-            pass  # it listens, with as many waiting as it may have
+            pass  # a server listens, and its backlog is full
         except OSError:
             return
     raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
 
 
 def tls_context(settings: HttpSettings) -> ssl.SSLContext | None:
-    """Return the context for TLS, or None if it is off. Raises SettingsError naming the file that is unusable."""
+    """Return the context for TLS, or None if TLS is off. Raises SettingsError naming the unusable file."""
     if settings.tls_certfile is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

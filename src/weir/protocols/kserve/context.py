@@ -1,4 +1,4 @@
-"""What every frontend of the Open Inference Protocol shares: the models, who may call and who may change them, the account of bytes and connections, shared memory."""
+"""What all frontends of the Open Inference Protocol share: the models, the access rules, the account of bytes and connections, and shared memory."""
 
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 
 
 class KserveContext:
-    """The models of `registry`, who may call and who may control them, and the `manager` who changes them, if the server has one."""
+    """What a frontend of the Open Inference Protocol needs of its server.
+
+    `registry` has the models. `access` decides who may call the server and `control` who may change it. `manager` loads and unloads models; it is None if
+    the server's models cannot change.
+    """
 
     def __init__(
         self, registry: "Registry", http: HttpSettings, control: Control | None = None, *,
@@ -33,29 +37,29 @@ class KserveContext:
 
     @property
     def manager(self) -> "Manager":
-        """Who changes the models. Raises Unsupported where they cannot change."""
+        """What loads and unloads models. Raises Unsupported if the server's models cannot change."""
         if self._manager is None:
             raise Unsupported("this server's models cannot be changed while it runs")
         return self._manager
 
     @property
     def has_manager(self) -> bool:
-        """Whether the models can be changed."""
+        """Whether models can be loaded and unloaded."""
         return self._manager is not None
 
     @property
     def failed(self) -> dict[str, str]:
-        """Why this server is not live: the models that can start no worker any more, if they count (`liveness`)."""
+        """Why this server is not live: the reason of each model that can no longer start a worker, by label. Empty unless `liveness` is "models"."""
         if self.http.liveness == "process":
             return {}
         return {service.label: service.failed for service in self.registry.all if service.failed}
 
     @property
     def extensions(self) -> list[str]:
-        """What the metadata lists."""
+        """The extensions that the server's metadata lists."""
         offered = [each for each in EXTENSIONS if self.has_manager or not each.startswith("model_repository")]
         return sorted([*offered, SHARED_MEMORY]) if self.regions.allowed else offered
 
     def memory(self, peer: str | None, headers: Headers) -> Memory:
-        """Return shared memory as a caller from `peer` with these headers may use it."""
+        """Return the shared memory for one request: only a caller who may control the server can use it."""
         return Memory(self.regions, lambda: self.control.require_http(peer, headers))

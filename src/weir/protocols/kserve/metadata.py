@@ -1,6 +1,7 @@
-"""The documents of the Open Inference Protocol beside inference: what it shows of a server and its models, and what calls that change them say.
+"""The documents of the Open Inference Protocol that are not inference: metadata, configuration, statistics, and the requests that change a server.
 
-Each shape is declared once. HTTP writes and reads these shapes as JSON, gRPC copies them into its messages, and OpenAPI's schemas are made of them.
+Each document is declared once. HTTP reads and writes it as JSON, gRPC copies it into its messages, and OpenAPI's schemas are made of it. Sources: the
+protocol's REST specification, and Triton's extensions model_configuration, model_repository and statistics (see the package).
 """
 
 import base64
@@ -24,22 +25,22 @@ if TYPE_CHECKING:
     from weir.serving.service import Service
 
 
-# What a server offers beyond what the protocol requires, as its metadata lists it. Shared memory only where it is allowed.
+# The extensions of the protocol that a server's metadata lists. Shared memory is listed only where it is allowed.
 EXTENSIONS = (
     "binary_tensor_data", "compression", "model_configuration", "model_repository",
     "model_repository(unload_dependents)", "schedule_policy", "statistics",
 )  # fmt: skip
 SHARED_MEMORY = "system_shared_memory"
 
-_BACKENDS = {"onnx": "onnxruntime", "ensemble": ""}  # the others are called as the platform
+_BACKENDS = {"onnx": "onnxruntime", "ensemble": ""}  # the others have the name of the platform
 _MICROSECONDS = 1e6
-_CONFIG_TYPES = {"BYTES": "TYPE_STRING"}  # the others are called as in the protocol
+_CONFIG_TYPES = {"BYTES": "TYPE_STRING"}  # the others have the protocol's name behind TYPE_
 
 
 def find(registry: "Registry", name: str, version: str = "") -> "Service":
-    """Return the service of a model; `version` "" is the default one.
+    """Return the service of the model `name`; `version` "" is the default version.
 
-    Raises ModelNotFound with the text that clients of the protocol look for.
+    Raises ModelNotFound with Triton's text, which clients of the protocol search for.
     """
     try:
         return registry.get(name, version)
@@ -49,7 +50,7 @@ def find(registry: "Registry", name: str, version: str = "") -> "Service":
         raise ModelNotFound(f"Request for unknown model: {name!r}{which} is not found; there are {there_are}") from None
 
 
-# What is shown.
+# Documents that the server sends.
 
 
 class LiveState(TypedDict):
@@ -213,7 +214,7 @@ class KserveError(TypedDict):
     error: str
 
 
-# What callers send.
+# Documents that callers send.
 
 
 class IndexRequest(Struct):
@@ -235,7 +236,7 @@ class LoadRequest(Struct):
 
 
 class UnloadParameters(Struct):
-    """With `unload_dependents`, the models that ask this one go too."""
+    """With `unload_dependents`, the chains that use this model are unloaded too."""
 
     unload_dependents: bool | None = None
 
@@ -247,7 +248,7 @@ class UnloadRequest(Struct):
 
 
 class HardwareRequest(Struct):
-    """Devices of a kind (CPU, GPU), or that have `name` in their own. `num`: at least so many, 1 if not given."""
+    """Devices of the kind `name` (CPU, GPU), or with `name` as a part of their name. `num`: at least this many, 1 by default."""
 
     name: str
     num: int | None = None
@@ -262,7 +263,7 @@ class RegionRequest(Struct):
     offset: Annotated[int, Meta(extra_json_schema={"minimum": 0})] | None = None
 
 
-# What a server and its models are shown as.
+# Documents about a server and its models.
 
 
 def server_metadata(name: str, extensions: Sequence[str] = EXTENSIONS) -> ServerMetadata:
@@ -316,7 +317,7 @@ def config(service: "Service") -> ModelConfig:
 
 
 def _waits(policy: Any) -> ConfigDelay:
-    """Return what `policy` waits for, as far as Triton's configuration has fields for it."""
+    """Return the delay and the batch size of `policy`, if it has them: Triton's configuration has no fields for other policies."""
     waits: ConfigDelay = {}
     if isinstance(policy, SizeOrDelay):
         waits["max_queue_delay_microseconds"] = round(policy.delay * _MICROSECONDS)
@@ -326,7 +327,7 @@ def _waits(policy: Any) -> ConfigDelay:
 
 
 def _declared(tensor: Tensor) -> TensorConfig:
-    """Return a tensor for a configuration: without the batch, if it has one."""
+    """Return a tensor for a configuration, without its batch dimension."""
     declared: TensorConfig = {
         "name": tensor.name,
         "data_type": _CONFIG_TYPES.get(tensor.datatype, f"TYPE_{tensor.datatype}"),
@@ -344,12 +345,12 @@ def _declared(tensor: Tensor) -> TensorConfig:
 
 
 def statistics(service: "Service") -> ModelStatistics:
-    """Return what a model has done since it was loaded."""
+    """Return the statistics of a model since it was loaded."""
     return cast(ModelStatistics, {"name": service.name, "version": service.version, **service.statistics.to_dict()})
 
 
 def all_statistics(registry: "Registry", name: str = "", version: str = "") -> AllStatistics:
-    """Return what the model `name` has done, in one version or ("") in all, or ("") what every model has. Raises ModelNotFound."""
+    """Return the statistics of the model `name` in one version, or with `version` "" in all; with `name` "" those of every model. Raises ModelNotFound."""
     if not name:
         services = registry.all
     elif version:
@@ -360,7 +361,7 @@ def all_statistics(registry: "Registry", name: str = "", version: str = "") -> A
 
 
 def device_count(hardware: Sequence[Hardware], name: str) -> int:
-    """Return how many devices are called `name`, as a kind (CPU, GPU) or as a part of their own name."""
+    """Return how many devices are of the kind `name` (CPU, GPU), or have `name` as a part of their name."""
     wanted = name.lower()
     return sum(each.count for each in hardware if wanted == each.kind.lower() or wanted in each.name.lower())
 
@@ -372,13 +373,12 @@ _FILE = "file:"
 
 
 def is_of_repository(name: str) -> bool:
-    """Tell whether a parameter of that name defines the model, rather than being one of the model's own."""
+    """Return whether the parameter `name` defines what is loaded, and is not a parameter of the model itself."""
     return name == "config" or name.startswith(_FILE)
 
 
 class LoadArguments(NamedTuple):
-    """What Manager.load_model takes beside the name: the configuration instead of the repository's, files by path, and the
-    parameters of AMD's clients."""
+    """The arguments of Manager.load_model besides the name: a configuration that replaces the repository's, files by path, and the model's parameters."""
 
     config: dict[str, Any] | None
     files: dict[str, bytes] | None
@@ -386,10 +386,11 @@ class LoadArguments(NamedTuple):
 
 
 def load_arguments(parameters: Mapping[str, Any], control: Control, own: Mapping[str, Any]) -> LoadArguments:
-    """Read the parameters of a call that loads a model: `config` is a JSON text, `file:<version>/<name>` bytes or base64. `own`
-    are those of the model itself, as AMD's clients send them: texts, numbers, true and false.
+    """Return the arguments for loading a model, from the `parameters` of a call: `config` is a JSON text, and `file:<version>/<name>` is bytes or base64.
 
-    Raises InvalidRequest naming parameter, value and rule, and Forbidden for files unless they are allowed.
+    `own` are parameters of the model itself, as clients of the AMD Inference Server send them: texts, numbers, true and false.
+
+    Raises InvalidRequest naming parameter, value and rule, and Forbidden for files unless the server allows them.
     """
     config, files = None, {}
     for name, value in own.items():

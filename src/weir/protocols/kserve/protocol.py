@@ -1,8 +1,14 @@
-"""The Open Inference Protocol over HTTP, with Triton's generate extension: how its requests are read and their answers written."""
+"""Inference of the Open Inference Protocol over HTTP: reads requests and writes responses.
+
+Sources: the protocol's REST specification (https://github.com/kserve/open-inference-protocol, specification/protocol/inference_rest.md), and Triton's
+extensions for binary tensors, generation and shared memory (https://github.com/triton-inference-server/server, docs/protocol/extension_binary_data.md,
+extension_generate.md and extension_shared_memory.md).
+"""
 
 import re
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
+from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,23 +39,22 @@ if TYPE_CHECKING:
     from weir.wire.kserve_json import BodyPeek
 
 
-_MAX_REPLIES = 64  # heads of answers that a Layout remembers
+_MAX_REPLIES = 64  # headers of responses that a Layout remembers
 
 HEADER_LENGTH = b"inference-header-content-length"
 
-# Clients of the protocol know no others; libraries send Accept-Encoding headers with others unasked.
+# The codings that the protocol's clients can decompress. HTTP libraries send more of them in Accept-Encoding than the clients understand.
 CODINGS = ("gzip", "deflate")
 
-# What the paths of inference end with, below those of a model and of each of its versions.
+# The last part of a path of inference, below the path of a model or of one of its versions.
 CALLS = ("infer", "generate", "infer_stream", "generate_stream")
 _PATH = re.compile(rf"/v2/models/([^/]+)(?:/versions/([^/]+))?/({'|'.join(CALLS)})")
 
 
-class InferAsk(RequestOptions):
-    """The head of a request.
+class KserveHead(RequestOptions):
+    """The head of an inference request of the Open Inference Protocol.
 
-    `header_length` is how many bytes of the body are JSON, before the binary tensors; None if all are, 0 if the body is one
-    raw tensor.
+    `header_length` is how many bytes of the body are JSON, before the binary tensors: None if the whole body is JSON, 0 if it is one raw tensor.
     """
 
     __slots__ = (
@@ -60,34 +65,34 @@ class InferAsk(RequestOptions):
     def __init__(self, service: "Service", version: str, call: str = "infer") -> None:
         super().__init__(service.settings.timeout)
         self.service = service
-        self.version = version  # that the path names, or ""
+        self.version = version  # the version in the path, or ""
         self.call = call  # infer, generate, infer_stream or generate_stream
         self.stream = call.endswith("_stream")
         self.header_length: int | None = None
         self.headers: Headers = []
-        # What a request in the queue starts from, before its body has been read.
+        # How the request enters the queue if its body is not read before.
         self.content_type = self.accept = KSERVE
         self.plain = False
-        self.outline: BodyPeek | None = None  # reads what the queue must know of a JSON body that the worker decodes
-        self.small_json = False  # the body is a JSON document that `outline` reads, and has few bytes
-        self.last_header = b""  # JSON of the last body with binary tensors, whose layout is made if it comes again
+        self.outline: BodyPeek | None = None  # reads rows and batch key of a JSON body that the worker decodes
+        self.small_json = False  # the body is a short JSON document that `outline` can read
+        self.last_header = b""  # JSON of the last body with binary tensors; its layout is made if it comes again
         self.layout: Layout | None = None
-        self.lead = 0  # bytes before a body in shared memory, so that its tensors are aligned
+        self.lead = 0  # unused bytes before a body in shared memory, which align its tensors
 
 
 def named_in(path: str) -> tuple[str, str, str] | None:
-    """Return the name, the version ("": none) and the call in `path`, or None if it is no path of inference."""
+    """Return the model's name, the version ("": none) and the call in `path`; None if it is not a path of inference."""
     found = _PATH.fullmatch(path)
     return None if found is None else (found[1], found[2] or "", found[3])
 
 
 def read_head(
     registry: "Registry", settings: HttpSettings, method: str, path: str, headers: Iterable[tuple[bytes, bytes]]
-) -> InferAsk | None:
-    """Read the head of a request: `path` percent-decoded and without the query, `headers` with names in lower case.
+) -> KserveHead | None:
+    """Read the head of a request. `path` is percent-decoded and has no query; `headers` have names in lower case.
 
-    Returns None if the path is not one of inference. Raises RequestErrors naming the header, its value and the rule;
-    ModelNotFound; MethodNotAllowed; TooLarge when Content-Length is over `max_body_size`; Unsupported for `infer` of a model that streams.
+    Returns None if `path` is not a path of inference. Raises RequestErrors naming the header, its value and the rule; ModelNotFound; MethodNotAllowed;
+    TooLarge if Content-Length exceeds `max_body_size`; and Unsupported for `infer` of a model that streams.
     """
     named = named_in(path)
     if named is None:
@@ -95,22 +100,22 @@ def read_head(
     if method != "POST":
         raise MethodNotAllowed(f"{method} {path}: takes POST only", details={"allow": ["POST"]})
     model, version, call = named
-    ask = InferAsk(find(registry, model, version), version, call)
-    ask.headers = list(headers)
-    if ask.service.streaming and call == "infer":
-        raise Unsupported(f"model {ask.service.label!r} streams its answers, and this call has one answer only")
-    for name, value in ask.headers:
+    head = KserveHead(find(registry, model, version), version, call)
+    head.headers = list(headers)
+    if head.service.streaming and call == "infer":
+        raise Unsupported(f"model {head.service.label!r} streams its answers, and this call has one answer only")
+    for name, value in head.headers:
         if name == b"content-length":
             check_length(value, settings.max_body_size)
         elif name == HEADER_LENGTH:
-            ask.header_length = _count(value)
+            head.header_length = _count(value)
         elif name == b"content-encoding":
-            ask.coding = coding_of(value.decode("latin-1"))
+            head.coding = coding_of(value.decode("latin-1"))
         elif name == b"traceparent":
-            ask.traceparent = value.decode("latin-1")
+            head.traceparent = value.decode("latin-1")
         elif name == b"accept-encoding":
-            ask.accept_coding = accepted_coding(value.decode("latin-1"), CODINGS)
-    return ask
+            head.accept_coding = accepted_coding(value.decode("latin-1"), CODINGS)
+    return head
 
 
 def _count(value: bytes) -> int:
@@ -120,32 +125,33 @@ def _count(value: bytes) -> int:
     return int(value)
 
 
-ZLIB = b"x"  # a zlib stream begins with it, and no JSON does
+# The first byte of a zlib stream with a window of 32 KiB (RFC 1950, section 2.2). JSON cannot begin with it.
+ZLIB = b"x"
 
 
 def inflated(body: Body, max_size: int) -> Body:
-    """Return `body`, or, if it is a zlib stream that no header speaks of, what is in it: some clients send that."""
+    """Return `body`, decompressed if it is a zlib stream: some clients send one without a Content-Encoding header."""
     return decompress(bytes(body), "deflate", max_size) if bytes(body[:1]) == ZLIB else body
 
 
 def size_to_read(body: Body) -> int:
-    """Return about how many bytes must be read of `body`: of a zlib stream that is unknown, and it counts as a long one."""
+    """Return about how many bytes of `body` must be read. A zlib stream counts as a long body, because its real size is unknown."""
     return len(body) if bytes(body[:1]) != ZLIB else max(len(body), LONG_BODY + 1)
 
 
-def read_body(ask: InferAsk, body: Body, memory: Memory) -> InferenceRequest:
-    """Return the request in `body`, decompressed. Its arrays may be views into it.
+def read_body(head: KserveHead, body: Body, memory: Memory) -> InferenceRequest:
+    """Return the request in `body`, which is decompressed. The request's arrays may be views of `body`.
 
     Raises RequestErrors naming tensor, value and rule.
     """
-    name, version = ask.service.name, ask.version
+    name, version = head.service.name, head.version
     if not len(body):
         raise InvalidRequest("body: is empty, must be an inference request")
-    if ask.header_length is None:
+    if head.header_length is None:
         return kserve_json.read_request(body, name, version, find=memory.find)
-    if not ask.header_length:
-        return kserve_binary.read_raw_request(body, ask.service.inference.inputs(ask.service), name, version)
-    return kserve_binary.read_request(body, ask.header_length, name, version, find=memory.find)
+    if not head.header_length:
+        return kserve_binary.read_raw_request(body, head.service.inference.inputs(head.service), name, version)
+    return kserve_binary.read_request(body, head.header_length, name, version, find=memory.find)
 
 
 JSON_TYPE = (b"content-type", b"application/json")
@@ -153,21 +159,20 @@ BINARY_TYPE = (b"content-type", b"application/octet-stream")
 
 
 class KserveReply(NamedTuple):
-    """An answer whose body is in parts, so that arrays are sent from where they are."""
+    """A response whose body is in parts, so that arrays are sent without being copied."""
 
     headers: Headers
     parts: list[bytes | memoryview]
 
     def as_answer(self) -> HttpResponse:
-        """Return it with the body in one piece."""
+        """Return the response with its body joined."""
         return HttpResponse(200, self.headers, b"".join(self.parts))
 
 
 def reply_to(request: InferenceRequest, response: InferenceResponse, memory: Memory) -> KserveReply:
-    """Return what is written for `response`; outputs that `request` wants in shared memory, of which `memory` has hold, are put
-    there.
+    """Return the reply that holds `response`. Outputs that `request` wants in shared memory are written to the regions that `memory` keeps.
 
-    Raises InvalidRequest for an output that does not fit where it is wanted.
+    Raises InvalidRequest for an output that does not fit into its region.
     """
     memory.take_outputs(response)
     written = write_response(response, binary_outputs(request))
@@ -177,8 +182,7 @@ def reply_to(request: InferenceRequest, response: InferenceResponse, memory: Mem
 
 
 def error_answer(error: BaseException, *, development: bool = False) -> HttpResponse:
-    """Return the answer for `error`: `{"error": text}` with its code, its name in a header, and Retry-After or Allow where they
-    belong."""
+    """Return the response for `error`: its status, the body `{"error": text}`, the error's name in a header, and Retry-After or Allow where due."""
     headers = error_headers(error)
     if isinstance(error, WeirError):
         headers.append((ERROR_NAME.encode(), type(error).__name__.encode()))
@@ -186,7 +190,7 @@ def error_answer(error: BaseException, *, development: bool = False) -> HttpResp
 
 
 def error_event(error: WeirError) -> bytes:
-    """Return the data of an event that ends a stream: what the body would be, and `type`, for an event has no headers."""
+    """Return the data of the event for an error that ends a stream: the body of `error_answer`, and `type`, because an event has no headers."""
     return encode_safely({"error": _text_of(error), "type": type(error).__name__})
 
 
@@ -199,19 +203,19 @@ def _text_of(error: BaseException, *, development: bool = False) -> str:
 
 
 class KserveProtocol:
-    """The protocol of POST /v2/models/{model}[/versions/{version}]/ and infer, generate, infer_stream or generate_stream; see HttpProtocol."""
+    """The HttpProtocol of POST /v2/models/{model}[/versions/{version}]/{call}, where the call is infer, generate, infer_stream or generate_stream."""
 
     prefix = b"/v2"
 
     def __init__(self, context: KserveContext) -> None:
         self.context = context
 
-    def read_head(self, method: str, path: str, headers: Iterable[tuple[bytes, bytes]]) -> InferAsk | None:
-        """See heads.read_head."""
+    def read_head(self, method: str, path: str, headers: Iterable[tuple[bytes, bytes]]) -> KserveHead | None:
+        """See `read_head`."""
         return read_head(self.context.registry, self.context.http, method, path, headers)
 
     def named(self, path: str) -> "Service | None":
-        """Return the service that `path` asks for, as far as there is one."""
+        """Return the service that `path` names, or None."""
         named = named_in(path)
         try:
             return None if named is None else find(self.context.registry, *named[:2])
@@ -219,24 +223,24 @@ class KserveProtocol:
             return None
 
     def error_answer(self, error: BaseException, service: "Service | None") -> HttpResponse:
-        """Return what is written for `error`."""
+        """Return the response for `error`."""
         return error_answer(error, development=self.context.http.development)
 
-    async def answer(self, exchange: Exchange, head: InferAsk, body: bytes) -> HttpResponse:
-        """Return the answer to a request for one."""
+    async def answer(self, exchange: Exchange, head: KserveHead, body: bytes) -> HttpResponse:
+        """Return the one response to `infer` or `generate`."""
         if head.call == "generate":
             response = await one_answer(exchange, await self._read_generate(exchange, head, body))
             text = await written(bytes_to_write(response), partial(write_generated, response))
             return HttpResponse(200, [JSON_TYPE], text)
         memory = self.context.memory(exchange.peer, head.headers)
         request = await self._read(exchange, head, body, memory)
-        del body  # its tensors have it
+        del body  # the request's tensors refer to it
         response = await exchange.infer(request)
         size = bytes_to_write(response, binary_outputs(request))
         return await written(size, lambda: reply_to(request, response, memory).as_answer())
 
-    async def stream(self, exchange: Exchange, head: InferAsk, body: bytes) -> EventSource:
-        """Return the answers to a request for several; each is written as JSON."""
+    async def stream(self, exchange: Exchange, head: KserveHead, body: bytes) -> EventSource:
+        """Return the stream of responses to `infer_stream` or `generate_stream`; each is written as JSON."""
         write: Callable[[InferenceResponse], bytes] = kserve_json.write_response
         if head.call == "generate_stream":
             request, write = await self._read_generate(exchange, head, body), write_generated
@@ -248,7 +252,7 @@ class KserveProtocol:
                     raise exchange.refused(error)
         return EventSource(_events(exchange.stream(request), write), error_event, list)
 
-    async def _read(self, exchange: Exchange, head: InferAsk, body: bytes, memory: Memory) -> InferenceRequest:
+    async def _read(self, exchange: Exchange, head: KserveHead, body: bytes, memory: Memory) -> InferenceRequest:
         def read() -> InferenceRequest:
             plain = inflated(body, self.context.http.max_body_size) if head.header_length is None else body
             request = read_body(head, plain, memory)
@@ -261,7 +265,7 @@ class KserveProtocol:
             exchange.charge(sum([each.array.nbytes for each in request.inputs]))
         return request
 
-    async def _read_generate(self, exchange: Exchange, head: InferAsk, body: bytes) -> InferenceRequest:
+    async def _read_generate(self, exchange: Exchange, head: KserveHead, body: bytes) -> InferenceRequest:
         inputs = head.service.inference.inputs(head.service)
         request = await exchange.read(
             len(body), partial(read_generate, body, inputs, head.service.name, head.version)
@@ -271,7 +275,7 @@ class KserveProtocol:
 
 
 async def one_answer(exchange: Exchange, request: InferenceRequest) -> InferenceResponse:
-    """Return the only answer to `request`, of a model that streams too. Raises Unsupported if it gives another number of them."""
+    """Return the only response to `request`, also of a streaming model. Raises Unsupported if the model gives none or several."""
     answers: list[InferenceResponse] = []
     async with aclosing(exchange.stream(request)) as parts:
         async for part in parts:
@@ -293,7 +297,7 @@ async def _events(
 
 
 class _ArenaPlace(NamedTuple):
-    """Where an array lies: `offset` counts from the end of the header."""
+    """The place of an array in a body: `offset` is in bytes from the end of the header."""
 
     name: str
     shape: tuple[int, ...]
@@ -302,29 +306,32 @@ class _ArenaPlace(NamedTuple):
 
 
 class Layout:
-    """What a `header` before binary tensors means: `asked` is the request without its inputs, `work` its entry in the queue without its payload."""
+    """The parsed form of a `header` (JSON) that precedes binary tensors. Clients that send tensors of one shape repeat the same header.
 
-    __slots__ = ("_places", "_replies", "asked", "header", "schedule", "wants_regions", "work")
+    `request` is the request without its inputs, `entry` its queue entry without the payload.
+    """
+
+    __slots__ = ("_places", "_replies", "entry", "header", "request", "schedule", "wants_regions")
 
     def __init__(
-        self, header: bytes, places: list[_ArenaPlace], asked: InferenceRequest, work: QueueEntry, schedule: Schedule
+        self, header: bytes, places: list[_ArenaPlace], request: InferenceRequest, entry: QueueEntry, schedule: Schedule
     ) -> None:
         self.header = header
-        self.asked = asked
-        self.wants_regions = wants_regions(asked)
-        self.work = work
+        self.request = request
+        self.wants_regions = wants_regions(request)
+        self.entry = entry
         self.schedule = schedule
         self._places = places
-        # Of outputs that have been answered: what they were -> headers, JSON, and the names of those that follow it.
+        # By names, shapes and dtypes of earlier outputs: headers of the reply, its JSON, and the names of the arrays that follow the JSON.
         self._replies: dict[tuple[Any, ...], tuple[Headers, bytes | memoryview, list[str]]] = {}
 
     def arrays(self, body: memoryview) -> Arrays:
-        """Return the arrays in a `body` with this header and the same length, as read-only views."""
+        """Return the arrays in a `body` that has this header and the same length, as read-only views."""
         rest = body.toreadonly()[len(self.header) :]
         return {name: numpy.ndarray(shape, dtype, rest, offset) for name, shape, dtype, offset in self._places}
 
     def reply(self, output: Arrays) -> KserveReply | None:
-        """Return the reply with the tensors of `output`, if one like it has been remembered."""
+        """Return the reply with the arrays of `output`, if the headers for such arrays are remembered; else None."""
         known = self._replies.get(_described(output))
         if known is None:
             return None
@@ -332,7 +339,7 @@ class Layout:
         return KserveReply(headers, [json, *[contiguous_bytes(output[name]) for name in names]])
 
     def remember(self, output: Arrays, response: InferenceResponse, reply: KserveReply) -> None:
-        """Keep the head of `reply`, which was made of `output` by way of `response`, if it depends on nothing else."""
+        """Remember the headers and the JSON of `reply` if they depend only on names, shapes and dtypes. `response` was made of `output`, and `reply` of it."""
         numbers = all(DTYPES[value.datatype] == value.array.dtype != object for value in response.outputs)
         if numbers and len(reply.parts) == 1 + len(response.outputs) and len(self._replies) < _MAX_REPLIES:
             names = [value.name for value in response.outputs]
@@ -344,21 +351,21 @@ def _described(output: Arrays) -> tuple[Any, ...]:
 
 
 def layout_of(
-    header: bytes, body_length: int, asked: InferenceRequest, work: QueueEntry, schedule: Schedule
+    header: bytes, body_length: int, request: InferenceRequest, entry: QueueEntry, schedule: Schedule
 ) -> Layout | None:
-    """Return the layout of a request that was read from `header` and the bytes after it, if these are all its inputs, and
-    numbers."""
+    """Return the layout of a `request` that was read from `header` and the bytes after it.
+
+    Returns None unless all inputs are numbers in those bytes.
+    """
     places, offset = {}, 0
-    for value in asked.inputs:
+    for value in request.inputs:
         array = value.array
         if array.dtype.kind == "O":
             return None
         places[value.name] = _ArenaPlace(value.name, array.shape, array.dtype, offset)
         offset += array.nbytes
-    if len(header) + offset != body_length:  # an input stands in the JSON, or in shared memory
+    if len(header) + offset != body_length:  # an input is in the JSON or in shared memory
         return None
-    bare = InferenceRequest(
-        asked.model, [], version=asked.version, id=asked.id, outputs=asked.outputs, parameters=asked.parameters
-    )
-    bare.without_batch = asked.without_batch
-    return Layout(header, [places[name] for name in work.payload], bare, work._replace(payload=None), schedule)
+    bare = copy(request)
+    bare.inputs = []
+    return Layout(header, [places[name] for name in entry.payload], bare, entry._replace(payload=None), schedule)

@@ -40,7 +40,7 @@ class ChildListener(Protocol):
 
 
 class Child:
-    """A worker process with its channel and its results. Its `owner` hears of its frames and its end."""
+    """A worker process with its channel and its results. Its `owner` is told of its frames and its end."""
 
     def __init__(
         self, launch: Launch, owner: ChildListener, loop: asyncio.AbstractEventLoop, niceness: int = 0
@@ -71,7 +71,7 @@ class Child:
         return 0 if self._results is None else self._results.held_bytes
 
     def start(self) -> None:
-        """Start the process, at once or soon. The owner hears of it if the system refuses."""
+        """Start the process, at once or soon. The owner is told if the system refuses."""
         try:
             ours, theirs = socket.socketpair()
         except OSError as error:

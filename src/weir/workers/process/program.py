@@ -1,6 +1,6 @@
 """What a worker process does from its first frame to its last: build the model, report that it is ready, run batches, unload.
 
-A template process loads what the workers of a model share, once, and then forks a worker each time that the server asks. entry.py runs both.
+A template process loads what the workers of a model share, once, and then forks a worker at each request of the server. entry.py runs both.
 """
 
 import errno
@@ -176,7 +176,7 @@ class BatchLoop:
 
 
 def run_template(descriptor: int, *, loaded: Callable[[], None]) -> int:
-    """Load what the workers of a model share; then fork a worker, or reap one, each time that the server asks. Return the exit code.
+    """Load what the workers of a model share; then fork a worker, or reap one, at each request of the server. Return the exit code.
 
     `descriptor` is this process's end of a socket. `loaded` is called when the model has loaded.
     """

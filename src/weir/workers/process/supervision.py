@@ -168,7 +168,7 @@ class SupervisedWorker:
         self._child: Child | None = None
         self._standstill = Standstill()
         self._batches: dict[int, Flight] = {}
-        self._error: WeirError | None = None  # what StartFailed said
+        self._error: WeirError | None = None  # the error in StartFailed
         self._started = False
         self._timer: asyncio.TimerHandle | None = None
         self._start_limit = self._limit("start_timeout", "it had not loaded within")
@@ -234,7 +234,7 @@ class SupervisedWorker:
     def stop(self, grace: float) -> None:
         """Have the process finish its batches, unload and exit; kill it after `grace` seconds, or at once while it is loading.
 
-        `stopped` is done when it has ended. The listener hears of answers only.
+        `stopped` is done when it has ended. The listener is told of answers only.
         """
         loading, self.state = self.state == "starting", "stopped"
         self._close_timers()
@@ -353,7 +353,7 @@ class SupervisedWorker:
             self._pool.worker_failed(self, error)
 
     def _start_again(self, wait: float) -> None:
-        # The listener may have stopped everything when it heard of the loss.
+        # The listener may have stopped everything when it was told of the loss.
         if self.state in ("lost", "failed"):
             self.restarts += 1
             self._timer = self._loop.call_later(wait, self.start)

@@ -14,7 +14,7 @@ import msgspec
 
 from weir.errors import InvalidRequest
 from weir.model import GROUP, Model, Tensor, is_batched, overrides
-from weir.wire.inference import AskedOutput, bind
+from weir.wire.inference import RequestedOutput, bind
 from weir.wire.kserve_json import ReadOutput, WrittenResponse, WrittenTensor, encode, read_request
 from weir.wire.tensors import ELEMENT_TYPES, Arrays, array_of, check_bound, element_count, write_elements
 from weir.wire.values import UNREADABLE, has_slow_floats
@@ -138,7 +138,7 @@ class BodyReader:
         arrays = bind(request.inputs, self._declared)
         return ArraysWithHead(arrays, ResponseHead(request.id, self._wanted(request.outputs)))
 
-    def _wanted(self, outputs: Sequence[ReadOutput | AskedOutput] | None) -> list[str] | None:
+    def _wanted(self, outputs: Sequence[ReadOutput | RequestedOutput] | None) -> list[str] | None:
         if not outputs:
             return None
         names = [output.name for output in outputs]

@@ -168,7 +168,7 @@ class Runner:
     ) -> Generator[Events, None, None]:
         """Do what `compute` does for a streaming model: yield events as `predict` yields answers, the final ones last.
 
-        `cancelled` may grow meanwhile: the model is told. `restarted` is called when `predict` yields nothing that a caller gets, or is called
+        `cancelled` may grow meanwhile, and the model gets the indices. `restarted` is called when `predict` yields nothing that a caller gets, or is called
         again.
         """
         return self._streaming.run(prepared, cancelled, restarted or _nothing)
@@ -399,7 +399,7 @@ class StreamingRun:
         except BaseException as error:
             if isinstance(error, self._fatal):
                 raise
-            logger.exception("predict raised when it was told that nobody is left")
+            logger.exception("predict raised when its generator was closed")
 
 
 class _Clock:

@@ -196,7 +196,7 @@ def _pad_value(model: type[Model], tensor: Tensor) -> Any:
             return numpy.array(value, dtype)
     except (OverflowError, FloatingPointError, ValueError) as error:
         raise SettingsError(
-            f"{model.__name__}: tensor {tensor.name!r} has pad_value={value!r}, which is no {tensor.datatype} ({error})"
+            f"{model.__name__}: tensor {tensor.name!r} has pad_value={value!r}, which is not a {tensor.datatype} ({error})"
         ) from None
 
 

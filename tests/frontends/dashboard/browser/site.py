@@ -30,9 +30,9 @@ class Page:
         self.browser = browser
         self.url = url
         browser.get(f"{url}/dashboard")
-        self.until(self.told)
+        self.until(self.updated)
 
-    def told(self) -> bool:
+    def updated(self) -> bool:
         """Return whether the server has told it anything."""
         return self.text("#version") != ""
 
@@ -78,8 +78,8 @@ class Page:
 
     def rested(self) -> None:
         """Return when the page has shown an answer that it asked for from now on."""
-        said = self.text("#moment-said")
-        self.until(lambda: self.text("#moment-said") != said, "another answer")
+        text = self.text("#moment-text")
+        self.until(lambda: self.text("#moment-text") != text, "another answer")
 
     def emulate(self, command: str, **arguments: Any) -> dict[str, Any]:
         """Send a command of the DevTools protocol."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.frontends.dashboard.browser.site import Page, shown
-from tests.frontends.dashboard.browser.test_watched import told_by_hand
+from tests.frontends.dashboard.browser.test_watched import watch_by_hand
 from tests.frontends.dashboard.kit import Scene
 
 from weir.errors import Overloaded
@@ -74,7 +74,7 @@ _NAMED = {
 @pytest.fixture(scope="module")
 def site() -> Iterator[str]:
     scene = Scene("square", "other")
-    watch = told_by_hand(scene)
+    watch = watch_by_hand(scene)
     watch.look()
     for second in range(120):
         scene.now += 1
@@ -107,7 +107,7 @@ def test_themes_follow_the_system_and_the_switch(page: Page) -> None:
     page.click("[name=theme][value=dark]")
     assert ground(page) == dark
     page.browser.refresh()
-    page.until(page.told)
+    page.until(page.updated)
     assert ground(page) == dark
     page.click("[name=theme][value=auto]")
     assert ground(page) == light
@@ -144,12 +144,12 @@ def test_the_keyboard_does_everything(page: Page) -> None:
     assert page.text("#pause") == "Pause"
     page.run("document.querySelector('[name=span]:checked').focus()")
     press(Keys.ARROW_RIGHT)
-    assert page.text("#batches .span-said") == "in the last 15 min"
+    assert page.text("#batches .span-text") == "in the last 15 min"
     page.run("document.getElementById('moment').focus()")
     press(Keys.ARROW_LEFT)
-    assert "ago" in page.text("#moment-said")
+    assert "ago" in page.text("#moment-text")
     press(Keys.END)
-    assert page.text("#moment-said").startswith("now")
+    assert page.text("#moment-text").startswith("now")
     page.run("document.querySelector('#models button').focus()")
     press(Keys.ENTER)
     assert page.run("return document.getElementById('model').value") == "square"
@@ -207,7 +207,7 @@ def test_no_width_makes_the_page_scroll_sideways(page: Page, width: int) -> None
 
 @pytest.mark.parametrize("width", [320, 400])
 def test_a_long_name_makes_no_width_scroll_sideways(browser: "Chrome", width: int) -> None:
-    with shown(pages_of(told_by_hand(Scene("sentiment_of_reviews" * 4))).routes) as url:
+    with shown(pages_of(watch_by_hand(Scene("sentiment_of_reviews" * 4))).routes) as url:
         page = Page(browser, url)
         page.resize(width)
         page.until(lambda: page.run("return innerWidth") == width)
@@ -219,7 +219,7 @@ def test_a_long_name_makes_no_width_scroll_sideways(browser: "Chrome", width: in
     ("width", "padded", "across"), [(1280, False, 4), (1100, False, 2), (1280, True, 3), (400, True, 1)]
 )
 def test_the_cards_fill_their_rows(browser: "Chrome", width: int, padded: bool, across: int) -> None:
-    with shown(pages_of(told_by_hand(Scene("square", padded=padded))).routes) as url:
+    with shown(pages_of(watch_by_hand(Scene("square", padded=padded))).routes) as url:
         page = Page(browser, url)
         page.resize(width)
         page.until(lambda: page.run("return innerWidth") == width)

@@ -47,10 +47,10 @@ def page(browser: "Chrome", served: tuple[Served, httpx.Client]) -> Page:
     return Page(browser, served[0].url)
 
 
-def ask(url: str, model: str, count: int, at_once: int) -> None:
+def infer(url: str, model: str, count: int, at_once: int) -> None:
     """Put `count` questions, so many at once; whatever the answers."""
 
-    async def asking() -> None:
+    async def call() -> None:
         async with httpx.AsyncClient(base_url=url, timeout=30) as client:
             turns = asyncio.Semaphore(at_once)
 
@@ -60,7 +60,7 @@ def ask(url: str, model: str, count: int, at_once: int) -> None:
 
             await asyncio.gather(*[one(number) for number in range(count)])
 
-    asyncio.run(asking())
+    asyncio.run(call())
 
 
 @contextmanager
@@ -68,7 +68,7 @@ def load(url: str, model: str, at_once: int) -> Iterator[None]:
     """Keep `at_once` questions under way while the block runs."""
     over = threading.Event()
 
-    async def asking() -> None:
+    async def call() -> None:
         async with httpx.AsyncClient(base_url=url, timeout=30) as client:
 
             async def one() -> None:
@@ -78,7 +78,7 @@ def load(url: str, model: str, at_once: int) -> Iterator[None]:
 
             await asyncio.gather(*[one() for _ in range(at_once)])
 
-    thread = threading.Thread(target=asyncio.run, args=(asking(),))
+    thread = threading.Thread(target=asyncio.run, args=(call(),))
     thread.start()
     try:
         yield
@@ -121,8 +121,8 @@ def test_under_load_the_numbers_are_those_of_the_metrics(
     assert 0.6 * expected < rate < 1.6 * expected
     assert 0.0 < p50 <= p99 < 1000.0
 
-    ask(server.url, "narrow", 60, at_once=30)
-    ask(server.url, "nothing", 3, at_once=1)
+    infer(server.url, "narrow", 60, at_once=30)
+    infer(server.url, "nothing", 3, at_once=1)
     metrics = Metrics(client)
     wanted = counted_totals(metrics) | {"(no such model)": ["3", "3", "0", "0"]}
     page.until(lambda: shown_totals(page) == wanted, "the same totals")
@@ -132,13 +132,13 @@ def test_under_load_the_numbers_are_those_of_the_metrics(
         assert total == metrics.sum("weir_requests_total", code=code, door=door)
     assert sum(ends.values()) == metrics.sum("weir_requests_total")
     assert [code for code, *_ in page.rows("#ends")] == ["200", "404 ModelNotFound", "429 Overloaded"]
-    requests = int(page.rows("#doors")[0][2].replace(",", ""))
+    requests = int(page.rows("#frontends")[0][2].replace(",", ""))
     assert requests == metrics.sum("weir_requests_total", door="http")
 
 
 def test_reasons_and_sizes_of_batches_add_up(page: Page, served: tuple[Served, httpx.Client]) -> None:
     server, client = served
-    ask(server.url, "steady", 40, at_once=20)
+    infer(server.url, "steady", 40, at_once=20)
     page.until(lambda: shown_totals(page).items() >= counted_totals(Metrics(client)).items())
     metrics = Metrics(client)
     shares = page.rows("#shares .card:nth-child(2)")
@@ -149,7 +149,7 @@ def test_reasons_and_sizes_of_batches_add_up(page: Page, served: tuple[Served, h
     assert sum(sizes) == metrics.sum("weir_batch_size_count")
 
 
-def test_overload_is_said_and_the_line_is_seen(page: Page, served: tuple[Served, httpx.Client]) -> None:
+def test_overload_and_the_queue_are_shown(page: Page, served: tuple[Served, httpx.Client]) -> None:
     server, _ = served
     with load(server.url, "narrow", at_once=24):
         page.until(lambda: "Overloaded" in page.text("#verdict"), "the verdict")
@@ -169,7 +169,7 @@ def test_pause_really_pauses_and_catches_up(page: Page, served: tuple[Served, ht
     page.requested()
     life = client.get("/dashboard/data").json()["life"]
     last = client.get("/dashboard/data").json()["last"]
-    ask(server.url, "steady", 50, at_once=5)
+    infer(server.url, "steady", 50, at_once=5)
     page.until(lambda: client.get(f"/dashboard/data?life={life}").json()["last"] >= last + 3, "three more samples")
     assert page.run("return document.querySelector('main').textContent") == frozen
     assert not [url for url in page.requested() if "/dashboard/data" in url]
@@ -190,15 +190,15 @@ def test_workers_are_the_processes(page: Page, served: tuple[Served, httpx.Clien
     assert rows[0][5].endswith("MB")
 
 
-def test_nothing_is_asked_of_anybody_else(page: Page, served: tuple[Served, httpx.Client]) -> None:
+def test_nothing_is_requested_from_other_hosts(page: Page, served: tuple[Served, httpx.Client]) -> None:
     page.requested()
     page.complaints()
     page.browser.refresh()
-    page.until(page.told)
+    page.until(page.updated)
     page.rested()
-    asked = page.requested()
-    assert any("/dashboard/data" in url for url in asked)
-    assert all(url.startswith(served[0].url + "/") for url in asked), asked
+    urls = page.requested()
+    assert any("/dashboard/data" in url for url in urls)
+    assert all(url.startswith(served[0].url + "/") for url in urls), urls
     assert page.complaints() == []
 
 

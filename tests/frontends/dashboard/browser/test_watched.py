@@ -26,7 +26,7 @@ class Nobody:
     def cancel(self) -> None: ...
 
 
-def told_by_hand(scene: Scene) -> Watch:
+def watch_by_hand(scene: Scene) -> Watch:
     """Return a watch that samples only when it is told."""
     return Watch(scene.sampler, Ring(), counted=True, clock=lambda: 0.0, later=lambda *_: Nobody())
 
@@ -35,7 +35,7 @@ def told_by_hand(scene: Scene) -> Watch:
 def long_page(browser: "Chrome") -> Iterator[Page]:
     """Twenty minutes of a request a second, half of them refused in the last minute."""
     scene = Scene("square")
-    watch = told_by_hand(scene)
+    watch = watch_by_hand(scene)
     watch.look()
     for second in range(1200):
         scene.now += 1
@@ -73,15 +73,15 @@ def test_looking_back_shows_what_was_then(long_page: Page) -> None:
     page.run("arguments[0].value = 60; arguments[0].dispatchEvent(new Event('input'))", slider)
     assert page.number("requests", "answered") == 1
     assert page.number("requests", "failed") == 0
-    assert "ago" in page.text("#moment-said")
+    assert "ago" in page.text("#moment-text")
     assert "ago" in str(slider.get_attribute("aria-valuetext"))
     page.run("arguments[0].value = arguments[0].max; arguments[0].dispatchEvent(new Event('input'))", slider)
-    assert page.text("#moment-said").startswith("now")
+    assert page.text("#moment-text").startswith("now")
 
 
 def test_a_sample_that_came_late_leaves_no_gap(browser: "Chrome") -> None:
     scene = Scene("square")
-    watch = told_by_hand(scene)
+    watch = watch_by_hand(scene)
     watch.look()
     for seconds in (1, 1, 3.5, 1):
         scene.now += seconds
@@ -98,9 +98,9 @@ def test_a_sample_that_came_late_leaves_no_gap(browser: "Chrome") -> None:
 
 def test_names_are_shown_and_never_run(browser: "Chrome") -> None:
     scene = Scene("square")
-    told = [{"client": HOSTILE, "requests": 1}]
-    scene.sampler = DashboardSampler(scene.registry, scene.metrics, clients=lambda: told, clock=lambda: scene.now)
-    watch = told_by_hand(scene)
+    clients = [{"client": HOSTILE, "requests": 1}]
+    scene.sampler = DashboardSampler(scene.registry, scene.metrics, clients=lambda: clients, clock=lambda: scene.now)
+    watch = watch_by_hand(scene)
     for name in (HOSTILE, "__proto__", "constructor"):
         scene.end(name, HOSTILE)
         scene.metrics.transferred(name, HOSTILE, 1, 0)
@@ -126,7 +126,7 @@ def test_padding_is_shown_where_it_is_counted(browser: "Chrome") -> None:
     without = Scene("square")
     both = DashboardSampler(scene.registry, scene.metrics, [tokens, padding], clock=lambda: scene.now)
     scene.sampler = both
-    watch = told_by_hand(scene)
+    watch = watch_by_hand(scene)
     watch.look()
     tokens.inc(190)
     padding.inc(10)
@@ -136,7 +136,7 @@ def test_padding_is_shown_where_it_is_counted(browser: "Chrome") -> None:
         page = Page(browser, url)
         assert page.seen("#padding")
         assert page.number("padding", "waste") == 5
-    with shown(pages_of(told_by_hand(without)).routes) as url:
+    with shown(pages_of(watch_by_hand(without)).routes) as url:
         assert not Page(browser, url).seen("#padding")
 
 
@@ -148,7 +148,7 @@ def test_one_word_stands_for_what_a_model_reads(
 ) -> None:
     monkeypatch.setattr(Square, "plain_texts", texts)
     scene = Scene("model", padded=True)
-    watch = told_by_hand(scene)
+    watch = watch_by_hand(scene)
     watch.look()
     scene.now += 1
     watch.take(0.0)
@@ -164,22 +164,22 @@ def test_one_word_stands_for_what_a_model_reads(
 
 
 def test_an_idle_processor_is_drawn_as_idle(browser: "Chrome") -> None:
-    with shown(pages_of(told_by_hand(Scene("square"))).routes) as url:
+    with shown(pages_of(watch_by_hand(Scene("square"))).routes) as url:
         page = Page(browser, url)
         page.until(lambda: "100 %" in page.text("#processor svg"), "the whole scale")
 
 
 def test_clients_stand_in_the_order_in_which_the_server_tells_of_them(browser: "Chrome") -> None:
     scene = Scene("square")
-    told = [{"client": name, "requests": 1} for name in ("team-10", "b", "team-9", "a")]
-    scene.sampler = DashboardSampler(scene.registry, scene.metrics, clients=lambda: told, clock=lambda: scene.now)
-    with shown(pages_of(told_by_hand(scene)).routes) as url:
+    clients = [{"client": name, "requests": 1} for name in ("team-10", "b", "team-9", "a")]
+    scene.sampler = DashboardSampler(scene.registry, scene.metrics, clients=lambda: clients, clock=lambda: scene.now)
+    with shown(pages_of(watch_by_hand(scene)).routes) as url:
         page = Page(browser, url)
         assert [row[0] for row in page.rows("#clients")] == ["team-10", "b", "team-9", "a"]
 
 
-def test_the_controls_stay_where_they_are_whatever_is_said_of_the_server(browser: "Chrome") -> None:
-    with shown(pages_of(told_by_hand(Scene("square"))).routes) as url:
+def test_the_controls_stay_where_they_are_whatever_is_shown_of_the_server(browser: "Chrome") -> None:
+    with shown(pages_of(watch_by_hand(Scene("square"))).routes) as url:
         page = Page(browser, url)
         page.click("#pause")
         tops = (
@@ -204,9 +204,9 @@ def test_a_server_that_counts_nothing_says_so(browser: "Chrome") -> None:
         assert "takes no requests" in page.text("#verdict")
 
 
-def test_several_processes_at_one_address_are_told_apart(browser: "Chrome") -> None:
+def test_several_processes_at_one_address_are_distinguished(browser: "Chrome") -> None:
     scenes = [Scene("square"), Scene("square")]
-    lives = [told_by_hand(scene) for scene in scenes]
+    lives = [watch_by_hand(scene) for scene in scenes]
     turn = iter(range(1_000_000))
 
     class Turns(Watch):

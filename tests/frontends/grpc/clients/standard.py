@@ -29,11 +29,11 @@ def reflected(channel: Any) -> None:
     assert INFERENCE in database.get_services()
     pool: Any = DescriptorPool(database)
     method = pool.FindServiceByName(INFERENCE).FindMethodByName("ModelMetadata")
-    asked, answered = (GetMessageClass(each) for each in (method.input_type, method.output_type))
+    request, answered = (GetMessageClass(each) for each in (method.input_type, method.output_type))
     call = channel.unary_unary(
-        f"/{INFERENCE}/ModelMetadata", asked.SerializeToString, answered.FromString
+        f"/{INFERENCE}/ModelMetadata", request.SerializeToString, answered.FromString
     )  # fmt: skip
-    assert [each.name for each in call(asked(name="simple"), timeout=20).inputs] == ["INPUT0", "INPUT1"]
+    assert [each.name for each in call(request(name="simple"), timeout=20).inputs] == ["INPUT0", "INPUT1"]
 
 
 if __name__ == "__main__":

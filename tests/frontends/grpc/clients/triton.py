@@ -52,7 +52,7 @@ def inferred(client: Any) -> None:
 
 def refused(client: Any) -> None:
     """Errors have their codes and texts."""
-    for model, tensors, status, said in (
+    for model, tensors, status, message in (
         ("nope", inputs(ROW), "StatusCode.NOT_FOUND", "Request for unknown model: 'nope'"),
         (
             "simple",
@@ -64,7 +64,7 @@ def refused(client: Any) -> None:
         try:
             client.infer(model, tensors)
         except triton.InferenceServerException as error:
-            assert error.status() == status and said in error.message(), error
+            assert error.status() == status and message in error.message(), error
         else:
             raise AssertionError(f"{model} was not refused")
 

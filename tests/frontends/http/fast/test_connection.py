@@ -275,7 +275,7 @@ def test_no_request_is_begun_while_the_peer_reads_no_answers() -> None:
     run(body)
 
 
-def test_bytes_are_told_to_the_observers_once_a_second() -> None:
+def test_bytes_are_reported_to_the_observers_once_a_second() -> None:
     async def body() -> None:
         async with site() as here:
             await exchange(here, post(b"12"), post(b"3"), post(b'"x"', "X-Explain: 1"))

@@ -95,7 +95,7 @@ SLOW = {
 
 
 @pytest.mark.parametrize("stage", SLOW)
-def test_slow_clients_are_told_and_closed(stage: str) -> None:
+def test_slow_clients_get_an_error_and_are_closed(stage: str) -> None:
     async def body() -> None:
         request, setting, limit = SLOW[stage]
         async with site(ArenaExecutor(squared)) as here:

@@ -129,7 +129,7 @@ UPGRADE_TO_WEBSOCKET = (
 
 
 @pytest.mark.parametrize(
-    ("received", "status", "said"),
+    ("received", "status", "message"),
     [
         (ENDLESS, 431, b"max_header_size"),
         (EXTENSIONS, 400, b"chunk extensions"),
@@ -141,10 +141,10 @@ UPGRADE_TO_WEBSOCKET = (
         (UPGRADE_TO_WEBSOCKET + b"Transfer-Encoding: chunked\r\n\r\n", 400, b"WebSocket"),
     ],
 )
-def test_what_is_framed_like_an_attack_is_refused(received: bytes, status: int, said: bytes) -> None:
+def test_what_is_framed_like_an_attack_is_refused(received: bytes, status: int, message: bytes) -> None:
     *_, answer = (outcome := asyncio.run(exchanged(received)))[0]
     assert (answer.status, outcome[1]) == (status, True)
-    assert said in answer.body
+    assert message in answer.body
 
 
 def test_an_application_hears_that_its_request_was_refused(caplog: pytest.LogCaptureFixture) -> None:
@@ -325,7 +325,7 @@ def test_pieces_of_a_message_are_not_kept_apart() -> None:
     asyncio.run(main())
 
 
-def test_a_message_of_pieces_of_nothing_ends_the_connection_which_is_told_once() -> None:
+def test_a_message_of_empty_pieces_ends_the_connection_and_is_reported_once() -> None:
     async def main() -> None:
         app = App()
         async with opened(app) as (_, transport):
@@ -462,7 +462,7 @@ def test_answers_are_written_one_after_the_other_to_who_reads_slowly() -> None:
     asyncio.run(main())
 
 
-def test_the_end_of_the_server_is_told() -> None:
+def test_the_end_of_the_server_closes_the_websocket() -> None:
     async def main() -> None:
         async with opened() as (here, transport):
             (connection,) = here.shared.connections
@@ -518,7 +518,7 @@ def test_what_comes_before_the_opening_is_answered_is_read_after_it(
     assert not [record for record in caplog.records if record.levelno > logging.INFO]
 
 
-def test_an_application_that_accepts_too_late_is_told_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_application_that_accepts_too_late_gets_an_error(caplog: pytest.LogCaptureFixture) -> None:
     refused: list[type[Exception]] = []
 
     async def late(scope: Any, receive: Any, send: Any) -> None:

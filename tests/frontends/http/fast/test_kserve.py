@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from tests.frontends.http.doors import Running, running
 from tests.frontends.http.fast.kit import answers, post, settled, site
+from tests.frontends.http.servers import Running, running
 from tests.protocols.kserve.models import Vector, Where
 
 from weir.catalog.registry import Registry
@@ -28,14 +28,14 @@ def serving(service: Service, **settings: Any) -> Iterator[Running]:
         yield server
 
 
-def ask(
-    server: Running, x: Any, *, outputs: list[str] | None = None, said: dict[str, Any] | None = None
+def infer(
+    server: Running, x: Any, *, outputs: list[str] | None = None, parameters: dict[str, Any] | None = None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Ask with binary data; return the JSON of the answer, and its outputs by name."""
     [name] = server.registry.services
-    parameters = {"binary_data_size": x.nbytes}
-    tensor = {"name": "x", "datatype": "FP32", "shape": list(x.shape), "parameters": parameters}
-    document: dict[str, Any] = {"inputs": [tensor], "parameters": {"binary_data_output": True, **(said or {})}}
+    size = {"binary_data_size": x.nbytes}
+    tensor = {"name": "x", "datatype": "FP32", "shape": list(x.shape), "parameters": size}
+    document: dict[str, Any] = {"inputs": [tensor], "parameters": {"binary_data_output": True, **(parameters or {})}}
     if outputs is not None:
         document["outputs"] = [{"name": each} for each in outputs]
     header = json.dumps(document).encode()
@@ -48,14 +48,14 @@ def ask(
 def unpacked(answer: httpx.Response) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the JSON of an answer, and its outputs by name."""
     length = int(answer.headers["inference-header-content-length"])
-    said, rest, found = json.loads(answer.content[:length]), answer.content[length:], {}
+    document, rest, found = json.loads(answer.content[:length]), answer.content[length:], {}
     kinds = {"FP32": np.float32, "FP64": np.float64, "BOOL": np.bool_}
-    for output in said["outputs"]:
+    for output in document["outputs"]:
         size = output["parameters"]["binary_data_size"]
         found[output["name"]] = np.frombuffer(rest[:size], kinds[output["datatype"]]).reshape(output["shape"])
         rest = rest[size:]
     assert not rest
-    return said, found
+    return document, found
 
 
 def test_a_large_input_is_read_where_it_was_received() -> None:
@@ -63,7 +63,7 @@ def test_a_large_input_is_read_where_it_was_received() -> None:
     x = np.arange(LARGE, dtype=np.float32).reshape(1, LARGE)
     with serving(Service(Where, max_batch_size=1)) as server:
         for _ in range(4):
-            _, found = ask(server, x)
+            _, found = infer(server, x)
             assert found["shared"].all() and found["aligned"].all() and found["sum"].tolist() == [x.sum(dtype=float)]
         service = server.registry.services["where"]
         gauges = server.call(service.state)["gauges"]
@@ -92,11 +92,11 @@ def test_what_comes_again_is_answered_the_same(size: int, outputs: list[str] | N
     with serving(Service(Vector, executor="inline")) as server:
         for step in range(5):
             x = np.full((2, size), step, np.float32)
-            said, found = ask(server, x, outputs=outputs, said={"priority": 1, "timeout": 9_000_000})
+            answer, found = infer(server, x, outputs=outputs, parameters={"priority": 1, "timeout": 9_000_000})
             assert list(found) == (
                 ["sum", "twice"] if outputs is None else [each for each in ("sum", "twice") if each in outputs]
             )
-            assert found["sum"].tolist() == [step * size] * 2 and said["model_name"] == "vector"
+            assert found["sum"].tolist() == [step * size] * 2 and answer["model_name"] == "vector"
             if "twice" in found:
                 np.testing.assert_array_equal(found["twice"], x * 2)
 
@@ -113,21 +113,21 @@ def test_layouts_are_remembered_at_second_sight(monkeypatch: pytest.MonkeyPatch)
     with serving(Service(Vector, executor="inline")) as server:
         x = np.ones((1, 4), np.float32)
         for _ in range(3):
-            ask(server, x)
+            infer(server, x)
         before = len(read)  # the head itself is remembered at second sight too
         for _ in range(3):
-            ask(server, x)
+            infer(server, x)
         assert len(read) == before + 3
-        ask(server, np.ones((4, 1), np.float32))  # of the same length, but another shape
+        infer(server, np.ones((4, 1), np.float32))  # of the same length, but another shape
         assert len(read) == before + 3
-        assert ask(server, x)[1]["sum"].tolist() == [4]
+        assert infer(server, x)[1]["sum"].tolist() == [4]
 
 
 def test_long_headers_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layouts.Layout, "arrays", None)  # to be used by none
     with serving(Service(Vector, executor="inline")) as server:
         for _ in range(5):
-            ask(server, np.ones((1, 4), np.float32), said={"note": "x" * 5000})
+            infer(server, np.ones((1, 4), np.float32), parameters={"note": "x" * 5000})
 
 
 def test_outputs_of_other_shapes_are_written_anew() -> None:
@@ -141,7 +141,7 @@ def test_outputs_of_other_shapes_are_written_anew() -> None:
             return {"sum": np.zeros(count, np.float32), "twice": np.zeros((count, self.calls // 2), np.float32)}
 
     with serving(Service(Growing, name="vector", executor="inline")) as server:
-        widths = [ask(server, np.ones((1, 4), np.float32))[1]["twice"].shape[1] for _ in range(8)]
+        widths = [infer(server, np.ones((1, 4), np.float32))[1]["twice"].shape[1] for _ in range(8)]
         assert widths == sorted(widths) and widths[-1] >= widths[0] + 3
 
 

@@ -17,15 +17,15 @@ def test_its_constructor_sets_what_the_base_sets() -> None:
     async def test() -> None:
         async with site() as here:
             plan = make_plan(HeadReader().read(HEAD), here.shared.route_handlers, here.shared.settings, Access())
-            ask = plan.ask
+            head = plan.head
             request = HttpRequest(Connection(here.shared), plan, b"3")
             base = RequestBase(
                 b"3",
                 here.clock(),
-                ask.timeout,
-                content_type=ask.content_type,
-                accept=ask.accept,
-                key=ask.key,
+                head.timeout,
+                content_type=head.content_type,
+                accept=head.accept,
+                key=head.key,
                 priority=4,
                 door="http",
             )

@@ -75,9 +75,9 @@ def test_what_the_asgi_application_does(line: str, headers: tuple[str, ...]) -> 
     assert plan(*headers, line=line, cors_origins=["*"]).hand_over
 
 
-def test_a_wish_for_another_protocol_is_not_heard() -> None:
-    wish = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAAP__")
-    made = plan(*wish)
+def test_an_upgrade_to_another_protocol_is_ignored() -> None:
+    upgrade = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAAP__")
+    made = plan(*upgrade)
     assert (made.hand_over, made.error, made.keep_alive) == (False, None, True)
 
 
@@ -93,7 +93,7 @@ def test_tensors_are_for_the_asgi_application() -> None:
 def test_the_model_is_found(path: str) -> None:
     made = plan("Content-Type: application/octet-stream", "Origin: http://a.example", line=f"POST {path} HTTP/1.1")
     assert (made.hand_over, made.error, made.memorable, made.length) == (False, None, True, 3)
-    assert made.ask.content_type == OCTETS
+    assert made.head.content_type == OCTETS
     assert made.plain_up_to == ANY_LENGTH
 
 
@@ -138,7 +138,7 @@ def test_what_is_never_remembered(header: str) -> None:
 def test_measured_items_are_decoded_here() -> None:
     made = plan(model=Words)
     assert not made.hand_over
-    assert not made.ask.plain
+    assert not made.head.plain
 
 
 GOOD = b"POST /infer/x?y=1 HTTP/1.1\r\nHost: test\r\nContent-Length: 3\r\nX-Thing: a: b "

@@ -21,7 +21,7 @@ const CARDS = [
       const [good, bad] = ends(counts);
       if (!bad) return good ? "all answered" : "nobody asks";
       const refused = endsWith(counts, "Overloaded");
-      return joined([`${percent(bad / (good + bad))} failed`, refused && `${percent(refused / (good + bad))} refused: line full`]);
+      return joined([`${percent(bad / (good + bad))} failed`, refused && `${percent(refused / (good + bad))} refused: queue full`]);
     },
   },
   {
@@ -42,7 +42,7 @@ const CARDS = [
     note: ({ counts }) => (size(counts.total) ? `mean ${timeText(mean(counts.total))}, from arrival to answer` : "nothing answered"),
   },
   {
-    id: "queue", title: "Time in line", time: true, counted: true,
+    id: "queue", title: "Queue time", time: true, counted: true,
     series: [
       { label: "p50", line: "a", of: ({ counts }, { seconds }) => quantile(0.5, counts.queue, seconds) },
       { label: "p99", line: "b", of: ({ counts }, { seconds }) => quantile(0.99, counts.queue, seconds) },
@@ -50,7 +50,7 @@ const CARDS = [
     note: ({ counts }) => (size(counts.queue) ? `mean ${timeText(mean(counts.queue))}, from arrival to batch` : "nothing dispatched"),
   },
   {
-    id: "waiting", title: "Waiting line", unit: "rows",
+    id: "waiting", title: "Queue depth", unit: "rows",
     series: [{ label: "waiting", line: "a", of: ({ levels }) => levels.waiting }],
     limit: ({ most }) => most.max_queue_size,
     note: ({ levels }, { most }) => joined([

@@ -96,13 +96,13 @@ export class Chart {
   }
 
   #describe(known, span, values) {
-    const said = this.series.map(({ label }, index) => {
+    const texts = this.series.map(({ label }, index) => {
       const there = values[index].filter((value) => value !== null);
       return there.length
         ? `${label}: last ${this.text(there.at(-1))}, lowest ${this.text(Math.min(...there))}, highest ${this.text(Math.max(...there))}`
         : `${label}: nothing yet`;
     });
-    mark(this.svg, "aria-label", `${this.title}, last ${span / 60} min. ${said.join("; ")}.`);
+    mark(this.svg, "aria-label", `${this.title}, last ${span / 60} min. ${texts.join("; ")}.`);
   }
 
   /** Show every so many points as rows, the newest first; each is what was then, not a mean. */
@@ -157,8 +157,8 @@ function area(series, x, y) {
   return drawn;
 }
 
-function place(text, x, y, said) {
+function place(text, x, y, content) {
   mark(text, "x", x);
   mark(text, "y", y);
-  say(text, said);
+  say(text, content);
 }

@@ -1,4 +1,4 @@
-// Asks the server for what is new, once a second, while the page is looked at and not paused.
+// Requests new samples from the server once a second, while the page is visible and not paused.
 
 const EVERY = 1000;
 const SLOWEST = 8000; // between tries while the server does not answer
@@ -6,15 +6,15 @@ const PATIENCE = 10000; // for one answer
 
 export class Feed {
   #timer = null;
-  #asking = null;
+  #request = null;
   #failures = 0;
   #life = "";
   #last = 0;
   paused = false;
 
-  /** `told` is called with each answer, `failed` when there is none. */
-  constructor(told, failed) {
-    this.told = told;
+  /** `updated` is called with each answer, `failed` when there is none. */
+  constructor(updated, failed) {
+    this.updated = updated;
     this.failed = failed;
     document.addEventListener("visibilitychange", () => this.#wake());
   }
@@ -26,7 +26,7 @@ export class Feed {
   pause(paused) {
     this.paused = paused;
     if (paused) {
-      this.#asking?.abort();
+      this.#request?.abort();
       clearTimeout(this.#timer);
     } else this.#wake();
   }
@@ -37,25 +37,25 @@ export class Feed {
 
   #wake() {
     clearTimeout(this.#timer);
-    if (!this.#idle && !this.#asking) this.#ask();
+    if (!this.#idle && !this.#request) this.#fetch();
   }
 
-  async #ask() {
-    const asking = new AbortController();
-    this.#asking = asking;
-    const limit = setTimeout(() => asking.abort(), PATIENCE);
+  async #fetch() {
+    const request = new AbortController();
+    this.#request = request;
+    const limit = setTimeout(() => request.abort(), PATIENCE);
     let wait = EVERY;
     try {
       const query = new URLSearchParams({ life: this.#life, since: this.#last });
-      const answer = await fetch(`dashboard/data?${query}`, { signal: asking.signal, cache: "no-store" });
+      const answer = await fetch(`dashboard/data?${query}`, { signal: request.signal, cache: "no-store" });
       if (!answer.ok) throw new Error(`status ${answer.status}`);
-      const told = await answer.json();
+      const data = await answer.json();
       if (!this.paused) {
-        this.#life = told.life;
-        this.#last = told.last;
+        this.#life = data.life;
+        this.#last = data.last;
         this.#failures = 0;
-        if (told.more) wait = 0;
-        this.told(told);
+        if (data.more) wait = 0;
+        this.updated(data);
       }
     } catch (error) {
       if (!this.paused) {
@@ -65,7 +65,7 @@ export class Feed {
       }
     }
     clearTimeout(limit);
-    this.#asking = null;
+    this.#request = null;
     if (!this.#idle) this.#timer = setTimeout(() => this.#wake(), wait);
   }
 }

@@ -1,4 +1,4 @@
-// The tables: models, workers, answers and errors, doors, clients.
+// The tables: models, workers, answers and errors, frontends, clients.
 
 import { bytesText, exact, number, percent, timeText } from "./format.js";
 import { Table } from "./tables.js";
@@ -80,31 +80,31 @@ export class Workers {
 export class Ends {
   constructor(parent) {
     this.table = new Table("Answers and errors", [
-      { head: "Answer" }, { head: "Door" }, ...NUMBERS(["Per second", "In the time shown", "Since the start"]),
+      { head: "Answer" }, { head: "Frontend" }, ...NUMBERS(["Per second", "In the time shown", "Since the start"]),
     ]);
     parent.append(this.table.element);
   }
 
   show(counts, recent, all) {
-    const rows = Object.entries(counts.ends ?? {}).flatMap(([door, codes]) =>
-      Object.entries(codes).map(([code, count]) => ({ door, code, count })),
+    const rows = Object.entries(counts.ends ?? {}).flatMap(([frontend, codes]) =>
+      Object.entries(codes).map(([code, count]) => ({ frontend, code, count })),
     );
-    rows.sort((a, b) => answered(b.code) - answered(a.code) || (a.code < b.code ? -1 : 1) || (a.door < b.door ? -1 : 1));
-    const of = (stretch, door, code) => stretch?.counts.ends?.[door]?.[code] ?? 0;
-    this.table.show(rows.map(({ door, code, count }) => ({
-      key: `${door} ${code}`,
+    rows.sort((a, b) => answered(b.code) - answered(a.code) || (a.code < b.code ? -1 : 1) || (a.frontend < b.frontend ? -1 : 1));
+    const of = (stretch, frontend, code) => stretch?.counts.ends?.[frontend]?.[code] ?? 0;
+    this.table.show(rows.map(({ frontend, code, count }) => ({
+      key: `${frontend} ${code}`,
       cells: [
-        { text: code, mood: answered(code) ? null : "warn" }, door, number(of(recent, door, code) / (recent?.seconds ?? 1)),
-        exact(of(all, door, code)), exact(count),
+        { text: code, mood: answered(code) ? null : "warn" }, frontend, number(of(recent, frontend, code) / (recent?.seconds ?? 1)),
+        exact(of(all, frontend, code)), exact(count),
       ],
     })), "nothing yet");
   }
 }
 
-export class Doors {
+export class Frontends {
   constructor(parent) {
-    this.table = new Table("Doors", [
-      { head: "Door" }, ...NUMBERS(["Requests/s", "Requests", "Failed", "Received/s", "Received", "Sent/s", "Sent"]),
+    this.table = new Table("Frontends", [
+      { head: "Frontend" }, ...NUMBERS(["Requests/s", "Requests", "Failed", "Received/s", "Received", "Sent/s", "Sent"]),
     ]);
     parent.append(this.table.element);
   }
@@ -114,16 +114,16 @@ export class Doors {
     this.table.call(2, words.requests);
     const names = [...new Set([...Object.keys(counts.ends ?? {}), ...Object.keys(counts.bytes ?? {})])].sort();
     const seconds = recent?.seconds ?? 1;
-    this.table.show(names.map((door) => {
-      const here = (of) => ends({ ends: { door: of?.ends?.[door] ?? {} } });
+    this.table.show(names.map((frontend) => {
+      const here = (of) => ends({ ends: { frontend: of?.ends?.[frontend] ?? {} } });
       const [good, bad, left] = here(counts);
-      const [received, sent] = counts.bytes?.[door] ?? [0, 0];
-      const [receivedNow, sentNow] = recent?.counts.bytes?.[door] ?? [0, 0];
+      const [received, sent] = counts.bytes?.[frontend] ?? [0, 0];
+      const [receivedNow, sentNow] = recent?.counts.bytes?.[frontend] ?? [0, 0];
       const now = here(recent?.counts).reduce((a, b) => a + b, 0);
       return {
-        key: door,
+        key: frontend,
         cells: [
-          door, number(now / seconds), exact(good + bad + left), exact(bad), bytesText(receivedNow / seconds), bytesText(received),
+          frontend, number(now / seconds), exact(good + bad + left), exact(bad), bytesText(receivedNow / seconds), bytesText(received),
           bytesText(sentNow / seconds), bytesText(sent),
         ],
       };

@@ -4,7 +4,7 @@ import { Cards } from "./cards.js";
 import { Feed } from "./feed.js";
 import { ROWS, TEXTS, ago, clock } from "./format.js";
 import { History } from "./history.js";
-import { Clients, Doors, Ends, Models, Workers, countsOf } from "./lists.js";
+import { Clients, Frontends, Ends, Models, Workers, countsOf } from "./lists.js";
 import { Shares } from "./shares.js";
 import { byId, make, mark, say } from "./elements.js";
 import { followTheme } from "./theme.js";
@@ -14,7 +14,7 @@ const PROCESSES = 4; // whose histories are kept, where several answer at one ad
 
 const histories = new Map(); // by life of the process
 const chosen = { model: "", span: 300, at: null, hovered: null };
-let told = null; // the last answer
+let latest = null; // the last answer
 let silent = false; // whether the server does not answer
 
 const cards = new Cards(byId("cards"));
@@ -22,17 +22,17 @@ const shares = new Shares(byId("shares"));
 const models = new Models(byId("models"), choose);
 const workers = new Workers(byId("workers"));
 const ends = new Ends(byId("ends"));
-const doors = new Doors(byId("doors"));
+const frontends = new Frontends(byId("frontends"));
 const clients = new Clients(byId("clients-part"), byId("clients"));
 const feed = new Feed(take, fail);
 
 function take(answer) {
   const fresh = !histories.has(answer.life);
   if (fresh) histories.set(answer.life, new History());
-  else if (told.life !== answer.life) byId("several").hidden = false;
+  else if (latest.life !== answer.life) byId("several").hidden = false;
   for (const life of histories.keys()) if (histories.size > PROCESSES && life !== answer.life) histories.delete(life);
   histories.get(answer.life).take(answer.samples);
-  told = answer;
+  latest = answer;
   silent = false;
   if (!answer.more) show();
 }
@@ -43,10 +43,10 @@ function fail() {
 }
 
 function show() {
-  if (!told) return say(byId("verdict"), silent ? "The server does not answer; trying again" : "Connecting …");
-  const history = histories.get(told.life);
-  const bounds = told.server.buckets;
-  const known = told.now?.models ?? {};
+  if (!latest) return say(byId("verdict"), silent ? "The server does not answer; trying again" : "Connecting …");
+  const history = histories.get(latest.life);
+  const bounds = latest.server.buckets;
+  const known = latest.now?.models ?? {};
   offer(Object.keys(known).filter(Boolean));
   const bins = history.bins(chosen.span, chosen.model);
   const index = point(bins);
@@ -63,10 +63,10 @@ function show() {
   cards.show(view);
   shares.show(all, bounds, words);
   models.show(known, chosen.model, bounds, words);
-  workers.show(known, chosen.model, told.now?.at ?? 0);
+  workers.show(known, chosen.model, latest.now?.at ?? 0);
   ends.show(counts, recent, all);
-  doors.show(counts, recent, words);
-  clients.show(told.now?.clients ?? []);
+  frontends.show(counts, recent, words);
+  clients.show(latest.now?.clients ?? []);
   tell(history, known, bins, index);
   return undefined;
 }
@@ -76,18 +76,18 @@ function tell(history, known, bins, index) {
   const [text, mood] = silent ? ["The server does not answer; trying again", "bad"] : verdict(known, history.recent(""));
   say(byId("verdict"), feed.paused ? "Paused" : text);
   mark(byId("verdict"), "data-mood", feed.paused ? "warn" : mood);
-  const now = history.now || (told.now?.at ?? 0);
+  const now = history.now || (latest.now?.at ?? 0);
   const at = index === null ? now : timeOf(bins, index, now);
   const when = index === null ? (feed.paused || silent ? "as of" : "now") : ago(history.now - at);
-  say(byId("moment-said"), at ? `${when} ${clock(at)}` : "");
+  say(byId("moment-text"), at ? `${when} ${clock(at)}` : "");
   const slider = byId("moment");
   slider.max = bins.length - 1;
   slider.value = index ?? bins.length - 1;
   mark(slider, "aria-valuetext", index === null ? "now" : `${ago(history.now - at)}, ${clock(at)}`);
-  for (const element of document.querySelectorAll(".span-said")) say(element, `in the last ${chosen.span / 60} min`);
-  byId("uncounted").hidden = told.server.counted;
-  mark(document.body, "data-uncounted", told.server.counted ? null : "");
-  say(byId("version"), told.server.version);
+  for (const element of document.querySelectorAll(".span-text")) say(element, `in the last ${chosen.span / 60} min`);
+  byId("uncounted").hidden = latest.server.counted;
+  mark(document.body, "data-uncounted", latest.server.counted ? null : "");
+  say(byId("version"), latest.server.version);
 }
 
 const shownOf = (known) => Object.entries(known).filter(([label]) => label && (!chosen.model || label === chosen.model));
@@ -104,7 +104,7 @@ const timeOf = (bins, index, now) => bins[index]?.at ?? now - (bins.length - 1 -
 function point(bins) {
   if (chosen.hovered !== null) return Math.min(bins.length - 1, Math.floor(chosen.hovered * bins.length));
   if (chosen.at === null) return null;
-  const now = histories.get(told.life).now;
+  const now = histories.get(latest.life).now;
   const back = Math.round((now - chosen.at) / (chosen.span / bins.length));
   return Math.max(0, bins.length - 1 - back);
 }
@@ -133,8 +133,8 @@ function listen() {
   });
   byId("moment").addEventListener("input", ({ target }) => {
     const back = Number(target.max) - Number(target.value);
-    const now = told ? histories.get(told.life).now : 0;
-    chosen.at = back && told ? now - back * (chosen.span / (Number(target.max) + 1)) : null;
+    const now = latest ? histories.get(latest.life).now : 0;
+    chosen.at = back && latest ? now - back * (chosen.span / (Number(target.max) + 1)) : null;
     show();
   });
   byId("pause").addEventListener("click", ({ currentTarget }) => {

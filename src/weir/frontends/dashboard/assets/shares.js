@@ -15,14 +15,14 @@ const REASONS = {
   express: "an express call, which no policy lets wait",
 };
 const STEPS = {
-  queue: "in line", preprocess: "decode, preprocess", predict: "predict", postprocess: "postprocess, encode",
+  queue: "in queue", preprocess: "decode, preprocess", predict: "predict", postprocess: "postprocess, encode",
 };
 
 export class Shares {
   constructor(parent) {
     this.sizes = new Bars("Batch size");
     this.reasons = new Bars("Why they were cut");
-    this.steps = new Bars("Mean time", "in line: of a request; the others: of a batch");
+    this.steps = new Bars("Mean time", "in queue: of a request; the others: of a batch");
     parent.append(...[this.sizes, this.reasons, this.steps].map(({ element }) => element));
   }
 

@@ -1,4 +1,4 @@
-"""One connection of the fast path, from its first byte to its end; with a log of its requests, if there is one."""
+"""One connection of the fast path: reads requests, and writes lines of the access log if there is one. response_writer.py has the part that writes."""
 
 import asyncio
 import logging
@@ -19,39 +19,38 @@ if TYPE_CHECKING:
     from weir.frontends.http.fast.plan import HotRequest, RoutePlan
     from weir.frontends.http.fast.shared import HttpShared
     from weir.serving.service import Service
-    from weir.workers.executor import Block
 
 
 _log = logging.getLogger("weir.http")
 
-# Bytes of further requests that may have arrived while one is in flight.
+# While a request is in flight, reading pauses after this many bytes of further requests.
 _LEFTOVER_BYTES = 64 << 10
 
-# What has arrived of heads and small bodies is charged to the account where it is more than this, for one connection.
+# Bytes of heads and small bodies that a connection holds are charged to the account if they are more than this.
 _FREE_BYTES = 4 << 10
 
-# What arrives at once and is no larger is looked up in the memo as it is.
+# A single read of at most this many bytes is looked up in the head cache without being copied to `_pending` first.
 _SMALL_READ_BYTES = 8 << 10
 
 
 class Connection(ResponseWriter):
-    """One connection; `shared` is what it shares with the others."""
+    """One connection. `shared` is what all connections of the server share."""
 
     def __init__(self, shared: "HttpShared") -> None:
         super().__init__(shared)
-        self._searched = 0  # so many bytes of `_pending` hold no end of a head
-        self._left = 0  # bytes to be skipped
+        self._searched = 0  # the end of a head is not in this many first bytes of `_pending`
+        self._left = 0  # bytes that are still to be skipped
         self._reading_paused = False
         self._advancing = False
 
     # Calls of the transport.
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Offer the rest of a large body's place, else the buffer that all connections share."""
+        """Return where the next bytes go: the rest of a large body's place, or the buffer that all connections share."""
         return self.shared.view if self._place is None else self._place.room()
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take in `nbytes` that have arrived in what `get_buffer` offered."""
+        """Process `nbytes` that have arrived where `get_buffer` said."""
         if self.phase is IDLE and nbytes <= _SMALL_READ_BYTES and not self._writing_paused:
             # The hot path: one whole request whose head is known.
             data = bytes(self.shared.view[:nbytes])
@@ -69,7 +68,7 @@ class Connection(ResponseWriter):
             self._advance()
 
     def _begin_large_at_once(self, nbytes: int) -> bool:
-        """Begin a known request whose large body has begun to arrive with its head: it is copied to its place only."""
+        """Begin a request whose head is cached and whose large body has begun to arrive: copy the body straight to its place."""
         if self.phase is not IDLE or self._writing_paused:
             return False
         head, beginning = self.shared.cut_head(nbytes)
@@ -82,7 +81,8 @@ class Connection(ResponseWriter):
             return False
         self._plan = plan
         self._since = self.shared.tick
-        self._receive(place, beginning)
+        if self._fill(place, beginning):
+            self._dispatch_received(place)
         return True
 
     def _receive_more(self, place: Place, size: int) -> None:
@@ -95,7 +95,7 @@ class Connection(ResponseWriter):
     # Reading requests.
 
     def _advance(self) -> None:
-        """Do what can be done with the bytes that are there. Answers given meanwhile do not come in again."""
+        """Process the bytes that have arrived. A response that is written meanwhile does not start this again."""
         if self._advancing:
             return
         self._advancing = True
@@ -109,7 +109,7 @@ class Connection(ResponseWriter):
         self._regulate_reading()
 
     def _step(self) -> bool:
-        """Take the next step; tell whether it got on."""
+        """Take the next step with the bytes that have arrived. Return whether another one may follow."""
         phase = self.phase
         if phase is IDLE or phase is HEAD:
             return self._read_head()
@@ -219,14 +219,8 @@ class Connection(ResponseWriter):
             self.transport.write(CONTINUE)
         return complete
 
-    def _receive(self, place: Place, beginning: memoryview) -> bool:
-        """Receive the body of `_plan` into `place`; tell whether it is complete with its `beginning`, and begin the request if it is."""
-        complete = self._fill(place, beginning)
-        if complete:
-            self._dispatch_received(place)
-        return complete
-
     def _fill(self, place: Place, beginning: memoryview) -> bool:
+        """Receive the body of `_plan` into `place` from now on. Return whether it is complete with its `beginning`."""
         self.phase = LARGE
         self._place = place
         if place.claim is None:
@@ -234,18 +228,18 @@ class Connection(ResponseWriter):
         return fill(place, beginning)
 
     def _reserve(self, plan: "RoutePlan") -> Place:
-        """Return a place for the body. Raises Overloaded while there is none, TooLarge if there can be none."""
+        """Return a place for the body. Raises Overloaded if there is no room now, and TooLarge if there never can be."""
         if not plan.in_arena:
             return Buffer(plan.length, self.shared.account)
-        service = plan.ask.service
+        service = plan.head.service
         block = self.shared.block(service, plan.lead + plan.length)
         if block is not None:
             return BlockPlace(block, plan.length, plan.lead)
         if not service.arena_bytes:
             return Buffer(plan.length, self.shared.account)
-        if plan.lead + plan.length > service.arena_bytes:
-            raise TooLarge(f"body: of {plan.length} bytes, the arena has {service.arena_bytes} (arena_bytes)")
-        raise Overloaded(f"body: no place for {plan.length} bytes in the arena now")
+        if plan.length > (most := service.arena_bytes - plan.lead):
+            raise TooLarge(f"body of {plan.length} bytes: must be at most {most} (arena_bytes)")
+        raise Overloaded(f"body: the arena has no room for {plan.length} bytes now")
 
     def _skip(self) -> bool:
         size = min(self._left, len(self._pending))
@@ -266,7 +260,7 @@ class Connection(ResponseWriter):
     @property
     def receives_for(self) -> "Service":
         """See Receiver in shared.py."""
-        service: Service = self._plan.ask.service
+        service: Service = self._plan.head.service
         return service
 
     @property
@@ -294,7 +288,7 @@ class Connection(ResponseWriter):
             self._fail(request, plan, error)
 
     def attempt(self, request: "HotRequest", plan: "RoutePlan", step: Callable[[], None]) -> None:
-        """Take a step of the request in flight; what it raises is the request's end."""
+        """Run a step of the request in flight. An exception of the step ends the request."""
         try:
             step()
         except Exception as error:
@@ -302,14 +296,14 @@ class Connection(ResponseWriter):
 
     def _fail(self, request: "HotRequest", plan: "RoutePlan", error: Exception) -> None:
         if not isinstance(error, WeirError):
-            # Ours, or of a policy or executor of the user's own: the client shall not wait, nor the connection be lost.
-            head = plan.head.partition(b"\r\n")[0].decode("latin-1")
+            # A bug in Weir, or in a user's policy or executor: the client must get an answer, and the connection must live on.
+            head = plan.head_bytes.partition(b"\r\n")[0].decode("latin-1")
             _log.error("a request cannot be taken: %s", head, exc_info=error)
         discard(request.payload)
         request.fail(error)
 
     def _refuse(self, error: WeirError) -> None:
-        """Answer a request that reached no service; its body has been read."""
+        """Refuse a request whose body has been read, before a service has it."""
         self.phase = BUSY
         self.shared.refused(self._plan.service, error)
         self.answer(self._plan, self._plan.handler.error_answer(error, self._plan.service))
@@ -327,9 +321,9 @@ class Connection(ResponseWriter):
         self.transport.write(self.shared.heads.head(*answer[:2], len(answer.body), close=False) + answer.body)
 
     def hand_over(self, plan: "RoutePlan", body: bytes) -> None:
-        """Have the ASGI application answer the request in flight, and whatever comes after it."""
+        """Let the ASGI application answer the request in flight and all further requests of the connection."""
         self._request = None
-        self._hand_over(plan.head, body)
+        self._hand_over(plan.head_bytes, body)
 
     def _hand_over(self, head: bytes, body: bytes = b"") -> None:
         replay = b"".join((head, END_OF_HEAD, body, self._pending))
@@ -341,12 +335,12 @@ class Connection(ResponseWriter):
 
 
 _CONTINUE = b"HTTP/1.1 100"
-_STATUS = slice(9, 12)  # of an answer
-_MOST = 32  # characters of a method, or of a protocol's name
+_STATUS = slice(9, 12)  # where a response has its status
+_MOST = 32  # characters of a method or of a protocol's name that are logged
 
 
-class _Heard:
-    """A transport that tells `connection` of each answer that is written; for all else it is `inner`."""
+class _LoggedTransport:
+    """The transport `inner`, which also reports each response that is written to `connection`."""
 
     def __init__(self, inner: asyncio.Transport, connection: "LoggedConnection") -> None:
         self.inner = inner
@@ -356,30 +350,30 @@ class _Heard:
         return getattr(self.inner, name)
 
     def write(self, data: bytes) -> None:
-        """Write an answer."""
+        """Write a response."""
         self.inner.write(data)
         self._connection.wrote(data, len(data))
 
     def writelines(self, parts: Sequence[bytes | memoryview]) -> None:
-        """Write an answer, whose head comes first."""
+        """Write a response; its head is in the first part."""
         head, size = bytes(parts[0]), sum(map(len, parts))
         self.inner.writelines(parts)
         self._connection.wrote(head, size)
 
 
 class LoggedConnection(Connection):
-    """A connection that tells `log` of its answers."""
+    """A connection that writes a line to `log` for each of its responses."""
 
     def __init__(self, shared: "HttpShared", log: HttpLog) -> None:
         super().__init__(shared)
         self._log = log
         self._began = 0.0
-        self._logged = False  # of the request in flight: it has its line
+        self._logged = False  # whether the request in flight has its line
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin."""
         self._began = self._log.clock()
-        super().connection_made(cast(asyncio.Transport, _Heard(cast(asyncio.Transport, transport), self)))
+        super().connection_made(cast(asyncio.Transport, _LoggedTransport(cast(asyncio.Transport, transport), self)))
 
     def buffer_updated(self, nbytes: int) -> None:
         """Note when a request begins to arrive."""
@@ -388,21 +382,21 @@ class LoggedConnection(Connection):
         super().buffer_updated(nbytes)
 
     def request_ended(self) -> None:
-        """Note when the next request, which may be there already, is looked at."""
+        """Note when the next request begins, which may have arrived already."""
         self._began = self._log.clock()
         super().request_ended()
 
     def wrote(self, data: bytes, size_bytes: int) -> None:
-        """Tell the log of an answer that begins with `data` and has so many bytes with its head."""
+        """Log a response of `size_bytes` bytes including its head, which `data` begins with."""
         if not data.startswith(_CONTINUE):
             self._logged = True
-            self._tell(int(data[_STATUS]), size_bytes - data.find(END_OF_HEAD) - len(END_OF_HEAD))
+            self._write_line(int(data[_STATUS]), size_bytes - data.find(END_OF_HEAD) - len(END_OF_HEAD))
 
-    def _tell(self, status: int, size_bytes: int) -> None:
-        if self.phase in (IDLE, HEAD):  # what has come is no request, or not all of one
+    def _write_line(self, status: int, size_bytes: int) -> None:
+        if self.phase in (IDLE, HEAD):  # what has arrived is not a request, or not a whole one
             line = bytes(self._pending).partition(b"\r\n")[0]
         else:
-            line = self._plan.head.partition(b"\r\n")[0]
+            line = self._plan.head_bytes.partition(b"\r\n")[0]
         method, _, rest = line.partition(b" ")
         target, _, protocol = rest.partition(b" ")
         client = self.transport.get_extra_info("peername")
@@ -416,9 +410,9 @@ class LoggedConnection(Connection):
 
     def _leave(self) -> None:
         if self._request is not None and not self._logged:
-            self._tell(LEFT, 0)
+            self._write_line(LEFT, 0)
         super()._leave()
 
     def _hand_over(self, head: bytes, body: bytes = b"") -> None:
-        self.transport = cast(_Heard, self.transport).inner
+        self.transport = cast(_LoggedTransport, self.transport).inner
         super()._hand_over(head, body)

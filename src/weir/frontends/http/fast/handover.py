@@ -1,7 +1,7 @@
-"""Connections that go on under uvicorn's protocol, with the ASGI application.
+"""Connections that the fast path hands over to uvicorn's protocol, which runs the ASGI application.
 
-uvicorn's own server does not run here, so what it would do is done here: the Date header, an end for clients that stall
-in a head or a body, and the drain.
+uvicorn's own server does not run here, so this module does what it would do: it sets the Date header, closes connections of clients that stall in a head or
+a body, and drains.
 """
 
 import asyncio
@@ -29,40 +29,41 @@ if TYPE_CHECKING:
     from weir.protocols.account import Claim
 
 
-# A connection that has become a WebSocket, under uvicorn's protocol.
+# WebSockets under uvicorn's protocol.
 #
-# uvicorn answers pings whether or not anybody reads the pongs, keeps every piece of a message apart, and lets all who answer
-# write at once. Here a client that does not read is not read either; what has come and was not looked at is charged to the
-# server's account; and one turn of the event loop parses a bounded number of frames.
+# uvicorn alone answers pings even if nobody reads the pongs, keeps the fragments of a message separately, and lets several tasks write at the same time.
+# Here nothing is read from a client that does not read; bytes that have arrived and are not parsed are charged to the server's account; and one iteration
+# of the event loop parses a bounded number of frames.
 
 
-# Bytes that are parsed in one turn of the loop: of a large message, and of small ones, of which a turn shall not have many. Six are
-# a frame.
+# Bytes that are parsed in one iteration of the loop: of a large message, and of small messages, whose frames may be as short as six bytes.
 _TURN_BYTES = 16 << 10
 _SMALL_BYTES = 1 << 10
 
-# A client that answers none of so many pings is gone.
+# A client that leaves this many pings unanswered is gone.
 _MISSED_PINGS = 3
 
-# Pieces that any message may have, and bytes for each one more: a piece takes a microsecond, however little is in it.
+# Every message may have this many fragments, and one more for each 64 bytes: a fragment takes a microsecond, however short it is.
 _ANY_PIECES = 1024
 _BYTES_OF_PIECE = 64
 
-_ROOM_PATIENCE = 5.0  # seconds that a message may wait for others to make room for it
+_ROOM_PATIENCE = 5.0  # seconds that a message may wait until the account has room
 
-_INVALID_TEXT, _POLICY, _TRY_AGAIN_LATER = 1007, 1008, 1013  # of RFC 6455, 7.4.1, and of the IANA's list
+_INVALID_TEXT, _POLICY, _TRY_AGAIN_LATER = 1007, 1008, 1013  # RFC 6455, section 7.4.1, and IANA's registry
 
 
 class Charged(asyncio.Protocol):
-    """What the protocols that go on under uvicorn's have in common: what a client has not read, and what has come and was not parsed,
-    is charged to the server's account until the connection is gone. To be named before uvicorn's class."""
+    """Charges to the server's account what a client has not read and what has arrived and is not parsed. Both protocols below share it.
+
+    A class must name it before uvicorn's protocol among its bases.
+    """
 
     transport: asyncio.Transport
     _shared: "HttpShared"
     _claim: "Claim"
-    _held: bytearray  # has come, and was not parsed
+    _held: bytearray  # bytes that have arrived and are not parsed
     _unread = 0  # bytes written that the client has not read
-    _unread_since: float | None = None  # since when it has not
+    _unread_since: float | None = None  # since when the client does not read
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone."""
@@ -74,14 +75,14 @@ class Charged(asyncio.Protocol):
         self._shared.ended.set()
 
     def pause_writing(self) -> None:
-        """asyncio: much is written and not read."""
+        """asyncio: the client does not read what was written."""
         self._unread_since = self._shared.tick
         self._unread = self.transport.get_write_buffer_size()
         self._shared.account.add(self._unread)
         super().pause_writing()
 
     def resume_writing(self) -> None:
-        """asyncio: most of it has been read."""
+        """asyncio: the client has read most of it."""
         self._unread_since = None
         self._forget_unread()
         super().resume_writing()
@@ -92,26 +93,26 @@ class Charged(asyncio.Protocol):
 
 
 class Upgraded(Charged, WebSocketsSansIOProtocol):
-    """One WebSocket; see Swept in shared.py for what the shared wants of it."""
+    """One WebSocket. It implements Swept of shared.py."""
 
-    busy = False  # the sessions drain themselves
+    busy = False  # websocket.py waits for the requests of its sessions
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        # Status, and bytes of the body, of an answer to the request that opens it, where no application has given it.
+        # Status and body size, in bytes, of an error response to the opening request that is not the application's.
         self.refused_with = 0, 0
         self._joined = False
-        self._held = bytearray()  # has come, and was not parsed
-        self._parsed = 0  # bytes of a message that is not complete, as they came
-        self._pieces = 0  # of that message
-        self._no_room_since: float | None = None  # the account is full: nothing more is read
+        self._held = bytearray()
+        self._parsed = 0  # bytes of an incomplete message, framing included
+        self._pieces = 0  # further fragments of that message
+        self._no_room_since: float | None = None  # since when the account is full, so that nothing is read
         self._queued = 0  # bytes of messages that the application has not taken
-        self._heard = 0.0  # when something came, or reading began again
-        self._reads_on = False  # in the next turn of the loop
+        self._heard = 0.0  # when bytes last arrived, or reading resumed
+        self._reads_on = False  # whether the next iteration of the loop parses more
         self._sending = asyncio.Lock()
 
     def join(self, shared: "HttpShared") -> None:
-        """Be one of the connections of `shared`; the request that opens it has been read."""
+        """Join the connections of `shared`. The opening request has been read."""
         self._shared = shared
         self._claim = shared.account.claim()
         self._heard = shared.tick
@@ -119,16 +120,16 @@ class Upgraded(Charged, WebSocketsSansIOProtocol):
         shared.connections.add(self)
         if self.handshake_initiated and self.response.status_code != http.HTTPStatus.SWITCHING_PROTOCOLS:
             self.refused_with = self.response.status_code, len(self.response.body or b"")
-        if not self.handshake_initiated:  # what reads WebSockets cannot read the request: it waits, and would for ever
+        if not self.handshake_initiated:  # the parser cannot read the request, and would wait for ever
             self._refuse_to_open()
 
     def pause_writing(self) -> None:
-        """asyncio: much is written and not read; so nothing is read either, be it requests or pings."""
+        """asyncio: the client does not read what was written, so read nothing from it, neither requests nor pings."""
         super().pause_writing()
         self._regulate()
 
     def resume_writing(self) -> None:
-        """asyncio: most of it has been read."""
+        """asyncio: the client has read most of it."""
         super().resume_writing()
         self._read_on()
 
@@ -136,7 +137,7 @@ class Upgraded(Charged, WebSocketsSansIOProtocol):
 
     def data_received(self, data: bytes) -> None:
         """asyncio: bytes have come."""
-        if not self._joined:  # uvicorn: the request that opens it
+        if not self._joined:  # the opening request
             super().data_received(data)
             return
         self._heard = self._shared.tick
@@ -145,7 +146,7 @@ class Upgraded(Charged, WebSocketsSansIOProtocol):
             self._read_on()
 
     def _read_on(self) -> None:
-        """Parse some of what is there, and the rest in further turns of the loop."""
+        """Parse some of the bytes now, and the rest in later iterations of the loop."""
         self._reads_on = False
         if self._held and self._may_parse and not self.transport.is_closing():
             piece = bytes(self._held[: _TURN_BYTES if self._parsed else _SMALL_BYTES])
@@ -163,13 +164,12 @@ class Upgraded(Charged, WebSocketsSansIOProtocol):
 
     @property
     def _waits(self) -> bool:
-        """Whether nothing is to be parsed: the application has not taken the last message, the client does not read, or there is no room."""
+        """Whether parsing must wait: the application has not taken the last message, the client does not read, or the account is full."""
         return self.read_paused or self._unread_since is not None or self._no_room_since is not None
 
     @property
     def _may_parse(self) -> bool:
-        """Whether frames may be read. Before the application has accepted, none is: uvicorn would answer them ahead of the opening,
-        and could not report that the connection is open."""
+        """Whether frames may be parsed. Before the application has accepted the connection they may not: uvicorn would answer them before the handshake."""
         return self.handshake_complete and not self._waits
 
     def _regulate(self) -> None:
@@ -181,8 +181,10 @@ class Upgraded(Charged, WebSocketsSansIOProtocol):
             self.transport.resume_reading()
 
     def _count(self) -> bool:
-        """Charge what is held here, and tell whether there is room for it. Where there is no room nothing is read until there is some; where there is none for too long the
-        connection ends, for what it holds is in the way of others too."""
+        """Charge the bytes that the connection holds. Return whether the account has room for them.
+
+        Without room nothing more is read. After `_ROOM_PATIENCE` seconds without room the connection ends, because its bytes keep others out too.
+        """
         try:
             self._claim.hold(len(self._held) + self._parsed + sum(map(len, self.frames)) + self._queued)
         except WeirError:
@@ -200,11 +202,11 @@ class Upgraded(Charged, WebSocketsSansIOProtocol):
         self.handle_parser_exception()
 
     def handle_text(self, event: Frame) -> None:
-        """uvicorn: the first piece of a message of text."""
+        """uvicorn: the first fragment of a text message."""
         self._begin_message("text", event)
 
     def handle_bytes(self, event: Frame) -> None:
-        """uvicorn: the first piece of a binary message."""
+        """uvicorn: the first fragment of a binary message."""
         self._begin_message("bytes", event)
 
     def _begin_message(self, kind: Any, event: Frame) -> None:
@@ -215,7 +217,7 @@ class Upgraded(Charged, WebSocketsSansIOProtocol):
             self.send_receive_event_to_app()
 
     def handle_cont(self, event: Frame) -> None:
-        """uvicorn: a further piece; it is not kept as a piece, for there may be millions."""
+        """uvicorn: a further fragment. It is appended to the first one, because there may be millions."""
         if self.close_sent:
             return
         self.frames[0] += event.data
@@ -245,7 +247,7 @@ class Upgraded(Charged, WebSocketsSansIOProtocol):
         self.transport.pause_reading()
 
     def handle_parser_exception(self) -> None:
-        """uvicorn: what came is no WebSocket, or not one that can go on."""
+        """uvicorn: the client has violated the WebSocket protocol."""
         if self.conn.close_sent is not None:
             super().handle_parser_exception()
             return
@@ -258,7 +260,7 @@ class Upgraded(Charged, WebSocketsSansIOProtocol):
         self.transport.close()
 
     async def receive(self) -> Any:
-        """uvicorn: the application takes what came."""
+        """uvicorn: the application takes the next message."""
         message: Any = await super().receive()
         if message["type"] == "websocket.receive":
             self._queued = 0 if self.queue.empty() else self._queued
@@ -268,10 +270,10 @@ class Upgraded(Charged, WebSocketsSansIOProtocol):
         return message
 
     async def send(self, message: Any) -> None:
-        """uvicorn: the application writes; one message at a time, for each shall wait until those before were read."""
+        """uvicorn: the application writes. One message at a time: each waits until the client has read those before it."""
         async with self._sending:
             if message["type"] == "websocket.accept" and self.transport.is_closing():
-                raise ClientDisconnected  # uvicorn would drop it, and complain of an application that does not accept
+                raise ClientDisconnected  # uvicorn would drop it and log that the application did not accept
             await super().send(message)
         if self._held and not self._reads_on:
             self._read_on()
@@ -279,7 +281,7 @@ class Upgraded(Charged, WebSocketsSansIOProtocol):
     # The sweep and the end of the server.
 
     def sweep(self, now: float) -> None:
-        """Close the connection if its client does not read, or answers no pings; read on if there is room again."""
+        """Close the connection if its client does not read or leaves pings unanswered. Resume reading if the account has room again."""
         waits = self._no_room_since is not None and not self.transport.is_closing()
         if waits and self._count() and not self._reads_on:
             self._read_on()
@@ -291,36 +293,36 @@ class Upgraded(Charged, WebSocketsSansIOProtocol):
             self.transport.abort()
 
     def drain(self) -> None:
-        """Nothing to do: its session is told."""
+        """Nothing to do: WebSockets.refuse ends the sessions."""
 
     def stop(self) -> None:
-        """Close the connection with the code that the server ends."""
+        """Close the connection with the close code for a server that stops."""
         if not self.transport.is_closing():
             self.shutdown()
 
     def abort(self) -> None:
-        """Close it at once."""
+        """Close the connection at once."""
         self.transport.abort()
 
 
-# Seconds that the application gets to answer that a body came too slowly, before the connection is closed without an answer.
-_TELLING = 2.0
+# Seconds that the application gets to refuse a body that arrived too slowly. After that the connection is closed without a response.
+_REFUSAL_TIME = 2.0
 
-# Bytes behind a request without an answer from which on nothing more is read.
+# While a request has no response, reading pauses after this many bytes of further requests.
 _HELD_BYTES = 64 << 10
 
-# A chunked body is parsed in pieces of at least this many bytes, whatever lines are in it.
+# A chunked body is parsed in pieces of at least this many bytes, so that empty lines in it do not make tiny pieces.
 _LEAST_OF_CHUNKS = 1 << 10
 
-# Bytes that the size of a chunk and its extensions may take, beside `max_header_size` for all of a body.
+# The framing of a chunked body may take `max_header_size` bytes, and this many more for each chunk.
 _CHUNK_FRAMING = 32
 
 
 class _NoHeads(logging.Filter):
-    """For debugging, what reads WebSockets would log every head, with keys and tokens, and every message."""
+    """Drops debug records of the WebSocket parser: it logs every head, with keys and tokens, and every message."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Tell whether `record` may be logged."""
+        """Return whether `record` may be logged."""
         return record.levelno > logging.DEBUG
 
 
@@ -328,27 +330,27 @@ _NO_HEADS = _NoHeads()
 
 
 class HandOver:
-    """Makes the protocols that go on with connections; they share uvicorn's state. `app` is the ASGI application."""
+    """Hands connections over to uvicorn's protocol. All of them share uvicorn's state. `app` is the ASGI application."""
 
     def __init__(self, app: Any, settings: HttpSettings) -> None:
         self.config = Config(
             app, http=HttpToolsProtocol, ws=Upgraded, lifespan="off", interface="asgi3", log_config=None, access_log=False,
             proxy_headers=False, timeout_keep_alive=max(1, round(settings.idle_timeout)),
             ws_max_size=settings.max_body_size, ws_ping_interval=settings.websocket_ping,
-            # Where nothing is read because too much is under way, no pong is read either: TCP finds out who is dead.
+            # While reading is paused, no pong is read either, so that a timeout would close live connections. `sweep` closes dead ones.
             ws_ping_timeout=None,
-            # It would be undone on the event loop: 16 KB of messages that are 16 MB each hold it for a tenth of a second.
+            # Decompression would block the event loop: 16 KB that decompress to 16 MB take a tenth of a second.
             ws_per_message_deflate=False,
         )  # fmt: skip
         self.state = ServerState()
-        logging.getLogger("uvicorn.error").addFilter(_NO_HEADS)  # adds it once
+        logging.getLogger("uvicorn.error").addFilter(_NO_HEADS)  # a filter that is there already is not added again
 
     def on_second(self, date: bytes) -> None:
-        """Take the date for the answers of the next second."""
+        """Set the Date header of the responses of the next second."""
         self.state.default_headers = [(b"date", date)]
 
     def go_on(self, shared: "HttpShared", transport: asyncio.Transport, replay: bytes) -> None:
-        """Take over the connection; `replay` has been read from it and not been answered."""
+        """Take over a connection. `replay` is what has been read from it and has no response yet."""
         protocol = UvicornConnection(self, shared)
         transport.set_write_buffer_limits()
         transport.set_protocol(protocol)
@@ -357,8 +359,11 @@ class HandOver:
 
 
 class _Reader(httptools.HttpRequestParser):
-    """llhttp, for which a request with an Upgrade header has no body. Clients that prefer HTTP/2 send that header with
-    every request that they send."""
+    """llhttp's parser, which ignores an Upgrade to a protocol that the server does not speak.
+
+    llhttp treats a request with an Upgrade header as one without a body. Clients that prefer HTTP/2 send that header with every request (RFC 7540,
+    section 3.2).
+    """
 
     def __init__(self, protocol: "UvicornConnection") -> None:
         super().__init__(protocol)
@@ -366,7 +371,7 @@ class _Reader(httptools.HttpRequestParser):
         self.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
 
     def feed_data(self, data: Any) -> None:
-        """Read on."""
+        """Parse `data`."""
         try:
             super().feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -375,17 +380,17 @@ class _Reader(httptools.HttpRequestParser):
 
 
 class _Flow(FlowControl):
-    """uvicorn's, which reads on only while there is room for what may come behind the request under way."""
+    """uvicorn's flow control, which also pauses reading while too many bytes wait behind the request in flight."""
 
     full = False
 
     def resume_reading(self) -> None:
-        """Read on, unless enough is there."""
+        """Resume reading, unless too many bytes wait."""
         if not self.full:
             super().resume_reading()
 
     def regulate(self, full: bool) -> None:
-        """Stop reading, or go on where it was stopped."""
+        """Pause reading if `full`, else resume it."""
         if full is not self.full:
             self.full = full
             if full:
@@ -395,10 +400,10 @@ class _Flow(FlowControl):
 
 
 class UvicornConnection(Charged, HttpToolsProtocol):
-    """uvicorn's protocol, which reads one request at a time and notes since when it has been waiting for the rest of a head or a body.
+    """uvicorn's protocol, which parses one request at a time and notes how long it has been waiting for the rest of a head or a body.
 
-    uvicorn alone would make requests of all that comes, whether or not those before have their answers. Here what comes behind a
-    request without an answer stays in `_held` as the bytes that it is, at most a few reads of the socket.
+    uvicorn alone would parse all requests that arrive, even if earlier ones have no response yet. Here the bytes behind a request without a response stay
+    unparsed in `_held`, which holds at most a few reads of the socket.
     """
 
     flow: _Flow
@@ -407,12 +412,12 @@ class UvicornConnection(Charged, HttpToolsProtocol):
         super().__init__(hand_over.config, hand_over.state, {}, asyncio.get_running_loop())
         self._shared = shared
         self._claim = shared.account.claim()
-        self._held = bytearray()  # has come, and was not parsed
+        self._held = bytearray()
         self._head_since: float | None = None
         self._body_since = shared.tick
         self._in_body = False
-        self._left: int | None = 0  # of a body whose length is known: bytes that have not come
-        self._framing = 0  # bytes of this request that are not its content
+        self._left: int | None = 0  # bytes of the body that have not arrived; None if the length is unknown
+        self._framing = 0  # bytes of this request that are not content
         self._chunks = 0
         self._refusal: WeirError | None = None
         self._upgraded = False
@@ -420,7 +425,7 @@ class UvicornConnection(Charged, HttpToolsProtocol):
         self._is_foreign = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
-        """Take the connection over."""
+        """asyncio: the connection begins here."""
         super().connection_made(transport)
         self.flow = _Flow(transport)
         self._shared.connections.add(self)
@@ -447,14 +452,14 @@ class UvicornConnection(Charged, HttpToolsProtocol):
 
     @property
     def _waits(self) -> bool:
-        """Whether a request that has come whole has no answer yet."""
+        """Whether a request that has arrived completely has no response yet."""
         return self.busy and not self.cycle.more_body
 
     def _piece_size(self) -> int:
-        """How much of `_held` may be parsed: at most the rest of one request, and one head more."""
+        """Return how many bytes of `_held` may be parsed: at most the rest of one request and one more head."""
         if self._in_body and self._left:
             return self._left
-        # Heads end with an empty line, and chunked bodies do; content that is full of such lines is not cut into crumbs.
+        # Heads and chunked bodies end with an empty line. Content may be full of empty lines and must not be cut into tiny pieces.
         start = _LEAST_OF_CHUNKS if self._in_body else 0
         end = self._held.find(END_OF_HEAD, start)
         return len(self._held) if end < 0 else end + len(END_OF_HEAD)
@@ -479,7 +484,7 @@ class UvicornConnection(Charged, HttpToolsProtocol):
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """llhttp: a header; or, after a body, a trailer, which is not used."""
+        """llhttp: a header. A trailer after a body is ignored."""
         if not self._in_body:
             super().on_header(name, value)
 
@@ -496,7 +501,7 @@ class UvicornConnection(Charged, HttpToolsProtocol):
             self.drain()
 
     def _look_at_framing(self) -> None:
-        """Note how long the body is. Raises, for llhttp to stop, if it is one that is not read."""
+        """Note how long the body is. Raises the WeirError that refuses a body, which stops llhttp."""
         codings = b",".join([value for name, value in self.headers if name == b"transfer-encoding"])
         lengths = [int(value) for name, value in self.headers if name == b"content-length"]
         self._left = None if codings else sum(lengths)
@@ -511,24 +516,24 @@ class UvicornConnection(Charged, HttpToolsProtocol):
             self._stop(InvalidRequest("a request that opens a WebSocket must not have a body"))
 
     def on_body(self, body: bytes) -> None:
-        """llhttp: some of the content."""
+        """llhttp: a part of the content."""
         self._framing -= len(body)
         if self._left is not None:
             self._left -= len(body)
         super().on_body(body)
 
     def on_chunk_header(self) -> None:
-        """llhttp: the size of a chunk, and its extensions."""
+        """llhttp: the size of a chunk and its extensions."""
         self._chunks += 1
 
     def on_message_complete(self) -> None:
-        """llhttp: the end of a request."""
+        """llhttp: the request is complete."""
         self._in_body = False
         if not self._is_foreign:
             super().on_message_complete()
 
     def _is_framed_sparingly(self) -> bool:
-        """Refuse a head that is too large, and a body with more extensions and trailers than it can need; tell whether all is well."""
+        """Refuse a head that is too large, and a body with too many chunk extensions or trailers. Return whether the request may go on."""
         limit = self._shared.settings.max_header_size
         if self._head_since is not None and self._framing > limit:
             self._refuse(TooLarge(f"head: must be at most {limit} bytes (max_header_size)"), HEAD_TOO_LARGE)
@@ -543,8 +548,10 @@ class UvicornConnection(Charged, HttpToolsProtocol):
         raise error
 
     def on_upgrade(self, rest: bytes) -> bool:
-        """llhttp gives up after a head, before `rest`: tell whether it was read again, without the Upgrade to another protocol
-        than ours and WebSocket."""
+        """llhttp stops after a head with Upgrade, before `rest`. Parse the request again without that header if the protocol is not WebSocket.
+
+        Returns whether it did so.
+        """
         if not self._is_foreign:
             return False
         line = b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
@@ -554,14 +561,14 @@ class UvicornConnection(Charged, HttpToolsProtocol):
         return True
 
     def on_response_complete(self) -> None:
-        """uvicorn: an answer has been written."""
+        """uvicorn: a response has been written."""
         super().on_response_complete()
         self._shared.ended.set()
         if self._held:
             self._read_on()
 
     def send_400_response(self, msg: str) -> None:
-        """uvicorn: what came is not HTTP. A request before it, if one has come whole, gets its answer first."""
+        """uvicorn: what arrived is not HTTP. A complete request before it is answered first."""
         refusal, self._refusal = self._refusal, None
         if refusal is None and self.busy and not self.cycle.more_body:
             self.cycle.keep_alive = False
@@ -569,9 +576,9 @@ class UvicornConnection(Charged, HttpToolsProtocol):
         self._refuse(refusal or InvalidRequest("request: its head, or the framing of its body, is not valid HTTP/1.1"))
 
     def _refuse(self, error: WeirError, status: int | None = None) -> None:
-        """Answer what is no request, or none that is read further, and close the connection."""
+        """Refuse a request that is malformed or not read to its end, and close the connection."""
         self._shared.refused(None, error)
-        if self.busy:  # what answers it must not write any more
+        if self.busy:  # the application must not write any more
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         if not (self.busy and self.cycle.response_started):
@@ -582,7 +589,7 @@ class UvicornConnection(Charged, HttpToolsProtocol):
         self.transport.close()
 
     def _log(self, status: int, size_bytes: int) -> None:
-        """Tell the log, if there is one, of an answer that is not the application's. Of a request that it has begun, it tells the log itself."""
+        """Log a response that is not the application's, if there is a log. A request that the application has begun is logged by the ASGI middleware."""
         log = self._shared.log
         if log is None:
             return
@@ -594,7 +601,7 @@ class UvicornConnection(Charged, HttpToolsProtocol):
         log.answered(self.client, method, self.url or b"-", status, size_bytes, log.clock(), protocol)
 
     def handle_websocket_upgrade(self) -> None:
-        """uvicorn: the connection goes on under a protocol of its own, which is in uvicorn's state from now on."""
+        """uvicorn: the connection becomes a WebSocket, with another protocol object."""
         self._upgraded = True
         self._shared.connections.discard(self)
         super().handle_websocket_upgrade()
@@ -603,31 +610,31 @@ class UvicornConnection(Charged, HttpToolsProtocol):
         status, size = upgraded.refused_with
         if status:
             self._log(status, size)
-        elif self._held:  # has come with the opening
+        elif self._held:  # frames that arrived with the opening request
             upgraded.data_received(bytes(self._held))
 
     @property
     def busy(self) -> bool:
-        """Whether a request has no answer yet."""
+        """Whether a request has no response yet."""
         return self.cycle is not None and not self.cycle.response_complete
 
     def sweep(self, now: float) -> None:
-        """Close the connection if it has been slow for too long; uvicorn closes idle ones itself."""
+        """Close the connection if it has been slow for too long. uvicorn closes idle ones itself."""
         settings, patience = self._shared.settings, self._shared.patience
         if self.transport.is_closing() and self._unread_since is None:
             self._unread_since = now
         if self._unread_since is not None and now - self._unread_since > patience:
-            self.transport.abort()  # to close it would wait for the client to read
+            self.transport.abort()  # close would wait until the client reads
             return
         if self.busy:
-            slow = self.cycle.more_body and now - self._body_since > patience + _TELLING
+            slow = self.cycle.more_body and now - self._body_since > patience + _REFUSAL_TIME
         else:
             slow = self._head_since is not None and now - self._head_since > settings.header_timeout
         if slow:
             self.transport.close()
 
     def drain(self) -> None:
-        """Close the connection after the answer that is being made, if one is."""
+        """Close the connection after the response in flight, if there is one."""
         if self.busy:
             self.cycle.keep_alive = False
 
@@ -636,5 +643,5 @@ class UvicornConnection(Charged, HttpToolsProtocol):
         self.transport.close()
 
     def abort(self) -> None:
-        """Close it at once."""
+        """Close the connection at once."""
         self.transport.abort()

@@ -1,4 +1,4 @@
-"""A request of the fast path, whose end is written on the connection at once, by no task and through no future; and Weir's own protocol there."""
+"""Weir's own protocol on the fast path: a request that writes its own response to the connection, without a task and without a future."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from weir.batching.request_state import RequestBase, begin, settle
 from weir.errors import WeirError
-from weir.frontends.http.fast.plan import Head, HotAsk, RoutePlan
+from weir.frontends.http.fast.plan import HotHead, HttpHead, RoutePlan
 from weir.messages import Dispatch, Kind
 from weir.model import is_tensor_model
 from weir.protocols.native import FRONTEND, NativeProtocol, RequestHead
@@ -21,7 +21,7 @@ from weir.protocols.response import (
     trace_headers,
 )
 from weir.serving.delivery import discard
-from weir.serving.inference import QueueEntry, empty_body, may_be_empty, output_body, read_item
+from weir.serving.inference import QueueEntry, empty_body, item_entry, may_be_empty, output_body
 
 if TYPE_CHECKING:
     from weir.frontends.http.fast.connection import Connection
@@ -32,39 +32,39 @@ Step = Callable[[], None]
 
 
 class HttpRequest(RequestBase):
-    """One request of `connection`."""
+    """One request of `connection`. kserve.py derives its own from it."""
 
-    __slots__ = ("ask", "connection", "plan", "stop_thread")
+    __slots__ = ("head", "connection", "plan", "stop_thread")
 
-    ask: Any  # as its handler knows it
+    head: Any  # as its protocol reads it
 
     def __init__(self, connection: "Connection", plan: RoutePlan, payload: Any) -> None:
-        # RequestBase's own constructor, with its keywords, takes twice the time; a test holds this one against it.
-        ask: HotAsk = plan.ask
+        # RequestBase's constructor with its keyword arguments takes twice the time. A test compares the results of the two.
+        head: HotHead = plan.head
         self.payload = payload
-        self.arrival = now = ask.service.now()
-        self.timeout = timeout = ask.timeout
+        self.arrival = now = head.service.now()
+        self.timeout = timeout = head.timeout
         self.deadline = now + timeout
         self.kind = _ITEM
-        self.content_type = ask.content_type
-        self.accept = ask.accept
+        self.content_type = head.content_type
+        self.accept = head.accept
         self.rows = 1
         self.cost = 1.0
-        self.key = ask.key
-        self.priority = ask.priority
+        self.key = head.key
+        self.priority = head.priority
         self.large = False
         self.door = FRONTEND
-        self.trace = ask.traceparent
+        self.trace = head.traceparent
         begin(self)
         self.connection = connection
         self.plan = plan
-        self.ask = ask
-        self.stop_thread: Callable[[], bool] | None = None  # while its body is read, or its answer written, in a thread
+        self.head = head
+        self.stop_thread: Callable[[], bool] | None = None  # set while a thread reads its body or writes its response
 
     def begin(self) -> None:
-        """Put it into the queue, once its body has been read if that must be. Raises the WeirError that refuses it."""
-        if self.ask.plain:
-            self.ask.service.submit(self, self.arrival)
+        """Put the request into the queue, after reading its body if necessary. Raises the WeirError that refuses it."""
+        if self.head.plain:
+            self.head.service.submit(self, self.arrival)
         elif (size := self.bytes_to_read()) <= LONG_BODY:
             self._take(self._read())
         else:
@@ -80,47 +80,49 @@ class HttpRequest(RequestBase):
         if self.stop_thread is not None:
             self.stop_thread = None
             self.connection.attempt(self, self.plan, partial(self._take, found))
-        else:  # the caller has left meanwhile
+        else:  # the client has left meanwhile
             discard(self.payload)
 
     def _take(self, found: Step | Exception) -> None:
-        """Go on with what was found in the body. Raises it if it is an error."""
+        """Submit the request after the step `found`, which sets what was read from its body. Raises `found` if it is an error."""
         try:
             if isinstance(found, Exception):
                 raise found
             found()
-        except WeirError as error:  # no service has been told of the request
-            self.connection.shared.refused(self.ask.service, error)
+        except WeirError as error:  # the service does not know of the request
+            self.connection.shared.refused(self.head.service, error)
             raise
-        self.ask.service.submit(self, self.arrival)
+        self.head.service.submit(self, self.arrival)
 
     def leave(self) -> None:
-        """Withdraw it from the queue."""
+        """Cancel the request."""
         stop, self.stop_thread = self.stop_thread, None
         if stop is None:
-            self.ask.service.cancel(self)
+            self.head.service.cancel(self)
             return
         is_read = settle(self)
-        if stop() and is_read:  # what a thread reads already it gives back itself
+        if stop() and is_read:  # otherwise the thread has begun, and `_has_read` frees the payload
             discard(self.payload)
 
     def bytes_to_read(self) -> int:
-        """Return how many bytes `reader` will look at."""
+        """Return how many bytes `reader` will read."""
         return len(self.payload)
 
     def reader(self) -> Callable[[], Step]:
-        """Return what finds out how large the item is, in a thread if the body is long. It changes nothing, but returns the step that
-        does, on the event loop. Both raise the WeirErrors that refuse the body."""
+        """Return a function that reads the body, in a thread if the body is long. It changes nothing, but returns a step that the event loop runs.
+
+        Both the function and the step raise the WeirErrors that refuse the body.
+        """
         return self._read_item
 
     def _read_item(self) -> Step:
-        return partial(self._take_size, read_item(self.ask, self.payload))
+        return partial(self._take_size, item_entry(self.head, self.payload))
 
-    def _take_size(self, work: QueueEntry) -> None:
-        self.rows, self.cost, self.key, self.large = work.rows, work.cost, work.key, work.large
+    def _take_size(self, entry: QueueEntry) -> None:
+        self.rows, self.cost, self.key, self.large = entry.rows, entry.cost, entry.key, entry.large
 
     def finish(self, output: Any, dispatch: Dispatch) -> None:
-        """Write the answer."""
+        """Write the response."""
         connection = self.connection
         shared = connection.shared
         plan = self.plan
@@ -136,32 +138,32 @@ class HttpRequest(RequestBase):
 
     def fail(self, error: Exception) -> None:
         """Write the error."""
-        self._answer(self.plan.handler.error_answer(error, self.ask.service))
+        self._answer(self.plan.handler.error_answer(error, self.head.service))
 
     def _finish_otherwise(self, output: Any, dispatch: Dispatch) -> None:
-        ask = self.ask
+        head = self.head
         headers = [(b"content-type", self.plan.answer_type.encode("latin-1"))]
-        if ask.explain:
+        if head.explain:
             headers += explain_headers(self.arrival, dispatch)
         if isinstance(output, bytes) or self._is_compressed(len(output.view)):
-            self._answer(HttpResponse(200, headers, output_body(ask, output)))
+            self._answer(HttpResponse(200, headers, output_body(head, output)))
         else:
             self._count(len(output.view))
-            self.connection.answer_block(self.plan, headers + echo_headers(ask) + trace_headers(self), output)
+            self.connection.answer_block(self.plan, headers + echo_headers(head) + trace_headers(self), output)
 
     def _is_compressed(self, size: int) -> bool:
-        return bool(self.ask.accept_coding) and size > self.connection.shared.settings.compress_above
+        return bool(self.head.accept_coding) and size > self.connection.shared.settings.compress_above
 
     def _answer(self, answer: HttpResponse) -> None:
-        answer.headers.extend(echo_headers(self.ask))
+        answer.headers.extend(echo_headers(self.head))
         answer.headers.extend(trace_headers(self))
         if not self._is_compressed(len(answer.body)):
             self._write(answer)
         elif len(answer.body) <= LONG_COMPRESSION:
-            self._write(compressed(answer, self.ask.accept_coding))
+            self._write(compressed(answer, self.head.accept_coding))
         else:
             loop = asyncio.get_running_loop()
-            compression = loop.run_in_executor(None, compressed, answer, self.ask.accept_coding)
+            compression = loop.run_in_executor(None, compressed, answer, self.head.accept_coding)
             compression.add_done_callback(lambda done: self._write(done.result()))
 
     def _write(self, answer: HttpResponse) -> None:
@@ -179,26 +181,25 @@ class HotNative(NativeProtocol):
     request = HttpRequest
     of_service = True
 
-    def complete(self, plan: RoutePlan, head: Head, path: str) -> bool:
+    def complete(self, plan: RoutePlan, http_head: HttpHead, path: str) -> bool:
         """See RouteHandler."""
-        ask = self.read_head(head.method, path, head.headers)
-        if ask is None:
+        head = self.read_head(http_head.method, path, http_head.headers)
+        if head is None:
             return False
-        if not head.length:
-            if may_be_empty(ask):
+        if not http_head.length:
+            if may_be_empty(head):
                 return False
-            raise empty_body(ask)
-        if not _is_hot(ask):
+            raise empty_body(head)
+        if not _is_hot(head):
             return False
-        plan.ask = ask
-        plan.answer_type = ask.accept
-        plan.in_arena = ask.plain
+        plan.head = head
+        plan.answer_type = head.accept
+        plan.in_arena = head.plain
         return True
 
 
-def _is_hot(ask: RequestHead) -> bool:
-    """Lists, tensors, compressed bodies and what is not one entry of the queue are read by the ASGI application; it writes streams too."""
-    service = ask.service
-    return (
-        not (ask.batch or ask.stream or ask.coding or is_tensor_model(service.model)) and service.inference.queues_items
-    )
+def _is_hot(head: RequestHead) -> bool:
+    """Return whether the fast path answers: not lists, tensors, compressed bodies, streams, and requests that are not one queue entry."""
+    if head.batch or head.stream or head.coding or is_tensor_model(head.service.model):
+        return False
+    return head.service.inference.queues_items

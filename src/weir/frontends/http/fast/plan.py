@@ -1,4 +1,4 @@
-"""What the head of a request is, and what it means to the fast path: whose request it is, how it is read and answered, or that ASGI takes it."""
+"""Heads of requests on the fast path: parses a head, and plans how its request is read and answered, or that the ASGI application answers it."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
@@ -20,14 +20,14 @@ Headers = list[tuple[bytes, bytes]]
 
 END_OF_HEAD = b"\r\n\r\n"
 
-MAX_LINES = 256  # of a head: each takes microseconds, however short it is
+MAX_LINES = 256  # of a head: each line takes microseconds, however short it is
 
-# llhttp wants to see a body before it reads the next head. Content is nothing to it, so it sees zeros.
+# llhttp must be fed a body before it parses the next head. It ignores the content, so it is fed zeros.
 _ZEROS = memoryview(bytes(64 << 10))
 
 
-class Head:
-    """The head of one request. Header names are in lower case."""
+class HttpHead:
+    """The parsed head of one HTTP request. Header names are in lower case. `length` is that of the body, in bytes."""
 
     __slots__ = ("headers", "keep_alive", "length", "method", "notable", "upgrade", "url", "version")
 
@@ -36,7 +36,7 @@ class Head:
         self.url = url
         self.version = version
         self.headers = headers
-        self.notable = _notable(headers)  # of headers that the fast path must know: the (last) value
+        self.notable = _notable(headers)  # headers that the fast path must know; of repeated ones the last value
         self.length = int(self.notable.get(b"content-length", 0))
         self.keep_alive = True
         self.upgrade = False
@@ -59,15 +59,16 @@ def _notable(headers: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
 
 
 class HeadReader:
-    """Reads heads with one llhttp parser that lives on: a new one for each head costs 0.8 µs."""
+    """Parses heads with one llhttp parser, which it keeps: a new parser for each head costs 0.8 µs."""
 
     def __init__(self) -> None:
         self._renew()
 
-    def read(self, head: bytes) -> Head:
-        """Read `head`, which is without the empty line at its end.
+    def read(self, head: bytes) -> HttpHead:
+        """Parse `head`, which has no empty line at its end.
 
-        Raises InvalidRequest with llhttp's reason, or for a version other than 1.0 and 1.1, or without Host, or with more than MAX_LINES.
+        Raises InvalidRequest with llhttp's reason; for a version other than 1.0 and 1.1; for HTTP/1.1 without Host (RFC 9112, section 3.2); and for more
+        than MAX_LINES lines.
         """
         if head.count(b"\r\n") > MAX_LINES:
             raise InvalidRequest(f"head of the request: has more than {MAX_LINES} lines")
@@ -88,12 +89,12 @@ class HeadReader:
             self._renew()
             raise
 
-    def _finished(self, upgrade: bool) -> Head:
+    def _finished(self, upgrade: bool) -> HttpHead:
         parser = self._parser
         version = parser.get_http_version()
         if version not in ("1.1", "1.0"):
             raise InvalidRequest(f"HTTP version {version}: must be 1.1 or 1.0")
-        head = Head(parser.get_method().decode(), self._url, version, self._headers)
+        head = HttpHead(parser.get_method().decode(), self._url, version, self._headers)
         if version == "1.1" and b"host" not in head.notable:
             raise InvalidRequest("Host: HTTP/1.1 requires it, and it is missing")
         head.upgrade = upgrade and head.method != "CONNECT"
@@ -108,7 +109,7 @@ class HeadReader:
         self._parser = httptools.HttpRequestParser(self)
 
     def on_headers_complete(self) -> None:
-        """llhttp: the end of the head. Without a body, it forgets after this whether the connection goes on."""
+        """llhttp: the head is complete. If there is no body, llhttp forgets after this callback whether the connection stays open."""
         self._keep_alive = self._parser.should_keep_alive()
 
     def on_url(self, url: bytes) -> None:
@@ -121,10 +122,10 @@ class HeadReader:
 
 
 def check_beginning(data: bytearray, start: int) -> None:
-    """Refuse, before its end is there, what can never become a head: for `data` from `start` on is new.
+    """Check an incomplete head. `data` from `start` on is new.
 
-    Raises InvalidRequest for a line ended by LF alone and for a beginning that is no method; their senders would
-    otherwise wait for `header_timeout`.
+    Raises InvalidRequest for a line that ends with LF alone, and for a beginning that is not a method. Such a head can never become complete, so its
+    sender would otherwise wait for `header_timeout`.
     """
     if not 65 <= data[0] <= 90:  # methods are in capital letters
         raise InvalidRequest("head of the request: must begin with a method")
@@ -146,7 +147,7 @@ _MAX_HEAD_BYTES = 4 << 10
 
 
 class Tally:
-    """Bytes of one model since the observers were last told."""
+    """Bytes transferred for one model since they were last reported to the observers."""
 
     __slots__ = ("received", "sent", "service")
 
@@ -157,10 +158,10 @@ class Tally:
 
 
 class HeadMemo(Generic[Meaning]):
-    """A bounded memory from the exact bytes of a head to its meaning.
+    """A bounded cache from the exact bytes of a head to its meaning.
 
-    A head is taken in when it is offered a second time, so that heads with a unique id in them cost nothing but a
-    hash each. When it is full, the oldest goes.
+    A head is stored when it is offered for the second time, so that a head that contains a unique id costs only a hash. A full cache drops its oldest
+    entry.
     """
 
     def __init__(self, max_entries: int = 1024, max_bytes: int = 1 << 20, max_seen: int = 4096) -> None:
@@ -170,13 +171,13 @@ class HeadMemo(Generic[Meaning]):
         self._max_entries = max_entries
         self._max_bytes = max_bytes
         self._max_seen = max_seen
-        self.find = self._entries.get  # the hot path: one dictionary look-up, no call of ours in between
+        self.find = self._entries.get  # the hot path: one dictionary look-up without a Python call around it
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def offer(self, head: bytes, meaning: Meaning) -> None:
-        """Remember that `head` means `meaning`, if it has been offered before."""
+        """Store `meaning` for `head` if this head has been offered before."""
         if len(head) > _MAX_HEAD_BYTES:
             return
         mark = hash(head)
@@ -196,14 +197,14 @@ class HeadMemo(Generic[Meaning]):
         self._bytes += len(head)
 
     def clear(self) -> None:
-        """Forget everything: the routes or the settings have changed."""
+        """Drop all entries: the routes or the settings have changed."""
         self._entries.clear()
         self._seen.clear()
         self._bytes = 0
 
 
-class HotAsk(Protocol):
-    """What the fast path reads from the head of a request for a model: what its queue entry starts from, and how it is answered."""
+class HotHead(Protocol):
+    """What a protocol reads from the head of a request to a model: how the request enters the queue, and how it is answered."""
 
     service: "Service"
     content_type: str
@@ -211,7 +212,7 @@ class HotAsk(Protocol):
     timeout: float
     priority: int
     key: Any
-    plain: bool  # its body is one item of one row, undecoded
+    plain: bool  # the body is one item of one row and goes to the worker undecoded
     explain: bool
     request_id: bytes | None
     traceparent: str | None
@@ -219,92 +220,99 @@ class HotAsk(Protocol):
 
 
 class HotRequest(Protocol):
-    """One request of a connection, from its last byte to its answer, which it writes on the connection itself."""
+    """One request of a connection, from its last byte to its response, which it writes to the connection itself."""
 
     payload: Any  # its body: bytes, or a Block
 
     def begin(self) -> None:
-        """Begin the work. Raises the WeirError that refuses it; the caller calls `fail` then."""
+        """Start the request. Raises the WeirError that refuses it; the caller then calls `fail`."""
 
     def fail(self, error: Exception) -> None:
-        """Write the error, which is its end."""
+        """Write the error, which ends the request."""
 
     def leave(self) -> None:
-        """The caller has left: nothing of it goes on, and nothing is written any more."""
+        """Cancel the request, because the client has left. Nothing is written after this."""
 
 
 class RouteHandler(Protocol):
-    """How the requests of one protocol are read and answered; request.py is one."""
+    """How the fast path reads and answers the requests of one protocol; native.py and kserve.py each have one."""
 
     @property
     def prefix(self) -> bytes:
-        """What the targets of its requests begin with, also of those that make no sense otherwise."""
+        """The prefix of the protocol's paths. A malformed request whose path begins with it gets an error of this protocol."""
 
     @property
     def of_service(self) -> bool:
-        """Whether the head of a request names its service, so that its `ask` is a HotAsk."""
+        """Whether the head of a request names its service. `RoutePlan.head` is then a HotHead."""
 
     @property
     def request(self) -> "Callable[[Connection, RoutePlan, Any], HotRequest]":
-        """What makes a request from its connection, its plan and its body: the class of its requests."""
+        """The class of the protocol's requests, or a function: makes a request of its connection, its plan and its body."""
 
-    def complete(self, plan: "RoutePlan", head: Head, path: str) -> bool:
-        """Complete `plan` for a request of this protocol to `path` (percent-decoded, without the query): set its `ask` and
-        what follows from it. False: it is none, or ASGI had better take it. Raises the WeirError that refuses it."""
+    def complete(self, plan: "RoutePlan", http_head: HttpHead, path: str) -> bool:
+        """Complete `plan` for a request to `path` (percent-decoded, without the query): set its `head` and what follows from it.
+
+        Returns False if it is no request of this protocol, or if the ASGI application shall answer it. Raises the WeirError that refuses it.
+        """
 
     def named(self, path: str) -> "Service | None":
-        """Return the service that `path` asks for, as far as there is one."""
+        """Return the service that `path` names, or None."""
 
     def error_answer(self, error: BaseException, service: "Service | None") -> HttpResponse:
-        """Return what is written for `error` when `service` was asked for."""
+        """Return the response for `error`. `service` is the one that the request names, if known."""
 
 
 class RoutePlan:
-    """What one head means. Depends on the head's bytes alone, for as long as registry and settings stay the same.
+    """How to read and answer a request with a certain head. A plan depends only on the head's bytes as long as the registry and the settings stay the same.
 
-    Either `hand_over` is set, or `error` (the answer, whatever the body is), or `ask` (and `tally`, where the head names the service).
+    Exactly one of three is set: `hand_over` (the ASGI application answers), `error` (the response, whatever the body is), or `head` (with `tally`, if the
+    head names the service).
     """
 
     __slots__ = (
-        "answer_type", "ask", "error", "expects_continue", "hand_over", "head", "in_arena", "keep_alive", "lead", "length",
+        "answer_type", "error", "expects_continue", "hand_over", "head", "head_bytes", "in_arena", "keep_alive", "lead", "length",
         "handler", "memorable", "plain_up_to", "service", "tally",
     )  # fmt: skip
 
-    ask: Any  # of the kind that the handler's requests know: a HotAsk, where the head names the service
-    head: bytes  # as it came, without the empty line at its end
+    head: Any  # the head as the handler's protocol reads it: a HotHead, if it names the service
+    head_bytes: bytes  # as received, without the empty line at its end
     handler: RouteHandler
     tally: Tally
 
-    def __init__(self, head: Head) -> None:
-        self.length = head.length  # of the body, in bytes
-        self.keep_alive = head.keep_alive
-        self.expects_continue = b"expect" in head.notable and head.version == "1.1"
+    def __init__(self, http_head: HttpHead) -> None:
+        self.length = http_head.length  # of the body, in bytes
+        self.keep_alive = http_head.keep_alive
+        self.expects_continue = b"expect" in http_head.notable and http_head.version == "1.1"
         self.hand_over = False
         self.memorable = False
         self.error: WeirError | None = None
-        self.service: Service | None = None  # that was asked for, as far as it is known
-        self.answer_type = ""  # content type of outputs that are bytes
+        self.service: Service | None = None  # the service that the request names, if known
+        self.answer_type = ""  # content type of an output that is bytes
         self.in_arena = False  # a large body is received into shared memory
-        self.lead = 0  # so many bytes after the beginning of its place
-        # Outputs of at most this many bytes are answered by a head of `Heads.plain` and the output.
+        self.lead = 0  # unused bytes before the body there
+        # An output of at most this many bytes is sent behind a head of `Heads.plain`. -1: none is.
         self.plain_up_to = -1
 
 
-def make_plan(head: Head, route_handlers: Sequence[RouteHandler], settings: HttpSettings, access: Access) -> RoutePlan:
-    """Decide what to do with a request. Never raises: what is wrong with the request is in the plan. One that lacks the server's key is for ASGI,
-    which refuses it."""
-    plan = RoutePlan(head)
-    if _is_for_asgi(head, settings) or not _may(head, access):
+def make_plan(
+    http_head: HttpHead, handlers: Sequence[RouteHandler], settings: HttpSettings, access: Access
+) -> RoutePlan:
+    """Decide how a request is answered. Never raises: the error of a bad request is in the plan.
+
+    A request without the server's key is handed over to the ASGI application, which refuses it.
+    """
+    plan = RoutePlan(http_head)
+    if _is_for_asgi(http_head, settings) or not _may(http_head, access):
         plan.hand_over = True
         return plan
-    path = head.url.partition(b"?")[0].decode("ascii")
+    path = http_head.url.partition(b"?")[0].decode("ascii")
     if "%" in path:
         path = unquote(path)
-    for handler in route_handlers:
+    for handler in handlers:
         plan.handler = handler
         try:
-            if handler.complete(plan, head, path):
-                _settle(plan, head, settings)
+            if handler.complete(plan, http_head, path):
+                _settle(plan, http_head, settings)
                 return plan
         except WeirError as error:
             plan.error = error
@@ -314,38 +322,38 @@ def make_plan(head: Head, route_handlers: Sequence[RouteHandler], settings: Http
     return plan
 
 
-def _settle(plan: RoutePlan, head: Head, settings: HttpSettings) -> None:
-    plan.memorable = not (plan.expects_continue or any(name in _SECRETS for name in head.notable))
+def _settle(plan: RoutePlan, http_head: HttpHead, settings: HttpSettings) -> None:
+    plan.memorable = not (plan.expects_continue or any(name in _SECRETS for name in http_head.notable))
     if plan.handler.of_service:
-        _settle_for(plan, plan.ask, settings)
+        _settle_for(plan, plan.head, settings)
 
 
-def _settle_for(plan: RoutePlan, ask: HotAsk, settings: HttpSettings) -> None:
-    plan.service = ask.service
-    told_more = ask.explain or ask.request_id is not None or ask.service.tracing is not None
-    if plan.keep_alive and not told_more:
-        plan.plain_up_to = settings.compress_above if ask.accept_coding else ANY_LENGTH
+def _settle_for(plan: RoutePlan, head: HotHead, settings: HttpSettings) -> None:
+    plan.service = head.service
+    adds_headers = head.explain or head.request_id is not None or head.service.tracing is not None
+    if plan.keep_alive and not adds_headers:
+        plan.plain_up_to = settings.compress_above if head.accept_coding else ANY_LENGTH
 
 
-def _is_for_asgi(head: Head, settings: HttpSettings) -> bool:
-    notable = head.notable
+def _is_for_asgi(http_head: HttpHead, settings: HttpSettings) -> bool:
+    notable = http_head.notable
     return (
-        head.method != "POST"
-        or _is_websocket(head)
+        http_head.method != "POST"
+        or _is_websocket(http_head)
         or b"transfer-encoding" in notable
-        or not head.url.startswith(b"/")
+        or not http_head.url.startswith(b"/")
         or (b"origin" in notable and bool(settings.cors_origins))
         or (b"expect" in notable and notable[b"expect"].lower() != b"100-continue")
     )
 
 
-def _may(head: Head, access: Access) -> bool:
+def _may(http_head: HttpHead, access: Access) -> bool:
     try:
-        access.require_http(head.headers)
+        access.require_http(http_head.headers)
     except Unauthorized:
         return False
     return True
 
 
-def _is_websocket(head: Head) -> bool:
-    return head.upgrade and head.notable[b"upgrade"].lower() == b"websocket"
+def _is_websocket(http_head: HttpHead) -> bool:
+    return http_head.upgrade and http_head.notable[b"upgrade"].lower() == b"websocket"

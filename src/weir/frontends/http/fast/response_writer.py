@@ -1,7 +1,4 @@
-"""Answers on one connection, and its end: the part of a connection that writes.
-
-connection.py has the part that reads.
-"""
+"""The part of a connection that writes responses and closes the connection. connection.py has the part that reads."""
 
 import asyncio
 from collections.abc import Sequence
@@ -18,11 +15,14 @@ if TYPE_CHECKING:
     from weir.protocols.account import Claim
 
 
-LINGER = 2.0  # seconds
+LINGER = 2.0  # seconds; see LingeringClose
 
 
 class LingeringClose(asyncio.BufferedProtocol):
-    """Throws away what comes until the peer closes, or the sweep has seen it for LINGER seconds."""
+    """Closes a connection whose client still sends: discards what arrives until the client closes, at most for LINGER seconds.
+
+    Closing at once would reset the connection, and the client might lose the response (RFC 9112, section 9.6).
+    """
 
     busy = False
 
@@ -32,7 +32,7 @@ class LingeringClose(asyncio.BufferedProtocol):
         self._since = shared.tick
 
     def start(self) -> None:
-        """Take the connection over. Everything to be sent has been written."""
+        """Take the connection over. The response has been written."""
         self._shared.connections.add(self)
         self._transport.set_protocol(self)
         self._transport.resume_reading()
@@ -40,53 +40,53 @@ class LingeringClose(asyncio.BufferedProtocol):
             self._transport.write_eof()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Offer the buffer that all share."""
+        """Return the buffer that all connections share."""
         return self._shared.view
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Forget it."""
+        """Discard what has arrived."""
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The end."""
+        """The connection is gone."""
         self._shared.connections.discard(self)
         self._shared.ended.set()
 
     def sweep(self, now: float) -> None:
-        """Close it when it has had its time."""
+        """Close the connection after LINGER seconds."""
         if now - self._since > LINGER:
             self._transport.abort()
 
     def drain(self) -> None:
-        """Nothing is expected of it."""
+        """Nothing to do: it is closing."""
 
     def stop(self) -> None:
-        """Close it."""
+        """Close the connection."""
         self._transport.close()
 
     def abort(self) -> None:
-        """Close it at once."""
+        """Close the connection at once."""
         self._transport.abort()
 
 
 class Phase(IntEnum):
-    """Where a connection is; see connection.py."""
+    """What a connection is doing."""
 
-    IDLE = 0
-    HEAD = 1
-    BODY = 2
-    LARGE = 3
-    SKIP = 4
-    BUSY = 5
+    IDLE = 0  # waits for a request
+    HEAD = 1  # receives a head
+    BODY = 2  # receives a small body
+    LARGE = 3  # receives a large body
+    SKIP = 4  # discards the body of a refused request
+    BUSY = 5  # has a request in flight
     OVER = 6  # closing, closed or handed over
 
 
 IDLE, HEAD, BODY, LARGE, SKIP, BUSY, OVER = Phase
 
-_BEGINNING = 64  # bytes of a request that hold its method, and enough of its target
+_BEGINNING = 64  # bytes of a request that contain its method and the prefix of its path
 
 
 class ResponseWriter(asyncio.BufferedProtocol):
-    """The writing part of a connection."""
+    """The part of a connection that writes."""
 
     transport: asyncio.Transport
     _plan: "RoutePlan"
@@ -94,25 +94,25 @@ class ResponseWriter(asyncio.BufferedProtocol):
     def __init__(self, shared: "HttpShared") -> None:
         self.shared = shared
         self.phase = IDLE
-        self._since = shared.tick  # when the phase began, or the peer stopped to read
-        self._pending = bytearray()  # arrived, but not yet understood
+        self._since = shared.tick  # when the phase began, or the client stopped reading
+        self._pending = bytearray()  # arrived, but not yet parsed
         self._request: HotRequest | None = None
         self._counted = 0  # bytes of `_pending` that are charged
-        self._unread = 0  # bytes written that the peer has not read
-        self._place: Place | None = None  # where a large body is received
-        self._claim: Claim | None = None  # what the request in flight holds of the account
-        self._block: Block | None = None  # an answer that the kernel has not taken whole
+        self._unread = 0  # bytes written that the client has not read
+        self._place: Place | None = None  # memory for a large body that is arriving
+        self._claim: Claim | None = None  # the bytes of the request in flight
+        self._block: Block | None = None  # a response that the kernel has not taken completely
         self._writing_paused = False
 
     # Calls of the transport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin."""
+        """Begin: the client has connected."""
         self.transport = cast(asyncio.Transport, transport)
         self.shared.connections.add(self)
 
     def eof_received(self) -> None:
-        """The peer sends no more; for us it has left. The transport closes itself."""
+        """The client sends no more, which counts as having left. The transport closes itself."""
         self._leave()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -124,14 +124,14 @@ class ResponseWriter(asyncio.BufferedProtocol):
         self.shared.ended.set()
 
     def pause_writing(self) -> None:
-        """The peer does not read its answers: no further request is begun."""
+        """The client does not read its responses: begin no further request."""
         self._writing_paused = True
         self._since = self.shared.tick
         self._unread = self.transport.get_write_buffer_size()
         self.shared.account.add(self._unread)
 
     def resume_writing(self) -> None:
-        """The peer has read them."""
+        """The client has read its responses."""
         self._writing_paused = False
         self._forget_unread()
         self._since = self.shared.tick
@@ -145,13 +145,13 @@ class ResponseWriter(asyncio.BufferedProtocol):
         self._unread = 0
 
     def _advance(self) -> None:
-        """Do what can be done with the bytes that are there."""
-        raise NotImplementedError  # the reading part, connection.py, has it
+        """Process the bytes that have arrived."""
+        raise NotImplementedError  # implemented in connection.py
 
-    # Answers.
+    # Responses.
 
     def request_ended(self) -> None:
-        """The answer of the request in flight has been written, and the connection goes on."""
+        """The response to the request in flight has been written, and the connection stays open."""
         self._request = None
         if self._claim is not None:
             self._release_claim()
@@ -161,8 +161,8 @@ class ResponseWriter(asyncio.BufferedProtocol):
             self._advance()
 
     def answer(self, plan: "RoutePlan", answer: HttpResponse) -> None:
-        """Write `answer` for the request in flight, and go on or close the connection, by its `plan`."""
-        if self.phase is OVER:  # the peer has left while the answer was being compressed
+        """Write `answer` to the request in flight. Its `plan` says whether the connection stays open."""
+        if self.phase is OVER:  # the client has left while the response was being compressed
             return
         close = self.shared.draining or not plan.keep_alive
         head = self.shared.heads.head(answer.status, answer.headers, len(answer.body), close=close)
@@ -170,10 +170,10 @@ class ResponseWriter(asyncio.BufferedProtocol):
         self._answered(close)
 
     def answer_block(self, plan: "RoutePlan", headers: Headers, block: Block) -> None:
-        """Write the answer in `block`, and release it when the kernel has taken it whole."""
+        """Write the response whose body is in `block`. Release the block when the kernel has taken all of it."""
         close = self.shared.draining or not plan.keep_alive
         head = self.shared.heads.head(200, headers, len(block.view), close=close)
-        # uvloop does not copy what it could not send at once. With a limit of 0 it tries at once, and reports when all is sent.
+        # uvloop does not copy what it cannot send at once. With a limit of 0 it sends at once, and calls `resume_writing` when all is sent.
         self.transport.set_write_buffer_limits(0)
         self._block = block
         self.transport.writelines((head, block.view))
@@ -183,7 +183,7 @@ class ResponseWriter(asyncio.BufferedProtocol):
         self._answered(close)
 
     def answer_parts(self, plan: "RoutePlan", headers: Headers, parts: Sequence[bytes | memoryview]) -> None:
-        """Write an answer of `parts`, from where they are; they live until the kernel has taken them."""
+        """Write the response whose body is `parts`, without copying them. They are freed when the kernel has taken them."""
         close = self.shared.draining or not plan.keep_alive
         head = self.shared.heads.head(200, headers, sum(map(len, parts)), close=close)
         self.transport.writelines((head, *parts))
@@ -198,13 +198,13 @@ class ResponseWriter(asyncio.BufferedProtocol):
         self.shared.ended.set()
 
     def _handler(self) -> "RouteHandler":
-        """How the request that is arriving is answered."""
+        """Return the handler of the request that is arriving."""
         if self.phase in (BODY, LARGE, SKIP):
             return self._plan.handler
         return self.shared.handler_of(bytes(self._pending[:_BEGINNING]).partition(b" ")[2])
 
     def _refuse_and_close(self, error: WeirError, status: int | None = None) -> None:
-        """Answer what is no request; where the next one would begin is unknown."""
+        """Refuse a malformed or incomplete request, and close the connection: the start of the next request is unknown."""
         self.shared.refused(None, error)
         answer = self._handler().error_answer(error, None)
         self._close_with(answer if status is None else answer._replace(status=status))
@@ -223,7 +223,7 @@ class ResponseWriter(asyncio.BufferedProtocol):
         self.transport.close()
 
     def _leave(self) -> None:
-        """Let go of everything but the transport, and of an answer that it may still be sending."""
+        """Cancel the request in flight and free what the connection holds, except the transport and a block that it may still send."""
         self.phase = OVER
         self._since = self.shared.tick
         self._pending.clear()
@@ -244,7 +244,7 @@ class ResponseWriter(asyncio.BufferedProtocol):
         self._place = None
 
     def charge(self, size_bytes: int) -> None:
-        """Charge bytes to the request in flight, as long as it is. Raises what Account.take raises."""
+        """Charge `size_bytes` to the request in flight, until it ends. Raises what Account.take raises."""
         if self._claim is None:
             self._claim = self.shared.account.claim()
         self._claim.take(size_bytes)
@@ -270,7 +270,7 @@ class ResponseWriter(asyncio.BufferedProtocol):
         """Close the connection if it has been idle or slow for too long."""
         age = now - self._since
         settings = self.shared.settings
-        if self._writing_paused or self.phase is OVER:  # to be closed, it waits for the peer to read
+        if self._writing_paused or self.phase is OVER:  # it closes when the client has read everything
             if age > self.shared.patience:
                 self.abort()
         elif self.phase is IDLE:
@@ -285,16 +285,16 @@ class ResponseWriter(asyncio.BufferedProtocol):
             )
 
     def _too_slow(self, message: str) -> None:
-        if self.phase is SKIP:  # it has its answer
+        if self.phase is SKIP:  # the request has been answered
             self._close()
         else:
             self._refuse_and_close(DeadlineExceeded(message))
 
     def drain(self) -> None:
-        """Nothing to do: answers look at the shared."""
+        """Nothing to do: each response checks whether the server drains."""
 
     def stop(self) -> None:
-        """Close the connection; a request that has not arrived whole is answered with the reason."""
+        """Close the connection. A request that has not arrived completely is refused with Draining."""
         if self.phase in (HEAD, BODY, LARGE) and self._block is None:
             self._refuse_and_close(draining())
         elif self.phase is not OVER:
@@ -307,5 +307,5 @@ class ResponseWriter(asyncio.BufferedProtocol):
 
 
 def draining() -> Draining:
-    """Return the error for a request that came too late."""
+    """Return the error for a request to a server that is being stopped."""
     return Draining("the server is being stopped and accepts no more requests")

@@ -1,4 +1,4 @@
-"""What all connections of a server share: settings, the cache of heads, the heads of answers, the counts of bytes."""
+"""What all connections of a server share: settings, the cache of request heads, the heads of responses, byte counters, and memory for large bodies."""
 
 import asyncio
 import time
@@ -12,9 +12,9 @@ from weir.frontends.http.access_log import HttpLog
 from weir.frontends.http.fast.handover import HandOver
 from weir.frontends.http.fast.plan import (
     END_OF_HEAD,
-    Head,
     HeadMemo,
     HeadReader,
+    HttpHead,
     RouteHandler,
     RoutePlan,
     Tally,
@@ -37,20 +37,20 @@ _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".en
 
 
 class Heads:
-    """The heads of answers, with the Date of this second."""
+    """Makes the heads of responses, with the Date of this second."""
 
     def __init__(self) -> None:
         self.date = b""
-        # Content type -> everything of a 200 answer's head up to the value of Content-Length, which is last.
+        # By content type: the head of a response with status 200, up to the value of Content-Length, which comes last.
         self.plain: dict[str, bytes] = {}
 
     def tick(self, wall_time: float) -> None:
-        """Take `wall_time`, in seconds since 1970, as the date."""
+        """Set the date to `wall_time`, in seconds since 1970."""
         self.date = formatdate(wall_time, usegmt=True).encode()
         self.plain.clear()
 
     def plain_head(self, content_type: str) -> bytes:
-        """Return (and keep in `plain`) the head of a 200 answer up to the value of Content-Length."""
+        """Return, and keep in `plain`, the head of a response with status 200 up to the value of Content-Length."""
         head = b"HTTP/1.1 200 OK\r\ndate: %b\r\ncontent-type: %b\r\ncontent-length: " % (
             self.date,
             content_type.encode("latin-1"),
@@ -59,7 +59,7 @@ class Heads:
         return head
 
     def head(self, status: int, headers: Iterable[tuple[bytes, bytes]], length: int, *, close: bool) -> bytes:
-        """Return the complete head of an answer with a body of `length` bytes."""
+        """Return the complete head of a response with a body of `length` bytes."""
         lines = [_STATUS_LINES[status], b"date: %b\r\n" % self.date]
         lines += [b"%b: %b\r\n" % header for header in headers]
         lines.append(b"content-length: %d\r\n%b\r\n" % (length, b"connection: close\r\n" if close else b""))
@@ -68,31 +68,31 @@ class Heads:
 
 READ_BYTES = 64 << 10
 
-# While memory is short, slow senders and readers get so many times less time.
+# When the account is full, slow clients get only this fraction of `body_timeout` to send or to read.
 _HASTE = 10
 
-# Bodies that are moved out of an arena for one that needs a place: so much work at most.
+# At most this many bodies are moved out of the arena to make room for one.
 _MOST_MOVED = 64
 
 
 class Swept(Protocol):
-    """A connection, as the sweep and the end of the server see it."""
+    """A connection of any kind, as the server checks and closes it."""
 
     def sweep(self, now: float) -> None:
-        """Close it if it has been idle or slow for too long."""
+        """Close the connection if it has been idle or slow for too long."""
 
     def drain(self) -> None:
-        """The server is about to stop: answer `Connection: close` from now on."""
+        """The server is about to stop: send `Connection: close` with every response from now on."""
 
     def stop(self) -> None:
-        """Close it, whatever it is doing; what has been written is still sent."""
+        """Close the connection whatever it is doing. What has been written is still sent."""
 
     def abort(self) -> None:
-        """Close it at once."""
+        """Close the connection at once."""
 
     @property
     def busy(self) -> bool:
-        """Whether a request that was accepted has no answer yet."""
+        """Whether a request that was accepted has no response yet."""
 
 
 class Receiver(Protocol):
@@ -100,30 +100,33 @@ class Receiver(Protocol):
 
     @property
     def receives_for(self) -> "Service":
-        """Whose arena it is."""
+        """The service whose arena holds the body."""
 
     @property
     def arrived(self) -> int:
-        """How many bytes have come."""
+        """How many bytes of the body have arrived."""
 
     def move(self) -> bool:
-        """Go on in ordinary memory; False if there is no room."""
+        """Move the body to ordinary memory and receive the rest there. Return False, with nothing changed, if that has no room."""
 
 
 class HttpShared:
-    """What all connections of a server share; one event loop, one thread."""
+    """What all connections of a server share. It belongs to one event loop.
+
+    `route_handlers` answer the requests of the fast path; the first one also refuses requests that belong to no handler. `clock` returns seconds.
+    """
 
     def __init__(
         self, route_handlers: Sequence[RouteHandler], settings: HttpSettings, observers: Sequence[Observer],
         hand_over: HandOver, *, clock: Callable[[], float], access: Access | None = None, account: Account | None = None,
         log: HttpLog | None = None,
     ) -> None:  # fmt: skip
-        self.route_handlers = tuple(route_handlers)  # the first one answers what belongs to none
+        self.route_handlers = tuple(route_handlers)
         self.settings = settings
         self._access = access or Access()
         self.observers = tuple(observers)
         self.hand_over = hand_over
-        # get_buffer and buffer_updated run back to back, so one buffer serves all connections.
+        # The loop calls buffer_updated directly after get_buffer, so one buffer serves all connections.
         self._buffer = bytearray(READ_BYTES)
         self.view = memoryview(self._buffer)
         self.heads = Heads()
@@ -131,9 +134,9 @@ class HttpShared:
         self.account = account or Account(settings)
         self.log = log
         self.account.counters.append(self.connections.__len__)
-        self.patience = settings.body_timeout  # seconds that a body, or the reading of an answer, may take
+        self.patience = settings.body_timeout  # seconds that a client may take to send a body or to read a response
         self.draining = False
-        self.ended = asyncio.Event()  # while draining: a request had its end, or a connection did
+        self.ended = asyncio.Event()  # while draining: set when a request or a connection has ended
         self.tick = 0.0  # the instant of the last sweep
         self.receiving: set[Receiver] = set()  # connections that receive a body into shared memory
         self._clock = clock
@@ -144,7 +147,7 @@ class HttpShared:
         self.on_second()
 
     def on_second(self) -> None:
-        """Move the date and the sweep's clock on; tell the observers what was transferred."""
+        """Update the date, the instant of the sweep and `patience`. Report the transferred bytes to the observers."""
         self.tick = self._clock()
         self.patience = self.settings.body_timeout / (_HASTE if self.account.pressed() else 1)
         self.heads.tick(time.time())
@@ -152,42 +155,42 @@ class HttpShared:
         self.tell_observers()
 
     def cut_head(self, size: int) -> tuple[bytes, memoryview]:
-        """Return the head that the first `size` bytes of the buffer begin with, and what follows it; no head: b""."""
+        """Split the first `size` bytes of the buffer: return the head at their beginning and the bytes after it. The head is b"" if it is incomplete."""
         end = self._buffer.find(END_OF_HEAD, 0, size)
         return (bytes(self.view[:end]), self.view[end + len(END_OF_HEAD) : size]) if end > 0 else (b"", self.view[:0])
 
     def plan(self, head: bytes) -> RoutePlan:
-        """Return what `head` means. Raises InvalidRequest if it means nothing certain."""
+        """Return the plan for a request with this `head`. Raises InvalidRequest if the head is malformed or ambiguous."""
         plan = self.remembered(head)
         if plan is None:
             plan = self._make_plan(self._reader.read(head))
-            plan.head = head
+            plan.head_bytes = head
             if plan.memorable and not self.draining:
                 self._memo.offer(head, plan)
         return plan
 
     def handler_of(self, target: bytes) -> RouteHandler:
-        """Return how a request to `target` is refused whose head means nothing, or is not there yet."""
+        """Return the handler that writes errors for `target`, for a request whose head is malformed or incomplete."""
         return next(
             (handler for handler in self.route_handlers[1:] if target.startswith(handler.prefix)),
             self.route_handlers[0],
         )
 
-    def _make_plan(self, head: Head) -> RoutePlan:
+    def _make_plan(self, head: HttpHead) -> RoutePlan:
         plan = make_plan(head, self.route_handlers, self.settings, self._access)
         if plan.service is not None:
             plan.tally = self._tallies.setdefault(plan.service.label, Tally(plan.service))
-            plan.tally.service = plan.service  # which may have taken the place of another
+            plan.tally.service = plan.service  # a service may have replaced another of the same label
         return plan
 
     def routes_changed(self) -> None:
-        """Forget what heads mean."""
+        """Drop all cached plans."""
         self._memo.clear()
 
     def drain(self) -> None:
-        """Say `Connection: close` and refuse new requests from now on."""
+        """Refuse new requests from now on, and send `Connection: close` with every response."""
         self.draining = True
-        self._memo.clear()  # what is remembered is not asked whether the server drains
+        self._memo.clear()  # a request with a cached plan skips the check whether the server drains
         for connection in list(self.connections):
             connection.drain()
 
@@ -198,8 +201,10 @@ class HttpShared:
             await self.ended.wait()
 
     def block(self, service: "Service", size_bytes: int) -> Block | None:
-        """Return a place in the arena of `service`, if need be that of a body of which hardly anything has come: that one goes
-        on in ordinary memory. None where the arena is full of what has come whole."""
+        """Return a place in the arena of `service`, or None if the arena is full.
+
+        If necessary, bodies that have hardly begun to arrive are moved to ordinary memory to make room.
+        """
         block = service.reserve(size_bytes)
         if block is None and self.receiving and size_bytes <= service.arena_bytes:
             others = [each for each in self.receiving if each.receives_for is service]
@@ -212,7 +217,7 @@ class HttpShared:
         return block
 
     def refused(self, service: "Service | None", error: WeirError) -> None:
-        """Tell the observers of a request that was refused before it reached a service."""
+        """Notify the observers that a request was refused before it reached a service."""
         if service is not None:
             service.tell_refused(FRONTEND, error)
             return
@@ -220,7 +225,7 @@ class HttpShared:
             observer.refused("", FRONTEND, error)
 
     def tell_observers(self) -> None:
-        """Tell the observers the bytes transferred since the last time."""
+        """Notify the observers of the bytes transferred since the last call."""
         for tally in self._tallies.values():
             if tally.received or tally.sent:
                 for observer in tally.service.observers:
@@ -228,44 +233,42 @@ class HttpShared:
                 tally.received = tally.sent = 0
 
 
-# Where a large body is received: in shared memory, where it is not copied again, or, without that, in ordinary memory.
+# A large body is received into shared memory, where it is not copied again, or else into ordinary memory.
 #
-# A client that announces much and sends little must not keep others out. So ordinary memory is taken as the bytes come, and
-# charged to the server's account; and a body in shared memory that has hardly begun to arrive can be moved to ordinary
-# memory, for one that needs its place.
+# A client that announces a large body and sends little must not keep others out. So ordinary memory is allocated as the bytes arrive, and is charged to
+# the server's account. And a body in shared memory that has hardly begun to arrive can be moved to ordinary memory, to make room for another body.
 
 
-# Ordinary memory is taken in pieces: of this many bytes at first, then of as many as have arrived.
+# Ordinary memory is allocated in pieces: the first has this many bytes, each further one as many as have arrived before it.
 _FIRST_PIECE_BYTES = 64 << 10
 
 
 class Place(Protocol):
-    """Memory for one body, which fills up."""
+    """Memory for one body that is arriving."""
 
     @property
     def arrived(self) -> int:
-        """How many bytes of the body have come."""
+        """How many bytes of the body have arrived."""
 
     @property
     def claim(self) -> Claim | None:
-        """What the body holds of the account; None where it is not charged."""
+        """The bytes that are charged for the body; None if it is not charged."""
 
     def room(self) -> memoryview:
         """Return where the next bytes go."""
 
     def received(self, size: int) -> bool:
-        """Note that so many bytes have come there; tell whether the body is complete. Raises Overloaded where there is no room for
-        more."""
+        """Note that `size` bytes have arrived in `room`. Return whether the body is complete. Raises Overloaded if there is no memory for more."""
 
     def payload(self) -> Any:
-        """Return the complete body as the payload of a request; the place, and the claim, are the request's then."""
+        """Return the complete body as the payload of a request. The request then owns the memory and the claim."""
 
     def give_up(self) -> None:
-        """Free it: the body will not be completed."""
+        """Free the memory: the rest of the body will not arrive."""
 
 
 class BlockPlace:
-    """A block of the arena; the body begins `lead` bytes after it. The arena has its own bound: it is not charged."""
+    """A block of the arena. The body begins `lead` bytes after the block's start. It is not charged, because the arena has a limit of its own."""
 
     __slots__ = ("_block", "_view", "arrived")
 
@@ -277,7 +280,7 @@ class BlockPlace:
         self.arrived = 0
 
     def room(self) -> memoryview:
-        """Return the part that has not arrived."""
+        """See Place."""
         return self._view[self.arrived :]
 
     def received(self, size: int) -> bool:
@@ -291,7 +294,7 @@ class BlockPlace:
         return self._block
 
     def moved(self, account: Account) -> "Buffer":
-        """Return ordinary memory with what has come, and free the block. Raises Overloaded; nothing has changed then."""
+        """Copy what has arrived to ordinary memory, free the block and return that memory. Raises Overloaded; then nothing has changed."""
         buffer = Buffer(len(self._view), account)
         with self._view[: self.arrived] as come:
             fill(buffer, come)
@@ -305,7 +308,7 @@ class BlockPlace:
 
 
 class Buffer:
-    """Ordinary memory, as much as has arrived or twice that. Raises Overloaded, also when more arrives, where the account has no room."""
+    """Ordinary memory for a body of `size` bytes, allocated as the bytes arrive. Raises Overloaded, now or later, if the account has no room."""
 
     __slots__ = ("_at", "_pieces", "_size", "arrived", "claim")
 
@@ -314,7 +317,7 @@ class Buffer:
         self.claim = account.claim()
         self._size = size
         self._pieces: list[bytearray] = []
-        self._at = 0  # where the last piece goes on
+        self._at = 0  # bytes that have arrived in the last piece
         self._grow()
 
     def _grow(self) -> None:
@@ -324,7 +327,7 @@ class Buffer:
         self._at = 0
 
     def room(self) -> memoryview:
-        """Return the rest of the last piece."""
+        """See Place."""
         return memoryview(self._pieces[-1])[self._at :]
 
     def received(self, size: int) -> bool:
@@ -338,18 +341,18 @@ class Buffer:
         return False
 
     def payload(self) -> bytes:
-        """Return the bytes."""
+        """See Place."""
         pieces, self._pieces = self._pieces, []
         return b"".join(pieces)
 
     def give_up(self) -> None:
-        """Give the bytes back to the account."""
+        """See Place."""
         self._pieces.clear()
         self.claim.close()
 
 
 def fill(place: Place, data: memoryview) -> bool:
-    """Put `data`, which has come elsewhere, into `place`; tell whether the body is complete. Raises what Place.received raises."""
+    """Copy `data` into `place`. Return whether the body is complete. Raises what Place.received raises."""
     complete = False
     while len(data):
         room = place.room()

@@ -1,4 +1,4 @@
-"""Every door of one server under the loads that the AMD Inference Server measured itself with, by `weir bench`."""
+"""Every endpoint of one server under the loads that the AMD Inference Server measured itself with, by `weir bench`."""
 
 import json
 import subprocess
@@ -15,7 +15,7 @@ from benchmarks.parts.kserve import SIMPLE, simple_body
 NATIVE, IN_PROCESS = "HTTP, native", "in process"
 ITEM_NATIVE, ITEM_IN_PROCESS = "one number: HTTP, native", "one number: in process"
 # What `weir bench` is given.
-DOORS = {
+TARGETS = {
     NATIVE: "{http}/infer/simple",
     "HTTP, KServe JSON": "{http}/v2/models/simple/infer",
     "HTTP, KServe binary": "{http}/v2/models/simple/infer#binary",
@@ -31,7 +31,7 @@ RATE, CALLERS = 500, 64
 
 
 class Shape(NamedTuple):
-    """How a door is asked: flags of `weir bench`."""
+    """How a endpoint is called: flags of `weir bench`."""
 
     flags: tuple[str, ...]
     about: str
@@ -52,7 +52,7 @@ def _start(stack: ExitStack) -> Mapping[str, Any]:
         "ws": f"ws://127.0.0.1:{server.port}",
         "grpc": f"grpc://127.0.0.1:{port}",
     }
-    return {door: target.format(**places) for door, target in DOORS.items()}
+    return {endpoint: target.format(**places) for endpoint, target in TARGETS.items()}
 
 
 def _command(grpc_port: int) -> list[str]:
@@ -78,27 +78,27 @@ def _bench(url: str, shape: str, seconds: float) -> dict[str, Any]:
 
 
 def _conclude(result: Result, measured: Measurements) -> None:
-    result.values |= {door: measured.middle(door, OFFLINE) for door in DOORS}
+    result.values |= {endpoint: measured.middle(endpoint, OFFLINE) for endpoint in TARGETS}
     for mine, http, what in ((IN_PROCESS, NATIVE, "tensors"), (ITEM_IN_PROCESS, ITEM_NATIVE, "one number")):
         times = result.values[mine] / result.values[http]
         result.at_least(f"{what}: in process at least 3 times native HTTP", times, 3)
     result.notes += [f"{name}: {shape.about}." for name, shape in SHAPES.items()]
     result.notes.append(
-        "The load generator is one Python process: where a door is fast, its own cost is most of what is seen. What the "
+        "The load generator is one Python process: where a endpoint is fast, its own cost is most of what is seen. What the "
         "server alone can do is in the tables that are measured with wrk."
     )
 
 
 ENDPOINTS = Rounds(
-    "doors",
-    "Every door of one server",
+    "endpoints",
+    "Every endpoint of one server",
     "Two INT32 [1,16] tensors in, two out, one worker process, asked by `weir bench` in the three shapes that the AMD "
     "Inference Server measures itself in.",
     start=_start,
     one=_bench,
-    contenders=tuple(DOORS),
+    contenders=tuple(TARGETS),
     cases=tuple(SHAPES),
-    heads=("door",),
+    heads=("endpoint",),
     columns=(
         medians(f"{SINGLE}: p50 ms", "p50", case=SINGLE),
         medians("p90 ms", "p90", case=SINGLE),

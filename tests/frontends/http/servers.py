@@ -1,4 +1,4 @@
-"""Running servers for the tests of the HTTP door: each way to serve, in a thread with a loop of its own, on a free port."""
+"""Running servers for the tests of the HTTP frontend: each way to serve, in a thread with a loop of its own, on a free port."""
 
 import asyncio
 import socket
@@ -140,23 +140,23 @@ async def fastlane_server(
         await server.stop()
 
 
-DOORS: dict[str, Start] = {"asgi": asgi_server, "fastlane": fastlane_server}
+SERVERS: dict[str, Start] = {"asgi": asgi_server, "fastlane": fastlane_server}
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"fastlane": uvloop.new_event_loop}
 
 
 @contextmanager
 def running(
-    door: str, registry: Registry, settings: HttpSettings, metrics: RenderMetrics | None = None
+    kind: str, registry: Registry, settings: HttpSettings, metrics: RenderMetrics | None = None
 ) -> Iterator[Running]:
-    """Serve `registry` through `door` while the block runs."""
-    started: asyncio.Future[Running] = asyncio.Future(loop=(loop := LOOPS.get(door, asyncio.new_event_loop)()))
+    """Serve `registry` through `kind` while the block runs."""
+    started: asyncio.Future[Running] = asyncio.Future(loop=(loop := LOOPS.get(kind, asyncio.new_event_loop)()))
     stop = asyncio.Event()
     ready = threading.Event()
 
     async def serve() -> None:
         try:
             await registry.start()
-            async with DOORS[door](registry, settings, metrics) as address:
+            async with SERVERS[kind](registry, settings, metrics) as address:
                 started.set_result(Running(registry, address, loop))
                 ready.set()
                 await stop.wait()

@@ -13,7 +13,7 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 
-def ask(address: str, model: str, given: dict[str, Any]) -> dict[str, Any] | str:
+def call(address: str, model: str, given: dict[str, Any]) -> dict[str, Any] | str:
     """Return the answer to one request, or its error."""
     inputs = [triton.InferInput(name, array.shape, np_to_triton_dtype(array.dtype)) for name, array in given.items()]
     for each, array in zip(inputs, given.values(), strict=True):
@@ -30,5 +30,5 @@ if __name__ == "__main__":
     address, source, target = sys.argv[1:]
     requests = pickle.loads(Path(source).read_bytes())
     with ThreadPoolExecutor(6) as pool:
-        answers = list(pool.map(lambda request: ask(address, *request), requests))
+        answers = list(pool.map(lambda request: call(address, *request), requests))
     Path(target).write_bytes(pickle.dumps(answers))
