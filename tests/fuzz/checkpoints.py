@@ -11,7 +11,7 @@ from pathlib import Path
 from weir.embedding.bert_as_service.convert import Bundle
 from weir.embedding.checkpoint.config import read_architecture, read_document, read_family
 from weir.embedding.checkpoint.reading import read_layout
-from weir.embedding.checkpoint.weights import open_tensors
+from weir.embedding.checkpoint.tensors import open_tensors
 from weir.embedding.tokens.tokenizer import Tokenizer
 from weir.errors import InvalidRequest, SettingsError
 

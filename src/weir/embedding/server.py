@@ -34,7 +34,7 @@ from weir.embedding.openai import OPENAI, OpenAI, openai_paths
 from weir.embedding.recipe import Pooling
 from weir.embedding.server_settings import given_settings
 from weir.embedding.settings import CallerSettings
-from weir.embedding.text_model import ServedTextModel, read_model
+from weir.embedding.text_model import ServedTextModel, fetched, read_model
 from weir.errors import SettingsError
 from weir.frontends.frontend import Frontend, FrontendContext
 from weir.frontends.http.auth_middleware import Refuse
@@ -53,12 +53,12 @@ _ZMQ_PORT = 5555  # of bert-as-service
 class EmbeddingProduct:
     """The Product that adds text models to a server: their encoders, endpoints, metrics and the ZeroMQ frontend; see weir.app.
 
-    `models` have the directories of text models as targets, and the settings of text models among their settings.
+    `models` have the directories of text models, or their ids on the Hugging Face Hub, as targets, and the settings of text models among their settings.
     """
 
     def __init__(self, models: Sequence[ModelToServe], callers: CallerSettings, zeromq: ZeroMqSettings) -> None:
-        """Read the models' files. Raises SettingsError naming the file of a model that cannot be used."""
-        self._specs = [read_model(model) for model in models]
+        """Download what is named by its id, and read the models' files. Raises SettingsError naming the file of a model that cannot be used."""
+        self._specs = [read_model(fetched(model)) for model in models]
         self._models = [ServedTextModel(spec) for spec in self._specs]
         self._callers = callers
         self._zeromq = zeromq
@@ -230,7 +230,7 @@ async def compose(settings: Settings, progress: Callable[[str], Progress]) -> Te
 class EmbeddingServer:
     """A server of text models in a thread of this process.
 
-    Each of `directories` is DIRECTORY or NAME=DIRECTORY; without any, the small model that can be installed is served. The settings are those of
+    Each of `directories` is DIRECTORY or NAME=DIRECTORY, where an id on the Hugging Face Hub may stand for the directory; without any, the small model that can be installed is served. The settings are those of
     `weir embed serve`, as keyword arguments. Environment variables and files are not read.
 
     As a context manager, the server is ready when the block begins, and has finished all accepted requests when the block ends. Otherwise call `start`,

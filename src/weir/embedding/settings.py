@@ -121,6 +121,10 @@ class ComputingSettings:
         metavar="DIR",
     )
 
+    allow_pickle: bool = setting(
+        False,
+        "read pytorch_model.bin and other pickles of torch where there are no safetensors; their tensors are read, and no code in them is run",
+    )
     max_cache_size: int = setting(
         16 << 30,
         "size of the graphs in that folder, in bytes: a server that has started removes the least recently used ones beyond it, unless they are in use",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weir.catalog.sources import ModelToServe
 from weir.embedding.calibration import MAX_TOKENS, Budget, Progress, budget_for
+from weir.embedding.checkpoint.hub import local_directory, parse_target
 from weir.embedding.checkpoint.reading import read_for
 from weir.embedding.encoder import Encoder
 from weir.embedding.graph.cache import cache_directory, graphs_folder, prune
@@ -78,6 +79,7 @@ class TextModelSpec(NamedTuple):
             "cased": text.cased, "pair_separator": text.pair_separator, "prompt": text.prompt,
             "run_tokens": run_tokens if computing.run_tokens is None else computing.run_tokens,
             "padding_cost": padding_cost, "cache": computing.cache, "hide_special": text.hide_special,
+            "allow_pickle": computing.allow_pickle,
         }  # fmt: skip
 
     def worker_settings(self) -> dict[str, Any]:
@@ -94,6 +96,13 @@ class TextModelSpec(NamedTuple):
         run_tokens = None if budget is None else int(settings["max_batch_cost"])
         params = self.params(run_tokens, settings.get("padding_cost", 1.0))
         return ModelToServe(TARGET, self.name, params, [], settings)
+
+
+def fetched(model: ModelToServe) -> ModelToServe:
+    """Return `model` with a directory as its target: a model that is named by its id on the hub is downloaded. Raises SettingsError."""
+    source = parse_target(model.target)
+    directory = local_directory(model.target, allow_pickle=bool(model.settings.get("allow_pickle")))
+    return model if isinstance(source, Path) else model._replace(target=str(directory))
 
 
 def read_model(model: ModelToServe) -> TextModelSpec:
@@ -120,7 +129,7 @@ class ServedTextModel:
     def __init__(self, spec: TextModelSpec) -> None:
         """Read the directory. Raises SettingsError naming the file or the setting, and the rule."""
         text = spec.text
-        checkpoint = read_for(spec.computing.runtime, spec.directory)
+        checkpoint = read_for(spec.computing.runtime, spec.directory, allow_pickle=spec.computing.allow_pickle)
         if text.max_length is not None and text.max_length > checkpoint.architecture.max_length:
             raise SettingsError(
                 f"{spec.name}: max_length={text.max_length}: the model reads at most {checkpoint.architecture.max_length} tokens"
@@ -191,7 +200,7 @@ class ServedTextModel:
         params = self._spec.params()
         for name in (
             "directory", "cache", "truncate", "cased", "pair_separator", "prompt", "special_tokens", "hide_special", "run_tokens",
-            "padding_cost",
+            "padding_cost", "allow_pickle",
         ):  # fmt: skip
             del params[name]
         executor = self._spec.settings.get("executor", "process")

@@ -10,7 +10,7 @@ from tests.embedding.bert_as_service import bundles
 
 from weir.embedding.bert_as_service.convert import MAGIC, Bundle, convert, read_table
 from weir.embedding.checkpoint.reading import read_checkpoint
-from weir.embedding.checkpoint.weights import open_tensors
+from weir.embedding.checkpoint.tensors import open_tensors
 from weir.embedding.tokens.files import Malformed, fields
 from weir.errors import SettingsError
 

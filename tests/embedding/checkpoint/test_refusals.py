@@ -9,7 +9,7 @@ import pytest
 from tests.embedding import tiny
 
 from weir.embedding.checkpoint.reading import read_checkpoint
-from weir.embedding.checkpoint.weights import open_tensors
+from weir.embedding.checkpoint.tensors import open_tensors
 from weir.errors import SettingsError
 
 

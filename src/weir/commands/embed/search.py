@@ -11,7 +11,10 @@ from weir.errors import SettingsError
 def search(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Texts: one per line, .jsonl, .csv or .tsv.")],
     query: Annotated[str, typer.Argument(metavar="QUERY", help="The text to look for.")],
-    model: Annotated[Path | None, typer.Option(help="The model's directory (default: the small one).")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="The model's directory, or its id such as BAAI/bge-small-en-v1.5 (default: the small one)."),
+    ] = None,
     top: Annotated[int, typer.Option("--top", "-n", help="How many texts to show.", min=1)] = 10,
     max_length: Annotated[int | None, typer.Option(help="Tokens of a text that are read.", min=4)] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON, an object per line.")] = False,

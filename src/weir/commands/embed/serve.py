@@ -32,8 +32,9 @@ _STOCK_VERSION = "1.10.0"  # of bert-as-service, whose clients this serves
 def _serve(directories: list[str] | None, config: list[str] | None, **options: list[Any] | bool | None) -> int:
     """Serve the models of all DIRECTORYs until SIGTERM, SIGINT, SIGQUIT or SIGHUP; without one, the small model, if it is installed.
 
-    A DIRECTORY has the layout of Hugging Face or of sentence-transformers, with weights as safetensors. NAME=DIRECTORY gives
-    the model a name. Settings that are not given are read from its files. Options apply to every model; values for one model
+    A DIRECTORY has the layout of Hugging Face or of sentence-transformers, with weights as safetensors. In its place may stand an
+    id on the Hugging Face Hub, such as BAAI/bge-small-en-v1.5 or, with a revision, BAAI/bge-small-en-v1.5@main: its files are
+    downloaded once, into the cache of all of Hugging Face's tools. NAME=DIRECTORY gives the model a name. Settings that are not given are read from its files. Options apply to every model; values for one model
     go into its table of the TOML file, models.NAME. Each option is also a TOML key and a variable: --max-length is max_length
     and WEIR_MAX_LENGTH.
 

@@ -22,7 +22,8 @@ from weir.embedding.checkpoint.config import (
     read_family,
     read_json,
 )
-from weir.embedding.checkpoint.weights import POOLER, Store, Weights, no_weights_error, open_tensors
+from weir.embedding.checkpoint.tensors import open_pickled, open_tensors
+from weir.embedding.checkpoint.weights import PICKLED_WEIGHTS, POOLER, WEIGHTS, Store, Weights, no_weights_error
 from weir.embedding.recipe import Pooling
 from weir.embedding.texts import NO_TOKENIZER_OPTIONS, TokenizerOptions
 from weir.embedding.tokens.tokenizer import Tokenizer
@@ -102,7 +103,7 @@ class ModelLayout:
         return (-1,) if self.pooled or count == 1 else (-2,)
 
 
-def read_layout(directory: Path) -> ModelLayout:
+def read_layout(directory: Path, *, allow_pickle: bool = False) -> ModelLayout:
     """Read modules.json and the folders that it names. A directory without modules.json holds a network alone.
 
     The modules must be a Transformer, a Pooling, any number of Dense, and at last optionally a Normalize; a Dropout is skipped. Raises
@@ -127,8 +128,9 @@ def read_layout(directory: Path) -> ModelLayout:
             pooled = _poolings(read_document(folder / "config.json"))
             files.append(folder / "config.json")
         elif kind == "Dense" and pooled is not None:
-            dense.append(_dense(folder))
-            files += [folder / "config.json", folder / "model.safetensors"]
+            layer, path_of_weights = _dense(folder, allow_pickle)
+            dense.append(layer)
+            files += [folder / "config.json", path_of_weights]
         elif kind == "Normalize" and pooled is not None:
             normalize = True
         elif kind != "Dropout":  # has no effect after training
@@ -179,7 +181,8 @@ def _poolings(config: JsonDocument) -> tuple[Pooling, ...]:
     return chosen or (Pooling.MEAN,)
 
 
-def _dense(folder: Path) -> Dense:
+def _dense(folder: Path, allow_pickle: bool) -> tuple[Dense, Path]:
+    """Return the dense layer in a folder, and the file of its weights."""
     config = read_document(folder / "config.json")
     if config.switch("use_residual"):
         raise config.wrong("use_residual", True, "must be false")
@@ -190,9 +193,12 @@ def _dense(folder: Path) -> Dense:
     activation = ACTIVATIONS.get(name.rsplit(".", 1)[-1])
     if activation is None or not name.startswith("torch.nn."):
         raise config.wrong("activation_function", name, f"must be torch's {', '.join(ACTIVATIONS)}")
-    if not (folder / "model.safetensors").is_file():
+    if (folder / WEIGHTS).is_file():
+        tensors = open_tensors(folder / WEIGHTS)
+    elif allow_pickle and (folder / PICKLED_WEIGHTS).is_file():
+        tensors = open_pickled(folder / PICKLED_WEIGHTS)
+    else:
         raise no_weights_error(folder)
-    tensors = open_tensors(folder / "model.safetensors")
     out = config.integer("out_features")
     shapes: dict[str, tuple[int, ...]] = {"linear.weight": (out, config.integer("in_features"))}
     if config.switch("bias", default=True):
@@ -202,7 +208,8 @@ def _dense(folder: Path) -> Dense:
             raise SettingsError(
                 f"{tensors.path}: must hold {tensor!r} of the shape {list(shape)}, as its config.json says"
             )
-    return Dense(tensors["linear.weight"], tensors["linear.bias"] if "linear.bias" in shapes else None, activation)
+    bias = tensors["linear.bias"] if "linear.bias" in shapes else None
+    return Dense(tensors["linear.weight"], bias, activation), tensors.path
 
 
 def _text_settings(network: Path) -> tuple[int | None, bool]:
@@ -233,12 +240,13 @@ def _encoding_settings(directory: Path) -> tuple[dict[str, str], str | None, int
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model's directory, checked: its architecture, its layout and its weights."""
+    """A model's directory, checked: its architecture, its layout and its weights. `allow_pickle`: pickled weights are read where there are no others."""
 
     directory: Path
     architecture: Architecture
     layout: ModelLayout
     store: Store
+    allow_pickle: bool = False
 
     @property
     def normalize(self) -> bool:
@@ -301,24 +309,24 @@ class Checkpoint:
         return digest.hexdigest()
 
 
-def read_checkpoint(directory: Path) -> Checkpoint:
+def read_checkpoint(directory: Path, *, allow_pickle: bool = False) -> Checkpoint:
     """Read a model's directory in the layout of Hugging Face or of sentence-transformers, for the onnx runtime.
 
     Sizes, names and shapes are checked; the values of the weights are not read. Raises SettingsError naming the file and the rule.
     """
     directory = Path(directory).resolve()
-    layout = read_layout(directory)
+    layout = read_layout(directory, allow_pickle=allow_pickle)
     if not (layout.network / CONFIG).is_file() and list(directory.glob("*.ckpt.index")):
         raise no_weights_error(directory)
     config = read_document(layout.network / CONFIG)
     family = read_family(config)
-    store = Store(layout.network)
+    store = Store(layout.network, allow_pickle=allow_pickle)
     architecture = read_architecture(
         config, has_pooler=store.stored.has(POOLER), has_classifier=store.stored.head(family) is not None
     )
     store.weights(architecture)
     _check_dense(layout, architecture)
-    return Checkpoint(directory, architecture, layout, store)
+    return Checkpoint(directory, architecture, layout, store, allow_pickle)
 
 
 def _check_dense(layout: ModelLayout, architecture: Architecture) -> None:
@@ -332,21 +340,21 @@ def _check_dense(layout: ModelLayout, architecture: Architecture) -> None:
         width = layer.weight.shape[0]
 
 
-def read_for(kind: str, directory: Path) -> Checkpoint:
+def read_for(kind: str, directory: Path, *, allow_pickle: bool = False) -> Checkpoint:
     """Read a model's directory for the runtime `kind`, "onnx" or "torch". Raises SettingsError as `read_checkpoint` does.
 
     For torch any architecture is accepted, as transformers computes it; weights of an architecture that is not in FAMILIES are not checked.
     """
     directory = Path(directory).resolve()
     if kind != "torch":
-        return read_checkpoint(directory)
-    layout = read_layout(directory)
+        return read_checkpoint(directory, allow_pickle=allow_pickle)
+    layout = read_layout(directory, allow_pickle=allow_pickle)
     path = layout.network / CONFIG
     if not path.is_file() or not _is_for_torch_only(read_document(path)):
-        return read_checkpoint(directory)
-    store = Store(layout.network)
+        return read_checkpoint(directory, allow_pickle=allow_pickle)
+    store = Store(layout.network, allow_pickle=allow_pickle)
     architecture = _read_any_architecture(read_document(path), store)
-    return Checkpoint(directory, architecture, layout, store)
+    return Checkpoint(directory, architecture, layout, store, allow_pickle)
 
 
 def _is_for_torch_only(config: JsonDocument) -> bool:

@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 from numpy.typing import NDArray
 
 from weir.embedding.checkpoint.config import Architecture, read_document
+from weir.embedding.checkpoint.tensors import TensorFile, open_pickled, open_tensors
 from weir.errors import SettingsError
 
 Array = NDArray[Any]
 
 WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"
+PICKLED_WEIGHTS = "pytorch_model.bin"
 
 WORDS = "embeddings.word_embeddings.weight"
 
@@ -130,94 +130,6 @@ def _current_name(name: str) -> str:
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 
 
-# The supported datatypes of safetensors, and the numpy type that their bytes are read as. numpy has no bfloat16.
-DTYPES: dict[str, type[np.generic]] = {
-    "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16,
-    "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8, "U8": np.uint8, "BOOL": np.bool_,
-}  # fmt: skip
-FLOATS = ("F64", "F32", "F16", "BF16")
-
-
-class TensorFile(Mapping[str, Array]):
-    """The tensors of one safetensors file, by name. Floating-point tensors are float32 arrays, whatever their datatype in the file.
-
-    A tensor that the file has as float32 is a view of the mapped file, another a copy. `path` is the file.
-    """
-
-    def __init__(self, path: Path, entries: "dict[str, _Entry]", data: NDArray[np.uint8]) -> None:
-        self.path = path
-        self._entries = entries
-        self._data = data
-
-    def __getitem__(self, name: str) -> Array:
-        entry = self._entries[name]
-        start, stop = entry.data_offsets
-        stored = self._data[start:stop].view(DTYPES[entry.dtype]).reshape(entry.shape)
-        if entry.dtype == "BF16":
-            return (stored.astype(np.uint32) << 16).view(np.float32)
-        if entry.dtype in FLOATS:
-            return stored.astype(np.float32, copy=False)
-        return stored
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Return a tensor's shape without reading its values."""
-        return self._entries[name].shape
-
-    def floating(self, name: str) -> bool:
-        """Return whether a tensor holds floating-point numbers."""
-        return self._entries[name].dtype in FLOATS
-
-
-class _Entry(msgspec.Struct):
-    """The description of one tensor in a file's header. The offsets, in bytes, count from the end of the header."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    data_offsets: tuple[int, int]
-
-
-def open_tensors(path: Path) -> TensorFile:
-    """Open a safetensors file: check its header and map the rest into memory.
-
-    The package safetensors checks that the header is sound and covers the file. Its own arrays are not used: they are copies, and it cannot read
-    bfloat16 for numpy. Arrays of float32 are views of the file's pages, which all processes that map the file share.
-
-    Raises SettingsError naming the file and what is wrong, also if safetensors is not installed.
-    (https://huggingface.co/docs/safetensors, "Format")
-    """
-    try:
-        import safetensors
-    except ImportError:
-        raise SettingsError("safetensors is missing: pip install 'weir-serving[embed]'") from None
-    try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            with safetensors.safe_open(str(path), framework="numpy"):
-                header = file.read(length)
-        raw = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
-        raw.pop("__metadata__", None)
-        entries = {name: msgspec.json.decode(entry, type=_Entry) for name, entry in raw.items()}
-        data = np.memmap(path, dtype=np.uint8, mode="r")[8 + length :]
-    except OSError as error:
-        raise SettingsError(f"{path}: cannot be read: {error.strerror}") from None
-    except (safetensors.SafetensorError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path}: is broken, or is not a safetensors file: {error}") from None
-    if not entries:
-        raise SettingsError(f"{path}: is broken, or is not a safetensors file: it has no tensors")
-    for name, entry in entries.items():
-        if entry.dtype not in DTYPES:
-            raise SettingsError(
-                f"{path}: {name!r} is of the datatype {entry.dtype}: must be one of {', '.join(DTYPES)}"
-            )
-    return TensorFile(path, entries, data)
-
-
 class Weights(Mapping[str, Array]):
     """A model's weights as float32 arrays, by canonical name (see the top of this module). Each access reads the file; nothing is kept."""
 
@@ -237,7 +149,7 @@ class Weights(Mapping[str, Array]):
 
 
 class Store:
-    """The safetensors files of a directory.
+    """The files of a directory's weights: safetensors, or with `allow_pickle` pytorch_model.bin where there are none.
 
     Attributes:
         paths: the files that decide the weights, the index of a model in parts among them.
@@ -245,19 +157,17 @@ class Store:
         stored: finds weights among the names in the files.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, allow_pickle: bool = False) -> None:
         """Open all files. Raises SettingsError naming the file if one is missing or broken."""
-        index = directory / INDEX
-        if (directory / WEIGHTS).is_file():
-            self.paths = [directory / WEIGHTS]
-        elif index.is_file():
-            self.paths = [index, *_shards(index)]
-        else:
+        self.paths = _weight_files(directory, WEIGHTS) or (
+            _weight_files(directory, PICKLED_WEIGHTS) if allow_pickle else []
+        )
+        if not self.paths:
             raise no_weights_error(directory)
         self.files: dict[str, TensorFile] = {}
         for path in self.paths:
-            if path != index:
-                file = open_tensors(path)
+            if path.suffix != ".json":
+                file = open_tensors(path) if path.suffix == ".safetensors" else open_pickled(path)
                 self.files.update(dict.fromkeys(file, file))
         self.stored = StoredNames(self.files, str(self.paths[0]))
 
@@ -286,18 +196,28 @@ class Store:
 def no_weights_error(directory: Path) -> SettingsError:
     """Return the error for a directory that has no safetensors file; it says how to get one."""
     if not directory.is_dir():
-        return SettingsError(f"{directory}: must be a directory with a model")
+        return SettingsError(
+            f"{directory}: must be a directory with a model, or the id of one on the Hugging Face Hub: OWNER/NAME[@REVISION]"
+        )
     unsafe = [*directory.glob("pytorch_model*.bin"), *directory.glob("*.pt")]
     if unsafe:
         return SettingsError(
-            f"{directory}: has {unsafe[0].name}, but no {WEIGHTS}. Pickles can run any code and are not read. Convert it where you trust it: "
-            "AutoModel.from_pretrained(directory).save_pretrained(directory, safe_serialization=True)"
+            f"{directory}: has {unsafe[0].name}, but no {WEIGHTS}. Pickles can run any code and are not read without --allow-pickle, which reads "
+            "the tensors in them and runs nothing. Or convert it where you trust it: AutoModel.from_pretrained(directory).save_pretrained(directory, safe_serialization=True)"
         )
     if list(directory.glob("*.ckpt*")):
         return SettingsError(
             f"{directory}: is a TensorFlow checkpoint: convert it with `weir embed convert {directory} TARGET`"
         )
-    return SettingsError(f"{directory}: has no weights: must hold {WEIGHTS}, or {INDEX} with its parts")
+    return SettingsError(f"{directory}: has no weights: must hold {WEIGHTS}, or {WEIGHTS}.index.json with its parts")
+
+
+def _weight_files(directory: Path, name: str) -> list[Path]:
+    """Return the file `name`, or its index with all parts; empty if there is neither."""
+    index = directory / f"{name}.index.json"
+    if (directory / name).is_file():
+        return [directory / name]
+    return [index, *_shards(index)] if index.is_file() else []
 
 
 def _shards(index: Path) -> list[Path]:

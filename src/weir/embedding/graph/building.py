@@ -310,6 +310,7 @@ class EncoderLayers:
 
 WEIGHTS = "weights.bin"  # the file beside the graph
 GRAPH = "graph.onnx"
+ALLOW_PICKLE = "allow-pickle"
 VERSION = 5  # of the graphs that this module builds. Raise it with each change of a graph, so that cached graphs are built again
 _LEAST = 1e-9  # the least divisor of a mean, so that a text without any counted token becomes zeros
 _LEAST_LENGTH = 1e-12  # the least divisor in normalization, as in torch.nn.functional.normalize
@@ -553,11 +554,15 @@ def _sync(file: Any) -> None:
     os.fsync(file.fileno())
 
 
-def main(directory: str, recipe: str, device: str, folder: str) -> None:
-    """Build the graph of the checkpoint in `directory`, for a recipe as JSON and a device, and write it into `folder`, which must exist."""
+def main(directory: str, recipe: str, device: str, folder: str, weights: str = "") -> None:
+    """Build the graph of the checkpoint in `directory`, for a recipe as JSON and a device, and write it into `folder`, which must exist.
+
+    `weights` is ALLOW_PICKLE to read pickled weights too.
+    """
     from weir.embedding.checkpoint.reading import read_checkpoint
 
-    write(build(read_checkpoint(Path(directory)), recipe_from_json(recipe), device), Path(folder))
+    checkpoint = read_checkpoint(Path(directory), allow_pickle=weights == ALLOW_PICKLE)
+    write(build(checkpoint, recipe_from_json(recipe), device), Path(folder))
 
 
 if __name__ == "__main__":

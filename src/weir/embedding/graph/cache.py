@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 import weir
 from weir.embedding.graph.assembly import require, weight_bits
-from weir.embedding.graph.building import GRAPH, VERSION, WEIGHTS, recipe_as_json
+from weir.embedding.graph.building import ALLOW_PICKLE, GRAPH, VERSION, WEIGHTS, recipe_as_json
 from weir.embedding.recipe import Precision, Recipe, dimensions_of
 from weir.errors import SettingsError
 
@@ -219,7 +219,8 @@ def _build(checkpoint: "Checkpoint", recipe: Recipe, device: str, folder: Path) 
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()
     try:
-        _run_child(str(checkpoint.directory), recipe_as_json(recipe), device, str(aside))
+        pickled = [ALLOW_PICKLE] if checkpoint.allow_pickle else []
+        _run_child(str(checkpoint.directory), recipe_as_json(recipe), device, str(aside), *pickled)
         (aside / MANIFEST).write_text(json.dumps(_manifest(aside)))
         shutil.rmtree(folder, ignore_errors=True)
         aside.rename(folder)

@@ -119,15 +119,19 @@ def open_torch(checkpoint: "Checkpoint", recipe: Recipe, options: RuntimeOptions
 
 
 def _network(checkpoint: "Checkpoint", recipe: Recipe) -> Any:
-    """Load the network of the directory with transformers. Code in the directory is not run, nothing is downloaded, and pickles are not read."""
+    """Load the network of the directory with transformers. Code in the directory is not run, and nothing is downloaded.
+
+    Pickles are read only if the checkpoint allows it, and of them only tensors (weights_only).
+    """
     import transformers
 
     classifies = recipe.pooling in WITH_CLASSIFIER
     kind = transformers.AutoModelForSequenceClassification if classifies else transformers.AutoModel
     try:
         network = kind.from_pretrained(
-            str(checkpoint.layout.network), local_files_only=True, trust_remote_code=False, use_safetensors=True
-        )
+            str(checkpoint.layout.network), local_files_only=True, trust_remote_code=False,
+            use_safetensors=None if checkpoint.allow_pickle else True, weights_only=True,
+        )  # fmt: skip
     except (
         OSError,
         ValueError,
