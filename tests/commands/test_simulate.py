@@ -97,7 +97,7 @@ def test_a_recorded_trace_is_played(
         (["--deadline", "soon"], "--deadline=soon: must be a duration greater than 0, such as 20ms"),
         (["--max-queue-delay", "0"], "--max-queue-delay=0: must be a duration greater than 0"),
         (["--latency-weight", "-1"], "latency_weight=-1.0: must be a number, 0 or more"),
-        (["--workers", "0"], "workers=0: must be 1 or more"),
+        (["--workers", "0"], "workers='0': must be a number of workers from 1 to 1024"),
         (["--seed", "-1"], "seed=-1: must be 0 or more"),
         (["--latency-objective", "20ms"], "latency_objective='20ms': must be a percentile and a duration"),
         (["--latency-objective", "p99=1ms"], "latency_objective=p99=1ms: a row alone takes"),
@@ -138,3 +138,69 @@ def test_bars_count_requests() -> None:
             bars("greedy", done, 20)
         bars("full", 5, 20)
         assert [(each.description, each.completed) for each in bars.tasks] == [("greedy", 20), ("full", 5)]
+
+
+def test_range_of_workers_compares_rules_for_their_number(
+    profile: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    folder = profile.parent
+    files = ["--json", folder / "rules.json", "--figure", folder / "rules.png"]
+    rules = ["--scaling", "weir,ray:target=4,upscale=1s", "--scaling", "hpa"]
+    asked = ["--workers", "1..3", "--start-up-time", "100ms", "--latency-objective", "p99=20ms", "--requests", 3_000]
+    assert weir(monkeypatch, "simulate", profile, *asked, *rules, *files) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0] == (
+        "poisson:0.7: 4,868 rows/s on 1..3 workers, which start in 0.1 s; goal p99=20ms; late after 0.02 s; policy greedy"
+    )
+    assert shown[1].split()[:4] == ["rule", "worker-hours", "mean", "most"]
+    assert [line.split()[0] for line in shown[2:]] == ["weir", "ray:target=4,upscale=1s", "hpa"]
+    document = json.loads((folder / "rules.json").read_text())
+    assert document["goal"] == "p99=20ms"
+    assert (folder / "rules.svg").exists()
+
+
+def test_rule_without_a_deadline_shows_no_late_answers(
+    profile: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [
+        "--workers",
+        "0..2",
+        "--target-load",
+        0.5,
+        "--scale-to-zero-after",
+        "1s",
+        "--policy",
+        "full:4",
+        "--requests",
+        2_000,
+    ]
+    assert weir(monkeypatch, "simulate", profile, *options) == 0
+    shown = capsys.readouterr().out
+    assert "goal load=0.5; policy full:4" in shown
+    assert "late" not in shown
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["--workers", "3..1"],
+            "workers='3..1': must be a number of workers from 1 to 1024, or the fewest and the most",
+        ),
+        (["--workers", "0"], "workers='0': must be a number of workers"),
+        (["--workers", "2", "--scaling", "hpa"], "--scaling=['hpa']: needs a range of workers, as in --workers 1..16"),
+        (["--workers", "2", "--target-load", "0.5"], "--target-load=0.5: needs a range of workers"),
+        (["--workers", "1..2", "--scaling", "ray:goal=1"], "'goal' is no option of ray"),
+        (["--workers", "1..2", "--scaling", "weir,,hpa"], "has nothing between two commas"),
+        (["--workers", "1..2", "--target-load", "2"], "target_load=2.0: must be a share"),
+        (["--workers", "1..2", "--policy", "greedy", "--policy", "full:2"], "--policy: given 2 times"),
+        (["--workers", "1..2", "--start-up-time", "soon"], "--start-up-time=soon: must be a duration"),
+    ],
+)
+def test_mistakes_about_the_number_of_workers_are_named(
+    options: list[str], message: str, profile: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert weir(monkeypatch, "simulate", profile, *options) == 2
+    shown = capsys.readouterr().err
+    assert message in " ".join(shown.split())

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,7 +10,12 @@ from weir.commands.options import STDOUT, check_results, flag, print_table, writ
 from weir.errors import SettingsError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.table import Table
+
     from weir.simulation.results import Comparison
+    from weir.simulation.scaling import ScalingComparison
 
 _POLICIES = (
     "Policies, separated by commas: smdp (solved for this profile), a bank (.npz), or any that `weir serve` takes "
@@ -20,15 +25,27 @@ _ARRIVALS = (
     "When requests arrive: a process with its load as a share of what the workers can serve (poisson:0.7), or with its rate "
     "in rows per second (poisson:rate=200). Processes: poisson, gamma, mmpp, on-off, sine, ramp, constant; or trace:FILE."
 )
+_SCALING = (
+    "Rules for the number of workers, separated by commas: weir (as a server decides), fixed:8, or, for comparison, those of "
+    "Ray Serve, Kubernetes and KEDA: ray:target=2,upscale=30s,downscale=600s,look_back=30s, hpa:target=0.8,stabilisation=300s, "
+    "keda:target=5,stabilisation=300s,cooldown=300s (default: weir)."
+)
 _DELAY = "Longest wait that a policy may impose, such as 100ms (default: no limit)."
-_WHAT, _PRICES, _RESULT = "Simulation", "Prices", "Result"
+_WHAT, _WORKERS, _PRICES, _RESULT = "Simulation", "As many workers as the load needs", "Prices", "Result"
 
 
 def simulate(
     profile: Annotated[Path, typer.Argument(metavar="PROFILE", help="Profile written by `weir profile`.")],
     policy: Annotated[list[str] | None, flag(_POLICIES, _WHAT, metavar="POLICY")] = None,
     arrivals: Annotated[str, flag(_ARRIVALS, _WHAT)] = "poisson:0.7",
-    workers: Annotated[int, flag("Workers that share the queue.", _WHAT)] = 1,
+    workers: Annotated[
+        str,
+        flag(
+            "Workers that share the queue; or the fewest and the most, as in 1..16: then rules decide how many.",
+            _WHAT,
+            metavar="N or N..M",
+        ),
+    ] = "1",
     requests: Annotated[int | None, flag("Requests to simulate (default: 100000, or all of a trace).", _WHAT)] = None,
     seed: Annotated[int, flag("Seed of random arrivals and service times.", _WHAT)] = 1,
     warm_up: Annotated[float, flag("Share of the requests, at the start, that is not counted.", _WHAT)] = 0.1,
@@ -51,33 +68,80 @@ def simulate(
             metavar="pNN=DURATION",
         ),
     ] = None,
+    scaling: Annotated[list[str] | None, flag(_SCALING, _WORKERS, metavar="RULE")] = None,
+    start_up_time: Annotated[
+        str | None, flag("Time that a worker takes to start (default: 10s).", _WORKERS, metavar="DURATION")
+    ] = None,
+    target_load: Annotated[
+        float | None,
+        flag(
+            "Share of what the workers can serve that is used at most (default: what the latency objective allows, or "
+            "the knee of the cost).",
+            _WORKERS,
+        ),
+    ] = None,
+    scale_to_zero_after: Annotated[
+        str | None,
+        flag(
+            "Time without a request after which no worker is kept, with workers from 0 on (default: 60s).",
+            _WORKERS,
+            metavar="DURATION",
+        ),
+    ] = None,
     json: Annotated[Path | None, flag("File that gets the result as JSON; - prints it instead.", _RESULT)] = None,
     figure: Annotated[Path | None, flag("File that gets a figure, as .png and .svg.", _RESULT)] = None,
 ) -> None:
     """Compare policies on the same simulated arrivals, with the batcher that the server runs.
 
     All policies get the same arrivals and the same random service times. Confidence intervals are 95 %.
+
+    With a range of workers, compare rules for their number instead, under one policy (greedy unless stated).
     """
     from weir.workers.process.launch import compute_in_one_thread
 
     compute_in_one_thread()
     from weir.policy.cost.objective import Prices
+    from weir.policy.scaling import WorkerRange
     from weir.simulation.report import Bars
     from weir.simulation.simulator import read_profile, settings_for, split_policies
     from weir.simulation.simulator import simulate as compare
 
     measured = read_profile(profile)
-    named = [each for text in policy or ["smdp,greedy"] for each in split_policies(text)]
     settings, delay = settings_for(measured), _seconds("max-queue-delay", max_queue_delay)
     settings = settings if delay is None else replace(settings, max_queue_delay=delay)
+    prices = Prices(latency_weight, energy_weight, reference_rate)
     check_results(json, figure=figure)
+    allowed = WorkerRange.parse(workers)
+    ranged = {
+        "scaling": scaling, "start-up-time": start_up_time, "target-load": target_load,
+        "scale-to-zero-after": scale_to_zero_after,
+    }  # fmt: skip
+    if ".." not in workers:
+        for key, value in ranged.items():
+            if value is not None:
+                raise SettingsError(f"--{key}={value}: needs a range of workers, as in --workers 1..16")
+        named = [each for text in policy or ["smdp,greedy"] for each in split_policies(text)]
+        with Bars() as bars:
+            compared = compare(
+                measured, named, arrivals, workers=allowed.most, requests=requests, seed=seed, warm_up=warm_up,
+                prices=prices, settings=settings, deadline=_seconds("deadline", deadline),
+                latency_objective=latency_objective, progress=bars,
+            )  # fmt: skip
+        _show(compared, json, figure)
+        return
+    from weir.simulation.scaling import simulate_scaling
+
+    if len(policy or []) > 1:
+        raise SettingsError(f"--policy: given {len(policy or [])} times; with a range of workers there is one policy")
+    rules = [each for text in scaling or ["weir"] for each in split_policies(text, "scaling")]
     with Bars() as bars:
-        compared = compare(
-            measured, named, arrivals, workers=workers, requests=requests, seed=seed, warm_up=warm_up,
-            prices=Prices(latency_weight, energy_weight, reference_rate), settings=settings,
-            deadline=_seconds("deadline", deadline), latency_objective=latency_objective, progress=bars,
+        scaled = simulate_scaling(
+            measured, rules, arrivals, workers=allowed, start_up=_seconds("start-up-time", start_up_time) or 10.0,
+            requests=requests, seed=seed, warm_up=warm_up, policy=policy[0] if policy else "greedy", prices=prices,
+            objective=latency_objective, target_load=target_load, deadline=_seconds("deadline", deadline),
+            idle_after=_seconds("scale-to-zero-after", scale_to_zero_after) or 60.0, settings=settings, progress=bars,
         )  # fmt: skip
-    _show(compared, json, figure)
+    _show_scaling(scaled, json, figure)
 
 
 def _seconds(key: str, text: str | None) -> float | None:
@@ -95,19 +159,34 @@ def _seconds(key: str, text: str | None) -> float | None:
 
 
 def _show(compared: "Comparison", json: Path | None, figure: Path | None) -> None:
+    from weir.simulation.report import draw, heading, table
+
+    if figure is not None:
+        draw(compared, figure)
+    _write(compared.to_dict(), json, lambda: (heading(compared), table(compared)))
+
+
+def _show_scaling(compared: "ScalingComparison", json: Path | None, figure: Path | None) -> None:
+    from weir.simulation.report import draw_scaling, scaling_heading, scaling_table
+
+    if figure is not None:
+        draw_scaling(compared, figure)
+    _write(compared.to_dict(), json, lambda: (scaling_heading(compared), scaling_table(compared)))
+
+
+def _write(document: dict[str, Any], json: Path | None, shown: "Callable[[], tuple[str, Table]]") -> None:
+    """Print the heading and the table that `shown` returns, and write `document` to the file `json`, if there is one; to
+    stdout, only that.
+    """
     import msgspec
     from rich.console import Console
 
-    from weir.simulation.report import draw, heading, table
-
-    text = msgspec.json.format(msgspec.json.encode(compared.to_dict()), indent=2).decode() + "\n"
-    if figure is not None:
-        draw(compared, figure)
+    text = msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
     if json == STDOUT:
         typer.echo(text, nl=False)
         return
-    console = Console(highlight=False)
-    console.print(heading(compared), markup=False, soft_wrap=True)
-    print_table(console, table(compared))
+    console, (line, table) = Console(highlight=False), shown()
+    console.print(line, markup=False, soft_wrap=True)
+    print_table(console, table)
     if json is not None:
         write_atomically(json, text)

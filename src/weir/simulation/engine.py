@@ -325,10 +325,14 @@ class Engine:
                 if end >= until:
                     return
                 self.now = end
-                batcher.finished(heappop(ends)[1], end)
-                self._free += 1
+                self._ended(heappop(ends)[1], end)
                 if batcher.has_waiting:
                     self._poll(WORKER)
+
+    def _ended(self, batch_id: int, now: float) -> None:
+        """Take a batch back. Its worker is free again."""
+        self.batcher.finished(batch_id, now)
+        self._free += 1
 
     def _expire(self) -> None:
         for request in self.batcher.expire(self.now):

@@ -23,8 +23,8 @@ from weir.simulation.results import BatchMeans, Comparison, PolicyOutcome, outco
 SOLVED = "smdp"  # the policy that is solved for the profile, prices or objective, and workers of the simulation
 
 
-def split_policies(text: str) -> list[str]:
-    """Return the policies that `text` names, separated by commas.
+def split_policies(text: str, key: str = "policy") -> list[str]:
+    """Return the policies that `text` names, separated by commas. `key` is what errors call the text.
 
     Commas also separate the arguments of a policy: a part `key=value` belongs to the policy before it. So
     `greedy,size-or-delay:size=32,delay=5ms,full:16` are three. Raises SettingsError for a part that can be neither.
@@ -33,15 +33,13 @@ def split_policies(text: str) -> list[str]:
     for part in text.split(","):
         name, equals, _ = part.partition("=")
         if not part.strip():
-            raise SettingsError(f"policy={text!r}: has nothing between two commas, or at an end")
+            raise SettingsError(f"{key}={text!r}: has nothing between two commas, or at an end")
         if not (equals and name.strip().isidentifier()):
             policies.append(part.strip())
         elif policies and ":" in policies[-1]:
             policies[-1] += "," + part.strip()
         else:
-            raise SettingsError(
-                f"policy={text!r}: {part!r} is a setting, and there is no policy with settings before it"
-            )
+            raise SettingsError(f"{key}={text!r}: {part!r} is a setting, and there is no {key} with settings before it")
     return policies
 
 
@@ -186,11 +184,11 @@ def simulate(
         profile = read_profile(profile)
     process = parse_arrivals(arrivals, capacity=workers * profile.max_rate) if isinstance(arrivals, str) else arrivals
     prices = prices or Prices()
-    objective = _objective(latency_objective, profile)
+    objective = objective_for(latency_objective, profile)
     if late_after is None:
         late_after = deadline if objective is None else objective.deadline
     trial = _Trial(
-        profile, process, _count(process, requests, warm_up), warm_up, workers, seed, prices,
+        profile, process, count_of(process, requests, warm_up), warm_up, workers, seed, prices,
         settings_for(profile, settings), deadline, late_after, objective,
     )  # fmt: skip
     named = policies if isinstance(policies, Mapping) else _named(policies)
@@ -292,12 +290,16 @@ def is_bounded(policy: Policy, settings: BatchingSettings) -> bool:
     return settings.max_queue_size < maxsize or complete(policy).max_waiting is not None
 
 
-def _objective(given: LatencySLO | str | None, profile: Profile) -> LatencySLO | None:
+def objective_for(given: LatencySLO | str | None, profile: Profile) -> LatencySLO | None:
+    """Return an objective or what its text states. Raises SettingsError if `profile` cannot keep it."""
     objective = LatencySLO.parse(given) if isinstance(given, str) else given
     return None if objective is None else objective.checked_for(profile)
 
 
-def _count(arrivals: Arrivals, requests: int | None, warm_up: float) -> int:
+def count_of(arrivals: Arrivals, requests: int | None, warm_up: float) -> int:
+    """Return how many requests arrive: `requests`, by default REQUESTS or all of a trace. Raises SettingsError, also for a
+    `warm_up` that is no share.
+    """
     if not 0.0 <= warm_up < 1.0:
         raise SettingsError(f"warm_up={warm_up!r}: must be a share, from 0 to below 1")
     count = arrivals.length or REQUESTS if requests is None else requests

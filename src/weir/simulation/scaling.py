@@ -1,0 +1,609 @@
+"""Simulates rules for the number of workers: the real Batcher in virtual time, and workers that take time to start.
+
+`measure_capacity` finds by simulation what each number of workers can do, for Weir's rule (policy/scaling.py).
+
+A worker counts from the decision to start it until it has finished its last batch. A worker that is taken away gets no
+more batches, as in a server.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from heapq import heappush
+from math import inf
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from weir.batching.settings import BatchingSettings
+from weir.errors import SettingsError
+from weir.policy.cost.objective import LatencySLO, Prices
+from weir.policy.cost.profile import Floats, Profile
+from weir.policy.decision import Policy
+from weir.policy.online.adaptive import SolvedPolicy
+from weir.policy.scaling import Capacity, ScalingObservation, WorkerRange, WorkerScaling, assumed_capacity
+from weir.policy.solve.bank import Bank
+from weir.policy.solve.tables import multi_worker_table
+from weir.simulation.arrivals import Ints, parse_arrivals
+from weir.simulation.autoscalers import Autoscaler, FixedWorkers, WorkerLoad, parse_autoscaler
+from weir.simulation.banks import common_limit, make_bank
+from weir.simulation.engine import Engine, EventLog, Run, ServiceTimes, Whole
+from weir.simulation.rounds import Rule, figures, play
+from weir.simulation.search import Trials
+from weir.simulation.simulator import (
+    SOLVED,
+    Progress,
+    check_count,
+    check_seconds,
+    count_of,
+    objective_for,
+    policy_for,
+    settings_for,
+)  # fmt: skip
+
+# What each number of workers can do.
+
+
+COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+LOADS = (0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.94, 0.97)
+TRIED = 10_000  # requests in each simulation
+STEPS = 9  # of the search for the highest rate
+DEFAULT_LATE = 0.01  # the share of late answers for which a rule prepares where no objective states one
+LEAST_SLACK = 0.1  # share of the deadline: the queue's last row may wait so long at least, or nothing could
+KNEE_STEP = 0.01  # of the load
+
+
+@dataclass(frozen=True)
+class CapacityRequest:
+    """What a capacity is measured for.
+
+    Attributes:
+        profile: the costs of a batch on one worker.
+        most: the most workers.
+        start_up: seconds that a worker takes to start.
+        objective: the latency SLO to be kept; or else
+        target_load: the share of what the workers can serve that is used at most; or else the knee of the cost by
+        prices: the weights of latency and energy.
+        waits: whether the policy waits for the best control limit; otherwise it never waits.
+    """
+
+    profile: Profile
+    most: int
+    start_up: float
+    objective: LatencySLO | None = None
+    target_load: float | None = None
+    prices: Prices = Prices()
+    waits: bool = False
+
+
+def measure_capacity(
+    request: CapacityRequest, *, seed: int = 1, progress: Callable[[int, int], None] | None = None
+) -> Capacity:
+    """Return what 1 ... `most` workers can do, simulated for some numbers and interpolated between them.
+
+    The knee is where the workers times the cost is least: one worker more would lower the cost by a smaller share than
+    it adds. (With the response time for the cost that is the maximum of Kleinrock's power, load / response time.)
+
+    `progress` is called with (numbers done, how many). Raises SettingsError if one worker cannot keep the objective at
+    any rate.
+    """
+    profile, objective = request.profile, request.objective
+    if objective is not None:
+        objective.checked_for(profile)
+    counts = [count for count in COUNTS if count < request.most] + [request.most]
+    found = []
+    for done, count in enumerate(counts, 1):
+        found.append(_Measured(request, count, seed))
+        if progress is not None:
+            progress(done, len(counts))
+    every = np.arange(1, request.most + 1)
+    figures = np.array([each.figures for each in found])  # shape (counts, loads, 3)
+    flat = figures.reshape(len(counts), -1)
+    between = np.stack([np.interp(every, counts, column) for column in flat.T], axis=1)
+    shares = np.interp(every, counts, [each.share for each in found])
+    if objective is None and request.target_load is None:
+        shares = _knees(request, between.reshape(request.most, len(LOADS), 3))
+    rates = np.maximum.accumulate(shares * every * profile.max_rate)
+    return Capacity(
+        _goal(request), tuple(rates.tolist()), profile.max_rate, _slack(request),
+        DEFAULT_LATE if objective is None else objective.late_share, LOADS,
+        tuple(tuple(map(tuple, each)) for each in between.reshape(request.most, len(LOADS), 3).tolist()),
+    )  # fmt: skip
+
+
+def _goal(request: CapacityRequest) -> str:
+    if request.objective is not None:
+        return str(request.objective)
+    return "knee" if request.target_load is None else f"load={request.target_load:g}"
+
+
+def _slack(request: CapacityRequest) -> float:
+    """Return how long the queue's last row may wait until its batch starts: until it would be late; without a deadline
+    as long as a start takes, or a batch.
+    """
+    profile, objective = request.profile, request.objective
+    batch = (float(profile.service_time_ms[profile.best_batch_size - 1]) + profile.latency_offset_ms) / 1000.0
+    if objective is None:
+        return max(batch, request.start_up)
+    return max(objective.deadline - batch, LEAST_SLACK * objective.deadline)
+
+
+class _Measured:
+    """What `count` workers do. `share` is the highest load at which they keep the goal, and `figures` has the mean and
+    the 99th percentile of the response time (ms) and the busy share, by LOADS.
+    """
+
+    def __init__(self, request: CapacityRequest, count: int, seed: int) -> None:
+        self._request, self._count = request, count
+        objective = request.objective
+        deadline = inf if objective is None else objective.deadline
+        self._trials = Trials(request.profile, workers=count, requests=TRIED, seed=seed, deadline=deadline)
+        self._unit = np.cumsum(np.random.default_rng([seed, 1]).exponential(1.0, TRIED))
+        self._services = ServiceTimes(request.profile, seed)
+        self.figures = [self._figures(load) for load in LOADS]
+        self.share = request.target_load or 1.0
+        if objective is not None:
+            self.share = self._highest(objective)
+
+    def _rate(self, load: float) -> float:
+        return load * self._count * self._request.profile.max_rate
+
+    def _rule(self, rate: float) -> Rule:
+        request = self._request
+        limit = common_limit(rate, request.prices, self._trials) if request.waits else 1
+        return Rule(multi_worker_table(request.profile, limit).tolist())
+
+    def _figures(self, load: float) -> tuple[float, float, float]:
+        rate = self._rate(load)
+        times = self._unit * (TRIED / float(self._unit[-1])) / rate
+        rounds = play(
+            times.tolist(), self._rule(rate), self._services, self._request.profile.max_batch_size, self._count
+        )
+        seen = figures(rounds, self._request.profile)
+        busy = float((rounds.ends - rounds.starts).sum()) / (self._count * float(rounds.ends.max()))
+        return seen.response_time_ms, seen.p99_ms, min(busy, 1.0)
+
+    def _highest(self, objective: LatencySLO) -> float:
+        """Return the highest load at which the objective is kept if nothing waits on purpose."""
+        rule = Rule(multi_worker_table(self._request.profile, 1).tolist())
+        low, high = 0.0, 1.0
+        for _ in range(STEPS):
+            load = (low + high) / 2.0
+            kept = self._trials(self._rate(load), rule).late_share <= objective.late_share
+            low, high = (load, high) if kept else (low, load)
+        return low
+
+
+def _knees(request: CapacityRequest, found: Floats) -> Floats:
+    """Return for each number of workers the highest load at which one more would not pay; shape (most,).
+
+    `found` has shape (most, loads, 3).
+    """
+    every = np.arange(1, request.most + 1)
+    grid = np.arange(KNEE_STEP, LOADS[-1], KNEE_STEP)
+    profile, prices = request.profile, request.prices
+    power = float(profile.energy_mj[profile.best_batch_size - 1] / profile.service_time_ms[profile.best_batch_size - 1])
+
+    def cost(count: int, loads: Floats) -> Floats:
+        """Return what `count` workers cost at these loads: by their latency, and by their power while they are busy."""
+        times, busy = (np.interp(loads, LOADS, found[count - 1, :, column]) for column in (0, 2))
+        weights = np.array([prices.latency_weight_at(rate) for rate in loads * count * profile.max_rate])
+        return np.asarray(weights * times + prices.energy_weight * power * busy * count, dtype=np.float64)
+
+    shares = np.full(request.most, LOADS[-1])
+    for count in every[:-1].tolist():
+        fewer, more = count * cost(count, grid), (count + 1) * cost(count + 1, grid * count / (count + 1))
+        paid = np.flatnonzero(fewer > more)
+        shares[count - 1] = grid[max(int(paid[0]) - 1, 0)] if len(paid) else LOADS[-1]
+    return shares
+
+
+# One run.
+
+
+class ScalingRun(NamedTuple):
+    """What happened under one rule.
+
+    Attributes:
+        run: the requests and batches.
+        worker_seconds: the seconds of all workers together, those included in which they started, from `since` on.
+        since: the instant from which on it counts.
+        counts: the instants at which the number of workers changed, and the number from then on.
+        starts: how many workers were started.
+    """
+
+    run: Run
+    worker_seconds: float
+    since: float
+    counts: Sequence[tuple[float, int]]
+    starts: int
+
+
+TICK = 0  # the batch id of the events that are no batch: batches have ids from 1 on
+Changed = Callable[[int], None]
+
+
+class ScalingEngine(Engine):
+    """An Engine whose number of workers a rule decides.
+
+    Args:
+        settings, policy, services, book, timeout: see Engine.
+        allowed: the fewest and the most workers.
+        first: the workers at the start, which are ready at once.
+        places: batches that may be at a worker at once.
+        start_up: seconds that a worker takes to start.
+        rule: decides.
+        changed: called with the number of ready workers when it has changed.
+    """
+
+    def __init__(
+        self, settings: BatchingSettings, policy: Policy, services: ServiceTimes, book: EventLog, *, allowed: WorkerRange,
+        first: int, places: int, start_up: float, rule: Autoscaler, timeout: float = inf, changed: Changed = lambda workers: None,
+    ) -> None:  # fmt: skip
+        super().__init__(settings, policy, services, book, workers=first, places=places, timeout=timeout)
+        self._allowed, self._places, self._start_up, self._rule = allowed, places, start_up, rule
+        self._changed = changed
+        self._ready = dict.fromkeys(range(first), 0)  # by worker that takes batches: how many it has
+        self._leaving: dict[int, int] = {}
+        self._starting: dict[int, float] = {}  # by worker: the instant at which it is ready
+        self._over = False
+        self._next = 0.0  # when the rule is asked next
+        self._rows = 0  # with workers
+        self._sums = [0.0, 0.0, 0.0]  # seconds of workers, of workers that are busy, and of rows
+        self._at = 0.0
+        self.counts: list[tuple[float, int]] = [(0.0, first)]
+        self.starts = first
+        self.since, self.sums_since = 0.0, 0.0
+        self._schedule(0.0)
+
+    def count_from(self, instant: float) -> None:
+        """Let time pass until `instant`, and count the workers' seconds from then on."""
+        self._advance(instant)
+        self._account(instant)
+        self.since, self.sums_since = instant, self._sums[0]
+
+    @property
+    def worker_seconds(self) -> float:
+        """The seconds of all workers together so far, since `count_from`."""
+        return self._sums[0] - self.sums_since
+
+    def finish(self) -> None:
+        """Let time pass after the last arrival, as in Engine."""
+        self._over = True
+        super().finish()
+
+    def _schedule(self, at: float) -> None:
+        heappush(self._ends, (at, TICK))
+
+    def _account(self, now: float) -> None:
+        busy = sum(count > 0 for count in (*self._ready.values(), *self._leaving.values()))
+        each = len(self._ready) + len(self._leaving) + len(self._starting), busy, self.batcher.waiting_rows + self._rows
+        self._sums = [total + (now - self._at) * count for total, count in zip(self._sums, each, strict=True)]
+        self._at = now
+
+    def _ended(self, batch_id: int, now: float) -> None:
+        if batch_id == TICK and self._over and not self._has_work:
+            return  # all is done: no more time is counted
+        self._account(now)
+        if batch_id == TICK:
+            self._turn(now)
+            return
+        dispatch = self.batcher.finished(batch_id, now)
+        self._rows -= dispatch.rows
+        worker = dispatch.worker
+        if worker in self._ready:
+            self._ready[worker] -= 1
+            self._free += 1
+        else:
+            self._leaving[worker] -= 1
+            self._gone(worker)
+
+    def _start(self, cut: Any) -> None:
+        self._account(self.now)
+        self._ready[cut.worker] += 1
+        self._rows += cut.rows
+        super()._start(cut)
+
+    def _turn(self, now: float) -> None:
+        """Let workers begin that are ready by now, and ask the rule if it is its turn."""
+        for worker in [each for each, ready in self._starting.items() if ready <= now]:
+            del self._starting[worker]
+            self._begin(worker, now)
+        if now >= self._next:
+            self._resize(self._allowed.clip(self._rule.decide(self._load(now))), now)
+            self._next = now + self._rule.period
+            self._schedule(self._next)
+
+    @property
+    def _has_work(self) -> bool:
+        """Whether workers are needed. At the end a policy may wait for ever, until the batcher drains."""
+        return bool(self.batcher.running or (self.batcher.has_waiting and not self._ready))
+
+    def _load(self, now: float) -> WorkerLoad:
+        starting = [ready - now for ready in self._starting.values()]
+        batcher = self.batcher
+        seen = ScalingObservation(
+            now,
+            batcher.arrivals,
+            batcher.waiting_rows,
+            len(batcher.running),
+            len(self._ready),
+            starting,
+            self._start_up,
+        )
+        return WorkerLoad(seen, self._rows, self._sums[2], self._sums[1])
+
+    def _resize(self, wanted: int, now: float) -> None:
+        before = len(self._ready) + len(self._starting)
+        while len(self._ready) + len(self._starting) < wanted:
+            taken = {*self._ready, *self._leaving, *self._starting}
+            worker = next(index for index in range(len(taken) + 1) if index not in taken)
+            self._starting[worker] = now + self._start_up
+            self._schedule(now + self._start_up)
+            self.starts += 1
+        while len(self._ready) + len(self._starting) > wanted:
+            if self._starting:
+                del self._starting[max(self._starting, key=self._starting.__getitem__)]
+            else:
+                self._leave(max(self._ready))
+        if before != wanted:
+            self.counts.append((now, wanted))
+
+    def _begin(self, worker: int, now: float) -> None:
+        self._ready[worker] = 0
+        self._busy_until += [0.0] * (worker + 1 - len(self._busy_until))
+        self._busy_until[worker] = now
+        self._free += self._places
+        self.batcher.worker_ready(worker, self._places, now)
+        self._changed(len(self._ready))
+        self.batcher.reconsider()
+
+    def _leave(self, worker: int) -> None:
+        self._leaving[worker] = self._ready.pop(worker)
+        self._free -= self._places - self._leaving[worker]
+        self.batcher.worker_leaves(worker)
+        self._gone(worker)
+        self._changed(len(self._ready))
+
+    def _gone(self, worker: int) -> None:
+        """Forget a worker that leaves, if it has no batch left."""
+        if not self._leaving[worker]:
+            del self._leaving[worker]
+            self.batcher.worker_lost(worker, self.now)
+
+
+# Comparisons.
+
+
+@dataclass(frozen=True)
+class ScalingOutcome:
+    """What one rule did with the requests after the warm-up.
+
+    Attributes:
+        rule: its text.
+        requests: how many requests were counted.
+        response_time_ms, p50_ms, p99_ms, longest_ms: response times in ms of those that were answered.
+        late_share: the share of the requests that were answered after the deadline, refused or given up.
+        worker_hours: of all workers, those included in which they started.
+        mean_workers, most_workers: of those that there should be at a time.
+        busy_share: the share of the workers' hours in which they ran batches.
+        starts: how many workers were started, without the first.
+        counts: instants in seconds at which the number of workers changed, and the number from then on.
+    """
+
+    rule: str
+    requests: int
+    response_time_ms: float
+    p50_ms: float
+    p99_ms: float
+    longest_ms: float
+    late_share: float
+    worker_hours: float
+    mean_workers: float
+    most_workers: int
+    busy_share: float
+    starts: int
+    counts: Sequence[tuple[float, int]] = field(default=(), repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as a JSON-able dict, without `counts`."""
+        return {name: value for name, value in vars(self).items() if name != "counts"}
+
+
+@dataclass(frozen=True)
+class ScalingComparison:
+    """Rules that got the same arrivals. `deadline` is in seconds; answers after it count as late (None: none do)."""
+
+    arrivals: str
+    rate: float
+    allowed: WorkerRange
+    start_up: float
+    goal: str
+    deadline: float | None
+    policy: str
+    outcomes: Mapping[str, ScalingOutcome]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as a JSON-able dict."""
+        own = {name: value for name, value in vars(self).items() if name not in ("allowed", "outcomes")}
+        return own | {
+            "workers": str(self.allowed),
+            "outcomes": {name: each.to_dict() for name, each in self.outcomes.items()},
+        }
+
+
+@dataclass(frozen=True)
+class ScalingTrial:
+    """What all rules of a comparison have in common.
+
+    Attributes:
+        profile: the costs of a batch on one worker.
+        arrivals: seconds, ascending; shape (requests,).
+        rows: of each request; shape (requests,). None: 1 each.
+        allowed: the fewest and the most workers.
+        start_up: seconds that a worker takes to start.
+        policy: when a batch is cut; `smdp` is solved for each number of workers.
+        objective: a latency SLO; or else
+        target_load: the share of what workers can serve that is used at most; or else the knee of the cost by
+        prices: the weights of latency and energy.
+        deadline: each request's timeout in seconds.
+        idle_after: seconds without a request after which Weir keeps no worker.
+        settings: of the batcher; by default they do not limit the policy.
+        warm_up: the share of the time, from the first arrival on, that does not count.
+        seed: of random service times.
+    """
+
+    profile: Profile
+    arrivals: Floats
+    allowed: WorkerRange
+    start_up: float
+    policy: str = "greedy"
+    objective: LatencySLO | None = None
+    target_load: float | None = None
+    prices: Prices = Prices()
+    deadline: float | None = None
+    idle_after: float = 60.0
+    settings: BatchingSettings | None = None
+    warm_up: float = 0.1
+    seed: int = 1
+    rows: Ints | None = None
+
+    @cached_property
+    def capacity(self) -> Capacity:
+        """What each number of workers can do. Raises SettingsError if the objective cannot be kept."""
+        request = CapacityRequest(
+            self.profile, self.allowed.most, self.start_up, self.objective, self.target_load, self.prices,
+            waits=self.policy == SOLVED and self.objective is None,
+        )  # fmt: skip
+        return measure_capacity(request, seed=self.seed)
+
+    @cached_property
+    def _banks(self) -> dict[int, Bank]:
+        return {}
+
+    def _bank(self, workers: int) -> Bank:
+        if workers not in self._banks:
+            made = make_bank(self.profile, self.prices, workers=workers, objective=self.objective, seed=self.seed)
+            self._banks[workers] = made
+        return self._banks[workers]
+
+    @property
+    def late_after(self) -> float | None:
+        """Seconds after which an answer is late; None: never."""
+        return self.objective.deadline if self.objective is not None else self.deadline
+
+    def rule(self, text: str) -> Autoscaler:
+        """Return the rule that `text` names. Raises SettingsError."""
+        return parse_autoscaler(text, self.allowed, lambda: WorkerScaling(self.allowed, self.capacity, self.idle_after))
+
+    def run(self, text: str) -> ScalingRun:
+        """Return what happens under the rule `text`. Raises SettingsError."""
+        whole, settings = Whole(), settings_for(self.profile, self.settings)
+        policy, changed = self._policy(settings)
+        rule = self.rule(text)
+        first = rule.workers if isinstance(rule, FixedWorkers) else max(self.allowed.least, 1)
+        engine = ScalingEngine(
+            settings, policy, ServiceTimes(self.profile, self.seed), EventLog(whole), allowed=self.allowed, first=first, rule=rule,
+            places=self.profile.pipeline_depth, start_up=self.start_up, changed=changed,
+            timeout=inf if self.deadline is None else self.deadline,
+        )  # fmt: skip
+        times = self.arrivals
+        first = int(np.searchsorted(times, self.since))
+        sizes = [None, None] if self.rows is None else [self.rows[:first].tolist(), self.rows[first:].tolist()]
+        engine.arrive(0, times[:first].tolist(), sizes[0])
+        engine.count_from(self.since)
+        engine.arrive(first, times[first:].tolist(), sizes[1])
+        engine.finish()
+        run = whole.run(self.profile, self.allowed.most, times)
+        return ScalingRun(run, engine.worker_seconds, self.since, engine.counts, engine.starts)
+
+    @property
+    def since(self) -> float:
+        """The instant in seconds from which on everything counts."""
+        return float(self.arrivals[0] + self.warm_up * (self.arrivals[-1] - self.arrivals[0]))
+
+    def _policy(self, settings: BatchingSettings) -> tuple[Policy, Changed]:
+        if self.policy != SOLVED:
+            return policy_for(self.policy, self.profile, settings=settings), lambda workers: None
+        solved = SolvedPolicy(self._bank(max(self.allowed.least, 1)))
+
+        def changed(workers: int) -> None:
+            if workers:
+                solved.adopt(self._bank(workers))
+
+        return solved, changed
+
+    def outcome(self, text: str) -> ScalingOutcome:
+        """Return what the rule `text` does. Raises SettingsError."""
+        made = self.run(text)
+        run, since = made.run, made.since
+        counted = run.arrival >= since
+        times = 1000.0 * (run.end - run.arrival)[counted]
+        answered = times[np.isfinite(times)]
+        limit = inf if self.late_after is None else 1000.0 * self.late_after
+        late = 1.0 - float((answered <= limit).sum()) / len(times)
+        p50, p99 = np.quantile(answered, (0.5, 0.99)).tolist() if len(answered) else (inf, inf)
+        batches = run.batches
+        busy = float((batches.end - np.maximum(batches.start, since)).clip(min=0.0).sum())
+        seconds = run.seconds - since
+        return ScalingOutcome(
+            text, len(times), float(answered.mean()) if len(answered) else inf, p50, p99,
+            float(answered.max(initial=0.0)), late, made.worker_seconds / 3600.0, made.worker_seconds / seconds,
+            max(count for _, count in made.counts), busy / made.worker_seconds, made.starts - 1, made.counts,
+        )  # fmt: skip
+
+
+def compare_autoscalers(
+    trial: ScalingTrial, rules: Sequence[str], *, arrivals: str = "arrivals", progress: Progress | None = None
+) -> ScalingComparison:
+    """Return what each of `rules` does. `arrivals` names what arrives; `progress` is called with (what, done, of all).
+
+    Raises SettingsError, for a mistake in a rule before anything is simulated.
+    """
+    for text in rules:
+        parse_autoscaler(text, trial.allowed, lambda: WorkerScaling(trial.allowed, assumed_capacity(1.0, 1.0, 1.0, 1)))
+    outcomes = {}
+    for done, text in enumerate(rules):
+        if progress is not None:
+            progress("rules", done, len(rules))
+        outcomes[text] = trial.outcome(text)
+    times = trial.arrivals
+    rows = len(times) if trial.rows is None else int(trial.rows.sum())
+    return ScalingComparison(
+        arrivals, rows / float(times[-1] - times[0]), trial.allowed, trial.start_up, trial.capacity.goal,
+        trial.late_after, trial.policy, outcomes,
+    )  # fmt: skip
+
+
+def simulate_scaling(
+    profile: Profile, rules: Sequence[str], arrivals: str, *, workers: WorkerRange | str, start_up: float = 10.0,
+    requests: int | None = None, seed: int = 1, warm_up: float = 0.1, policy: str = "greedy", prices: Prices | None = None,
+    objective: LatencySLO | str | None = None, target_load: float | None = None, deadline: float | None = None,
+    idle_after: float = 60.0, settings: BatchingSettings | None = None, progress: Progress | None = None,
+) -> ScalingComparison:  # fmt: skip
+    """Return what rules for the number of workers do with the same arrivals.
+
+    Args:
+        profile: the costs of a batch on one worker.
+        rules: texts such as `weir`, `fixed:8`, `ray:target=2,upscale=30s`; see autoscalers.py.
+        arrivals: the text of a process (see arrivals.py). A load is a share of what the most workers can serve.
+        workers: the fewest and the most, also as a text.
+        requests: how many arrive; 100 000 by default, of a trace all.
+        progress: called with (what, done, of all).
+
+    The other arguments are those of ScalingTrial. Raises SettingsError naming the argument, its value and the rule.
+    """
+    allowed = WorkerRange.parse(workers) if isinstance(workers, str) else workers
+    check_count("seed", seed, 0)
+    for name, seconds in (("deadline", deadline), ("start_up", start_up), ("idle_after", idle_after)):
+        check_seconds(name, seconds)
+    if target_load is not None and not 0.0 < target_load <= 1.0:
+        raise SettingsError(f"target_load={target_load!r}: must be a share, greater than 0 and at most 1")
+    process = parse_arrivals(arrivals, capacity=allowed.most * profile.max_rate)
+    count = count_of(process, requests, warm_up)
+    trial = ScalingTrial(
+        profile, process.times(np.random.default_rng([seed, 0]), count), allowed, start_up, policy=policy,
+        objective=objective_for(objective, profile), target_load=target_load, prices=prices or Prices(), deadline=deadline,
+        idle_after=idle_after, settings=settings, warm_up=warm_up, seed=seed, rows=process.sizes(0, count),
+    )  # fmt: skip
+    return compare_autoscalers(trial, rules, arrivals=arrivals, progress=progress)

@@ -1,0 +1,261 @@
+"""The rule for the number of workers: ranges, capacities, forecasts, and each decision in virtual time."""
+
+import math
+from collections.abc import Sequence
+
+import pytest
+
+from weir.errors import SettingsError
+from weir.policy.scaling import (
+    LEAST_HOLD,
+    ArrivalForecast,
+    Capacity,
+    Forecast,
+    ScalingObservation,
+    ScalingReason,
+    WorkerRange,
+    WorkerScaling,
+    assumed_capacity,
+    queue_at_start,
+)
+
+# One worker serves 10 rows per second at most, and 8 within the goal; full batches take 0.5 s.
+CAPACITY = Capacity("p99=2s", [8.0, 18.0, 27.0, 36.0], 10.0, slack=1.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "least", "most"), [("1..16", 1, 16), ("0..4", 0, 4), (" 2 .. 3 ", 2, 3), ("4", 4, 4), ("1..1", 1, 1)]
+)
+def test_range_is_read_from_its_text(text: str, least: int, most: int) -> None:
+    assert WorkerRange.parse(text) == (least, most)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0", "0..0", "4..2", "1..", "..4", "1...4", "1..2000", "-1..4", "a..b", "1..٣", "1.5"]
+)
+def test_text_that_is_no_range_is_refused_in_one_line(text: str) -> None:
+    with pytest.raises(SettingsError) as raised:
+        WorkerRange.parse(text)
+    assert str(raised.value) == (
+        f"workers={text!r}: must be a number of workers from 1 to 1024, or the fewest and the most, as in 1..16 or 0..4"
+    )
+
+
+def test_range_clips_numbers_and_shows_itself_as_it_is_written() -> None:
+    allowed = WorkerRange(1, 4)
+    assert [allowed.clip(workers) for workers in (0, 1, 3, 9)] == [1, 1, 3, 4]
+    assert str(allowed) == "1..4"
+
+
+@pytest.mark.parametrize(("rate", "workers"), [(0.0, 1), (8.0, 1), (8.1, 2), (27.0, 3), (35.0, 4), (99.0, 4)])
+def test_capacity_says_the_fewest_workers_that_keep_the_goal(rate: float, workers: int) -> None:
+    assert CAPACITY.needed(rate) == workers
+
+
+def test_capacity_predicts_between_the_loads_that_are_known() -> None:
+    known = Capacity("knee", [8.0], 10.0, 1.0, loads=(0.2, 0.6), figures=[[(10.0, 20.0, 0.3), (30.0, 60.0, 0.7)]])
+    assert known.predict(1, 4.0) == pytest.approx((1, 20.0, 40.0, 0.5))
+    assert known.predict(1, 1.0) == pytest.approx((1, 10.0, 20.0, 0.15)), (
+        "below the lowest load only the busy share falls"
+    )
+    beyond = known.predict(1, 9.0)
+    assert beyond == (1, math.inf, math.inf, 1.0)
+    assert beyond.to_dict() == {"workers": 1, "response_time_ms": None, "p99_ms": None, "utilisation": 1.0}
+    assert known.predict(2, 4.0) is None
+    assert known.predict(0, 4.0) is None
+    assert CAPACITY.predict(1, 4.0) is None
+
+
+def test_without_a_solution_workers_are_used_up_to_a_share() -> None:
+    assumed = assumed_capacity(10.0, 0.5, 3.0, 3)
+    assert list(assumed.rates) == pytest.approx([8.0, 16.0, 24.0])
+    assert (assumed.goal, assumed.slack) == ("load=0.8", 3.0)
+    assert assumed_capacity(10.0, 5.0, 3.0, 3, 0.5).slack == 5.0, "a queue of one batch is no reason for a worker"
+
+
+def seconds_of(forecast: ArrivalForecast, rows: Sequence[int], horizon: float = 4.0) -> list[Forecast]:
+    """Let `rows[i]` rows arrive in second i, and return the forecast at the end of each second."""
+    arrived, made = 0, []
+    for second, more in enumerate(rows):
+        arrived += more
+        made.append(forecast.observe(float(second), arrived, horizon))
+    return made
+
+
+def test_rate_is_the_mean_over_the_last_horizon() -> None:
+    made = seconds_of(ArrivalForecast(), [0] + [10] * 8 + [30] * 4)
+    assert made[0] == (0.0, 0.0), "nothing is known yet"
+    assert [round(each.rate) for each in made] == [0, *[10] * 8, 15, 20, 25, 30]
+
+
+def test_rate_of_few_rows_is_the_mean_over_more_time() -> None:
+    made = seconds_of(ArrivalForecast(), [0, *[1] * 60])
+    assert made[-1].rate == pytest.approx(1.0)
+    assert made[-1].error == pytest.approx(math.sqrt(1.0 / 20.0)), "20 rows, by Poisson's law"
+
+
+def test_rate_is_looked_for_over_ten_horizons_at_most() -> None:
+    made = seconds_of(ArrivalForecast(), [0, 1, *[0] * 60])
+    assert made[39].rate == pytest.approx(1.0 / 39.0)
+    assert made[-1].rate == 0.0
+
+
+def test_error_is_what_the_estimates_were_wrong_by() -> None:
+    steady = seconds_of(ArrivalForecast(), [0, *[100] * 40])[-1]
+    swinging = seconds_of(ArrivalForecast(), [0, *([200] * 4 + [0] * 4) * 5])[-1]
+    assert steady.error == pytest.approx(math.sqrt(100.0 / 4.0)), "at least Poisson's"
+    assert swinging.error > 90.0
+
+
+def test_error_is_forgotten() -> None:
+    made = seconds_of(ArrivalForecast(), [0, *[200] * 4, *[0] * 4, *[100] * 300])
+    assert made[20].error > 30.0
+    assert made[-1].error == pytest.approx(5.0, rel=0.05)
+
+
+def test_forecast_keeps_a_bounded_past() -> None:
+    forecast = ArrivalForecast()
+    seconds_of(forecast, [1] * 5000, horizon=1.0)
+    assert len(forecast._at) < 200
+    assert len(forecast._past) < 10
+
+
+def test_forecast_counts_anew_on_another_queue_or_clock() -> None:
+    forecast = ArrivalForecast()
+    seconds_of(forecast, [0, *[100] * 20])
+    assert forecast.observe(30.0, 0, 4.0) == (0.0, 0.0)
+    assert forecast.observe(31.0, 50, 4.0).rate == 50.0
+    assert forecast.observe(1.0, 60, 4.0) == (0.0, 0.0)
+
+
+def test_second_observation_of_an_instant_replaces_the_first() -> None:
+    forecast = ArrivalForecast()
+    forecast.observe(0.0, 0, 1.0)
+    forecast.observe(1.0, 5, 1.0)
+    assert forecast.observe(1.0, 9, 1.0).rate == 9.0
+
+
+def test_interrupted_observation_judges_the_last_estimate_alone() -> None:
+    forecast = ArrivalForecast()
+    seconds_of(forecast, [0, *[100] * 10])
+    assert forecast.observe(1000.0, 1100, 4.0).rate == pytest.approx(20 / 990, rel=4.0)
+
+
+def observed(
+    now: float = 0.0, *, arrivals: int = 0, waiting: int = 0, running: int = 0, ready: int = 1,
+    starting: Sequence[float] = (), start_up: float = 4.0,
+) -> ScalingObservation:  # fmt: skip
+    """Return an observation of one idle worker, unless stated otherwise."""
+    return ScalingObservation(now, arrivals, waiting, running, ready, starting, start_up)
+
+
+@pytest.mark.parametrize(
+    ("seen", "rate", "queue"),
+    [
+        (observed(waiting=5), 10.0, 5.0),
+        (observed(waiting=5), 20.0, 45.0),
+        (observed(waiting=50), 5.0, 30.0),
+        (observed(waiting=5), 0.0, 0.0),
+        (observed(waiting=5, starting=[1.0]), 20.0, 15.0),
+        (observed(waiting=5, starting=[1.0, 9.0]), 20.0, 15.0),  # none takes longer than one that is started now
+        (observed(waiting=5, starting=[-2.0]), 20.0, 5.0),  # it should be ready by now
+        (observed(waiting=5, ready=0), 10.0, 45.0),
+        (observed(waiting=5, ready=0, start_up=0.0), 10.0, 5.0),
+    ],
+)
+def test_queue_is_followed_until_a_new_worker_could_be_ready(
+    seen: ScalingObservation, rate: float, queue: float
+) -> None:
+    assert queue_at_start(seen, rate, 10.0) == pytest.approx(queue)
+
+
+class Line:
+    """Asks a rule every second about a line of workers that are ready as soon as they are decided on."""
+
+    def __init__(self, rule: WorkerScaling, workers: int = 1) -> None:
+        self.rule = rule
+        self.workers = workers
+        self.now = 0.0
+        self.arrivals = 0
+        self.reasons: list[ScalingReason] = []
+
+    def pass_seconds(self, seconds: int, rate: int, *, waiting: int = 0) -> list[int]:
+        """Let rows arrive at `rate` for so many seconds. Return the workers that were wanted at the end of each."""
+        wanted = []
+        for _ in range(seconds):
+            self.now += 1.0
+            self.arrivals += rate
+            seen = observed(self.now, arrivals=self.arrivals, waiting=waiting, ready=self.workers, start_up=6.0)
+            decision = self.rule.decide(seen)
+            self.workers = decision.workers
+            self.reasons.append(decision.reason)
+            wanted.append(decision.workers)
+        return wanted
+
+
+def test_rate_decides_when_nothing_waits() -> None:
+    line = Line(WorkerScaling(WorkerRange(1, 4), CAPACITY), workers=2)
+    assert line.pass_seconds(30, 16)[-1] == 2
+    assert line.reasons[-1] is ScalingReason.RATE
+
+
+def test_more_workers_are_wanted_at_once_and_fewer_only_after_a_start_up_time() -> None:
+    line = Line(WorkerScaling(WorkerRange(1, 4), CAPACITY))
+    line.pass_seconds(20, 5)
+    up = line.pass_seconds(10, 25)
+    assert up[-1] == 3
+    assert up == sorted(up)
+    down = line.pass_seconds(200, 5)
+    assert line.reasons[-200 + down.index(1) - 1] is ScalingReason.HELD
+    needed_again = next(second for second, workers in enumerate(down) if workers < 3)
+    assert needed_again >= 6, "a worker is kept for as long as a start takes"
+    assert down[-1] == 1
+
+
+def test_worker_is_kept_a_few_seconds_however_fast_it_starts() -> None:
+    rule = WorkerScaling(WorkerRange(1, 4), CAPACITY)
+    rule.decide(observed(0.0, start_up=0.0))
+    assert rule.decide(observed(1.0, arrivals=25, start_up=0.0)).workers == 3
+    kept = [rule.decide(observed(1.0 + second, arrivals=25, ready=3, start_up=0.0)).workers for second in range(1, 12)]
+    assert kept[: int(LEAST_HOLD) - 1] == [3] * (int(LEAST_HOLD) - 1)
+    assert kept[-1] == 1
+
+
+def test_queue_that_could_not_be_answered_in_time_needs_workers() -> None:
+    rule = WorkerScaling(WorkerRange(1, 8), CAPACITY)
+    rule.decide(observed(0.0))
+    decision = rule.decide(observed(10.0, arrivals=30, waiting=70, start_up=4.0))
+    assert decision.reason is ScalingReason.QUEUE
+    # After 4 s, at the high rate, the queue is as long as `queue`; 15 rows of it are answered in time by each worker.
+    assert decision.by_queue == math.ceil(decision.queue / 15.0) == decision.workers
+    assert decision.by_rate == 1
+    assert decision.high_rate > decision.rate == pytest.approx(3.0)
+
+
+def test_range_bounds_what_is_needed_and_says_so() -> None:
+    rule = WorkerScaling(WorkerRange(2, 3), CAPACITY)
+    assert rule.decide(observed(0.0, ready=2))[:2] == (2, ScalingReason.LEAST)
+    assert rule.decide(observed(1.0, arrivals=100, ready=2))[:2] == (3, ScalingReason.MOST)
+
+
+def test_no_worker_is_kept_after_a_time_without_requests() -> None:
+    rule = WorkerScaling(WorkerRange(0, 4), CAPACITY, idle_after=10.0)
+    rule.decide(observed(0.0))
+    assert rule.decide(observed(1.0, arrivals=3, running=1)).workers == 1
+    assert rule.decide(observed(9.0, arrivals=3, running=1)).workers == 1
+    assert rule.decide(observed(18.9, arrivals=3)).workers == 1
+    assert rule.decide(observed(19.0, arrivals=3))[:2] == (0, ScalingReason.IDLE)
+    assert rule.decide(observed(60.0, arrivals=3, ready=0))[:2] == (0, ScalingReason.IDLE)
+
+
+def test_first_request_gets_a_worker_at_once() -> None:
+    rule = WorkerScaling(WorkerRange(0, 4), CAPACITY, idle_after=10.0)
+    rule.decide(observed(0.0))
+    assert rule.decide(observed(60.0, ready=0)).workers == 0
+    assert rule.decide(observed(60.5, arrivals=1, waiting=1, ready=0))[:2] == (1, ScalingReason.FIRST)
+    assert rule.decide(observed(61.0, arrivals=1, waiting=1, ready=0, starting=[3.5])).workers == 1
+
+
+def test_workers_of_a_range_from_one_are_kept_for_ever() -> None:
+    rule = WorkerScaling(WorkerRange(1, 4), CAPACITY, idle_after=10.0)
+    assert [rule.decide(observed(second)).workers for second in (0.0, 100.0, 1000.0)] == [1, 1, 1]

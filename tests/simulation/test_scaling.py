@@ -1,0 +1,353 @@
+"""Rules for the number of workers in virtual time: what each number can do, the engine, Weir's rule and the others'."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from weir.batching.settings import BatchingSettings
+from weir.errors import SettingsError
+from weir.policy.cost.objective import LatencySLO, Prices
+from weir.policy.cost.profile import Profile
+from weir.policy.scaling import ScalingObservation, WorkerRange
+from weir.simulation.autoscalers import (
+    FixedWorkers,
+    HpaAutoscaler,
+    HpaOptions,
+    KedaAutoscaler,
+    KedaOptions,
+    RayAutoscaler,
+    RayOptions,
+    WorkerLoad,
+    parse_autoscaler,
+)
+from weir.simulation.scaling import CapacityRequest, ScalingTrial, measure_capacity, simulate_scaling
+from weir.simulation.simulator import run
+
+# A batch of b takes 0.4 + 0.1 b seconds: 10 rows per second in batches of 16, and 2 one by one.
+SLOW = Profile.linear(alpha_ms=100.0, tau0_ms=400.0, max_batch_size=16)
+OBJECTIVE = LatencySLO.parse("p99=4s")
+RANGE = WorkerRange(1, 8)
+
+
+def steps(*stretches: tuple[float, float]) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
+    """Return Poisson arrivals in stretches of (seconds, rows per second)."""
+    rng, begin, times = np.random.default_rng(5), 0.0, []
+    for seconds, rate in stretches:
+        times += np.sort(begin + rng.uniform(0.0, seconds, rng.poisson(seconds * rate))).tolist()
+        begin += seconds
+    return np.array(times)
+
+
+WAVE = steps((120.0, 4.0), (120.0, 30.0), (120.0, 4.0))
+
+
+@pytest.fixture(scope="module")
+def trial() -> ScalingTrial:
+    return ScalingTrial(SLOW, WAVE, RANGE, 5.0, objective=OBJECTIVE)
+
+
+# What each number of workers can do.
+
+
+def test_capacity_is_the_highest_rate_at_which_the_objective_is_kept(trial: ScalingTrial) -> None:
+    capacity = trial.capacity
+    assert capacity.goal == "p99=4000ms"
+    assert capacity.exceeded == pytest.approx(0.01)
+    assert capacity.slack == pytest.approx(2.0)
+    for workers in (1, 4, 8):
+        kept = capacity.rates[workers - 1]
+        rng = np.random.default_rng(11)
+        for share, keeps in ((0.9, True), (1.15, False)):
+            times = np.cumsum(rng.exponential(1.0 / (share * kept), 20_000))
+            responses = run(SLOW, "greedy", times, workers=workers).response_time_ms
+            assert (np.quantile(responses, 0.99) <= 4000.0) == keeps, (workers, share)
+
+
+def test_capacity_predicts_what_one_more_or_one_less_gives(trial: ScalingTrial) -> None:
+    capacity = trial.capacity
+    fewer, more = capacity.predict(2, 14.0), capacity.predict(3, 14.0)
+    assert fewer is not None
+    assert more is not None
+    times = np.cumsum(np.random.default_rng(3).exponential(1.0 / 14.0, 20_000))
+    for predicted in (fewer, more):
+        seen = run(SLOW, "greedy", times, workers=predicted.workers)
+        assert predicted.response_time_ms == pytest.approx(seen.response_time_ms.mean(), rel=0.1)
+        assert predicted.p99_ms == pytest.approx(np.quantile(seen.response_time_ms, 0.99), rel=0.15)
+        assert predicted.utilisation == pytest.approx(seen.busy_share, rel=0.1)
+    assert fewer.response_time_ms > more.response_time_ms
+
+
+def test_capacity_of_a_target_load_is_that_share() -> None:
+    capacity = measure_capacity(CapacityRequest(SLOW, 3, 5.0, target_load=0.6))
+    assert capacity.goal == "load=0.6"
+    assert capacity.rates == pytest.approx([6.0 * SLOW.max_rate / 10.0 * count for count in (1, 2, 3)])
+    assert capacity.slack == 5.0, "without a deadline a queue may last as long as a start takes"
+
+
+def test_knee_is_where_one_more_worker_does_not_pay() -> None:
+    prices = Prices(1.0, 0.0)
+    capacity = measure_capacity(CapacityRequest(SLOW, 3, 0.1, prices=prices))
+    assert capacity.goal == "knee"
+    assert capacity.slack == pytest.approx(2.0), "or as long as a batch"
+    for workers in (1, 2):
+        kept = capacity.rates[workers - 1]
+        for rate, pays in ((0.8 * kept, False), (min(1.1 * kept, 0.96 * workers * SLOW.max_rate), True)):
+            fewer, more = capacity.predict(workers, rate), capacity.predict(workers + 1, rate)
+            assert fewer is not None
+            assert more is not None
+            assert (workers * fewer.response_time_ms > (workers + 1) * more.response_time_ms) == pays, (workers, rate)
+
+
+def test_capacity_of_a_policy_that_waits_is_measured_with_its_limits() -> None:
+    waiting = CapacityRequest(SLOW, 2, 1.0, target_load=0.5, prices=Prices(1.0, 5000.0), waits=True)
+    reported: list[tuple[int, int]] = []
+    slower = measure_capacity(waiting, progress=lambda done, total: reported.append((done, total)))
+    faster = measure_capacity(replace(waiting, waits=False))
+    assert slower.figures[1][0][0] > faster.figures[1][0][0]
+    assert reported == [(1, 2), (2, 2)]
+
+
+def test_objective_that_no_worker_can_keep_is_refused() -> None:
+    with pytest.raises(SettingsError, match="a row alone takes 500 ms"):
+        measure_capacity(CapacityRequest(SLOW, 2, 1.0, objective=LatencySLO.parse("p99=300ms")))
+
+
+# The engine.
+
+
+def test_fixed_number_is_what_the_simulator_does_anyway(trial: ScalingTrial) -> None:
+    seen, plain = trial.run("fixed:4"), run(SLOW, "greedy", WAVE, workers=4)
+    assert seen.run.end.tolist() == plain.end.tolist()
+    assert seen.counts == [(0.0, 4)]
+    assert seen.worker_seconds == pytest.approx(4.0 * (seen.run.seconds - seen.since))
+
+
+def test_workers_serve_only_after_they_have_started(trial: ScalingTrial) -> None:
+    made = trial.run("weir")
+    begun: dict[int, float] = {}
+    for worker, start in zip(made.run.batches.worker.tolist(), made.run.batches.start.tolist(), strict=True):
+        begun.setdefault(worker, start)
+    first_change = made.counts[1][0]
+    assert min(start for worker, start in begun.items() if worker > 0) >= first_change + 5.0
+
+
+def test_no_request_is_lost_when_workers_come_and_go(trial: ScalingTrial) -> None:
+    made = trial.run("weir")
+    assert np.isfinite(made.run.end).all()
+    assert made.starts > 2
+    batches = made.run.batches
+    order = np.lexsort((batches.start, batches.worker))
+    same = batches.worker[order][1:] == batches.worker[order][:-1]
+    assert (batches.start[order][1:] >= batches.end[order][:-1] - 1e-9)[same].all(), "one batch at a time"
+
+
+def test_worker_hours_count_starts_and_the_last_batches() -> None:
+    # One worker serves all; a second one is started at 100 s, and taken away before it was ready.
+    class Hasty:
+        period = 1.0
+
+        def decide(self, load: WorkerLoad) -> int:
+            return 2 if 100.0 <= load.seen.now < 103.0 else 1
+
+    times = np.arange(0.0, 200.0, 5.0)
+    trial = ScalingTrial(SLOW, times, RANGE, 30.0, warm_up=0.0, target_load=0.5)
+    object.__setattr__(trial, "rule", lambda text: Hasty())
+    made = trial.run("hasty")
+    assert made.worker_seconds == pytest.approx(195.5 + 3.0)
+    assert made.counts == [(0.0, 1), (100.0, 2), (103.0, 1)]
+
+
+def test_same_seed_gives_the_same_run(trial: ScalingTrial) -> None:
+    assert trial.outcome("weir") == trial.outcome("weir")
+
+
+def test_batches_of_a_pipeline_follow_one_another_on_workers_that_come_and_go() -> None:
+    piped = replace(SLOW, pipeline_depth=2)
+    made = ScalingTrial(piped, WAVE, RANGE, 5.0, objective=OBJECTIVE).run("weir")
+    assert np.isfinite(made.run.end).all()
+    assert made.starts > 2
+
+
+def test_random_service_times_and_deadlines_are_simulated_too() -> None:
+    varying = replace(SLOW, cv=np.full(16, 0.3))
+    trial = ScalingTrial(
+        varying, WAVE, RANGE, 20.0, target_load=0.8, deadline=2.0, settings=BatchingSettings(max_batch_size=16)
+    )
+    seen = trial.outcome("weir")
+    assert 0.0 < seen.late_share < 0.5
+    assert seen.longest_ms < 5000.0
+
+
+def test_policy_that_waits_for_ever_ends_with_the_arrivals() -> None:
+    times = np.arange(0.0, 60.0, 0.7)
+    made = ScalingTrial(SLOW, times, RANGE, 5.0, policy="full:16", target_load=0.8).run("weir")
+    assert np.isfinite(made.run.end).all()
+
+
+# Weir's rule in the engine.
+
+
+def test_objective_is_kept_through_a_wave_with_far_fewer_hours_than_its_peak_needs(trial: ScalingTrial) -> None:
+    seen, peak = trial.outcome("weir"), trial.outcome("fixed:4")
+    assert seen.late_share <= 0.05
+    assert seen.worker_hours < 0.75 * peak.worker_hours
+    assert seen.most_workers <= 8
+
+
+def test_zero_workers_are_kept_while_nothing_comes() -> None:
+    times = steps((60.0, 3.0), (300.0, 0.0), (60.0, 3.0))
+    trial = ScalingTrial(SLOW, times, WorkerRange(0, 4), 5.0, objective=OBJECTIVE, warm_up=0.0, idle_after=30.0)
+    made = trial.run("weir")
+    assert any(count == 0 for _, count in made.counts)
+    assert np.isfinite(made.run.end).all()
+    woken = made.run.arrival > 200.0
+    waited = (made.run.end - made.run.arrival)[woken][0]
+    assert 5.0 <= waited <= 9.0, "the first request waits for the start"
+    assert made.worker_seconds < trial.outcome("fixed:1").worker_hours * 3600.0
+
+
+def test_solved_policy_is_solved_for_each_number_of_workers() -> None:
+    times = steps((30.0, 4.0), (30.0, 15.0))
+    trial = ScalingTrial(SLOW, times, WorkerRange(1, 2), 2.0, policy="smdp", target_load=0.7, prices=Prices(1.0, 1.0))
+    made = trial.run("weir")
+    assert np.isfinite(made.run.end).all()
+    assert sorted(trial._banks) == [1, 2]
+
+
+# The others' rules, step by step.
+
+
+def load(
+    now: float, *, waiting: int = 0, running: int = 0, ready: int = 1, starting: Sequence[float] = (),
+    rows_seconds: float = 0.0, busy_seconds: float = 0.0,
+) -> WorkerLoad:  # fmt: skip
+    return WorkerLoad(
+        ScalingObservation(now, 0, waiting, running, ready, starting, 10.0), running, rows_seconds, busy_seconds
+    )
+
+
+def test_ray_divides_the_mean_ongoing_requests_by_the_target() -> None:
+    rule = RayAutoscaler(RANGE, RayOptions(target=2.0, upscale=0.0, downscale=0.0, look_back=10.0))
+    assert rule.decide(load(0.0, waiting=6, running=2)) == 4, "at first the present number"
+    assert rule.decide(load(10.0, rows_seconds=30.0)) == 2, "3 on average over 10 s"
+    assert rule.decide(load(20.0, ready=2, rows_seconds=60.0)) == 2
+
+
+def test_ray_changes_when_all_decisions_of_the_delay_agree() -> None:
+    rule = RayAutoscaler(RANGE, RayOptions(target=1.0, upscale=0.5, downscale=1.0, look_back=0.1))
+    decisions = [rule.decide(load(0.1 * turn, waiting=3, rows_seconds=0.29 * turn)) for turn in range(8)]
+    assert decisions == [1] * 5 + [3, 1, 1], "int(0.5 / 0.1) = 5 decisions are not enough"
+    down = [rule.decide(load(10.0 + 0.1 * turn, ready=3, rows_seconds=0.0)) for turn in range(12)]
+    assert down == [3] * 10 + [1, 3]
+
+
+def test_ray_comes_back_from_zero_without_delay_and_goes_there_from_one() -> None:
+    rule = RayAutoscaler(WorkerRange(0, 4), RayOptions(target=1.0, downscale=0.0))
+    assert rule.decide(load(0.0, ready=0)) == 0
+    assert rule.decide(load(0.1, ready=0, waiting=1)) == 1
+    assert RayAutoscaler(WorkerRange(0, 4), RayOptions(downscale=0.0)).decide(load(0.0, ready=3)) == 1
+    assert RayAutoscaler(WorkerRange(0, 4), RayOptions(downscale=0.0)).decide(load(0.0, ready=1)) == 0
+
+
+def test_pod_autoscaler_follows_the_utilisation_outside_its_tolerance() -> None:
+    rule = HpaAutoscaler(RANGE, HpaOptions(target=0.5, stabilisation=0.0))
+    assert rule.decide(load(0.0, ready=4)) == 4, "nothing is known yet"
+    assert rule.decide(load(15.0, ready=4, busy_seconds=32.0)) == 4, "0.53 is within a tenth of 0.5"
+    assert rule.decide(load(30.0, ready=4, busy_seconds=32.0 + 48.0)) == 7, "4 · 0.8 / 0.5"
+    assert rule.decide(load(45.0, ready=4, busy_seconds=80.0 + 12.0)) == 2
+
+
+def test_pod_autoscaler_counts_starting_pods_as_idle_and_adds_at_most_as_many_as_there_are() -> None:
+    rule = HpaAutoscaler(WorkerRange(1, 64), HpaOptions(target=0.5, stabilisation=0.0))
+    rule.decide(load(0.0, ready=2))
+    assert rule.decide(load(15.0, ready=2, starting=[5.0] * 2, busy_seconds=30.0)) == 4, "2 busy of 4 are the target"
+    assert rule.decide(load(30.0, ready=2, starting=[5.0], busy_seconds=60.0)) == 4, "3 · 2 / 3 / 0.5"
+    tight = HpaAutoscaler(WorkerRange(1, 64), HpaOptions(target=0.1, stabilisation=0.0))
+    tight.decide(load(0.0, ready=6))
+    assert tight.decide(load(15.0, ready=6, busy_seconds=90.0)) == 12, "60 are wanted"
+
+
+def test_pod_autoscaler_takes_pods_away_after_its_window() -> None:
+    rule = HpaAutoscaler(RANGE, HpaOptions(target=0.5, stabilisation=30.0))
+    rule.decide(load(0.0, ready=4))
+    assert [rule.decide(load(15.0 * turn, ready=4)) for turn in range(1, 5)] == [4, 4, 1, 1]
+
+
+def test_keda_divides_the_queue_by_its_threshold() -> None:
+    rule = KedaAutoscaler(RANGE, KedaOptions(target=5.0, stabilisation=0.0))
+    assert rule.decide(load(0.0, waiting=17, ready=2)) == 4
+    assert rule.decide(load(15.0, waiting=20, ready=4)) == 4
+    assert rule.decide(load(30.0, waiting=0, ready=4)) == 1
+
+
+def test_keda_comes_back_from_zero_when_it_polls_and_goes_there_after_its_cooldown() -> None:
+    rule = KedaAutoscaler(WorkerRange(0, 4), KedaOptions(cooldown=40.0, polling=30.0))
+    assert [
+        rule.decide(load(now, waiting=waiting)) for now, waiting in ((0.0, 1), (15.0, 0), (30.0, 0), (45.0, 0))
+    ] == [1, 1, 1, 0]
+    woken = [rule.decide(load(now, waiting=1, ready=0)) for now in (60.0, 75.0, 90.0, 105.0)]
+    assert woken == [0, 1, 0, 1], "every 30 s"
+    assert rule.decide(load(200.0, ready=0)) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("slo", "must be one of weir, fixed, ray, hpa, keda, with options"),
+        ("weir:target=1", "must be one of"),
+        ("fixed:none", "must be a number of workers"),
+        ("ray:goal=2", "'goal' is no option of ray; there are target, upscale, downscale, look_back"),
+        ("hpa:target=0", "target=0 must be a number greater than 0"),
+        ("hpa:target=x", "target=x must be a number greater than 0"),
+        ("keda:cooldown=soon", "cooldown=soon must be a duration of 0 or more"),
+        ("keda:cooldown=-1s", "cooldown=-1s must be a duration of 0 or more"),
+    ],
+)
+def test_mistake_in_a_rule_is_named(text: str, message: str, trial: ScalingTrial) -> None:
+    with pytest.raises(SettingsError) as raised:
+        trial.rule(text)
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_fixed_number_is_within_the_range(trial: ScalingTrial) -> None:
+    rule = parse_autoscaler("fixed:99", RANGE, lambda: pytest.fail("not asked for"))
+    assert isinstance(rule, FixedWorkers)
+    assert rule.workers == 8
+
+
+# Comparisons.
+
+
+def test_comparison_has_each_rule_on_the_same_arrivals() -> None:
+    reported: list[str] = []
+    compared = simulate_scaling(
+        SLOW, ["weir", "fixed:3", "ray:target=8,upscale=0s", "hpa", "keda"], "sine:0.4,depth=0.9,period=200s",
+        workers="1..8", start_up=5.0, requests=4000, objective="p99=4s", progress=lambda what, done, total: reported.append(what),
+    )  # fmt: skip
+    document = compared.to_dict()
+    assert document["workers"] == "1..8"
+    assert list(document["outcomes"]) == ["weir", "fixed:3", "ray:target=8,upscale=0s", "hpa", "keda"]
+    assert document["outcomes"]["fixed:3"]["mean_workers"] == pytest.approx(3.0)
+    assert {outcome.requests for outcome in compared.outcomes.values()} == {compared.outcomes["weir"].requests}
+    assert reported == ["rules"] * 5
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"workers": "4..1"}, "workers='4..1'"),
+        ({"target_load": 1.5}, "target_load=1.5: must be a share"),
+        ({"start_up": 0.0}, "start_up=0.0: must be a number of seconds"),
+        ({"idle_after": -1.0}, "idle_after=-1.0"),
+        ({"objective": "p99=100ms"}, "a row alone takes"),
+        ({"rules": ["weir", "none"]}, "scaling='none'"),
+    ],
+)
+def test_mistakes_are_named_before_anything_is_simulated(changed: dict[str, object], message: str) -> None:
+    arguments = {"rules": ["weir"], "arrivals": "poisson:0.5", "workers": "1..4"} | changed
+    with pytest.raises(SettingsError, match=r"^[^\n]*$") as raised:
+        simulate_scaling(SLOW, **arguments)  # type: ignore[arg-type]
+    assert message in str(raised.value)
