@@ -43,6 +43,7 @@ from weir.protocols.account import allow_descriptors
 from weir.protocols.kserve.context import KserveContext
 from weir.protocols.settings import HttpSettings, KserveSettings
 from weir.serving.service import Service
+from weir.serving.settings import END_LIMIT
 from weir.settings import Settings, read_model_table
 from weir.telemetry.exposition import NAMESPACE, Exposition
 from weir.telemetry.logs import AccessLog, LogObserver, get_logger, recorders
@@ -55,8 +56,6 @@ from weir.workers.process.launch import pinned
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 IGNORED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 WRITE_TIMEOUT = 5.0  # seconds for writing finished answers, at the end of a drain
-# Seconds after the drain_timeout at which the process ends in any case: workers get five seconds to unload, and five to exit.
-END_LIMIT = 12.0
 
 
 class App:

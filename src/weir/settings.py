@@ -315,11 +315,13 @@ def value_of(declared: Declared, texts: Sequence[str]) -> Any:
     return _checked(declared, partial(from_texts, declared.hint, texts, declared.flag), declared.flag)
 
 
-def _from_environment(
-    environment: Mapping[str, str], catalog: dict[str, Declared], ignored: Collection[str]
-) -> dict[str, Any]:  # fmt: skip
+def variables_of(
+    environment: Mapping[str, str], catalog: Mapping[str, Declared], ignored: Collection[str] = ()
+) -> dict[str, str]:
+    """Return the texts of the variables of settings, by the name of the setting. Variables that Kubernetes sets in every pod and those of
+    `ignored` are none. Raises SettingsError for a variable that looks like a setting."""
     by_variable = {declared.variable: declared for declared in catalog.values()}
-    values = {}
+    texts = {}
     for variable, text in environment.items():
         if not variable.startswith(PREFIX) or variable == CONFIG or _is_of_kubernetes(variable, text):
             continue
@@ -327,8 +329,17 @@ def _from_environment(
             continue  # several commands may share an environment
         if variable not in by_variable:
             raise SettingsError(_unknown(variable, [*by_variable, CONFIG]))
-        declared = by_variable[variable]
-        values[declared.name] = _checked(declared, partial(from_text, declared.hint, text, variable), variable)
+        texts[by_variable[variable].name] = text
+    return texts
+
+
+def _from_environment(
+    environment: Mapping[str, str], catalog: dict[str, Declared], ignored: Collection[str]
+) -> dict[str, Any]:  # fmt: skip
+    values = {}
+    for name, text in variables_of(environment, catalog, ignored).items():
+        declared = catalog[name]
+        values[name] = _checked(declared, partial(from_text, declared.hint, text, declared.variable), declared.variable)
     return values
 
 

@@ -46,7 +46,7 @@ def settings_of(
     """Return the settings from the command line (`targets` and `options`), the file `config` and the environment. Raises
     SettingsError."""
     flags = {name: [text_of(value) for value in values] for name, values in options.items() if values}
-    return read_settings(targets or [], flags, os.environ, _only(config), kind, ignored=TEXT_VARIABLES)
+    return read_settings(targets or [], flags, os.environ, only(config), kind, ignored=TEXT_VARIABLES)
 
 
 def with_signature(command: Callable[..., Any], parameters: list[inspect.Parameter]) -> Callable[..., Any]:
@@ -90,7 +90,8 @@ def text_of(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _only(config: list[str] | None) -> str | None:
+def only(config: list[str] | None) -> str | None:
+    """Return the file of --config, or None. Raises SettingsError if there are several."""
     if config and len(config) > 1:
         raise SettingsError(f"--config: given {len(config)} times ({', '.join(config)}); must be given once")
     return config[0] if config else None
@@ -109,10 +110,10 @@ def register(
         if isinstance(command, typer.Typer):
             cli.add_typer(command, name=name, epilog=f"Example: {example}")
         else:
-            cli.command(name, cls=kind, help=_paragraphs(command), epilog=f"Example: {example}")(command)
+            cli.command(name, cls=kind, help=paragraphs(command), epilog=f"Example: {example}")(command)
 
 
-def _paragraphs(command: Callable[..., Any]) -> str:
+def paragraphs(command: Callable[..., Any]) -> str:
     """Return the docstring with each paragraph in one line, which the terminal wraps."""
     return "\n\n".join(" ".join(each.split()) for each in (inspect.getdoc(command) or "").split("\n\n"))
 

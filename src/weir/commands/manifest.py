@@ -1,0 +1,92 @@
+"""`weir manifest`: prints the objects that serve models on Kubernetes."""
+
+import os
+import shlex
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import typer
+
+from weir.commands.options import only, paragraphs, parameter, settings_parameters, text_of, with_signature
+from weir.embedding.server_settings import TEXT_VARIABLES
+from weir.manifests.settings import OF_KSERVE, PARTS, manifest_settings
+from weir.settings import declared_settings
+
+if TYPE_CHECKING:
+    from weir.manifests.settings import Manifest
+
+manifest = typer.Typer(
+    help="Print the objects that serve models on Kubernetes, as YAML, filled from the settings of weir serve.",
+    no_args_is_help=True,
+)
+
+_EPILOG = (
+    "The options of the server are those of weir serve, also as a file and variables, and are handed on to the containers; "
+    "those of Kubernetes are options only. Example: weir manifest {} | kubectl apply -f -"
+)
+
+
+def _kubernetes(manifest: "Manifest") -> list[dict[str, Any]]:
+    """Print a Deployment, a Service, a PodDisruptionBudget, and what scales and watches them.
+
+    --replicas 2..10 has KEDA, or with --autoscaler hpa a HorizontalPodAutoscaler, choose the number of pods by the rows that wait. With
+    --monitor the Prometheus Operator reads the metrics and alerts.
+    """
+    from weir.manifests.kubernetes import kubernetes
+
+    return kubernetes(manifest)
+
+
+def _kserve(manifest: "Manifest") -> list[dict[str, Any]]:
+    """Print a ServingRuntime and an InferenceService of protocol v2.
+
+    The name of the InferenceService is that of the model, unless --object-name says another. KServe runs it as a Deployment (its mode
+    Standard, called RawDeployment before 0.16). --replicas 2..10 needs KEDA.
+    """
+    from weir.manifests.kserve import kserve
+
+    return kserve(manifest)
+
+
+class _Kind(NamedTuple):
+    """A kind of manifest: what makes the objects, the headings of its settings, the default port, and an example."""
+
+    make: Callable[["Manifest"], list[dict[str, Any]]]
+    parts: Mapping[str, type[Any]]
+    port: int
+    example: str
+
+
+_KINDS = {
+    "kubernetes": _Kind(_kubernetes, PARTS, 8000, "square:Square --image registry/square:1 --replicas 2..10 --monitor"),
+    # The port is where KServe expects a model server.
+    "kserve": _Kind(_kserve, OF_KSERVE, 8080, "square:Square --image registry/square:1 --max-batch-size 32"),
+}
+
+
+def _printing(kind: _Kind) -> Callable[..., None]:
+    """Return the command that prints the objects of `kind`."""
+
+    def command(targets: list[str] | None, config: list[str] | None, **options: list[Any] | None) -> None:
+        from weir.manifests.command import read_command
+        from weir.manifests.settings import read_manifest
+        from weir.manifests.yaml import documents
+
+        texts = {name: [text_of(value) for value in values] for name, values in options.items() if values}
+        own = {name: texts.pop(name) for name in manifest_settings(kind.parts) if name in texts}
+        if "storage_uri" in own and not targets:
+            texts.setdefault("model_repository", ["/mnt/models"])  # where KServe puts it
+        read = read_command(targets or [], texts, os.environ, only(config), kind.port, ignored=TEXT_VARIABLES)
+        objects = kind.make(read_manifest(read, own))
+        written = f"# weir {shlex.join(sys.argv[1:])}\n"  # by which it can be made again
+        typer.echo((written if written[:-1].isprintable() else "") + documents(objects), nl=False)
+
+    return command
+
+
+for _name, _kind in _KINDS.items():
+    _declared = [*manifest_settings(_kind.parts).values(), *declared_settings().values()]
+    _targets = parameter("targets", list[str], typer.Argument(None, metavar="TARGET...", help="The models to serve."))
+    _command = with_signature(_printing(_kind), [_targets, *settings_parameters(_declared)])
+    manifest.command(_name, help=paragraphs(_kind.make), epilog=_EPILOG.format(f"{_name} {_kind.example}"))(_command)

@@ -1,0 +1,1 @@
+"""Manifests for Kubernetes and KServe, filled from the settings of a server."""

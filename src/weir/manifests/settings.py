@@ -1,0 +1,250 @@
+"""The settings of `weir manifest` beside those of `weir serve`: the objects, what each pod gets, when pods are added, who watches them."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from weir._version import __version__
+from weir.batching.settings import BatchingSettings
+from weir.config import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, Rule, check, one_of, setting
+from weir.errors import SettingsError
+from weir.manifests.command import ServeCommand
+from weir.settings import Declared, declared_by, value_of
+from weir.workers.settings import WorkerSettings
+
+_NAME = re.compile(r"[a-z](?:[a-z0-9-]{0,48}[a-z0-9])?")
+_REPLICAS = re.compile(r"([0-9]{1,5})(?:\.\.([0-9]{1,5}))?")
+# A key, which may have a domain before a slash, and a value.
+_LABEL = re.compile(
+    r"(?:[a-z0-9.-]+/)?[A-Za-z0-9](?:[\w.-]{0,61}[A-Za-z0-9])?=(?:[A-Za-z0-9](?:[\w.-]{0,61}[A-Za-z0-9])?)?", re.ASCII
+)
+
+
+def _matching(form: str | re.Pattern[str], rule: str) -> Rule:
+    """Return the rule that a text has this form."""
+    return (lambda text: re.fullmatch(form, text) is not None, rule)
+
+
+NAMED = _matching(
+    _NAME,
+    "must be lower-case letters, digits and -, begin with a letter, not end with -, and have at most 50 characters",
+)
+CPUS = _matching(r"[1-9][0-9]*m|(?=.*[1-9])[0-9]+(?:\.[0-9]{1,3})?", "must be CPUs, such as 2, 0.5 or 500m")
+BYTES = _matching(r"[1-9][0-9]*(?:\.[0-9]+)?(?:k|[MGT]|[KMGT]i)?", "must be bytes, such as 512Mi or 2Gi")
+REPLICAS: Rule = (
+    lambda text: parse_replicas(text) is not None,
+    "must be a number from 1 on, or a range of such, such as 2..10: nothing queues requests while no pod runs",
+)
+LABELS: Rule = (
+    lambda labels: all(_LABEL.fullmatch(each) for each in labels),
+    "must be KEY=VALUE, as Kubernetes has labels",
+)
+
+
+def parse_replicas(text: str) -> tuple[int, int] | None:
+    """Return the fewest and the most replicas that `text` states, as 2 or 2..10; None if it states none that there may be."""
+    found = _REPLICAS.fullmatch(text)
+    low = int(found[1]) if found else 0
+    high = int(found[2] or low) if found else 0
+    return (low, high) if 1 <= low <= high else None
+
+
+@dataclass(frozen=True)
+class ObjectSettings:
+    """The Kubernetes objects, and what each pod gets."""
+
+    image: str = setting(
+        f"weir:{__version__}", "image of the containers, with Weir, the models and what they import", metavar="IMAGE",
+        rule=_matching(r"\S+", "must be the name of an image"),
+    )  # fmt: skip
+    object_name: str | None = setting(
+        None, "name of the objects (default: the first model's name)", rule=NAMED, metavar="NAME"
+    )
+    namespace: str | None = setting(
+        None, "namespace of the objects (default: the one that kubectl uses)", rule=NAMED, metavar="NAMESPACE"
+    )
+    label: list[str] = setting(
+        [], "label of all objects, for those who select by labels", rule=LABELS, metavar="KEY=VALUE"
+    )
+    replicas: str = setting(
+        "1", "pods that serve; of MIN..MAX an autoscaler chooses how many", rule=REPLICAS, metavar="N"
+    )
+    cpu: str = setting("1", "CPUs that each pod asks for", rule=CPUS, metavar="CPUS")
+    memory: str = setting("1Gi", "memory that each pod asks for, and may use at most", rule=BYTES, metavar="BYTES")
+    gpus: int = setting(0, "NVIDIA GPUs of each pod", rule=AT_LEAST_ZERO)
+    secret: list[str] = setting(
+        [], "Secret whose entries become variables of the containers, such as HF_TOKEN", metavar="NAME"
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @property
+    def range(self) -> tuple[int, int]:
+        """The fewest and the most replicas."""
+        return parse_replicas(self.replicas) or (1, 1)
+
+    @property
+    def scales(self) -> bool:
+        """Whether an autoscaler chooses the number of replicas."""
+        return self.range[0] < self.range[1]
+
+
+@dataclass(frozen=True)
+class AutoscalingSettings:
+    """When pods are added and removed, where --replicas is a range."""
+
+    autoscaler: str = setting(
+        "keda", "what chooses the number of pods: keda, which asks Prometheus; or hpa, which asks Kubernetes for the metric",
+        rule=one_of("keda", "hpa"),
+    )  # fmt: skip
+    target_waiting_rows: int | None = setting(
+        None, "rows that may wait in the queue of each pod (default: max_batch_size times workers)", rule=AT_LEAST_ONE
+    )
+    target_latency: float | None = setting(
+        None, "99th percentile of the response time to keep, in seconds; an alert says when it is not", rule=POSITIVE
+    )
+    prometheus: str = setting(
+        "http://prometheus-operated.monitoring:9090", "where KEDA asks Prometheus", metavar="URL",
+        rule=_matching(r"https?://\S+", "must be a URL of http or https"),
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True)
+class MonitoringSettings:
+    """What the Prometheus Operator is told."""
+
+    monitor: bool = setting(False, "also print a PodMonitor and a PrometheusRule, for the Prometheus Operator")
+    api_key_secret: str | None = setting(
+        None, "Secret with the entry api-key, which every caller must send; Prometheus gets it too", metavar="NAME"
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True)
+class InferenceServiceSettings:
+    """What only KServe has."""
+
+    storage_uri: str | None = setting(
+        None, "where KServe gets a model repository from, such as s3://bucket/models; it is served from /mnt/models",
+        metavar="URI", rule=_matching(r"[a-z][a-z0-9+-]*://\S+", "must be a URI, such as s3://bucket/models"),
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+# Those of every kind of manifest, and of one kind.
+PARTS: Mapping[str, type[Any]] = {
+    "Kubernetes": ObjectSettings, "Autoscaling": AutoscalingSettings, "Monitoring": MonitoringSettings,
+}  # fmt: skip
+
+
+OF_KSERVE: Mapping[str, type[Any]] = {**PARTS, "KServe": InferenceServiceSettings}
+
+
+def manifest_settings(parts: Mapping[str, type[Any]] = OF_KSERVE) -> dict[str, Declared]:
+    """Return the settings of `weir manifest` beside those of `weir serve`, by name."""
+    return {each.name: each for part, kind in parts.items() for each in declared_by(kind, part, of_model=False)}
+
+
+class Manifest(NamedTuple):
+    """All that the objects are made of.
+
+    Attributes:
+        command: what the containers run.
+        objects, scaling, monitoring, serving: the settings of the objects themselves.
+    """
+
+    command: ServeCommand
+    objects: ObjectSettings
+    scaling: AutoscalingSettings
+    monitoring: MonitoringSettings
+    serving: InferenceServiceSettings
+
+    @property
+    def name(self) -> str:
+        """The name of the objects. Raises SettingsError if the model's name is none for objects."""
+        if self.objects.object_name is not None:
+            return self.objects.object_name
+        names = [model.name for model in self.command.settings.models] or ["weir"]
+        name = re.sub(r"[^a-z0-9]+", "-", names[0].lower()).strip("-")
+        if not _NAME.fullmatch(name):
+            raise SettingsError(f"{names[0]}: is no name for objects of Kubernetes; give one (--object-name)")
+        return name
+
+    @property
+    def target_waiting_rows(self) -> int:
+        """The rows that may wait in each pod: as many as its workers take at once, unless stated otherwise."""
+        if self.scaling.target_waiting_rows is not None:
+            return self.scaling.target_waiting_rows
+        return max(map(_at_once, self.command.of_models))
+
+    def metadata(self, name: str | None = None, **more: Any) -> dict[str, Any]:
+        """Return the metadata of an object; it is called `name`, or as all are."""
+        own = {} if self.objects.namespace is None else {"namespace": self.objects.namespace}
+        return {"name": name or self.name, **own, "labels": self.labels, **more}
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The labels of all objects."""
+        added = [each.partition("=") for each in self.objects.label]
+        return {**self.selector, "app.kubernetes.io/version": __version__, **{key: value for key, _, value in added}}
+
+    @property
+    def selector(self) -> dict[str, str]:
+        """The labels by which the pods are found."""
+        return {"app.kubernetes.io/name": "weir", "app.kubernetes.io/instance": self.name}
+
+
+def _at_once(settings: Mapping[str, Any]) -> int:
+    size = settings.get("max_batch_size", BatchingSettings.max_batch_size)
+    workers = str(settings.get("workers", WorkerSettings.workers))
+    return int(size) * int(workers.rpartition("..")[2])  # of a range the most
+
+
+def read_manifest(command: ServeCommand, flags: Mapping[str, Sequence[str]]) -> Manifest:
+    """Return what the objects for `command` are made of.
+
+    Args:
+        command: what the containers run.
+        flags: the texts given for each of manifest_settings, by name.
+
+    Raises SettingsError naming the flag, the value and the rule.
+    """
+    catalog = manifest_settings()
+    values = {name: value_of(catalog[name], texts) for name, texts in flags.items()}
+    parts = [
+        kind(**{name: value for name, value in values.items() if catalog[name].part == part})
+        for part, kind in OF_KSERVE.items()
+    ]
+    manifest = Manifest(command, *parts)
+    _check_together(manifest, values)
+    return manifest
+
+
+def _check_together(manifest: Manifest, values: Mapping[str, Any]) -> None:
+    """Raise SettingsError for settings that have no effect, or cannot have it, together with the others."""
+    objects, scaling, monitored = manifest.objects, manifest.scaling, manifest.monitoring.monitor
+    catalog = manifest_settings()
+    if not objects.scales:
+        for name in ("autoscaler", "target_waiting_rows", "prometheus"):
+            if name in values:
+                raise SettingsError(
+                    f"{catalog[name].flag}={values[name]}: nothing scales without a range, such as --replicas 2..10"
+                )
+    elif scaling.autoscaler == "hpa" and "prometheus" in values:
+        raise SettingsError(f"--prometheus={scaling.prometheus}: only --autoscaler keda asks it")
+    if scaling.target_latency is not None and not monitored and (not objects.scales or scaling.autoscaler == "hpa"):
+        raise SettingsError(
+            f"--target-latency={scaling.target_latency:g}: nothing would keep it; needs --replicas MIN..MAX with --autoscaler keda, or --monitor"
+        )
+    if not manifest.command.settings.telemetry.metrics and (objects.scales or monitored):
+        why = "--monitor" if monitored else f"--replicas={objects.replicas}"
+        raise SettingsError(f"{why}: needs the metrics that --no-metrics switches off")

@@ -1,0 +1,81 @@
+"""Starts what the container of a manifest runs, as a process of this machine."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+import psutil
+from tests.manifests.kit import Object, command_of, pod_of
+from tests.served import CLEAN, still_running
+
+
+class Container:
+    """The process of a container. After `with`, it and its workers are gone.
+
+    Args:
+        objects: the manifest that it comes from.
+        folder: the working directory, in which its targets are.
+    """
+
+    def __init__(self, objects: list[Object], folder: Path) -> None:
+        self.pod = pod_of(objects)["spec"]
+        (self.spec,) = self.pod["containers"]
+        variables = {each["name"]: each["value"] for each in self.spec.get("env", ())}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "weir", *command_of(objects)], cwd=folder, env={**CLEAN, **variables},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self.log: list[dict[str, Any]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        children = self.children()
+        self.process.kill()
+        self.process.communicate()
+        assert not still_running(children)
+
+    def children(self) -> list[psutil.Process]:
+        """Return its workers."""
+        try:
+            return psutil.Process(self.process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+
+    def until(self, event: str) -> dict[str, Any]:
+        """Read the log, which the manifest asks to be JSON, up to a line whose event has this text, and return the line."""
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log.append(json.loads(line))
+            if event in self.log[-1]["event"]:
+                return self.log[-1]
+        raise AssertionError(f"it never logged {event!r}: {self.log}")
+
+    def probe(self, name: str) -> httpx.Response:
+        """Ask what the probe `name` asks."""
+        asked = self.spec[name]["httpGet"]
+        url = f"{asked['scheme'].lower()}://127.0.0.1:{asked['port']}{asked['path']}"
+        return httpx.get(url, timeout=self.spec[name]["timeoutSeconds"])
+
+    def terminate(self) -> int:
+        """End it as Kubernetes does, after the preStop, and return the exit code. Raises an error if it would have been killed."""
+        before = self.spec["lifecycle"]["preStop"]["sleep"]["seconds"]
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(self.pod["terminationGracePeriodSeconds"] - before)
+
+
+def wait_for(path: Path, seconds: float = 30.0) -> None:
+    """Return when the file is there."""
+    deadline = time.monotonic() + seconds
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} was never made"
+        time.sleep(0.01)  # nothing tells of another process's file

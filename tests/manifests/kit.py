@@ -1,0 +1,66 @@
+"""Manifests as `weir manifest` prints them, read by a YAML library."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from tests.served import weir_here
+
+Object = dict[str, Any]
+
+
+def printed(kind: str, *words: object, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> list[Object]:
+    """Return the objects that `weir manifest` prints."""
+    done = weir_here("manifest", kind, *words, env=dict(env or {}), cwd=cwd)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    return list(yaml.safe_load_all(done.stdout))
+
+
+def refused(kind: str, *words: object, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> str:
+    """Return the one line by which `weir manifest` refuses `words`."""
+    done = weir_here("manifest", kind, *words, env=dict(env or {}), cwd=cwd)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count(os.linesep) == 1 and done.stderr.startswith("weir: ")
+    return done.stderr.removeprefix("weir: ").rstrip()
+
+
+def of_kind(objects: list[Object], kind: str) -> Object:
+    """Return the only object of `kind`."""
+    (found,) = [each for each in objects if each["kind"] == kind]
+    return found
+
+
+def pod_of(objects: list[Object]) -> Object:
+    """Return the pod that a Deployment starts, or KServe: it appends the arguments of the service to those of the runtime."""
+    if any(each["kind"] == "Deployment" for each in objects):
+        template = of_kind(objects, "Deployment")["spec"]["template"]
+        return {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "pod", **template["metadata"]},
+            "spec": template["spec"],
+        }
+    runtime, predictor = (
+        of_kind(objects, "ServingRuntime")["spec"],
+        dict(of_kind(objects, "InferenceService")["spec"]["predictor"]),
+    )
+    (container,) = runtime["containers"]
+    model = predictor.pop("model")
+    merged = {**container, **{key: model[key] for key in ("env", "envFrom", "resources") if key in model}}
+    merged["args"] = [*container["args"], *model["args"]]
+    of_kserve = ("minReplicas", "maxReplicas", "autoScaling")
+    spec = {key: value for key, value in predictor.items() if key not in of_kserve}
+    return {
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"},
+        "spec": {**spec, "containers": [merged], "volumes": runtime["volumes"]},
+    }  # fmt: skip
+
+
+def command_of(objects: list[Object]) -> list[str]:
+    """Return the words after `weir` that the container runs."""
+    (container,) = pod_of(objects)["spec"]["containers"]
+    words: list[str] = [*container["command"], *container["args"]]
+    assert words[0] == "weir"
+    return words[1:]

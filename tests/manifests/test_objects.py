@@ -1,0 +1,176 @@
+"""The objects are valid, belong together, and have the times that fit each other."""
+
+import copy
+from typing import Any
+
+import pytest
+from jsonschema import ValidationError
+from kubernetes_validate import ValidationError as InvalidObject
+from tests.documentation.pages import ROOT
+from tests.manifests.kit import Object, of_kind, pod_of, printed
+from tests.manifests.schemas import check
+
+from weir.manifests.pod import USER
+
+TARGET = "models:Square"
+CASES = {
+    "plain": [],
+    "named": ["--object-name=one", "--namespace=team", "--label=team=vision", "--label=example.com/tier=", "--replicas=3"],
+    "keda": ["--replicas=2..10", "--target-latency=0.05", "--monitor"],
+    "everything": [
+        "--replicas=1..4", "--target-waiting-rows=9", "--grpc-port=8001", "--tls-certfile=/tls/cert", "--api-key-secret=keys", "--secret=more", "--gpus=2",
+        "--cpu=500m", "--memory=2Gi", "--monitor", "--metrics-namespace=ours", "--max-batch-size=32", "--workers=2", "--drain-timeout=7.5", "--start-timeout=33",
+    ],
+}  # fmt: skip
+HPA = ["--replicas=2..10", "--autoscaler=hpa", "--monitor"]
+
+
+@pytest.fixture(scope="module")
+def made() -> dict[tuple[str, str], list[Object]]:
+    cases = [(kind, name, words) for kind in ("kubernetes", "kserve") for name, words in CASES.items()]
+    cases.append(("kubernetes", "hpa", HPA))
+    return {(kind, name): printed(kind, TARGET, *words, env={"WEIR_TIMEOUT": "5"}) for kind, name, words in cases}
+
+
+Made = dict[tuple[str, str], list[Object]]
+
+
+def test_every_object_is_valid(made: Made) -> None:
+    kinds = set()
+    for objects in made.values():
+        for each in objects:
+            check(each)
+            kinds.add(each["kind"])
+        check(pod_of(objects))
+    assert kinds == {
+        "Deployment", "Service", "PodDisruptionBudget", "HorizontalPodAutoscaler", "ScaledObject", "PodMonitor", "PrometheusRule",
+        "ServingRuntime", "InferenceService",
+    }  # fmt: skip
+
+
+def test_the_checks_find_what_is_wrong(made: Made) -> None:
+    def broken(of: tuple[str, str], kind: str, *path: Any, value: Any = 1) -> Object:
+        each = copy.deepcopy(of_kind(made[of], kind))
+        inner = each
+        for step in path[:-1]:
+            inner = inner[step]
+        inner[path[-1]] = value
+        return each
+
+    container = ("spec", "template", "spec", "containers", 0)
+    for wrong in (
+        broken(("kubernetes", "plain"), "Deployment", *container, "startupprobe", value={}),
+        broken(("kubernetes", "plain"), "Deployment", *container, "ports", 0, "containerPort", value="http"),
+        broken(("kubernetes", "plain"), "Service", "spec", "port"),
+    ):
+        with pytest.raises(InvalidObject):
+            check(wrong)
+    for wrong in (
+        broken(("kubernetes", "keda"), "ScaledObject", "spec", "minReplicas"),
+        broken(("kubernetes", "keda"), "ScaledObject", "spec", "triggers", 0, "metadata", "threshold"),
+        broken(("kubernetes", "keda"), "PodMonitor", "spec", "endpoints", value=[]),
+        broken(("kubernetes", "keda"), "PrometheusRule", "spec", "groups", 0, "rules", 0, "for", value="soon"),
+    ):
+        with pytest.raises(ValidationError):
+            check(wrong)
+    for wrong in (
+        broken(("kserve", "keda"), "InferenceService", "spec", "predictor", "minReplica"),
+        broken(("kserve", "keda"), "InferenceService", "spec", "predictor", "model", "protocolVersion"),
+        broken(("kserve", "plain"), "ServingRuntime", "spec", "containers", 0, "readinessProbe", "path"),
+    ):
+        with pytest.raises(AssertionError, match=r"predictor|readinessProbe"):
+            check(wrong)
+
+
+def test_the_objects_find_each_other(made: Made) -> None:
+    for (kind, name), objects in made.items():
+        called = "one" if name == "named" else "square"
+        assert {each["metadata"].get("namespace") for each in objects} == {"team" if name == "named" else None}
+        if kind == "kserve":
+            service, runtime = of_kind(objects, "InferenceService"), of_kind(objects, "ServingRuntime")
+            assert service["spec"]["predictor"]["model"]["runtime"] == runtime["metadata"]["name"]
+            assert service["metadata"]["name"] == called
+            formats = [each["name"] for each in runtime["spec"]["supportedModelFormats"]]
+            assert service["spec"]["predictor"]["model"]["modelFormat"]["name"] in formats
+            assert service["spec"]["predictor"]["model"]["protocolVersion"] in runtime["spec"]["protocolVersions"]
+            continue
+        labels = pod_of(objects)["metadata"]["labels"]
+        selector = of_kind(objects, "Deployment")["spec"]["selector"]["matchLabels"]
+        assert selector.items() <= labels.items()
+        assert of_kind(objects, "Service")["spec"]["selector"] == selector
+        assert of_kind(objects, "PodDisruptionBudget")["spec"]["selector"] == {"matchLabels": selector}
+        (container,) = pod_of(objects)["spec"]["containers"]
+        named = {port["name"]: port["containerPort"] for port in container["ports"]}
+        ports = of_kind(objects, "Service")["spec"]["ports"]
+        assert {each["targetPort"]: each["port"] for each in ports} == named
+        if name in ("keda", "everything"):
+            assert of_kind(objects, "ScaledObject")["spec"]["scaleTargetRef"]["name"] == called
+            assert "replicas" not in of_kind(objects, "Deployment")["spec"]
+            monitor = of_kind(objects, "PodMonitor")["spec"]
+            assert monitor["selector"]["matchLabels"].items() <= labels.items()
+            assert labels[monitor["jobLabel"]] == called  # the queries ask for this job
+            assert monitor["podMetricsEndpoints"][0]["port"] in named
+
+
+def test_labels_are_those_that_are_wanted(made: Made) -> None:
+    for each in made["kubernetes", "named"]:
+        assert each["metadata"]["labels"]["team"] == "vision" and each["metadata"]["labels"]["example.com/tier"] == ""
+
+
+def test_the_times_of_a_pod_fit_each_other(made: Made) -> None:
+    for (_, name), objects in made.items():
+        pod = pod_of(objects)["spec"]
+        (container,) = pod["containers"]
+        drain, load = (7.5, 33) if name == "everything" else (30, 300)
+        before = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+        assert (
+            pod["terminationGracePeriodSeconds"] > before + drain + 12
+        )  # docs/how-to/deploy.md: it ends by then, whatever hangs
+        startup = container["startupProbe"]
+        assert startup["periodSeconds"] * startup["failureThreshold"] > load
+        # A pod is out of its Service before it is restarted.
+        ready, live = container["readinessProbe"], container["livenessProbe"]
+        assert ready["periodSeconds"] * ready["failureThreshold"] < live["periodSeconds"] * live["failureThreshold"]
+        assert startup["httpGet"] == ready["httpGet"] == {**live["httpGet"], "path": "/health/ready"}
+        assert live["httpGet"]["path"] == "/health/live"
+        assert live["httpGet"]["scheme"] == ("HTTPS" if name == "everything" else "HTTP")
+
+
+def test_pods_run_without_rights_as_the_image_does(made: Made) -> None:
+    assert f"--uid {USER} " in (ROOT / "Dockerfile").read_text()
+    for objects in made.values():
+        pod = pod_of(objects)["spec"]
+        (container,) = pod["containers"]
+        assert pod["securityContext"]["runAsUser"] == USER and pod["securityContext"]["runAsNonRoot"] is True
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True
+        # What the image's server writes is kept elsewhere.
+        assert {each["mountPath"] for each in container["volumeMounts"]} == {"/home/weir/.cache", "/tmp"}
+        assert {each["name"] for each in pod["volumes"]} == {each["name"] for each in container["volumeMounts"]}
+        assert pod["enableServiceLinks"] is False and pod["automountServiceAccountToken"] is False
+
+
+def test_resources(made: Made) -> None:
+    (container,) = pod_of(made["kserve", "everything"])["spec"]["containers"]
+    assert container["resources"] == {
+        "requests": {"cpu": "500m", "memory": "2Gi", "nvidia.com/gpu": "2"}, "limits": {"memory": "2Gi", "nvidia.com/gpu": "2"},
+    }  # fmt: skip
+
+
+def test_what_scales(made: Made) -> None:
+    horizontal = of_kind(made["kubernetes", "hpa"], "HorizontalPodAutoscaler")["spec"]
+    assert (horizontal["minReplicas"], horizontal["maxReplicas"]) == (2, 10)
+    (metric,) = horizontal["metrics"]
+    assert metric["pods"]["metric"]["name"] == "weir_waiting_rows"
+    assert metric["pods"]["target"] == {"type": "AverageValue", "averageValue": "64"}
+    first, second = of_kind(made["kubernetes", "keda"], "ScaledObject")["spec"]["triggers"]
+    assert (first["metricType"], first["metadata"]["threshold"]) == ("AverageValue", "64")
+    assert (second["metricType"], second["metadata"]["threshold"]) == ("Value", "0.05")
+    predictor = of_kind(made["kserve", "everything"], "InferenceService")["spec"]["predictor"]
+    assert (predictor["minReplicas"], predictor["maxReplicas"]) == (1, 4)
+    assert [each["external"]["target"]["value"] for each in predictor["autoScaling"]["metrics"]] == ["9"]
+
+
+def test_a_queue_may_hold_what_the_workers_take_at_once() -> None:
+    objects = printed("kubernetes", TARGET, "--replicas=1..2", "--max-batch-size=32", "--workers=3")
+    assert of_kind(objects, "ScaledObject")["spec"]["triggers"][0]["metadata"]["threshold"] == "96"
