@@ -66,7 +66,7 @@ LIMITS = {
     "catalog": (11, 2_686),
     "client": (8, 1_697),
     "commands": (15, 1_306),
-    "embedding": (44, 8_110),
+    "embedding": (44, 8_115),
     "frontends": (32, 5_972),
     "manifests": (7, 697),
     "policy": (17, 2_521),

@@ -1,6 +1,7 @@
 """What a comparison is and what it hands back: tables, goals, values; and how a long one goes on after it was stopped."""
 
 import json
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -22,6 +23,10 @@ class Run(NamedTuple):
     seconds: float  # of load, each time
     step: Callable[[str], None]
     quick: bool = False  # a short run, which is not kept
+
+    def picture(self, path: Path) -> Path:
+        """Return where to draw a picture of the docs: there, or for a quick run under the same name in the folder for temporary files."""
+        return Path(tempfile.gettempdir()) / path.name if self.quick else path
 
 
 class Table(NamedTuple):

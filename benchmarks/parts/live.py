@@ -95,7 +95,7 @@ def measure(run: Run) -> Result:
                     ends = (one["response_ms"], one["low_ms"], one["high_ms"])
                     points[name].append(Point(predicted[name].response_time_ms, *ends, f"{load}"))
             _starts(result, run, load, auto)
-    draw_predictions(PICTURE, points)
+    draw_predictions(run.picture(PICTURE), points)
     result.notes += _notes(run, excesses, late)
     return result
 
@@ -452,7 +452,7 @@ def measure_live(run: Run) -> Result:
                 predicted = _predicted_by(policy, profile, bank, rate)
                 points[policy].append(_add_live(result, load, policy, one, predicted))
                 run.step(f"load {load:g}: {policy} {one['response_ms']:.2f} ms, {one['predicted_ms']:.2f} predicted")
-    draw_predictions(LIVE_PICTURE, points)
+    draw_predictions(run.picture(LIVE_PICTURE), points)
     result.notes += _live_notes(seen)
     return result
 

@@ -76,7 +76,7 @@ def measure(run: Run) -> Result:
     _add(result, QUANTITIES[3], seen, 3, NEAR)
     _compare(result, [one for one in seen if np.isfinite(one.best_limit)])
     result.tables += [_worst(seen), Table("Bursts and recorded traffic, with a w2 of 1", bursts.COLUMNS, rows)]
-    _draw(seen)
+    _draw(seen, run.picture(PICTURE))
     result.notes += _notes(wanted)
     return result
 
@@ -259,8 +259,8 @@ def _compare(result: Result, seen: list[Entry]) -> None:
     )
 
 
-def _draw(seen: list[Entry]) -> None:
-    with figure(PICTURE, 1, 3, size=(11.0, 3.6)) as (_, axes):
+def _draw(seen: list[Entry], path: Path) -> None:
+    with figure(path, 1, 3, size=(11.0, 3.6)) as (_, axes):
         for axis, index in zip(axes[0], (0, 1, 3), strict=True):  # of power the interval is rounding only
             some = [one for one in seen if 0.0 < one.half[index] < np.inf]
             for shape, colour in zip(SHAPES, COLOURS, strict=False):

@@ -28,6 +28,7 @@ class Hub:
         gated: the repositories that only TOKEN opens.
         branches: names of revisions that each repository has, beside its commit.
         cut: how many bytes of a file are sent before the connection ends, by its path. A request for the rest of such a file is answered 503.
+        tags: the ETag of a file, by its path, where it is not its hash.
         requests: each request: its method, path, and the Range header if any.
     """
 
@@ -35,6 +36,7 @@ class Hub:
     gated: set[str] = field(default_factory=set)
     branches: set[str] = field(default_factory=lambda: {"main"})
     cut: dict[str, int] = field(default_factory=dict)
+    tags: dict[str, str] = field(default_factory=dict)
     requests: list[tuple[str, str, str]] = field(default_factory=list)
     url: str = ""
 
@@ -142,7 +144,7 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             content = file.read_bytes()
             tag = hash_of(file) if is_large(path) else hash_of(file)[:40]
             headers = {
-                "ETag": f'"{tag}"',
+                "ETag": f'"{hub.tags.get(path, tag)}"',
                 "X-Repo-Commit": hub.commit(repository),
                 "X-Linked-Size": str(len(content)),
                 "Accept-Ranges": "bytes",

@@ -161,6 +161,14 @@ def test_what_was_left_of_another_file_is_found_out(hub: Hub, home: Home) -> Non
     assert (home.directory("acme/small") / "model.safetensors").read_bytes() == file.read_bytes()
 
 
+def test_an_etag_that_is_a_path_is_refused(hub: Hub, home: Home) -> None:
+    file = hub.folders["acme/small"] / "model.safetensors"
+    tiny.save(file, {**open_tensors(file), "more": np.zeros(1 << 20, np.float32)})
+    hub.tags["model.safetensors"] = "../../../../taken"
+    assert "model.safetensors has the ETag '../../../../taken': must be letters" in home.error("acme/small")
+    assert not list(home.folder.parent.rglob("taken*"))
+
+
 def test_a_cache_that_cannot_grow(hub: Hub, home: Home) -> None:
     file = hub.folders["acme/small"] / "model.safetensors"
     tiny.save(file, {**open_tensors(file), "more": np.zeros(4 << 20, np.float32)})

@@ -28,6 +28,7 @@ _PART = r"[A-Za-z0-9](?:[\w.-]*\w)?"
 _ID = re.compile(rf"(?P<repository>{_PART}(?:/{_PART})?)(?:@(?P<revision>[\w./-]+))?", re.ASCII)
 _PATH_STARTS = ("/", "./", "../", "~")
 _LONGEST_ID = 96
+_ETAG = re.compile(r"[\w-]+", re.ASCII)
 
 MAIN = "main"  # the revision of an id without one
 
@@ -300,6 +301,10 @@ def _continue_file(source: ModelId, hub: Any, commit: str, file: RepositoryFile)
     """Transfer a file into the cache; what an earlier start has left of it is continued. Of several processes one transfers, and the others wait."""
     url = hub.hf_hub_url(source.repository, file.path, revision=commit)
     metadata = hub.get_hf_file_metadata(url)
+    if not _ETAG.fullmatch(metadata.etag or ""):  # it becomes a file's name
+        raise SettingsError(
+            f"{source}: {file.path} has the ETag {metadata.etag!r}: must be letters, digits, '-' and '_'"
+        )
     blob = _blobs(source, hub) / metadata.etag
     blob.parent.mkdir(parents=True, exist_ok=True)
     unfinished = blob.with_name(blob.name + _UNFINISHED)
