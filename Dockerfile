@@ -18,21 +18,22 @@ RUN useradd --create-home --uid 1000 weir && install -d -o weir -g weir /home/we
 USER weir
 WORKDIR /srv/models
 # A container whose model cannot start a worker any more is not live: whoever runs it starts another.
-ENV PATH=/opt/weir/bin:$PATH PYTHONUNBUFFERED=1 WEIR_LIVENESS=models
+# Inside a container, 0.0.0.0 is as far as its published ports reach. All are variables, so that flags override them.
+ENV PATH=/opt/weir/bin:$PATH PYTHONUNBUFFERED=1 WEIR_HOST=0.0.0.0 WEIR_PORT=8000 WEIR_LOG_FORMAT=json WEIR_LIVENESS=models
 EXPOSE 8000
 STOPSIGNAL SIGTERM
 # Live, not ready: a model that takes minutes to load is no reason to kill its server.
 HEALTHCHECK --interval=10s --timeout=3s --start-period=10s \
     CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://localhost:8000/health/live', timeout=2)"]
-# Inside a container, 0.0.0.0 is as far as its published ports reach.
 
 FROM base AS texts
 COPY --from=build-texts /opt/weir /opt/weir
 EXPOSE 5555 5556
-ENTRYPOINT ["weir", "embed", "serve", "--host", "0.0.0.0", "--port", "8000", "--zmq-port", "5555", "--log-format", "json"]
+ENV WEIR_ZMQ_PORT=5555
+ENTRYPOINT ["weir", "embed", "serve"]
 CMD ["--help"]
 
 FROM base
 COPY --from=build /opt/weir /opt/weir
-ENTRYPOINT ["weir", "serve", "--host", "0.0.0.0", "--port", "8000", "--log-format", "json"]
+ENTRYPOINT ["weir", "serve"]
 CMD ["--help"]

@@ -1,20 +1,29 @@
-"""Writes the pages of the reference that follow from the code: `python -m docs.generate`."""
+"""Writes the pages of the reference and the files of deploy/ that follow from the code: `python -m docs.generate`."""
 
+import contextlib
+import io
+import os
+import shlex
+import sys
 import textwrap
 from collections.abc import Callable, Iterable
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy
-from docs import architecture
+from docs import architecture, grafana
 
-from weir import errors
+from weir import cli, errors
 from weir.catalog.repository.folder import KEYS
 from weir.catalog.repository.triton import FOREIGN, PLATFORMS, REFUSED, WARNED
 from weir.embedding.metrics import PaddingMetrics, TextCounts
 from weir.embedding.server_settings import TEXTS
 from weir.frontends.http.pages import Held
+from weir.manifests.monitoring import Queries, groups
+from weir.manifests.yaml import documents
 from weir.messages import Reason
 from weir.profiling.items import ProfilingSettings
 from weir.protocols.account import Account
@@ -299,6 +308,33 @@ def _table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
 
 
+# The manifests of deploy/, each printed by its command.
+MANIFESTS = {
+    "deploy/kubernetes.yaml": "kubernetes square:Square --image registry.example.com/square:1 --replicas 2..10 --grpc-port 8001 --monitor",
+    "deploy/kubernetes-hpa.yaml": "kubernetes square:Square --image registry.example.com/square:1 --replicas 2..10 --autoscaler hpa",
+    "deploy/kserve.yaml": "kserve square:Square --image registry.example.com/square:1 --replicas 2..10 --monitor",
+}  # fmt: skip
+
+
+def manifest(words: str) -> str:
+    """Return what `weir manifest` prints, without the variables of whoever asks."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("WEIR_")}
+    with (
+        contextlib.redirect_stdout(io.StringIO()) as printed,
+        mock.patch.object(sys, "argv", ["weir", "manifest", *shlex.split(words)]),
+        mock.patch.dict(os.environ, clean, clear=True),
+        contextlib.suppress(SystemExit),
+    ):
+        cli.main()
+    return printed.getvalue()
+
+
+def rules() -> str:
+    """Return the rules of Prometheus for the job `weir`, as a file of its own."""
+    head = "# Written by docs/generate.py: the rules that `weir manifest kubernetes --monitor` prints, for the job `weir`.\n"
+    return head + documents([{"groups": groups(Queries("weir"), "weir")}])
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "docs/reference/settings.md": settings_page,
     "docs/reference/errors.md": errors_page,
@@ -307,6 +343,9 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/reference/datatypes.md": datatypes_page,
     architecture.PAGE: architecture.page,
     architecture.PICTURE: architecture.picture,
+    **{path: partial(manifest, words) for path, words in MANIFESTS.items()},
+    "deploy/prometheus/rules.yaml": rules,
+    "deploy/grafana/weir.json": grafana.dashboard,
 }
 
 

@@ -1,0 +1,160 @@
+"""Every query that we hand out is PromQL, and asks for metrics and labels that a real server has."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import promql_parser as promql
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+from tests.documentation.pages import ROOT
+from tests.manifests.containers import Container
+from tests.manifests.kit import printed
+
+from weir.bench.vectors import reserve_ports
+from weir.frontends.http.pages import Held
+from weir.protocols.account import Account
+from weir.protocols.settings import HttpSettings
+from weir.telemetry.exposition import Exposition
+from weir.telemetry.recorder import Metrics
+
+DASHBOARD = ROOT / "deploy" / "grafana" / "weir.json"
+OF_PROMETHEUS = {"job", "instance", "namespace"}  # the labels that Prometheus itself adds
+ENDINGS = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",), "unknown": ("",)}
+
+
+class Asked(NamedTuple):
+    """A metric that a query asks for, with the labels by which it chooses or groups."""
+
+    metric: str
+    labels: frozenset[str]
+
+
+def asked_by(query: str) -> Iterator[Asked]:
+    """Yield what `query` asks for. Raises ValueError if it is no PromQL."""
+    selectors: list[Any] = []
+    grouped: set[str] = set()
+
+    def visit(expression: Any) -> None:
+        if isinstance(expression, promql.AggregateExpr) and expression.modifier is not None:
+            grouped.update(expression.modifier.labels)
+        vector = expression.vector_selector if isinstance(expression, promql.MatrixSelector) else expression
+        if isinstance(vector, promql.VectorSelector):
+            selectors.append(vector)
+
+    promql.walk(promql.parse(query), visit)
+    for selector in selectors:
+        yield Asked(selector.name, frozenset({each.name for each in selector.matchers.matchers} | grouped))
+
+
+def strings(value: Any, *keys: str) -> Iterator[str]:
+    """Yield the texts that `value`, as YAML or JSON has it, holds under any of `keys`."""
+    if isinstance(value, dict):
+        yield from (each for key, each in value.items() if key in keys and isinstance(each, str))
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from strings(inner, *keys)
+
+
+def queries_of(path: Path) -> list[str]:
+    if path.suffix == ".json":
+        found = strings(json.loads(path.read_text()), "expr")
+    else:
+        found = strings(list(yaml.safe_load_all(path.read_text())), "expr", "query")
+    return [each.replace("$__rate_interval", "1m") for each in found]  # Grafana puts a duration there
+
+
+FILES = [
+    path for path in sorted((ROOT / "deploy").rglob("*.*")) if path.suffix in (".yaml", ".json") and queries_of(path)
+]
+
+
+@pytest.fixture(scope="module")
+def names() -> Iterator[set[str]]:
+    """The names of all metrics at /metrics of what `weir manifest` starts."""
+    with reserve_ports(1) as (port,):
+        with Container(printed("kubernetes", "square.py:Square", f"--port={port}"), ROOT / "deploy" / "models") as pod:
+            pod.until("ready")
+            url = f"http://127.0.0.1:{port}"
+            assert httpx.post(f"{url}/infer/square", json=3).json() == 9
+            text = httpx.get(f"{url}/metrics").text
+        families = list(text_string_to_metric_families(text))
+        # The reader calls a family of one sample by its name in the text, where counters end in _total.
+        yield {family.name.removesuffix(ending) + ending for family in families for ending in ENDINGS[family.type]}
+
+
+@pytest.fixture(scope="module")
+def labels() -> dict[str, set[str]]:
+    """The labels of each metric of Weir."""
+    families = [*Exposition(Metrics(), lambda door, error: "").collect(), *Held(Account(HttpSettings())).collect()]
+    return {
+        family.name + ending: {*getattr(family, "_labelnames", ()), *(("le",) if ending == "_bucket" else ())}
+        for family in families for ending in ENDINGS[family.type]
+    }  # fmt: skip
+
+
+def test_there_are_queries_in_all_files_that_ask_prometheus() -> None:
+    names = {path.relative_to(ROOT / "deploy").as_posix() for path in FILES}
+    assert {"kubernetes.yaml", "kserve.yaml", "prometheus/rules.yaml", "grafana/weir.json"} <= names
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_queries_ask_for_what_a_server_has(path: Path, names: set[str], labels: dict[str, set[str]]) -> None:
+    recorded = {
+        "up",
+        *strings(list(yaml.safe_load_all((ROOT / "deploy" / "prometheus" / "rules.yaml").read_text())), "record"),
+    }
+    for query in queries_of(path):
+        wanted = list(asked_by(query))
+        assert wanted, query
+        for each in wanted:
+            assert each.metric in names | recorded, query
+            chosen = {label for label in each.labels if label != "le" or each.metric.endswith("_bucket")}
+            assert chosen - OF_PROMETHEUS <= labels.get(each.metric, {"le"}), query
+
+
+def test_the_metric_of_the_autoscaler_of_kubernetes_is_one(names: set[str]) -> None:
+    for objects in yaml.safe_load_all((ROOT / "deploy" / "kubernetes-hpa.yaml").read_text()):
+        if objects["kind"] == "HorizontalPodAutoscaler":
+            assert {each["pods"]["metric"]["name"] for each in objects["spec"]["metrics"]} <= names
+
+
+def test_another_namespace_of_metrics_is_asked_for(labels: dict[str, set[str]]) -> None:
+    objects = printed(
+        "kubernetes", "models:Square", "--replicas=1..2", "--monitor", "--metrics-namespace=ours", "--namespace=team"
+    )
+    asked = [each for query in strings(objects, "expr", "query") for each in asked_by(query)]
+    assert {each.metric.partition("_")[0] for each in asked} == {"ours", "up"}
+    assert all("namespace" in each.labels for each in asked)
+    assert {each.metric.replace("ours_", "weir_") for each in asked} - {"up"} <= labels.keys()
+
+
+def test_the_reader_of_queries_finds_what_is_wrong() -> None:
+    assert set(asked_by('sum by (model) (rate(weir_x_total{code=~"5.."}[5m])) / b')) == {
+        Asked("weir_x_total", frozenset({"code", "model"})), Asked("b", frozenset({"model"})),
+    }  # fmt: skip
+    with pytest.raises(ValueError, match=r"\S"):
+        list(asked_by("sum(rate(x[5m])"))
+
+
+def test_the_dashboard_shows_every_metric_of_weir_but_those_of_one_kind_of_model(names: set[str]) -> None:
+    shown = {each.metric for query in queries_of(DASHBOARD) for each in asked_by(query)}
+    families = {re.sub(r"_(bucket|sum|count)$", "", name) for name in names if name.startswith("weir_")}
+    assert families == {re.sub(r"_(bucket|sum|count)$", "", name) for name in shown if name.startswith("weir_")}
+
+
+def test_the_panels_of_the_dashboard_lie_beside_each_other() -> None:
+    board = json.loads(DASHBOARD.read_text())
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+    taken: set[tuple[int, int]] = set()
+    for panel in board["panels"]:
+        place = panel["gridPos"]
+        cells = {(place["x"] + x, place["y"] + y) for x in range(place["w"]) for y in range(place["h"])}
+        assert not cells & taken and max(x for x, _ in cells) < 24
+        taken |= cells
+        assert panel["type"] == "row" or {each["refId"] for each in panel["targets"]}
+    variables = {each["name"] for each in board["templating"]["list"]}
+    assert set(re.findall(r"\$\{?(\w+)", DASHBOARD.read_text())) - {"__rate_interval", "__all"} <= variables
