@@ -36,7 +36,7 @@ from weir.errors import (
     WeirError,
     WorkerLost,
 )  # fmt: skip
-from weir.messages import Reason
+from weir.messages import BULK, Reason
 from weir.model import Example, External, Last, Measure, Model, Tensor
 from weir.policy.decision import Decision, Observation, Policy
 
@@ -59,6 +59,8 @@ __all__ = [
     "Model", "Service", "BlockingService", "External",
     # what a model's class may use
     "Example", "Last", "Measure", "Tensor",
+    # the class of work of a request
+    "BULK",
     # several models, chains of models, and any ASGI server
     "Registry", "Chain", "Step", "Branch", "Switch", "asgi",
     # solved policies

@@ -22,6 +22,10 @@ OCTETS = "application/octet-stream"
 KSERVE = "application/vnd.kserve.v2+json"
 
 
+# Added to the priority of a request that states that it is bulk work: its own priorities order bulk work then.
+BULK = -(1 << 40)
+
+
 class Kind(IntEnum):
     """The kind of a request's payload.
 
@@ -60,6 +64,7 @@ class Reason(IntEnum):
     DRAIN = 5  # no more requests will come
     RETRY = 6  # it is a part of a batch whose worker died
     EXPRESS = 7  # an express call, whose batches do not wait for the policy
+    BULK = 8  # bulk requests, in time that interactive ones leave
 
 
 class Wakeup(IntEnum):
@@ -84,7 +89,7 @@ class Request(Protocol):
     rows: int
     cost: float
     key: Hashable  # requests of different keys never share a batch; tensor shapes are part of it
-    priority: int  # higher goes first
+    priority: int  # higher goes first; a request with one below 0 is bulk work
     arrival: float  # instants are seconds of the service's clock
     timeout: float
     deadline: float  # arrival + timeout
@@ -135,6 +140,7 @@ class DispatchRecord(TypedDict):
     wakeup: str
     at: float
     attempt: int
+    bulk: int
 
 
 class Dispatch:
@@ -158,18 +164,19 @@ class Dispatch:
         seconds: how long the batch has occupied its worker, once it is back.
         entries: the batch's entries, which collate.py keeps here.
         begun: the entries that have received a part, or None.
+        bulk: how many of its rows are bulk work.
         missed: whether a deadline of its requests passed, or a caller gave up shortly before.
     """
 
     __slots__ = (
-        "attempt", "at", "batch_id", "begun", "cost", "entries", "limit", "missed", "oldest_age", "padding", "plain", "reason",
+        "attempt", "at", "batch_id", "begun", "bulk", "cost", "entries", "limit", "missed", "oldest_age", "padding", "plain", "reason",
         "requests", "rows", "seconds", "slices", "waiting", "wakeup", "worker",
     )  # fmt: skip
 
     def __init__(
         self, batch_id: int, worker: int, requests: list[Request], slices: list[tuple[int, int] | None] | None,
         rows: int, cost: float, reason: Reason, waiting: int, oldest_age: float, limit: int | None, wakeup: Wakeup,
-        at: float, attempt: int = 0, plain: bool = False, padding: float = 0.0,
+        at: float, attempt: int = 0, plain: bool = False, padding: float = 0.0, bulk: int = 0,
     ) -> None:  # fmt: skip
         self.batch_id = batch_id
         self.worker = worker
@@ -186,6 +193,7 @@ class Dispatch:
         self.attempt = attempt
         self.plain = plain
         self.padding = padding
+        self.bulk = bulk
         self.seconds = 0.0
         self.entries: list[tuple[Request, int, int]] | None = None
         self.begun: set[int] | None = None

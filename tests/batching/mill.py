@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from weir.batching.batcher import Batcher
+from weir.batching.bulk import is_bulk
 from weir.batching.collate import Entry, deliver, entries_of, fail_entries, to_batch
 from weir.batching.group import SizeClass
 from weir.batching.padded import LengthSizeClass, length_of
@@ -175,10 +176,18 @@ class Mill:
     # What must hold.
 
     def _check_capacity(self, request: Asked) -> None:
-        running = sum(dispatch.rows for dispatch in self.batcher.running.values())
-        again = sum(self._share(entry) * entry[0].rows for entry in self.batcher._suspects.entries())
-        under_way = self.batcher.waiting_rows + running + ceil(again - 1e-9)
-        assert under_way in (request.rows, min(under_way, self.settings.capacity or inf))
+        batcher, settings = self.batcher, self.settings
+        ours = [each for each in self.waiting if is_bulk(each) == is_bulk(request)]
+        waiting = sum(map(rows_left, ours)) + rows_left(request)
+        if is_bulk(request):
+            running, again = sum(dispatch.bulk for dispatch in batcher.running.values()), 0.0
+        else:
+            running = sum(dispatch.rows - dispatch.bulk for dispatch in batcher.running.values())
+            again = sum(self._share(entry) * entry[0].rows for entry in batcher._suspects.entries())
+        under_way = waiting + running + ceil(again - 1e-9)
+        assert under_way in (request.rows, min(under_way, settings.capacity or inf))
+        cost = sum(rows_left(each) / each.rows * each.cost for each in ours) + request.cost
+        assert waiting == request.rows or cost <= (settings.max_queue_cost or inf) + 1e-9
 
     @property
     def waiting(self) -> list[Asked]:
@@ -193,6 +202,7 @@ class Mill:
         assert is_alone or dispatch.cost <= (settings.max_batch_cost or inf) + 1e-9
         assert len({request.key for request in requests}) == 1 or dispatch.reason is Reason.RETRY
         assert not any(request.settled or request.deadline <= self.now for request in requests)
+        self._check_bulk(dispatch)
         entries = entries_of(dispatch)
         assert len(set(entries)) == len(entries) == len(to_batch(dispatch).payloads)
         assert dispatch.rows == ceil(sum(self._share(entry) * entry[0].rows for entry in entries) - 1e-9)
@@ -204,6 +214,15 @@ class Mill:
         if dispatch.reason is Reason.RETRY:
             alone = [each for each in self.batcher.running.values() if each.worker == dispatch.worker]
             assert alone == [dispatch], "a suspect shares its worker"
+
+    def _check_bulk(self, dispatch: Dispatch) -> None:
+        if dispatch.reason is Reason.RETRY:
+            return
+        rows = [self._share(entry) * entry[0].rows for entry in entries_of(dispatch) if is_bulk(entry[0])]
+        assert dispatch.bulk == ceil(sum(rows) - 1e-9)
+        assert (dispatch.bulk == dispatch.rows) == (dispatch.reason is Reason.BULK)
+        if 0 < dispatch.bulk < dispatch.rows:
+            assert not any(not is_bulk(each) for each in self.waiting), "bulk work took the place of a request"
 
     def _check_padding(self, dispatch: Dispatch) -> None:
         entries = entries_of(dispatch)
@@ -229,7 +248,8 @@ class Mill:
         assert batcher.waiting_requests == len(waiting)
         assert sum(batcher.counts.values()) == len(self.cuts)
         assert [each["batch_id"] for each in batcher.recent] == [each.batch_id for each in self.cuts[-100:]]
-        oldest = min((each.arrival for each in waiting), default=self.now)
+        assert batcher.waiting_bulk == sum(rows_left(each) for each in waiting if is_bulk(each))
+        oldest = min((each.arrival for each in waiting if not is_bulk(each)), default=self.now)
         assert batcher.oldest_age(self.now) == self.now - oldest
         for request in self.accepted:
             assert len(request.ends) == int(request.settled), "each request has exactly one end"
@@ -246,9 +266,12 @@ class Mill:
         soonest = batcher.next_wakeup
         assert soonest is not None
         assert soonest <= min(each.deadline for each in waiting)
-        if is_free and not batcher.suspects:
+        interactive = [each for each in waiting if not is_bulk(each)]
+        if is_free and not batcher.suspects and interactive:
             assert not batcher.draining, "a place is free, nothing more will come, and something waits"
-            assert soonest <= min(each.arrival for each in waiting) + self.settings.max_queue_delay
+            assert soonest <= min(each.arrival for each in interactive) + self.settings.max_queue_delay
+        if len(held) < batcher.workers and not batcher.suspects:
+            assert interactive, "a worker has nothing to do, and only bulk work waits"
 
 
 def lane(request: RequestBase) -> tuple[Any, ...]:

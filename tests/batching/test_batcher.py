@@ -635,10 +635,10 @@ def test_an_explanation_says_what_was_seen() -> None:
     assert mill.batcher.recent == [
         {
             "batch_id": 1, "worker": 0, "rows": 3, "cost": 3.0, "padding": 0.0, "reason": "idle", "waiting": 3,
-            "oldest_age": 0.0, "limit": None, "wakeup": "arrival", "at": 0.0, "attempt": 0,
+            "oldest_age": 0.0, "limit": None, "wakeup": "arrival", "at": 0.0, "attempt": 0, "bulk": 0,
         },
         {
             "batch_id": 2, "worker": 0, "rows": 4, "cost": 4.0, "padding": 0.0, "reason": "size", "waiting": 6,
-            "oldest_age": 0.5, "limit": 4, "wakeup": "worker", "at": 0.5, "attempt": 0,
+            "oldest_age": 0.5, "limit": 4, "wakeup": "worker", "at": 0.5, "attempt": 0, "bulk": 0,
         },
     ]  # fmt: skip

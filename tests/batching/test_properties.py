@@ -56,6 +56,8 @@ class Batching(RuleBasedStateMachine):
         max_padding=some.sampled_from([None, 0.0, 2.0]),
         padding_cost=some.sampled_from([1.0, 1.0, 0.25, 0.0]),
         capacity=some.sampled_from([None, None, 5, 30]),
+        max_queue_cost=some.sampled_from([None, None, 6.0, 40.0]),
+        bulk_delay=some.sampled_from([None, None, 0.0, 0.05]),
     )
     def begin(self, policy: Policy, workers: int, places: int, **limits: Any) -> None:
         """Start with any settings."""

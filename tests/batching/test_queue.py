@@ -95,7 +95,7 @@ def test_the_rest_of_a_request_that_had_its_end_is_swept_out() -> None:
     ended.settled = True
     gone.taken = 4
     line.groups["a"].departed += 4
-    line.depart(4)
+    line.depart(4, 4.0)
     line.sweep()
     assert line.waiting == 4
     load.divided, load.late = [], [alive]

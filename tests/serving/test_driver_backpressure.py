@@ -15,7 +15,7 @@ def call(name: Any = None, *, arrival: float = 0.0, timeout: float = 10.0, rows:
 
 def entered(outside: BackpressureQueue, room: int = 1000) -> list[Any]:
     found = []
-    while (request := outside.pop(room.__ge__)) is not None:
+    while (request := outside.pop(lambda rows, cost, bulk: rows <= room)) is not None:
         found.append(request.payload)
     return found
 
@@ -33,7 +33,7 @@ def test_nobody_passes_one_that_has_no_room() -> None:
     outside = BackpressureQueue()
     outside.append(call("large", rows=5))
     outside.append(call("small"))
-    assert outside.pop((4).__ge__) is None
+    assert outside.pop(lambda rows, cost, bulk: rows <= 4) is None
     assert entered(outside) == ["large", "small"]
 
 
@@ -66,7 +66,7 @@ def test_one_that_entered_the_line_does_not_expire_here() -> None:
     outside = BackpressureQueue()
     outside.append(call("entered", timeout=1.0))
     outside.append(call("waits", timeout=1.0))
-    request = outside.pop((9).__ge__)
+    request = outside.pop(lambda rows, cost, bulk: rows <= 9)
     assert request is not None
     assert not request.outside
     assert [late.payload for late in outside.expire(2.0)] == ["waits"]
@@ -108,7 +108,7 @@ def test_each_request_leaves_exactly_once_and_in_order(steps: list[tuple[str, in
             waiting.append(call(arrival=now, timeout=float(number + 1)))
             outside.append(waiting[-1])
         elif step == "enter":
-            request = outside.pop((9).__ge__)
+            request = outside.pop(lambda rows, cost, bulk: rows <= 9)
             assert request is (waiting[0] if waiting else None)
             inside += waiting[:1]
             del waiting[:1]

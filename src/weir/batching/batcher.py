@@ -6,6 +6,8 @@ reports, each followed by `poll`; and `expire`, then `poll`, at the instant `nex
 An ordinary request (one item, one row, unit cost, priority 0) costs a few comparisons and one append. If the request is not ordinary, or the
 queue is full or draining, or the deadline is near, one of those comparisons leads to `_submit_other`.
 
+Bulk requests, whose priority is below 0, wait in a queue of their own, which no policy observes. They get what the others leave: see bulk.py.
+
 Every wait of a policy is clamped to the oldest arrival + max_queue_delay, and to the earliest deadline - the service time in which most batches
 are done: no request starves, and none waits until its deadline can no longer be met. The clamps are instants, compared with the same values that
 arm the timer.
@@ -15,6 +17,7 @@ from collections import deque
 from math import inf
 from typing import Any, NamedTuple
 
+from weir.batching.bulk import BulkWork, is_bulk
 from weir.batching.collate import Lost, indices_of
 from weir.batching.compose import BatchDraft, compose
 from weir.batching.forecast import UNKNOWN_WAIT, QueueForecast
@@ -70,7 +73,7 @@ class Bound:
 MARGIN = 0.001  # seconds from the end of a batch until its caller has the answer
 # As constants, because to look a member of an enum up is slow.
 DEADLINE, DELAY, DRAIN, EXPRESS = Reason.DEADLINE, Reason.DELAY, Reason.DRAIN, Reason.EXPRESS
-IDLE, POLICY = Reason.IDLE, Reason.POLICY
+BULK, IDLE, POLICY = Reason.BULK, Reason.IDLE, Reason.POLICY
 
 
 class Choice(NamedTuple):
@@ -130,7 +133,7 @@ class History:
         self.counts[cut.reason] += 1
         self._recent.append((
             cut.batch_id, cut.worker, cut.rows, cut.cost, cut.reason, cut.waiting, cut.oldest_age, cut.limit, cut.wakeup,
-            cut.at, cut.attempt, False, cut.padding,
+            cut.at, cut.attempt, False, cut.padding, cut.bulk,
         ))  # fmt: skip
 
     def recent(self) -> list[dict[str, Any]]:
@@ -158,7 +161,7 @@ class Batcher:
     """
 
     __slots__ = (
-        "_bound", "_compose", "_freed", "_history", "_late", "_late_at", "_queue", "_max_cost", "_next_id", "_forecast", "_places",
+        "_bound", "_bulk", "_compose", "_freed", "_history", "_late", "_late_at", "_queue", "_max_cost", "_next_id", "_forecast", "_places",
         "_policy", "_refused", "_running", "_small", "_suspects", "_tight", "draining", "policy", "policy_error", "service", "settings",
     )  # fmt: skip
 
@@ -169,9 +172,9 @@ class Batcher:
         self.service = PaddedTime(settings.max_batch_cost) if settings.padded else ServiceTime()
         self.draining = False
         self.policy_error: Exception | None = None
-        self._queue = RequestQueue(
-            settings.max_queue_size, LengthQueue if settings.padded else FifoQueue, settings.capacity
-        )
+        lane = LengthQueue if settings.padded else FifoQueue
+        self._queue = RequestQueue(settings.max_queue_size, lane, settings.capacity, settings.max_queue_cost)
+        self._bulk = BulkWork(settings, lane)
         by_length = ByLength(settings.max_padding, self.service.expected, settings.padding_cost)
         self._compose = by_length if settings.padded else compose
         self._places = Places()
@@ -187,7 +190,8 @@ class Batcher:
         self._max_cost = inf if settings.max_batch_cost is None else settings.max_batch_cost
         self._small = 1 if settings.small_request_size else inf
         # A request with less time than this until its deadline is checked in `_submit_other`, in seconds.
-        self._tight = inf if self._max_cost < 1.0 or settings.padded else 0.0
+        counts_costs = self._max_cost < 1.0 or settings.padded or settings.max_queue_cost is not None
+        self._tight = inf if counts_costs else 0.0
         self._next_id = 1
 
     # Requests.
@@ -229,19 +233,32 @@ class Batcher:
         check_size(request, self.settings)
         if request.deadline <= now:
             raise DeadlineExceeded(f"timeout={request.timeout:g}: the deadline passed before the request arrived")
-        if not self.room(request.rows) and not self._lengthened(request.rows, now):
-            self._refused += request.rows
-            raise Overloaded(f"rows={request.rows}: {self._fullness(request.rows)}", retry_after=self.drain_time())
         request.large = request.rows > self._small or (request.large and self._small < inf)
+        if is_bulk(request):
+            self._submit_bulk(request)
+            return
+        if not self.room(request.rows, request.cost) and not self._lengthened(request, now):
+            self._refused += request.rows
+            raise Overloaded(self._fullness(self._queue, request), retry_after=self.drain_time())
         if request.deadline <= now + self._tight and self._forecast.cannot_make_it(request, now):
             raise DeadlineExceeded(f"timeout={request.timeout:g}: the answer would come too late with this queue")
         self._queue.enter(request)
 
-    def _fullness(self, rows: int) -> str:
-        queue = self._queue
+    def _submit_bulk(self, request: Request) -> None:
+        queue = self._bulk.queue
+        if not queue.room(request.rows, request.cost):
+            raise Overloaded(f"bulk {self._fullness(queue, request)}", retry_after=self.drain_time())
+        queue.enter(request)
+
+    def _fullness(self, queue: RequestQueue, request: Request) -> str:
+        return f"rows={request.rows}: {self._what_is_full(queue, request)}"
+
+    def _what_is_full(self, queue: RequestQueue, request: Request) -> str:
         waiting = queue.waiting + queue.again
-        if waiting + queue.running + rows > queue.capacity:
+        if waiting + queue.running + request.rows > queue.capacity:
             return f"{waiting} rows wait and {queue.running} are with workers, capacity={queue.capacity}"
+        if queue.cost + request.cost > queue.max_cost:
+            return f"requests that cost {queue.cost:g} wait, this costs {request.cost:g}, max_queue_cost={queue.max_cost:g}"
         key = "max_queue_size" if self._bound.rows is None else "max_waiting of the policy"
         return f"{queue.waiting} rows wait, {key}={queue.max_rows}"
 
@@ -253,7 +270,7 @@ class Batcher:
         if not settle(request):
             return []
         if request.taken < request.rows:
-            self._queue.leave(request)
+            (self._bulk.queue if is_bulk(request) else self._queue).leave(request)
         if not request.taken:
             return []
         if self._suspects.parts:
@@ -277,7 +294,7 @@ class Batcher:
         """Settle and return the requests whose deadline has passed, waiting or running, and those that dispatch has left out because their
         deadline could no longer be met. The driver fails them with DeadlineExceeded."""
         late, self._late = self._late, []
-        late += self._queue.passed(now)
+        late += self._queue.passed(now) + self._bulk.queue.passed(now)
         for request in [*self._running.passed(now), *self._suspects.passed(now)]:
             if settle(request):
                 self._miss(request)
@@ -285,6 +302,7 @@ class Batcher:
         if self._suspects.parts:
             self._count_suspects()
         self._queue.sweep()
+        self._bulk.queue.sweep()
         return late
 
     # Workers.
@@ -306,7 +324,8 @@ class Batcher:
 
     def _take_back(self, batch_id: int) -> Dispatch:
         dispatch = self._running.pop(batch_id)
-        self._queue.ran(-dispatch.rows)
+        self._queue.ran(dispatch.bulk - dispatch.rows)
+        self._bulk.queue.ran(-dispatch.bulk)
         return dispatch
 
     def worker_leaves(self, worker: int) -> bool:
@@ -320,6 +339,7 @@ class Batcher:
         self._suspects.ended(batch_id)
         dispatch.seconds = now - (alone_since if alone_since > dispatch.at else dispatch.at)
         self.service.learn(dispatch.rows, dispatch.seconds, now, dispatch.cost)
+        self._bulk.ended(dispatch, self.bulk_delay, now)
         if not dispatch.missed:
             self._forecast.made_it()
         if self._tight < inf and (batch_id % SIGHT_BATCHES == 0 or batch_id in FIRST_SIGHTS):
@@ -346,6 +366,7 @@ class Batcher:
         queue, places = self._queue, self._places
         scheduler = queue.scheduler
         queue.sweep()
+        self._bulk.queue.sweep()
         scheduler.wake_due(now)
         cut: list[Dispatch] = []
         if not places.free:
@@ -363,6 +384,8 @@ class Batcher:
             dispatch = self._ask(group, now, wakeup)
             if dispatch is not None:
                 cut.append(dispatch)
+        if self._bulk.waiting and places.free:
+            self._cut_bulk(cut, now, wakeup)
         return cut
 
     def _ask(self, group: Group, now: float, wakeup: Wakeup) -> Dispatch | None:
@@ -381,13 +404,59 @@ class Batcher:
             group, rows, self._max_cost, self._forecast.start_cutoff(seen, rows, group), settings.max_overtakes
         )
         queue.account(group, draft)
-        if draft.late:
-            self._late += draft.late
-            self._late_at = now
+        self._note_late(draft, now)
         if not draft.requests:
             return None
         queue.scheduler.led(group)
-        return self._start(draft, reason, seen.waiting, now - oldest_arrival, limit, wakeup, now, earliest_deadline)
+        bulk = self._fill_up(draft, group, oldest_arrival, now) if self._bulk.waiting else 0
+        return self._start(
+            draft, reason, seen.waiting, now - oldest_arrival, limit, wakeup, now, earliest_deadline, bulk=bulk
+        )
+
+    def _fill_up(self, draft: BatchDraft, group: Group, oldest_arrival: float, now: float) -> int:
+        """Have bulk requests join `draft`, a batch from `group`, as far as they may. Return how many rows they have."""
+        bulk, rows, cost, most = self._bulk, draft.rows, draft.cost, self.settings.max_batch_size
+        bulk.serves(oldest_arrival, self.bulk_delay, alone=not self._queue.running, spare=self._places.free > 1)
+        room = bulk.room_beside(draft, group)
+        if room is None or self._queue.waiting or rows >= most or group.express:
+            return 0
+        ours, more_cost = room
+        draft.reopen(most, more_cost)
+        self._take(ours, most, self._max_cost, now, draft)
+        bulk.joined(draft.cost - cost)
+        return draft.rows - rows
+
+    def _cut_bulk(self, cut: list[Dispatch], now: float, wakeup: Wakeup) -> None:
+        """Cut batches of bulk requests for the workers that have nothing to do, and add them to `cut`."""
+        bulk, places, settings = self._bulk, self._places, self.settings
+        scheduler, most = bulk.queue.scheduler, self._max_cost
+        delay = self.bulk_delay
+        while places.pick(empty=True) is not None and (group := scheduler.first()) is not None:
+            if not self.draining:
+                if places.free == 1 and self._queue.scheduler.end_of_wait() < now + delay:
+                    return  # the last free worker is kept for interactive requests whose wait is about to end
+                most = min(self._max_cost, bulk.size.limit)
+            waiting, (deadline, oldest_arrival) = group.waiting, group.rank()
+            draft = self._take(group, settings.max_batch_size, most, now, None)
+            if draft.requests:
+                scheduler.led(group)
+                cut.append(
+                    self._start(
+                        draft, BULK, waiting, now - oldest_arrival, None, wakeup, now, deadline, bulk=draft.rows
+                    )
+                )
+
+    def _take(self, group: Group, rows: int, cost: float, now: float, draft: BatchDraft | None) -> BatchDraft:
+        """Take bulk requests from `group` and return them as a draft: a new one of up to `rows` rows and so much `cost`, or `draft`."""
+        draft = self._compose(group, rows, cost, now, self.settings.max_overtakes, draft)
+        self._bulk.queue.account(group, draft)
+        self._note_late(draft, now)
+        return draft
+
+    def _note_late(self, draft: BatchDraft, now: float) -> None:
+        if draft.late:
+            self._late += draft.late
+            self._late_at = now
 
     def _decision(self, seen: Observation) -> tuple[int, Reason, float, int | None]:
         try:
@@ -411,13 +480,13 @@ class Batcher:
         share = -(-rows // max(1, self._places.idle))
         return share if share < rows and self.service.is_sooner(share, rows, SOONER) else rows
 
-    def _lengthened(self, rows: int, now: float) -> bool:
-        """Tell whether `rows` fit into the full queue after the policy was asked for more room."""
+    def _lengthened(self, request: Request, now: float) -> bool:
+        """Tell whether `request` fits into the full queue after the policy was asked for more room."""
         try:
             self._bound.ask(self._policy, now)
         except Exception as error:
             self.policy_error = error
-        return self.room(rows)
+        return self.room(request.rows, request.cost)
 
     def _retry(self, now: float, wakeup: Wakeup) -> Dispatch | None:
         """Cut a batch of entries that run again, for a worker without other batches; None if there is none of either."""
@@ -435,20 +504,21 @@ class Batcher:
 
     def _start(
         self, draft: BatchDraft, reason: Reason, waiting: int, oldest_age: float, limit: int | None, wakeup: Wakeup,
-        now: float, earliest_deadline: float, attempt: int = 0,
+        now: float, earliest_deadline: float, attempt: int = 0, bulk: int = 0,
     ) -> Dispatch:  # fmt: skip
         batch_id = self._next_id
         self._next_id += 1
         alone = reason is RETRY
-        worker = self._places.pick(empty=alone)
+        worker = self._places.pick(empty=alone or reason is BULK)
         assert worker is not None  # only called with a place free; otherwise this is a bug
         self._places.give(worker, batch_id, alone=alone)
         dispatch = Dispatch(
             batch_id, worker.index, draft.requests, draft.slices, draft.rows, draft.cost, reason, waiting, oldest_age, limit,
-            wakeup, now, attempt, draft.plain, draft.padding,
+            wakeup, now, attempt, draft.plain, draft.padding, bulk,
         )  # fmt: skip
         self._running.add(dispatch, earliest_deadline)
-        self._queue.ran(draft.rows)
+        self._queue.ran(draft.rows - bulk)
+        self._bulk.queue.ran(bulk)
         self._history.note(dispatch)
         return dispatch
 
@@ -459,6 +529,8 @@ class Batcher:
             return self._late_at
         scheduler, running = self._queue.scheduler, self._running
         soonest = min(scheduler.end_of_wait(), scheduler.earliest_deadline(), running.earliest_deadline())
+        if self._bulk.waiting:
+            soonest = min(soonest, self._bulk.queue.scheduler.earliest_deadline())
         if self._suspects.parts:
             soonest = min(soonest, self._suspects.earliest_deadline())
         return soonest if soonest < inf else None
@@ -473,6 +545,7 @@ class Batcher:
         """Refuse new requests from now on, and let no policy wait. The rest of the queue is dispatched as places become free."""
         self.draining = True
         self._queue.close()
+        self._bulk.queue.close()
         self._queue.scheduler.wake_all()
 
     def abandon(self) -> list[Request]:
@@ -485,13 +558,14 @@ class Batcher:
         for request in left:
             settle(request)
         self._queue.clear()
+        self._bulk.queue.clear()
         self._suspects.clear()
         self._count_suspects()
         return [*late, *left]
 
     def unsettled(self) -> list[Request]:
         """Return every unsettled request, waiting or running."""
-        waiting = [request for group in self._queue.groups.values() for request in group]
+        waiting = [request for group in self._groups() for request in group]
         suspects = [entry[0] for entry in self._suspects.entries()]
         running = [request for each in self._running.batches.values() for request in each.requests]
         return list({id(each): each for each in [*waiting, *suspects, *running] if not each.settled}.values())
@@ -500,13 +574,31 @@ class Batcher:
 
     @property
     def waiting_rows(self) -> int:
-        """How many rows wait."""
-        return self._queue.waiting
+        """How many rows wait, bulk work included."""
+        return self._queue.waiting + self._bulk.waiting
+
+    @property
+    def waiting_bulk(self) -> int:
+        """How many rows of bulk work wait."""
+        return self._bulk.waiting
+
+    @property
+    def bulk_limit(self) -> float:
+        """How much a batch of bulk work may cost now; 0 until it is known, which means a single item."""
+        return self._bulk.size.limit
+
+    @property
+    def bulk_delay(self) -> float:
+        """How many seconds bulk work may add to an interactive request."""
+        return self._bulk.delay(self._policy)
 
     @property
     def waiting_requests(self) -> int:
         """How many requests wait, including those of which a part is already running."""
-        return sum(map(len, self._queue.groups.values()))
+        return sum(map(len, self._groups()))
+
+    def _groups(self) -> list[Group]:
+        return [*self._queue.groups.values(), *self._bulk.queue.groups.values()]
 
     @property
     def running(self) -> dict[int, Dispatch]:
@@ -527,7 +619,7 @@ class Batcher:
     def has_waiting(self) -> bool:
         """Whether there is anything to decide, or `expire` has anything to return."""
         queue = self._queue
-        return bool(queue.arrivals != queue.departed or self._suspects.parts or self._late)
+        return bool(queue.arrivals != queue.departed or self._bulk.waiting or self._suspects.parts or self._late)
 
     @property
     def is_empty(self) -> bool:
@@ -536,7 +628,7 @@ class Batcher:
 
     @property
     def arrivals(self) -> int:
-        """How many rows were accepted so far."""
+        """How many rows were accepted so far, without bulk work."""
         return self._queue.arrivals
 
     @property
@@ -555,13 +647,13 @@ class Batcher:
         return self._queue.max_rows
 
     def oldest_age(self, now: float) -> float:
-        """Return for how many seconds the oldest request has waited; 0 when the queue is empty."""
+        """Return for how many seconds the oldest request has waited; 0 when the queue is empty. Bulk work does not count."""
         oldest = min((group.oldest() for group in self._queue.groups.values()), default=inf)
         return now - oldest if oldest < inf else 0.0
 
-    def room(self, rows: int) -> bool:
-        """Tell whether the queue has room for a request of so many rows."""
-        return self._queue.room(rows)
+    def room(self, rows: int, cost: float = 0.0, bulk: bool = False) -> bool:
+        """Tell whether the queue, or that of `bulk` work, has room for a request of so many rows and so much `cost`."""
+        return (self._bulk.queue if bulk else self._queue).room(rows, cost)
 
     def best_rate(self, now: float) -> float:
         """Return how many rows per second all workers serve together in full batches; infinity while too little is known."""

@@ -28,6 +28,7 @@ class BatchDraft:
         self.cost = 0.0
         self.padding = 0.0  # the part of `cost` that is padding; see padded.py
         self.departed = 0  # rows that left the queue, those of late requests included
+        self.departed_cost = 0.0  # what these rows cost
         self.late: list[Request] = []
         self.plain = True  # all are single items
         self.divided: list[Request] = []  # taken in part; the rest still waits
@@ -41,12 +42,15 @@ class BatchDraft:
         if not self.requests:
             room = max(room, unit_rows)  # the policy wants fewer rows than one item has: that item goes alone
         count = min(total - start, room // unit_rows, self._affordable(unit_cost, total))
+        if not self.requests:
+            count = max(count, 1)  # and less cost than one item has: likewise
         if count <= 0:
             return False
         self.note(request, start, start + count, total)
         self.rows += count * unit_rows
         self.cost += count * unit_cost
         self.departed += count * unit_rows
+        self.departed_cost += count * unit_cost
         return start + count == total
 
     def note(self, request: Request, start: int, stop: int, total: int) -> None:
@@ -62,9 +66,18 @@ class BatchDraft:
 
     def leave_out(self, request: Request) -> None:
         """Settle `request`, whose answer would come too late, and note that it leaves the queue."""
-        self.departed += rows_left(request)
+        rows = rows_left(request)
+        self.departed += rows
+        self.departed_cost += rows / request.rows * request.cost
         self.late.append(request)
         settle(request)
+
+    def reopen(self, max_rows: int, more_cost: float) -> None:
+        """Begin to take requests of another group, up to `max_rows` rows in all and `more_cost` cost. What has been taken is accounted for."""
+        self.max_rows = max_rows
+        self.max_cost = min(self.max_cost, self.cost + more_cost)
+        self.departed, self.departed_cost = 0, 0.0
+        self.late, self.divided = [], []
 
     def _affordable(self, unit_cost: float, total: int) -> int:
         if self.cost + total * unit_cost <= self.max_cost:
@@ -75,13 +88,24 @@ class BatchDraft:
         return count
 
 
-def compose(group: Group, max_rows: int, max_cost: float, start_cutoff: float, max_overtakes: int) -> BatchDraft:
+def compose(
+    group: Group,
+    max_rows: int,
+    max_cost: float,
+    start_cutoff: float,
+    max_overtakes: int,
+    draft: BatchDraft | None = None,
+) -> BatchDraft:
     """Take up to `max_rows` rows and `max_cost` cost from `group`, in order; an item that is larger goes alone.
+
+    With `draft`, which was reopened for `group` and has limits of its own, the requests join those that it has.
 
     Requests whose deadline is not after the instant `start_cutoff` leave the queue too, settled, as `late`. The draft is empty if all are late.
     `group.departed` is updated.
     """
-    draft = BatchDraft(max_rows, max_cost, start_cutoff)
+    if draft is None:
+        draft = BatchDraft(max_rows, max_cost, start_cutoff)
+    max_rows, max_cost = draft.max_rows, draft.max_cost
     nobody_is_late = group.earliest() > start_cutoff
     for level in group.levels:
         small = level.small
@@ -109,6 +133,7 @@ def _take_plain(draft: BatchDraft, lane: FifoQueue, count: int) -> None:
         draft.slices += [None] * count
     draft.rows += count
     draft.departed += count
+    draft.departed_cost += count
     draft.cost += count
 
 

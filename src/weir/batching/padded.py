@@ -190,7 +190,13 @@ class PaddedDraft(BatchDraft):
         self.max_padding = max_padding
         self.padding_cost = padding_cost
         self.longest = 0.0
+        self.max_length = inf  # of the requests that are still to join
         self.tokens = 0.0
+
+    def reopen(self, max_rows: int, more_cost: float) -> None:
+        """See BatchDraft. The requests that join are no longer than those that are there, whose rows would cost more otherwise."""
+        super().reopen(max_rows, more_cost)
+        self.max_length = self.longest
 
     def take(self, request: Request) -> bool:
         """Take as much of `request` as fits. Return whether that was all of it."""
@@ -207,6 +213,7 @@ class PaddedDraft(BatchDraft):
         self.note(request, start, start + count, total)
         self.rows += rows
         self.departed += rows
+        self.departed_cost += rows * length
         self.tokens += rows * length
         self.longest = max(self.longest, length)
         self.padding = self.padding_cost * (self.rows * self.longest - self.tokens)
@@ -218,7 +225,7 @@ class PaddedDraft(BatchDraft):
     def _fits(self, rows: int, length: float, more: int) -> bool:
         tokens = self.tokens + more * length
         padding = self.padding_cost * (rows * max(self.longest, length) - tokens)
-        return tokens + padding <= self.max_cost and padding <= self.max_padding
+        return length <= self.max_length and tokens + padding <= self.max_cost and padding <= self.max_padding
 
 
 class ByLength:
@@ -236,10 +243,13 @@ class ByLength:
         self._padding_cost = padding_cost
 
     def __call__(
-        self, group: Group, max_rows: int, max_cost: float, start_cutoff: float, max_overtakes: int
-    ) -> BatchDraft:
+        self, group: Group, max_rows: int, max_cost: float, start_cutoff: float, max_overtakes: int,
+        draft: BatchDraft | None = None,
+    ) -> BatchDraft:  # fmt: skip
         """Take up to `max_rows` rows and `max_cost` cost from `group`; see `compose`."""
-        draft = PaddedDraft(max_rows, max_cost, start_cutoff, self._max_padding, self._padding_cost)
+        if not isinstance(draft, PaddedDraft):
+            draft = PaddedDraft(max_rows, max_cost, start_cutoff, self._max_padding, self._padding_cost)
+        max_rows = draft.max_rows
         tight = group.tight(start_cutoff + self._expected(max_rows))
         for level in group.levels:
             _take_level(draft, level, max_overtakes, tight)

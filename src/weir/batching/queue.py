@@ -177,11 +177,20 @@ class RequestQueue:
     """
 
     __slots__ = (
-        "_divided", "_lane", "_last_empty", "again", "arrivals", "capacity", "ceiling", "departed", "groups", "last_arrival", "max_rows", "running", "scheduler",
+        "_divided", "_lane", "_last_empty", "again", "arrivals", "capacity", "ceiling", "cost", "departed", "groups", "last_arrival", "max_cost", "max_rows",
+        "running", "scheduler",
     )  # fmt: skip
 
-    def __init__(self, max_rows: int, lane: type[FifoQueue] = FifoQueue, capacity: int | None = None) -> None:
+    def __init__(
+        self,
+        max_rows: int,
+        lane: type[FifoQueue] = FifoQueue,
+        capacity: int | None = None,
+        max_cost: float | None = None,
+    ) -> None:
         self._lane = lane
+        self.max_cost = inf if max_cost is None else max_cost  # how much what waits may cost
+        self.cost = 0.0  # what the waiting requests cost; counted only with `max_cost`
         self.max_rows = max_rows  # how many may wait; negative once closed
         self.capacity = inf if capacity is None else capacity  # rows that may wait or run
         self.running = 0  # rows that are with workers
@@ -201,10 +210,10 @@ class RequestQueue:
         """How many rows wait."""
         return self.arrivals - self.departed
 
-    def room(self, rows: int) -> bool:
-        """Tell whether a request of so many rows fits. One that is larger than the whole queue fits when nothing waits; one that is larger than the
-        capacity fits when nothing runs either."""
-        if self.arrivals >= self.ceiling:
+    def room(self, rows: int, cost: float = 0.0) -> bool:
+        """Tell whether a request of so many rows and so much `cost` fits. One that is larger than the whole queue fits when nothing waits; one that is
+        larger than the capacity fits when nothing runs either."""
+        if self.arrivals >= self.ceiling or (self.cost + cost > self.max_cost and self.waiting):
             return False
         waiting, under_way = self.waiting, self.waiting + self.running + self.again
         return (waiting + rows <= self.max_rows or not waiting) and (under_way + rows <= self.capacity or not under_way)
@@ -242,6 +251,7 @@ class RequestQueue:
             group = self.groups[request.key] = self._new_group(request.key)
         group.add(request)
         self.arrivals += request.rows
+        self.cost += request.cost
         self.last_arrival = max(self.last_arrival, request.arrival)
         if group.asleep or request.deadline < group.turn:
             self.scheduler.wake(group)
@@ -253,14 +263,19 @@ class RequestQueue:
     def leave(self, request: Request) -> None:
         """Take the rest of a waiting request out, which was settled."""
         group = self.groups[request.key]
-        self.depart(group.remove(request))
+        self._remove(group, request)
         self._divided.pop(id(request), None)
         if not group.waiting:
             self.reconsider(group)
 
-    def depart(self, rows: int) -> None:
-        """Note that so many rows have left a group."""
+    def _remove(self, group: Group, request: Request) -> None:
+        rows = group.remove(request)
+        self.depart(rows, rows / request.rows * request.cost)
+
+    def depart(self, rows: int, cost: float) -> None:
+        """Note that so many rows, which cost so much together, have left a group."""
         self.departed += rows
+        self.cost = self.cost - cost if self.waiting else 0.0  # so that rounding does not add up
         if self.capacity < inf:
             self._raise_ceiling()
         elif self.max_rows > 0:
@@ -268,7 +283,7 @@ class RequestQueue:
 
     def account(self, group: Group, draft: BatchDraft) -> None:
         """Note what `draft` has taken from `group`."""
-        self.depart(draft.departed)
+        self.depart(draft.departed, draft.departed_cost)
         for request in draft.late:
             self._divided.pop(id(request), None)
         for request in draft.divided:
@@ -301,7 +316,7 @@ class RequestQueue:
             for request in group.passed(now):
                 settle(request)
                 late.append(request)
-                self.depart(group.remove(request))
+                self._remove(group, request)
                 self._divided.pop(id(request), None)
             self.reconsider(group)
         return late
@@ -312,4 +327,4 @@ class RequestQueue:
             self.scheduler.close(group)
         self.groups.clear()
         self._divided.clear()
-        self.depart(self.waiting)
+        self.depart(self.waiting, self.cost)

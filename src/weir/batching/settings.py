@@ -18,6 +18,17 @@ class BatchingSettings:
     )
     max_queue_delay: float = setting(0.1, "longest wait that any policy may impose, in seconds", rule=AT_LEAST_ZERO)
     max_queue_size: int = setting(1024, "rows that may wait; more are refused or wait outside", rule=AT_LEAST_ONE)
+    max_queue_cost: float | None = setting(
+        None,
+        "largest sum of costs that may wait, such as tokens (see Model.measure); more is refused or waits outside",
+        rule=POSITIVE,
+    )
+    bulk_delay: float | None = setting(
+        None,
+        "seconds that bulk requests (priority below 0) may add to others: a batch of bulk work takes at most so long. Unless said, a "
+        "twentieth of the latency objective, or 0.005 without one",
+        rule=AT_LEAST_ZERO,
+    )
     capacity: int | None = setting(
         None,
         "rows that may be under way at once, waiting and with workers; more are refused or wait outside. Of a chain: in all its "

@@ -54,6 +54,7 @@ class RequestExtras(TypedDict, total=False):
     parameters: parameters for the server.
     priority: 1 is the highest; 0 is the default, which leaves it to the server.
     timeout: seconds for the call. It is sent to the server too.
+    bulk: whether this is bulk work, which gets the time that other requests leave.
     """
 
     version: str
@@ -62,6 +63,7 @@ class RequestExtras(TypedDict, total=False):
     parameters: Mapping[str, Parameter]
     priority: int
     timeout: float
+    bulk: bool
 
 
 class Result(Mapping[str, Array]):
@@ -98,6 +100,8 @@ def request_of(model: str, inputs: Inputs, extras: RequestExtras) -> InferenceRe
     parameters: Parameters = dict(extras.get("parameters") or {})
     if extras.get("priority"):
         parameters["priority"] = extras["priority"]
+    if extras.get("bulk"):
+        parameters["class"] = "bulk"
     if extras.get("timeout"):
         parameters["timeout"] = max(1, round(extras["timeout"] * 1e6))
     outputs = extras.get("outputs")

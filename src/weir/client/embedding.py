@@ -51,7 +51,7 @@ Text = str | tuple[str, str] | list[str] | list[int]
 class EncodeCall(NamedTuple):
     """Texts to be encoded, and how. None and "" leave a choice to the server; see EmbeddingClient.encode for the fields.
 
-    `priority` is that of Weir's queue: higher goes first.
+    `priority` is that of Weir's queue: higher goes first. `bulk` work gets the time that other requests leave.
     """
 
     texts: Sequence[Text]
@@ -61,6 +61,7 @@ class EncodeCall(NamedTuple):
     truncate: bool | None = None
     want_tokens: bool = False
     prompt: str | None = None
+    bulk: bool = False
 
 
 class Vectors(NamedTuple):
@@ -173,7 +174,7 @@ class EmbeddingClient:
     def encode(
         self, texts: Sequence[Text], blocking: bool = True, is_tokenized: bool = False, show_tokens: bool = False, *,
         timeout: float | None = None, dimensions: int | None = None, truncate: bool | None = None,
-        priority: int | None = None, model: str | None = None, prompt: str | None = None,
+        priority: int | None = None, model: str | None = None, prompt: str | None = None, bulk: bool = False,
     ) -> Any:  # fmt: skip
         """Return the vectors of `texts`: float32 of shape (n, dimensions), or (n, tokens, dimensions) if each token has one.
 
@@ -187,12 +188,13 @@ class EmbeddingClient:
             priority: higher goes first.
             model: the model to use; None is the client's.
             prompt: a text to put before every text, or the name of one of the model's prompts.
+            bulk: whether this is bulk work, which gets the time that other requests leave.
 
         Raises InvalidRequest for a `timeout` that is not a number greater than 0, and for texts of wrong types.
         """
         call = EncodeCall(
             _checked(texts, is_tokenized), self._model if model is None else model, priority, dimensions, truncate,
-            show_tokens, prompt,
+            show_tokens, prompt, bulk,
         )  # fmt: skip
         seconds = of_call(timeout, self._timeout)
         self._count = next(self._numbers)
@@ -483,6 +485,8 @@ def _request(call: EncodeCall, identity: str, timeout: float) -> OutgoingRequest
     }  # fmt: skip
     if call.priority is not None:
         headers["x-request-priority"] = str(call.priority)
+    if call.bulk:
+        headers["x-weir-class"] = "bulk"
     try:
         body = msgspec.msgpack.encode({name: value for name, value in fields.items() if value is not None})
     except UnicodeEncodeError as error:

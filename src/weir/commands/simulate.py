@@ -52,6 +52,11 @@ def simulate(
     deadline: Annotated[
         str | None, flag("Timeout of each request, such as 50ms (default: none).", _WHAT, metavar="DURATION")
     ] = None,
+    bulk: Annotated[int, flag("Rows of bulk work that are there from the start, beside the arrivals.", _WHAT)] = 0,
+    bulk_delay: Annotated[
+        str | None,
+        flag("Time that bulk work may add to a request (default: as in weir serve).", _WHAT, metavar="DURATION"),
+    ] = None,
     max_queue_delay: Annotated[str | None, flag(_DELAY, _WHAT, metavar="DURATION")] = None,
     latency_weight: Annotated[float, flag("Cost of a millisecond of mean response time.", _PRICES)] = 1.0,
     energy_weight: Annotated[float, flag("Cost of a watt of mean power.", _PRICES)] = 1.0,
@@ -110,6 +115,7 @@ def simulate(
     settings, delay = settings_for(measured), _seconds("max-queue-delay", max_queue_delay)
     settings = settings if delay is None else replace(settings, max_queue_delay=delay)
     prices = Prices(latency_weight, energy_weight, reference_rate)
+    settings = replace(settings, bulk_delay=_seconds("bulk-delay", bulk_delay))
     check_results(json, figure=figure)
     allowed = WorkerRange.parse(workers)
     ranged = {
@@ -125,12 +131,14 @@ def simulate(
             compared = compare(
                 measured, named, arrivals, workers=allowed.most, requests=requests, seed=seed, warm_up=warm_up,
                 prices=prices, settings=settings, deadline=_seconds("deadline", deadline),
-                latency_objective=latency_objective, progress=bars,
+                latency_objective=latency_objective, bulk=bulk, progress=bars,
             )  # fmt: skip
         _show(compared, json, figure)
         return
     from weir.simulation.scaling import simulate_scaling
 
+    if bulk:
+        raise SettingsError(f"--bulk={bulk}: needs a fixed number of workers, as in --workers 4")
     if len(policy or []) > 1:
         raise SettingsError(f"--policy: given {len(policy or [])} times; with a range of workers there is one policy")
     rules = [each for text in scaling or ["weir"] for each in split_policies(text, "scaling")]

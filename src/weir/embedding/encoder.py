@@ -118,7 +118,10 @@ class Encoder:
         self._callers: CallerQueue[EncodeRequest] = CallerQueue()
         self._max_held = max_held
         self._held = 0  # texts of requests that have not ended
-        self._in_queue = 0  # texts of those in the queue or being computed
+        self._under_way = {
+            False: 0,
+            True: 0,
+        }  # texts of those in the queue or being computed, by whether they are bulk work
         self._pump_scheduled = False
         # Of the texts that entered the queue: the weighted sum of their lengths, in tokens, and the sum of the weights.
         self._lengths = self._weight = 0.0
@@ -133,6 +136,10 @@ class Encoder:
         """
         settings = self._service.batching
         return max(1, min(settings.max_queue_size // 2, max(256, 8 * settings.max_batch_size)))
+
+    @property
+    def _in_queue(self) -> int:
+        return sum(self._under_way.values())
 
     def serve(self, service: "Service") -> None:
         """Send texts to the queue of `service` from now on. Texts that are in the queue of the previous service stay there."""
@@ -276,7 +283,7 @@ class Encoder:
             return
         if not start and request.handed_over == len(request.texts):
             request.brief = self._is_brief(found)
-        is_full = not start and request.ready_texts and not service.has_room(1)
+        is_full = not start and request.ready_texts and not service.has_room(1, bulk=request.is_bulk)
         # The queue is full: it refuses and counts the request, unless the policy lets it grow.
         if is_full and not self._put(request, self._callers.at_once(), service.now()):
             return
@@ -350,12 +357,16 @@ class Encoder:
     # From here to the queue.
 
     def _pump(self) -> None:
-        """Put texts into the queue while there is room in the window; beyond it, texts of callers who have had no more than others."""
+        """Put texts into the queue while there is room in the window; beyond it, texts of callers who have had no more than others.
+
+        Bulk work has a window of its own, and goes in when no other text is ready.
+        """
         self._pump_scheduled = False
         window, callers, service = self.window, self._callers, self._service
         now = service.now()
         while (request := callers.next()) is not None:
-            if self._in_queue >= window and not (callers.due and service.has_room(1)):
+            bulk = request.is_bulk
+            if self._under_way[bulk] >= window and not (callers.due and service.has_room(1, bulk=bulk)):
                 break
             self._put(request, callers.charge(self._cost(request.ready_texts[0][2])), now)
             if request.is_sent:
@@ -388,7 +399,7 @@ class Encoder:
         request.under_way.add(text_request)
         self._lengths = LENGTH_DECAY * self._lengths + text_request.cost
         self._weight = LENGTH_DECAY * self._weight + 1.0
-        self._in_queue += 1
+        self._under_way[request.is_bulk] += 1
         return True
 
     # Ends.
@@ -432,7 +443,7 @@ class Encoder:
             return
         text_request.request.under_way.remove(text_request)
         self._callers.ended(text_request.tag)
-        self._in_queue -= 1
+        self._under_way[text_request.request.is_bulk] -= 1
         self._pump_soon()
 
     def _pump_soon(self) -> None:

@@ -142,6 +142,11 @@ class EncodeRequest:
         return bool(self.ready_texts)
 
     @property
+    def is_bulk(self) -> bool:
+        """Whether the request is bulk work."""
+        return self.key[0] < 0
+
+    @property
     def is_sent(self) -> bool:
         """Whether all texts of the request have entered the queue."""
         return self.handed_over == len(self.texts) and not self.is_tokenizing and not self.ready_texts

@@ -87,6 +87,13 @@ class PolicyBase(Policy):
         return None
 
     @property
+    def bulk_delay(self) -> float | None:
+        """The seconds that bulk work may add to an interactive request, where the setting `bulk_delay` does not say it;
+        None: the default of policy/bulk.py.
+        """
+        return None
+
+    @property
     def remembers(self) -> bool:
         """Whether earlier observations may change a decision: the class overrides `fresh`."""
         return type(self).fresh is not PolicyBase.fresh
@@ -115,6 +122,11 @@ class _Remembering(Protocol):
     def fresh(self) -> Policy: ...
 
 
+@runtime_checkable
+class _BulkTimed(Protocol):
+    bulk_delay: float | None
+
+
 class CompletedPolicy(PolicyBase):
     """Wraps a policy that does not derive from PolicyBase, and adds the members that it does not define."""
 
@@ -123,8 +135,14 @@ class CompletedPolicy(PolicyBase):
         self._bounding = own if isinstance(own, _Bounding) else None
         self._extending = own if isinstance(own, _Extending) else None
         self._remembering = own if isinstance(own, _Remembering) else None
+        self._bulk_timed = own if isinstance(own, _BulkTimed) else None
         if self._bounding is not None:
             self.max_waiting = self._bounding.max_waiting
+
+    @property
+    def bulk_delay(self) -> float | None:
+        """The wrapped policy's; None if it does not say."""
+        return None if self._bulk_timed is None else self._bulk_timed.bulk_delay
 
     @property
     def remembers(self) -> bool:

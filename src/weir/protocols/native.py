@@ -30,10 +30,12 @@ from weir.protocols.response import Headers, HttpResponse, batch_body, error_ans
 from weir.protocols.settings import HttpSettings
 from weir.serving.calls import StreamedCall
 from weir.serving.inference import (
+    CLASS_HEADER,
     ItemsResponse,
     arrays_size,
     body_or_error,
     bytes_to_read,
+    class_offset,
     item_entries,
     output_body,
     read_parts,
@@ -58,12 +60,13 @@ class RequestOptions:
     """The options that the headers of an inference request may set."""
 
     __slots__ = (
-        "accept_coding", "coding", "explain", "key", "priority", "request_id", "timeout", "traceparent",
+        "accept_coding", "class_offset", "coding", "explain", "key", "priority", "request_id", "timeout", "traceparent",
     )  # fmt: skip
 
     def __init__(self, timeout: float) -> None:
         self.timeout = timeout  # seconds
         self.priority = 0
+        self.class_offset = 0  # the part of `priority` that is due to the class of work
         self.key: str | None = None
         self.explain = False
         self.request_id: bytes | None = None  # sent back with the response
@@ -207,7 +210,13 @@ def _read_timeout(options: RequestOptions, value: str) -> None:
 def _read_priority(options: RequestOptions, value: str) -> None:
     if not _INTEGER.fullmatch(value.strip()):
         raise InvalidRequest(f"X-Request-Priority {value!r}: must be an integer of at most nine digits")
-    options.priority = int(value)
+    options.priority = options.class_offset + int(value)
+
+
+def _read_class(options: RequestOptions, value: str) -> None:
+    offset = class_offset(value.strip().lower(), "X-Weir-Class")
+    options.priority += offset - options.class_offset
+    options.class_offset = offset
 
 
 def _read_key(options: RequestOptions, value: str) -> None:
@@ -243,6 +252,7 @@ def _read_accept_coding(options: RequestOptions, value: str) -> None:
 _READERS = {
     b"x-request-timeout": _read_timeout,
     b"x-request-priority": _read_priority,
+    CLASS_HEADER: _read_class,
     b"x-batch-key": _read_key,
     b"x-explain": _read_explain,
     b"x-request-id": _read_request_id,

@@ -15,6 +15,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from weir.batching.batcher import Batcher
+from weir.batching.bulk import is_bulk
 from weir.batching.collate import entries_of, fail_entries, to_batch
 from weir.batching.group import Deadlines
 from weir.batching.request_state import settle
@@ -141,9 +142,10 @@ class WaitingCall(Request, Protocol):
 
 
 class BackpressureQueue:
-    """The requests that wait for room in the batcher's queue, in order of arrival. `waiting` is falsy when there are none."""
+    """The requests of one class that wait for room in the batcher's queue, in order of arrival. `waiting` is falsy when there are none."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, bulk: bool = False) -> None:
+        self._bulk = bulk
         # Public, because each call in this process tests it: the truth of a deque is faster than a method.
         self.waiting: deque[WaitingCall] = deque()
         self._deadlines = Deadlines()
@@ -159,10 +161,10 @@ class BackpressureQueue:
         self.waiting.append(request)
         self._deadlines.add(request)
 
-    def pop(self, room: Callable[[int], bool]) -> WaitingCall | None:
-        """Remove and return the first request if `room` says that the batcher's queue has room for its rows; else None."""
+    def pop(self, room: Callable[[int, float, bool], bool]) -> WaitingCall | None:
+        """Remove and return the first request if `room` says that the batcher's queue has room for its rows and its cost; else None."""
         waiting = self.waiting
-        if not waiting or not room(waiting[0].rows):
+        if not waiting or not room(waiting[0].rows, waiting[0].cost, self._bulk):
             return None
         request = waiting.popleft()
         request.outside = False
@@ -231,6 +233,7 @@ class Driver:
 
     Attributes:
         outside: requests that wait for room in the batcher's queue.
+        outside_bulk: bulk requests that do; they have a queue of their own there too.
         streaming: whether requests have several answers.
         handed_later: whether the executor calls `handed` when a batch actually goes to its worker.
         draining: whether no more requests are accepted.
@@ -241,6 +244,7 @@ class Driver:
     def __init__(self, batcher: Batcher, executor: Executor, delivery: Delivery, clock: Callable[[], float]) -> None:
         self.batcher = batcher
         self.outside = BackpressureQueue()
+        self.outside_bulk = BackpressureQueue(bulk=True)
         self.streaming = False
         self.executor = executor
         self.phase = DriverPhase.NEW
@@ -343,7 +347,8 @@ class Driver:
         Raises ModelNotReady, Draining, Overloaded or DeadlineExceeded. The request was not accepted then, the observers have
         been told, and the payload still belongs to the caller.
         """
-        if self.not_ready_reason or self.draining or self.outside.waiting:
+        some_wait = self.outside.waiting or self.outside_bulk.waiting
+        if self.not_ready_reason or self.draining or (some_wait and self._outside(request).waiting):
             self._wait_or_refuse(request, waits, None)
             return
         try:
@@ -362,13 +367,21 @@ class Driver:
 
     def _wait_or_refuse(self, request: Request, waits: bool, overloaded: Overloaded | None) -> None:
         if waits and not self.not_ready_reason and not self.draining:
-            self.outside.append(cast(WaitingCall, request))
+            self._outside(request).append(cast(WaitingCall, request))
             self._timer.arm(request.deadline)
             return
         error = overloaded or self._refusal()
         settle(request)
         self._delivery.refused(request, error)
         raise error
+
+    def _outside(self, request: Request) -> BackpressureQueue:
+        return self.outside_bulk if is_bulk(request) else self.outside
+
+    @property
+    def waiting_outside(self) -> int:
+        """How many requests wait for room in the batcher's queue."""
+        return len(self.outside) + len(self.outside_bulk)
 
     def tell_refused(self, request: Request, error: WeirError) -> None:
         """Tell the observers that `request` was not accepted."""
@@ -385,7 +398,7 @@ class Driver:
 
     def note_accepted(self) -> None:
         """Record the requests that are here now, for `accepted`. No more may be submitted after this."""
-        requests: list[Request] = [*self.batcher.unsettled(), *self.outside.waiting]
+        requests: list[Request] = [*self.batcher.unsettled(), *self.outside.waiting, *self.outside_bulk.waiting]
         self._accepted = {id(request): request for request in requests}
 
     def accepted(self, request: Request) -> bool:
@@ -398,7 +411,7 @@ class Driver:
             return
         now = self._clock()
         if getattr(request, "outside", False):
-            self.outside.drop(cast(WaitingCall, request))
+            self._outside(request).drop(cast(WaitingCall, request))
         else:
             for worker, batch_id, indices in self.batcher.cancel(request, now):
                 self.executor.cancel(worker, batch_id, indices)
@@ -506,16 +519,17 @@ class Driver:
 
     def _arm(self) -> None:
         self._timer.arm(self.batcher.next_wakeup)
-        if self.outside.waiting:
-            self._timer.arm(self.outside.next_deadline())
+        for outside in (self.outside, self.outside_bulk):
+            if outside.waiting:
+                self._timer.arm(outside.next_deadline())
 
     def _poll(self, wakeup: Wakeup, now: float) -> None:
-        if not (self.batcher.has_waiting or self.outside.waiting or self.draining):
+        if not (self.batcher.has_waiting or self._has_outside or self.draining):
             return  # there is nothing to decide, and the timer is armed for what runs
         self._run_all(self.batcher.poll(now, wakeup), now)
-        while self.outside.waiting and self._admit(now):
+        while self._has_outside and self._admit(now):
             self._run_all(self.batcher.poll(now, Wakeup.ARRIVAL), now)
-        if self.draining and not self.outside.waiting and not self._batcher_draining:
+        if self.draining and not self._has_outside and not self._batcher_draining:
             self._batcher_draining = True
             self.batcher.drain()
             self._run_all(self.batcher.poll(now, wakeup), now)
@@ -523,6 +537,10 @@ class Driver:
             self._policy_raised(self.batcher.policy_error)
         self._arm()
         self._note_if_emptied()
+
+    @property
+    def _has_outside(self) -> bool:
+        return bool(self.outside.waiting or self.outside_bulk.waiting)
 
     def _policy_raised(self, error: Exception) -> None:
         self.batcher.policy_error = None
@@ -562,13 +580,14 @@ class Driver:
     def _admit(self, now: float) -> bool:
         """Submit the waiting calls for which the queue has room; return whether there was one."""
         batcher, admitted = self.batcher, False
-        while (request := self.outside.pop(batcher.room)) is not None:
-            try:
-                batcher.submit(request, now)
-                admitted = True
-            except WeirError as error:
-                settle(request)
-                self._delivery.give_error(request, error, now)
+        for outside in (self.outside, self.outside_bulk):
+            while (request := outside.pop(batcher.room)) is not None:
+                try:
+                    batcher.submit(request, now)
+                    admitted = True
+                except WeirError as error:
+                    settle(request)
+                    self._delivery.give_error(request, error, now)
         return admitted
 
     def _expire(self, now: float) -> None:
@@ -576,20 +595,21 @@ class Driver:
         if self.streaming:  # the answers so far have been delivered; the worker need not compute the rest
             for place in [place for request in late for place in self.batcher.where(request)]:
                 self.executor.cancel(*place)
-        if self.outside.waiting:
-            late += self.outside.expire(now)
+        for outside in (self.outside, self.outside_bulk):
+            if outside.waiting:
+                late += outside.expire(now)
         if late:
             self._delivery.fail(late, too_late, now)
 
     def _fail_all(self, error: Callable[[Request], WeirError]) -> None:
-        left = self.outside.clear() + self.batcher.abandon()
+        left = self.outside.clear() + self.outside_bulk.clear() + self.batcher.abandon()
         self._delivery.fail(left, error, self._clock())
 
     def _worker_changed(self, worker: int, state: str, reason: str) -> None:
         self._delivery.tell("worker_changed", worker, state, reason)
 
     def _note_if_emptied(self) -> None:
-        if self.draining and not self.outside.waiting and self.batcher.is_empty:
+        if self.draining and not self._has_outside and self.batcher.is_empty:
             self._emptied.set()
 
 

@@ -18,7 +18,7 @@ import numpy
 
 from weir.batching.request_state import RequestBase, refuse
 from weir.errors import InvalidRequest, ModelError, TooLarge, Unsupported, WeirError, brief
-from weir.messages import JSON, LENT, MSGPACK, OBJECT, OCTETS, Dispatch, Kind, Request
+from weir.messages import BULK, JSON, LENT, MSGPACK, OBJECT, OCTETS, Dispatch, Kind, Request
 from weir.model import Tensor, is_batched, is_tensor_model
 from weir.serving.calls import StreamedCall
 from weir.serving.delivery import discard, drop_payload, is_block
@@ -46,6 +46,8 @@ ITEM_OUTPUTS = (Tensor("output", "BYTES", (-1,)),)
 
 _LOWEST = 1 << 32  # the lowest priority that a request can state: 1 is the highest
 _MICROSECOND = 1e-6
+CLASS = "class"  # the parameter with the class of work: interactive or bulk
+CLASS_HEADER = b"x-weir-class"  # the header with the same
 
 # Parameters of Triton's extensions that Weir does not have. They are refused, because an answer that ignored them would be wrong.
 _REFUSED = {"sequence_id": "sequence", "classification": "classification"}
@@ -273,7 +275,7 @@ class Schedule(NamedTuple):
 
 
 def schedule_of(parameters: Parameters) -> Schedule:
-    """Return the schedule that the parameters `priority` and `timeout` of a request state (Triton's extension "schedule policy").
+    """Return the schedule that the parameters `priority` and `timeout` of a request state (Triton's extension "schedule policy"), and `class`, which is ours.
 
     In that extension 1 is the highest priority and 0 means no priority; requests with a priority go before those without. The timeout is in
     microseconds, and 0 means no timeout. Raises InvalidRequest naming the parameter, its value and the rule, and Unsupported for the parameter of an
@@ -284,7 +286,15 @@ def schedule_of(parameters: Parameters) -> Schedule:
     _refuse_others(parameters)
     stated = integer_of("priority", parameters.get("priority", 0), 0, _LOWEST)
     limit = integer_of("timeout", parameters.get("timeout", 0), 0, int(LONGEST_TIMEOUT / _MICROSECOND))
-    return Schedule(_LOWEST - stated if stated else 0, limit * _MICROSECOND or None)
+    offset = class_offset(parameters[CLASS], "parameter 'class'") if CLASS in parameters else 0
+    return Schedule((_LOWEST - stated if stated else 0) + offset, limit * _MICROSECOND or None)
+
+
+def class_offset(text: Any, where: str) -> int:
+    """Return what the class of work `text` adds to the priority of a request: 0 for interactive, BULK for bulk. Raises InvalidRequest naming `where`."""
+    if text not in ("interactive", "bulk"):
+        raise InvalidRequest(f"{where} {text!r:.80}: must be interactive or bulk")
+    return BULK if text == "bulk" else 0
 
 
 def _refuse_others(parameters: Parameters) -> None:

@@ -250,7 +250,7 @@ class Service:
         Arguments:
             item: the item.
             timeout: seconds from now for waiting and computing together; None takes the setting.
-            priority: requests of a higher priority go first.
+            priority: requests of a higher priority go first. One below 0 (weir.BULK) is bulk work, which gets the time that others leave.
             key: only items of equal keys share a batch.
             backpressure: whether the call waits while the queue is full. Otherwise it fails with Overloaded then. None takes
                 the setting.
@@ -419,9 +419,9 @@ class Service:
         else:
             submit_traced(self.tracing, self.label, self._driver.submit, request, now)
 
-    def has_room(self, rows: int) -> bool:
-        """Tell whether the queue has room for a request of `rows` rows now."""
-        return self._driver.batcher.room(rows)
+    def has_room(self, rows: int, *, bulk: bool = False) -> bool:
+        """Tell whether the queue, or that of `bulk` work, has room for a request of `rows` rows now."""
+        return self._driver.batcher.room(rows, bulk=bulk)
 
     def best_rate(self, now: float) -> float:
         """Return how many rows per second all workers together can serve, for rows like the recent ones; infinity while too

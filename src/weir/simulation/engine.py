@@ -10,8 +10,9 @@ Instants and durations are in seconds.
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import repeat
 from math import inf, nan
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,6 +78,31 @@ class SimulatedRequest:
         """Ignore the error: the log has it."""
 
 
+class BulkRequest(SimulatedRequest):
+    """A request of bulk work, one row that costs `cost`. Its `index` is negative, so that it is told from the requests that arrive."""
+
+    __slots__ = ("cost",)
+
+    priority: int = -1
+
+    def __init__(self, number: int, cost: float = 1.0) -> None:
+        super().__init__(-1 - number, 0.0)
+        self.cost = cost
+
+
+class MeasuredRequest(SimulatedRequest):
+    """A request of one row that costs `cost`, such as the tokens of a text; `priority` below 0 makes it bulk work."""
+
+    __slots__ = ("cost", "priority")
+
+    def __init__(
+        self, index: int, arrival: float, timeout: float = inf, *, cost: float = 1.0, priority: int = 0
+    ) -> None:
+        super().__init__(index, arrival, timeout)
+        self.cost = cost
+        self.priority = priority
+
+
 # The log of a simulation: plain lists while it runs, passed on in parts as arrays.
 
 
@@ -113,7 +139,7 @@ class LogPart(NamedTuple):
 
     Attributes:
         batches: the batches.
-        request: index of the request by member; shape (members,).
+        request: index of the request by member, negative for bulk work; shape (members,).
         arrival: its arrival in seconds.
         end: when the request was done, in seconds; NaN for a piece that others follow.
         rows: rows of the member.
@@ -230,6 +256,10 @@ class ServiceTimes:
 
             self._gamma = cast(Callable[[float, float], float], gammaincinv)
 
+    def of(self, cut: Dispatch) -> float:
+        """Return the seconds that the batch `cut` takes."""
+        return self.time(cut.rows, abs(cast(SimulatedRequest, cut.requests[0]).index))
+
     def time(self, rows: int, index: int) -> float:
         """Return the seconds that a batch of `rows` rows takes whose first request has the number `index`."""
         shape = self._shape[rows]
@@ -248,7 +278,17 @@ class ServiceTimes:
         return block[place]
 
 
+class Times(Protocol):
+    """Says how long batches take."""
+
+    def of(self, cut: Dispatch) -> float:
+        """Return the seconds that the batch `cut` takes."""
+
+
 ARRIVAL, WORKER, TIMER = Wakeup.ARRIVAL, Wakeup.WORKER, Wakeup.TIMER
+
+
+BULK_BATCHES = 4  # full batches of bulk work that wait at a time
 
 
 class Engine:
@@ -262,11 +302,12 @@ class Engine:
         workers: the number of workers.
         places: batches that may be at a worker at once; it computes them one after another.
         timeout: seconds from the arrival of each request to its deadline.
+        bulk: bulk work that is there from the start. A few batches of it wait at a time, as those of a running job do.
     """
 
     def __init__(
-        self, settings: BatchingSettings, policy: Policy, services: ServiceTimes, book: EventLog, *, workers: int = 1,
-        places: int = 1, timeout: float = inf,
+        self, settings: BatchingSettings, policy: Policy, services: Times, book: EventLog, *, workers: int = 1,
+        places: int = 1, timeout: float = inf, bulk: Iterable[SimulatedRequest] = (),
     ) -> None:  # fmt: skip
         self.now = 0.0
         self.batcher = Batcher(settings, policy)
@@ -277,15 +318,22 @@ class Engine:
         self._busy_until = [0.0] * workers
         self._free = workers * places
         self._wake = inf  # the instant for which the batcher wants a timer
-        self._undecided = False  # a request arrived at `now` and the batcher was not polled yet
+        self._bulk = iter(bulk)
+        self._next_bulk = next(self._bulk, None)
+        self._undecided = self._next_bulk is not None  # a request arrived at `now` and the batcher was not polled yet
         for worker in range(workers):
             self.batcher.worker_ready(worker, places, 0.0)
 
     def arrive(self, first_index: int, times: Iterable[float], rows: Iterable[int] | None = None) -> None:
         """Let requests arrive at `times` (seconds, ascending). Each has one row if `rows` is None."""
+        timeout, sizes = self._timeout, iter(rows) if rows is not None else repeat(1)
+        self.accept(SimulatedRequest(index, now, timeout, next(sizes)) for index, now in enumerate(times, first_index))
+
+    def accept(self, requests: Iterable[SimulatedRequest]) -> None:
+        """Let `requests` arrive, in the order of their arrival."""
         submit, timeout, book = self.batcher.submit, self._timeout, self._book
-        sizes = iter(rows) if rows is not None else None
-        for index, now in enumerate(times, first_index):
+        for request in requests:
+            now = request.arrival
             if now > self.now:
                 if self._undecided:
                     self._poll(ARRIVAL)
@@ -293,9 +341,9 @@ class Engine:
                     self._advance(now)
                 self.now = now
             try:
-                submit(SimulatedRequest(index, now, timeout, 1 if sizes is None else next(sizes)), now)
+                submit(request, now)
             except (Overloaded, DeadlineExceeded):
-                book.refused.append(index)
+                book.refused.append(request.index)
             # With all places taken and no deadlines, a poll would decide nothing.
             self._undecided = self._free > 0 or timeout < inf
 
@@ -326,7 +374,7 @@ class Engine:
                     return
                 self.now = end
                 self._ended(heappop(ends)[1], end)
-                if batcher.has_waiting:
+                if batcher.has_waiting or self._next_bulk is not None:
                     self._poll(WORKER)
 
     def _ended(self, batch_id: int, now: float) -> None:
@@ -339,8 +387,17 @@ class Engine:
             if request.taken < request.rows:  # all rows of the others are running; their end shows that they are late
                 self._book.lost(cast(SimulatedRequest, request).index)
 
+    def _feed(self) -> None:
+        """Let further bulk work wait."""
+        batcher = self.batcher
+        most = BULK_BATCHES * batcher.settings.max_batch_size
+        while self._next_bulk is not None and batcher.waiting_bulk < most and batcher.room(1, bulk=True):
+            batcher.submit(self._next_bulk, self.now)
+            self._next_bulk = next(self._bulk, None)
+
     def _poll(self, wakeup: Wakeup) -> None:
         self._undecided = False
+        self._feed()
         for cut in self.batcher.poll(self.now, wakeup):
             self._start(cut)
         self._wake = inf
@@ -352,7 +409,7 @@ class Engine:
         requests = cast("list[SimulatedRequest]", cut.requests)
         busy_until = self._busy_until[cut.worker]
         start = cut.at if cut.at > busy_until else busy_until
-        end = start + self._services.time(cut.rows, requests[0].index)
+        end = start + self._services.of(cut)
         self._busy_until[cut.worker] = end
         self._free -= 1
         heappush(self._ends, (end, cut.batch_id))

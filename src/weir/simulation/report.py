@@ -49,7 +49,9 @@ def table(compared: Comparison) -> Table:
     shown.add_column("policy", overflow="fold", min_width=11)
     objective = compared.objective
     lossy = any(each.refused_share if objective else each.lost_share for each in compared.outcomes.values())
+    with_bulk = _has_bulk(compared)
     columns = ["response ms", "p99 ms", "power W", "batch", "busy", *(["lost"] if lossy else [])]
+    columns += ["bulk rows/s", "of idle"] if with_bulk else []
     if objective is None:
         columns += ["cost", "above best"]
     else:
@@ -65,17 +67,22 @@ def table(compared: Comparison) -> Table:
     return shown
 
 
+def _has_bulk(compared: Comparison) -> bool:
+    return any(isfinite(each.bulk_rate) for each in compared.outcomes.values())
+
+
 def _row(compared: Comparison, outcome: PolicyOutcome, best: str | None, *, lossy: bool) -> list[str | Text]:
     objective = compared.objective
     batches = [_short(outcome.power_w.value), f"{outcome.batch_size:.1f}", f"{outcome.busy_share:.0%}"]
     if not outcome.stable:
-        blank = [""] * (lossy + (2 if objective is None else 3))
+        blank = [""] * (lossy + 2 * _has_bulk(compared) + (2 if objective is None else 3))
         return [outcome.policy, Text("unstable", style="red"), "", *batches, *blank]
     lost = outcome.lost_share if objective is None else outcome.refused_share
+    bulk = [f"{outcome.bulk_rate:.0f}", f"{outcome.bulk_share:.0%}"] if _has_bulk(compared) else []
     judged = [outcome.cost] if objective is None else map(_percent, (outcome.late_share, outcome.in_time_share))
     return [
         outcome.policy, _text(outcome.response_time_ms), _short(outcome.p99_ms.value), *batches,
-        *([f"{lost:.2%}"] if lossy else []), *map(_text, judged), _above(compared, outcome, best),
+        *([f"{lost:.2%}"] if lossy else []), *bulk, *map(_text, judged), _above(compared, outcome, best),
     ]  # fmt: skip
 
 

@@ -49,6 +49,8 @@ class BatchMeans:
         self.least_waiting = np.full(self.count, inf)  # rows in the queue at a dispatch
         self.most_waiting = np.full(self.count, -inf)
         self._last_arrival = inf
+        self.bulk_rows = 0  # rows of bulk work that were done before the last arrival
+        self.bulk_until = 0.0  # the instant (seconds) at which the last of them was
 
     def arrived(self, index: int, times: Floats) -> None:
         """Take note that the requests from number `index` on arrived at `times` (seconds)."""
@@ -79,6 +81,14 @@ class BatchMeans:
             self._add(name, stretches, np.ones(len(lost)))
             self._add("ended", stretches, np.ones(len(lost)))
         self._count_batches(part)
+        self._count_bulk(part)
+
+    def _count_bulk(self, part: LogPart) -> None:
+        ends = part.of_batch(part.batches.end)
+        counted = (part.request < 0) & (ends <= self._last_arrival)
+        if counted.any():
+            self.bulk_rows += int(part.rows[counted].sum())
+            self.bulk_until = max(self.bulk_until, float(ends[counted].max()))
 
     def _stretch(self, index: Ints) -> Ints:
         """Return the stretch of each request, shape (requests,); negative for the warm-up."""
@@ -112,6 +122,11 @@ class BatchMeans:
         counted &= batches.at <= self._last_arrival  # after the last arrival every queue becomes shorter
         np.minimum.at(self.least_waiting, stretch[counted], batches.waiting[counted])
         np.maximum.at(self.most_waiting, stretch[counted], batches.waiting[counted])
+
+    @property
+    def best_rate(self) -> float:
+        """The most rows per second that one worker serves, in batches of the best size."""
+        return self._profile.max_rate
 
     @property
     def is_growing(self) -> bool:
@@ -165,6 +180,9 @@ class PolicyOutcome:
         longest_ms: the longest response time in ms.
         fairness: Jain's index of the response times (1: all equal).
         reasons, batch_sizes: shares of the batches, by reason and by rows.
+        bulk_rate: rows of bulk work per second while there was any; NaN without bulk work.
+        bulk_share: that rate as a share of what the time that the requests leave could serve in batches of the best size; NaN
+            likewise.
         responses_ms: the distribution of the response times in ms.
         observations: by estimate, one value per stretch, for paired differences; shape (stretches,).
     """
@@ -188,6 +206,8 @@ class PolicyOutcome:
     fairness: float
     reasons: Mapping[str, float]
     batch_sizes: Mapping[int, float]
+    bulk_rate: float
+    bulk_share: float
     responses_ms: LogHistogram = field(repr=False)
     observations: Mapping[str, Floats] = field(repr=False)  # per stretch, for paired differences
 
@@ -326,11 +346,14 @@ def outcome_of(
     if not stable:
         estimates |= {what: Estimate(inf, inf, inf) for what in UNBOUNDED}
     answered, total = float(sums["answered"].sum()), float(sums["ended"].sum())
+    busy = _over(sums["busy"].sum(), 1000.0 * workers * float(seconds.sum()))
+    bulk_rate = _over(seen.bulk_rows, seen.bulk_until)
     return PolicyOutcome(
         policy=name, stable=stable, requests=int(total), **estimates,
         refused_share=_over(sums["refused"].sum(), total),
         batch_size=_over(sums["rows"].sum(), sums["batches"].sum()),
-        busy_share=_over(sums["busy"].sum(), 1000.0 * workers * float(seconds.sum())),
+        busy_share=busy,
+        bulk_rate=bulk_rate, bulk_share=_over(bulk_rate, workers * seen.best_rate * (1.0 - busy)),
         queue_time_ms=_over(sums["queue"].sum(), answered) if stable else inf,
         longest_ms=seen.responses.highest,
         fairness=_over(sums["response"].sum() ** 2, answered * sums["response_squared"].sum()),

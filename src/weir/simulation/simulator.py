@@ -17,7 +17,7 @@ from weir.policy.cost.profile import Profile
 from weir.policy.decision import Observation, Policy, complete
 from weir.policy.loading import load_policy
 from weir.simulation.arrivals import Arrivals, Floats, Ints, parse_arrivals
-from weir.simulation.engine import Engine, EventLog, Run, ServiceTimes, Whole
+from weir.simulation.engine import BulkRequest, Engine, EventLog, Run, ServiceTimes, Whole
 from weir.simulation.results import BatchMeans, Comparison, PolicyOutcome, outcome_of
 
 SOLVED = "smdp"  # the policy that is solved for the profile, prices or objective, and workers of the simulation
@@ -152,7 +152,7 @@ def simulate(
     profile: Profile | str | Path, policies: str | Sequence[str | Policy] | Mapping[str, str | Policy],
     arrivals: Arrivals | str, *, workers: int = 1, requests: int | None = None, seed: int = 1, warm_up: float = 0.1, prices: Prices | None = None,
     settings: BatchingSettings | None = None, deadline: float | None = None, late_after: float | None = None,
-    latency_objective: LatencySLO | str | None = None, progress: Progress | None = None,
+    latency_objective: LatencySLO | str | None = None, bulk: int = 0, progress: Progress | None = None,
 ) -> Comparison:  # fmt: skip
     """Return how each policy does with the same arrivals and random numbers. Memory does not grow with `requests`.
 
@@ -171,6 +171,7 @@ def simulate(
             of the objective.
         latency_objective: a promise such as "p99=20ms". `smdp` is then solved for it, and the best policy is the one
             with the least power that keeps it.
+        bulk: rows of bulk work that are there from the start, which all policies get beside the arrivals.
         progress: called with the policy's name, the requests done and their number; while tables are solved, with
             rates.
 
@@ -178,6 +179,7 @@ def simulate(
     """
     check_count("workers", workers, 1)
     check_count("seed", seed, 0)
+    check_count("bulk", bulk, 0)
     check_seconds("deadline", deadline)
     check_seconds("late_after", late_after)
     if not isinstance(profile, Profile):
@@ -189,7 +191,7 @@ def simulate(
         late_after = deadline if objective is None else objective.deadline
     trial = _Trial(
         profile, process, count_of(process, requests, warm_up), warm_up, workers, seed, prices,
-        settings_for(profile, settings), deadline, late_after, objective,
+        settings_for(profile, settings), deadline, late_after, objective, bulk,
     )  # fmt: skip
     named = policies if isinstance(policies, Mapping) else _named(policies)
     outcomes = {
@@ -215,6 +217,7 @@ class _Trial(NamedTuple):
     deadline: float | None
     late_after: float | None
     objective: LatencySLO | None
+    bulk: int
 
     def outcome(self, name: str, policy: str | Policy, progress: Progress) -> PolicyOutcome:
         """Simulate one policy."""
@@ -229,6 +232,7 @@ class _Trial(NamedTuple):
         engine = Engine(
             settings, used, ServiceTimes(profile, self.seed), EventLog(seen), workers=workers,
             places=profile.pipeline_depth, timeout=inf if self.deadline is None else self.deadline,
+            bulk=map(BulkRequest, range(self.bulk)),
         )  # fmt: skip
         self._feed(engine, seen, partial(progress, name))
         stable = self._keeps_up(engine, seen)

@@ -36,6 +36,7 @@ class Levels(NamedTuple):
     arena_bytes: int
     arena_free_bytes: int
     policy: Mapping[str, Any] = MappingProxyType({})  # by the keys of _POLICY; what is None is not shown
+    waiting_bulk: int = 0
 
 
 NAMESPACE = "weir"  # the first word of the names of metrics by default
@@ -46,16 +47,21 @@ ReadLevels = Callable[[], Mapping[str, Levels]]
 # By attribute of a Recorder: name and help.
 _HISTOGRAMS = {
     "rows": ("weir_batch_size", "Rows in each batch."),
-    "queue": ("weir_queue_time_seconds", "From arrival to dispatch, of each request."),
+    "queue": ("weir_queue_time_seconds", "From arrival to dispatch, of each request except bulk work."),
     "preprocess": ("weir_preprocess_time_seconds", "Decoding, validation and preprocess of each batch."),
     "predict": ("weir_predict_time_seconds", "predict of each batch."),
     "postprocess": ("weir_postprocess_time_seconds", "postprocess and encoding of each batch."),
     "first_part": ("weir_first_part_time_seconds", "From arrival to the first answer, of each stream."),
-    "total": ("weir_total_time_seconds", "From arrival to the end, of each request that was accepted."),
+    "total": (
+        "weir_total_time_seconds",
+        "From arrival to the end, of each request that was accepted, except bulk work.",
+    ),
+    "bulk_total": ("weir_bulk_total_time_seconds", "From arrival to the end, of each request of bulk work."),
 }
 # By attribute of Levels: name and help.
 _LEVELS = {
     "waiting_rows": ("weir_waiting_rows", "Rows in the queue."),
+    "waiting_bulk": ("weir_bulk_waiting_rows", "Rows of bulk work among them."),
     "waiting_requests": ("weir_waiting_requests", "Requests in the queue."),
     "running_batches": ("weir_running_batches", "Batches that workers hold."),
     "arena_bytes": ("weir_arena_bytes", "Shared memory for large payloads and results."),
@@ -158,6 +164,8 @@ class Exposition(Collector):
         records = list(self._metrics.models.items())
         cut = [((model, reason.name.lower()), record.batches[reason]) for model, record in records for reason in Reason]
         yield _counter("weir_batches", "Batches, by why they were cut.", "model reason", cut)
+        bulk = [((model,), record.bulk_rows) for model, record in records]
+        yield _counter("weir_bulk_rows", "Rows of bulk work that were dispatched.", "model", bulk)
         parts = [((model,), record.parts) for model, record in records]
         yield _counter("weir_stream_parts", "Answers that streaming models gave.", "model", parts)
         for attribute, (name, text) in _HISTOGRAMS.items():

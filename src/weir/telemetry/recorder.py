@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 # 100 µs (one request through an idle server) to 30 s (the default timeout), three steps to a decade.
 SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+# Bulk work may wait for hours.
+BULK_SECONDS = (0.01, 0.1, 1.0, 10.0, 60.0, 600.0, 3600.0, 86400.0)
 ROWS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
 
 
@@ -171,7 +173,9 @@ class Recorder(SilentObserver):
         bytes: [received, sent] by door.
         parts: answers of a streaming model.
         rows: histogram of rows per batch.
-        queue, preprocess, predict, postprocess, total, first_part: histograms of times in seconds.
+        bulk_rows: rows of bulk work that were dispatched.
+        bulk_total: histogram of the times in seconds of requests that are bulk work, from arrival to end.
+        queue, preprocess, predict, postprocess, total, first_part: histograms of times in seconds; bulk work does not count in `queue` and `total`.
         inference_count: rows that came back from a worker.
         execution_count: batches that came back; one that the worker ran again in halves counts once.
         success, fail: requests, and their time from arrival to end. A request whose caller left is neither.
@@ -195,6 +199,8 @@ class Recorder(SilentObserver):
         self.queue, self.preprocess, self.predict, self.postprocess, self.total, self.first_part = (
             Histogram(SECONDS) for _ in range(6)
         )
+        self.bulk_rows = 0
+        self.bulk_total = Histogram(BULK_SECONDS)
         self.inference_count = self.execution_count = self.last_inference_ms = 0
         self.success, self.fail, self.waited = Total(), Total(), Total()
         self.requests = Steps()
@@ -212,9 +218,12 @@ class Recorder(SilentObserver):
         self.batches[dispatch.reason] += 1
         if self._detailed:
             self.rows.observe(dispatch.rows)
-        if dispatch.attempt:
-            return  # their wait was counted when they were dispatched first
+        self.bulk_rows += dispatch.bulk
+        if dispatch.attempt or dispatch.bulk == dispatch.rows:
+            return  # their wait was counted when they were dispatched first; and that of bulk work does not count
         requests = dispatch.requests if dispatch.slices is None else _first_pieces(dispatch)
+        if dispatch.bulk:
+            requests = _interactive(requests)
         if requests:
             self.waited.add(len(requests), self._spent(self.queue, requests, dispatch.at))
 
@@ -223,7 +232,7 @@ class Recorder(SilentObserver):
         if not requests:
             return
         kind, count = None if error is None else type(error), len(requests)
-        spent = self._spent(self.total, requests, now)
+        spent = self._spent_by_class(requests, now) if self.bulk_rows else self._spent(self.total, requests, now)
         if error is None:
             self.success.add(count, spent)
         elif not isinstance(error, Cancelled):
@@ -237,6 +246,13 @@ class Recorder(SilentObserver):
         else:
             for door in set(doors):
                 self.ended[door, kind] += doors.count(door)
+
+    def _spent_by_class(self, requests: Sequence[Request], now: float) -> float:
+        interactive = _interactive(requests)
+        spent = self._spent(self.total, interactive, now) if interactive else 0.0
+        if len(interactive) < len(requests):
+            spent += self._spent(self.bulk_total, [request for request in requests if request.priority < 0], now)
+        return spent
 
     def _spent(self, ages: Histogram, requests: Sequence[Request], now: float) -> float:
         """Return the seconds since the arrival of `requests`, added up. With `detailed`, count each in `ages`."""
@@ -284,8 +300,9 @@ class Recorder(SilentObserver):
         """Add the counts of `other`, as far as /metrics shows them."""
         self.batches = list(map(operator.add, self.batches, other.batches))
         self.parts += other.parts
+        self.bulk_rows += other.bulk_rows
         self.execution_count += other.execution_count
-        for name in ("rows", "queue", "preprocess", "predict", "postprocess", "total", "first_part"):
+        for name in ("rows", "queue", "preprocess", "predict", "postprocess", "total", "first_part", "bulk_total"):
             getattr(self, name).add(getattr(other, name))
         for outcome, count in other.ended.items():
             self.ended[outcome] += count
@@ -399,6 +416,11 @@ def _sorted_arrivals(requests: Sequence[Request]) -> list[float]:
     return arrivals
 
 
+def _interactive(requests: Sequence[Request]) -> list[Request]:
+    """Return the requests that are not bulk work."""
+    return [request for request in requests if request.priority >= 0]
+
+
 def _first_pieces(dispatch: Dispatch) -> list[Request]:
     pieces = zip(dispatch.requests, dispatch.slices or (), strict=True)
     return [request for request, piece in pieces if piece is None or piece[0] == 0]
@@ -480,14 +502,16 @@ class RollingWindow:
         self._current = self._previous = self._new_half(self._clock())
 
     def computed(self, dispatch: Dispatch, now: float) -> None:
-        """Count a batch that came back at `now` (seconds), and the ages of its requests."""
+        """Count a batch that came back at `now` (seconds), and the ages of its requests. Bulk work does not count: no policy decides about it."""
         if now - self._current.begun >= HALF:
             self._turn(now)
         half, requests, rows = self._current, dispatch.requests, dispatch.rows
+        if dispatch.bulk == rows:
+            return
         half.batches += 1
         half.rows += rows
         half.sizes[min(rows, self._largest)] += 1
-        if rows == len(requests):
+        if rows == len(requests) and not dispatch.bulk:
             half.requests += rows
             arrivals = list(map(_arrival, requests))
             arrivals.sort()
@@ -544,6 +568,8 @@ def _weigh(dispatch: Dispatch, ages: Histogram, now: float) -> int:
     for request, part in zip(dispatch.requests, dispatch.slices or [None] * len(dispatch.requests), strict=True):
         start, stop = part or (0, request.rows)
         rows = stop - start
+        if request.priority < 0:
+            continue
         if part is not None and request.kind is Kind.ITEMS:
             rows = rows * request.rows // len(request.payload)  # a part counts items, which have equal rows
         begun += start == 0

@@ -67,7 +67,7 @@ def change(now: Any, before: Any) -> Any:
 def _counts_of(record: Recorder) -> dict[str, Any]:
     times: dict[str, Any] = {name: _buckets(getattr(record, name)) for name in _HISTOGRAMS}
     batches = {reason.name.lower(): record.batches[reason] for reason in Reason}
-    return {"batches": batches, "rows": _buckets(record.rows), "parts": record.parts, **times}
+    return {"batches": batches, "rows": _buckets(record.rows), "parts": record.parts, "bulk": record.bulk_rows, **times}
 
 
 def _buckets(histogram: Histogram) -> list[float]:
@@ -182,6 +182,7 @@ def _levels(state: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "waiting": state["waiting"],
         "waiting_requests": state["waiting_requests"],
+        "waiting_bulk": state["waiting_bulk"],
         "oldest": state["oldest_age"] or 0.0,
         "running": state["in_flight"],
         "busy": sum(1 for worker in workers if worker["in_flight"]),

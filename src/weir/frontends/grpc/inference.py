@@ -39,7 +39,7 @@ from weir.protocols.kserve.context import KserveContext
 from weir.protocols.kserve.metadata import find
 from weir.protocols.offloading import LONG_ANSWER, LONG_BODY, off_loop, work_later, written
 from weir.protocols.shared_memory import Memory, wants_regions
-from weir.serving.inference import QueueEntry, entries_for_one_answer, response_of
+from weir.serving.inference import CLASS, QueueEntry, class_offset, entries_for_one_answer, response_of
 from weir.telemetry.tracecontext import HEADER
 from weir.wire.inference import InferenceRequest, InferenceResponse, Parameters
 from weir.wire.kserve_grpc import (
@@ -73,9 +73,21 @@ def read(context: KserveContext, call: IncomingCall, body: bytes) -> Read:
         return context.memory(call.peer, headers_of(call)).find(name, parameters) if REGION in parameters else None
 
     try:
-        return parsed, read_request(parsed, find=find_in_memory)
+        request = read_request(parsed, find=find_in_memory)
+        if (stated := class_in(call)) is not None:
+            class_offset(stated, "x-weir-class")
+            request.parameters = {CLASS: stated, **request.parameters}
     except WeirError as error:
         return parsed, error
+    return parsed, request
+
+
+def class_in(call: IncomingCall) -> str | None:
+    """Return the class of work that the metadata of `call` state; None if they state none."""
+    for name, value in call.metadata:
+        if name == "x-weir-class":
+            return (value if isinstance(value, str) else value.decode("latin-1")).strip().lower()
+    return None
 
 
 async def read_long(context: KserveContext, call: IncomingCall, body: bytes) -> Read:
@@ -318,7 +330,7 @@ class UnaryInference:
         try:
             if self.refusing:
                 raise refusal()
-            form = self._forms.find(body)
+            form = self._forms.find(body) if class_in(call) is None else None
             if form is None or not self._begin_known(form, call, body):
                 self._begin_any(call, body)
         except Exception as error:

@@ -124,13 +124,14 @@ _INFERENCE_ERRORS: tuple[type[errors.WeirError], ...] = (
 
 _HEADERS = {
     "X-Request-Timeout": ("seconds until the request expires", {"type": "number", "exclusiveMinimum": 0}),
-    "X-Request-Priority": ("higher goes first; 0 if not given", {"type": "integer"}),
+    "X-Request-Priority": ("higher goes first; 0 if not given; below 0: bulk work", {"type": "integer"}),
+    "X-Weir-Class": ("bulk: the request gets the time that interactive ones leave", {"enum": ["interactive", "bulk"]}),
     "X-Batch-Key": ("only requests of equal key share a batch", {"type": "string", "minLength": 1, "maxLength": 256}),
     "X-Explain": ("1: explain the batch in the headers of the answer", {"type": "string", "enum": ["0", "1"]}),
     "X-Client-Id": ("whose texts these are, so that nobody takes more than a fair share", {"type": "string", "minLength": 1, "maxLength": 128}),
     "X-Request-Id": ("sent back with the answer", {"type": "string", "maxLength": 256}),
 }  # fmt: skip
-_OF_INFERENCE = ("X-Request-Timeout", "X-Request-Priority", "X-Batch-Key", "X-Explain", "X-Request-Id")
+_OF_INFERENCE = ("X-Request-Timeout", "X-Request-Priority", "X-Weir-Class", "X-Batch-Key", "X-Explain", "X-Request-Id")
 
 _MODEL = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
 
@@ -213,6 +214,9 @@ class ServiceState(TypedDict):
     waiting: int
     waiting_requests: int
     waiting_outside: int
+    waiting_bulk: int
+    bulk_limit: Annotated[float, Meta(description="what a batch of bulk work may cost, in rows or units of cost")]
+    bulk_delay: Annotated[float, Meta(description="the seconds that bulk work may add to other requests")]
     oldest_age: float | None
     in_flight: int
     in_flight_batches: int

@@ -286,6 +286,7 @@ def levels_of(service: "Service") -> Levels:
     gauges = state["gauges"]
     return Levels(
         waiting_rows=state["waiting"],
+        waiting_bulk=state["waiting_bulk"],
         waiting_requests=state["waiting_requests"],
         running_batches=state["in_flight_batches"],
         workers=Counter(worker["state"] for worker in state["workers"]),

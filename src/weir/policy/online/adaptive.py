@@ -23,6 +23,7 @@ import numpy as np
 from weir.config import AT_LEAST_ZERO, POSITIVE, check, setting
 from weir.errors import SettingsError
 from weir.messages import Reason
+from weir.policy.bulk import delay_within
 from weir.policy.cost.objective import LatencySLO, Prices, trimmed
 from weir.policy.cost.profile import Floats, Profile
 from weir.policy.decision import Decision, Observation, PolicyBase
@@ -462,6 +463,12 @@ class SolvedPolicy(PolicyBase):
         self._late = 0.0  # the instant at which the first row of the extra batch came, in seconds
 
     # Decisions.
+
+    @property
+    def bulk_delay(self) -> float | None:
+        """See PolicyBase: a part of the latency objective of the tables, if they have one."""
+        objective = None if self._bands is None else self._bands.bank.objective
+        return None if objective is None else delay_within(objective.deadline)
 
     def decide(self, seen: Observation) -> Decision:
         """Return how many rows to dispatch, or until when to wait. See Policy."""

@@ -26,7 +26,7 @@ from weir.protocols.response import Headers, HttpResponse, encode_safely, error_
 from weir.protocols.settings import HttpSettings
 from weir.protocols.shared_memory import Memory, wants_regions
 from weir.protocols.status import kserve_code
-from weir.serving.inference import QueueEntry, Schedule, StreamPart
+from weir.serving.inference import CLASS, CLASS_HEADER, QueueEntry, Schedule, StreamPart, class_offset
 from weir.wire import kserve_binary, kserve_json
 from weir.wire.inference import ERROR_NAME, InferenceRequest, InferenceResponse
 from weir.wire.kserve_binary import binary_outputs, bytes_to_write, contiguous_bytes, write_response
@@ -109,6 +109,8 @@ def read_head(
             check_length(value, settings.max_body_size)
         elif name == HEADER_LENGTH:
             head.header_length = _count(value)
+        elif name == CLASS_HEADER:
+            head.class_offset = class_offset(value.decode("latin-1").strip().lower(), "X-Weir-Class")
         elif name == b"content-encoding":
             head.coding = coding_of(value.decode("latin-1"))
         elif name == b"traceparent":
@@ -144,6 +146,13 @@ def read_body(head: KserveHead, body: Body, memory: Memory) -> InferenceRequest:
 
     Raises RequestErrors naming tensor, value and rule.
     """
+    request = _read_request(head, body, memory)
+    if head.class_offset:
+        request.parameters = {**request.parameters, CLASS: "bulk"}
+    return request
+
+
+def _read_request(head: KserveHead, body: Body, memory: Memory) -> InferenceRequest:
     name, version = head.service.name, head.version
     if not len(body):
         raise InvalidRequest("body: is empty, must be an inference request")

@@ -34,6 +34,14 @@ const CARDS = [
     ]),
   },
   {
+    id: "classes", title: "Classes of work", unit: "rows/s", counted: true, there: ({ bulk }) => bulk,
+    series: [
+      { label: "interactive", line: "a", of: ({ counts, seconds }) => (total(counts.rows) - (counts.bulk ?? 0)) / seconds },
+      { label: "bulk", line: "b", of: ({ counts, seconds }) => (counts.bulk ?? 0) / seconds },
+    ],
+    note: ({ levels }) => (levels.waiting_bulk ? `${number(levels.waiting_bulk)} of bulk work wait` : "no bulk work waits"),
+  },
+  {
     id: "time", title: "Response time", time: true, counted: true,
     series: [
       { label: "p50", line: "a", of: ({ counts }, { seconds }) => quantile(0.5, counts.total, seconds) },

@@ -5,7 +5,7 @@ import { add, ofModel } from "./sums.js";
 const KEPT_SECONDS = 900;
 const RECENT_SECONDS = 5; // what "now" is averaged over
 const BINS = { 60: 1, 300: 2, 900: 5 }; // seconds that one point of a chart stands for, by the seconds shown
-const LEVELS = ["waiting", "waiting_requests", "oldest", "running", "busy"];
+const LEVELS = ["waiting", "waiting_requests", "waiting_bulk", "oldest", "running", "busy"];
 
 export class History {
   samples = [];

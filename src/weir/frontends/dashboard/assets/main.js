@@ -59,6 +59,7 @@ function show() {
     words,
     bins, bounds, span: chosen.span, end: history.now, chosen: index, shown: index === null ? recent : bins[index],
     most: most(known), padded: counts.tokens !== undefined || reading.some(([, { settings }]) => settings?.padded),
+    bulk: Boolean(counts.bulk) || reading.some(([, { levels }]) => levels?.waiting_bulk),
   };
   cards.show(view);
   shares.show(all, bounds, words);

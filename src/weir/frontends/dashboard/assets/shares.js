@@ -12,6 +12,7 @@ const REASONS = {
   idle: "a worker was idle",
   drain: "nothing more will come",
   retry: "its worker had died",
+  bulk: "bulk work, in time that others left",
   express: "an express call, which no policy lets wait",
 };
 const STEPS = {

@@ -142,9 +142,10 @@ class KserveRequest(HttpRequest):
             self.large = make_entry(self.head.service, None, Kind.ITEM, rows, float(rows), key).large
             self.rows, self.cost = rows, float(rows)
         self.key = key
+        self.priority = self.head.class_offset
         if parameters:
             schedule = schedule_of(parameters)
-            self.priority = schedule.priority
+            self.priority += schedule.priority
             if schedule.timeout is not None:
                 self._expire_after(schedule.timeout)
         if plain is not None:

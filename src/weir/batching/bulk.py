@@ -1,0 +1,83 @@
+"""Bulk work: requests with a priority below 0, which get the time and the room that interactive requests leave.
+
+They wait in a queue of their own, so that no policy sees them: neither their number nor their age makes it dispatch. A bulk batch is cut when a worker
+has nothing to do and no interactive request is to be dispatched. It is at most as large as takes the time that bulk work may add to an interactive
+request (policy/bulk.py), as a request that arrives meanwhile waits for its end.
+
+An interactive batch after which nothing interactive waits is filled up with bulk requests of the same key, as far as there is room. They make it
+longer, so this counts against the same time: what a bulk batch has already added to the requests that now wait is subtracted, and so is what was added
+to the batches before this one, until a worker is idle again. So bulk work adds no more to a request than one bulk batch does, and one item in any case.
+"""
+
+from math import inf
+
+from weir.batching.compose import BatchDraft
+from weir.batching.group import FifoQueue, Group
+from weir.batching.queue import RequestQueue
+from weir.batching.settings import BatchingSettings
+from weir.messages import Dispatch, Request
+from weir.policy.bulk import DEFAULT_DELAY, BulkSize
+from weir.policy.decision import PolicyBase
+
+
+class BulkWork:
+    """The bulk requests that wait, and how many of them go next.
+
+    `queue` has bounds of its own, as those of interactive requests: bulk work never makes the queue full for them. `size` is that of a bulk batch.
+    """
+
+    __slots__ = ("_busy_until", "_delay", "_ended_at", "_left", "queue", "size")
+
+    def __init__(self, settings: BatchingSettings, lane: type[FifoQueue]) -> None:
+        self.queue = RequestQueue(settings.max_queue_size, lane, settings.capacity, settings.max_queue_cost)
+        self.size = BulkSize()
+        self._delay = settings.bulk_delay
+        self._left = 1.0  # the part of `delay` that may still be added to the interactive requests of this busy time
+        self._ended_at = -inf  # the instant at which the last bulk batch ended
+        self._busy_until = -inf  # the instant at which the last other batch ended
+
+    @property
+    def waiting(self) -> int:
+        """How many bulk rows wait."""
+        return self.queue.arrivals - self.queue.departed
+
+    def delay(self, policy: PolicyBase) -> float:
+        """Return how many seconds bulk work may add to an interactive request: what the setting says, else the policy."""
+        if self._delay is not None:
+            return self._delay
+        return DEFAULT_DELAY if policy.bulk_delay is None else policy.bulk_delay
+
+    def ended(self, cut: Dispatch, delay: float, now: float) -> None:
+        """Note that the batch `cut` is back. One of bulk requests only may take `delay` seconds."""
+        if cut.bulk < cut.rows:
+            self._busy_until = now
+        else:
+            self.size.learn(cut.cost, cut.seconds, delay)
+            self._ended_at = now
+
+    def serves(self, oldest_arrival: float, delay: float, *, alone: bool, spare: bool) -> None:
+        """Note that interactive requests are dispatched, the oldest of which came at `oldest_arrival`; bulk work may add `delay` seconds to them.
+
+        `alone`: no others run; `spare`: a further worker has nothing to do. What was added to earlier ones does not count if these found a worker that
+        had nothing to do, or only bulk work.
+        """
+        if delay <= 0.0:
+            self._left = 0.0
+        elif spare or (alone and oldest_arrival > self._busy_until):
+            added = max(0.0, self._ended_at - oldest_arrival)
+            self._left = max(0.0, 1.0 - added / delay)
+
+    def room_beside(self, draft: BatchDraft, group: Group) -> tuple[Group, float] | None:
+        """Return the bulk requests that may join `draft`, an interactive batch from `group`, and the cost that they may add; None if none may."""
+        ours = self.queue.groups.get(group.key)
+        cost = self._left * self.size.limit
+        return None if ours is None or not ours.waiting or cost <= 0.0 else (ours, cost)
+
+    def joined(self, cost: float) -> None:
+        """Note that bulk requests have made an interactive batch cost so much more."""
+        self._left = max(0.0, self._left - cost / self.size.limit)
+
+
+def is_bulk(request: Request) -> bool:
+    """Tell whether `request` is bulk work: its priority is below 0."""
+    return request.priority < 0

@@ -1,0 +1,317 @@
+"""bulk.py: bulk work gets what interactive requests leave, and adds no more to them than one bulk batch."""
+
+from math import inf
+
+import pytest
+from tests.batching.mill import Asked, Mill, listed, many
+
+from weir.batching.bulk import BulkWork, is_bulk
+from weir.batching.group import FifoQueue
+from weir.batching.settings import BatchingSettings
+from weir.errors import Overloaded
+from weir.messages import Dispatch, Express, Reason
+from weir.policy.bulk import DEFAULT_DELAY
+from weir.policy.decision import Decision, Observation
+from weir.policy.rules import ControlLimit, Greedy, SizeOrDelay
+
+BULK = -1
+
+
+def bulk(count: int, arrival: float = 0.0, **rest: object) -> list[Asked]:
+    """Return `count` ordinary requests of bulk work."""
+    return many(count, arrival, priority=BULK, **rest)
+
+
+def run(mill: Mill, cut: Dispatch, seconds: float) -> list[Dispatch]:
+    """Let the batch run for so long."""
+    mill.advance(mill.now + seconds)
+    return mill.finish(cut)
+
+
+def grown(limit: float, **settings: object) -> Mill:
+    """Return a mill whose bulk batches may cost `limit`."""
+    mill = Mill(**settings)  # type: ignore[arg-type]
+    mill.batcher._bulk.size.limit = limit
+    return mill
+
+
+class Notes:
+    """Greedy, and remembers what it saw."""
+
+    def __init__(self) -> None:
+        self.seen: list[Observation] = []
+
+    def decide(self, seen: Observation) -> Decision:
+        """Dispatch."""
+        self.seen.append(seen)
+        return Decision(seen.waiting, Reason.IDLE)
+
+
+# Batches of bulk work only.
+
+
+def test_the_first_batch_is_one_item_and_later_ones_take_the_time_that_they_may() -> None:
+    mill = Mill(bulk_delay=0.005)
+    (cut,) = mill.submit(*bulk(600))
+    assert (cut.rows, cut.bulk, cut.reason, cut.waiting) == (1, 1, Reason.BULK, 600)
+    seconds = []
+    while mill.batcher.has_waiting:
+        seconds.append(0.001 + 0.0002 * cut.rows)
+        (cut,) = run(mill, cut, seconds[-1])
+    assert max(seconds) <= 0.005 + 1e-9
+    assert 15 <= mill.batcher.bulk_limit <= 20.0
+    assert mill.batcher.recent[-2]["bulk"] == mill.batcher.recent[-2]["rows"] >= 15
+    assert mill.batcher.counts[Reason.BULK] == len(mill.cuts)
+
+
+def test_an_item_of_several_rows_or_more_cost_than_fits_goes_alone() -> None:
+    mill = grown(3.0, small_request_size=0)
+    (cut,) = mill.submit(Asked(0, rows=9, cost=9.0, priority=BULK))
+    assert cut.rows == 9
+    mill.submit(*bulk(5))
+    (cut,) = run(mill, cut, 0.015)
+    assert cut.rows == 3
+
+
+def test_no_policy_sees_bulk_work() -> None:
+    policy = Notes()
+    mill = Mill(policy)
+    mill.submit(*bulk(3))
+    assert policy.seen == []
+    mill.submit(*many(2))
+    (cut,) = mill.finish(mill.cuts[0])
+    assert (cut.reason, policy.seen[0].waiting, policy.seen[0].arrivals) == (Reason.IDLE, 2, 2)
+    assert mill.batcher.arrivals == 2
+
+
+def test_interactive_requests_go_before_bulk_work_that_is_older_and_more_urgent() -> None:
+    mill = grown(8.0)
+    (first,) = mill.submit(*many(1))
+    mill.submit(*bulk(5, timeout=0.5))
+    mill.now = 0.1
+    mill.submit(*many(2, 0.1, key="other"))
+    (cut,) = mill.finish(first)
+    assert [request.key for request in cut.requests] == ["other"] * 2
+    (cut,) = mill.finish(cut)
+    assert (cut.rows, cut.bulk) == (5, 5)
+
+
+def test_bulk_work_keeps_its_own_priorities() -> None:
+    mill = grown(1.0)
+    (first,) = mill.submit(*many(1))
+    low, high = Asked("low", priority=-5), Asked("high", priority=-2)
+    mill.submit(low, high)
+    (cut,) = mill.finish(first)
+    assert cut.requests == [high]
+    assert is_bulk(low)
+    assert not is_bulk(first.requests[0])
+
+
+def test_bulk_work_does_not_wait_for_what_a_policy_waits_for() -> None:
+    mill = Mill(ControlLimit(3), max_queue_delay=1.0)
+    assert mill.submit(*many(1)) == []
+    (cut,) = mill.submit(*bulk(1))
+    assert cut.reason is Reason.BULK
+    (cut,) = mill.submit(*many(2)) or mill.finish(cut)
+    assert (cut.rows, cut.reason) == (3, Reason.POLICY)
+
+
+def test_the_last_worker_is_kept_for_a_wait_that_is_about_to_end() -> None:
+    mill = grown(1.0, policy=SizeOrDelay(9, 0.1), bulk_delay=0.02, workers=2)
+    mill.submit(*many(1))
+    mill.advance(0.09)
+    (cut,) = mill.submit(*bulk(2))
+    assert cut.rows == 1  # the other worker is for the request, whose wait ends at 0.1 s
+    (cut,) = mill.advance(0.1)
+    assert (cut.reason, cut.bulk) == (Reason.DELAY, 1)
+
+
+def test_a_worker_with_two_places_gets_bulk_work_only_when_it_has_nothing_to_do() -> None:
+    mill = Mill(places=2)
+    (first,) = mill.submit(*many(1))
+    assert mill.submit(*bulk(2)) == []
+    (cut,) = mill.finish(first)
+    assert cut.reason is Reason.BULK
+    (behind,) = mill.submit(*many(1))
+    assert behind.worker == cut.worker
+
+
+def test_draining_bulk_work_is_not_held_back() -> None:
+    mill = Mill(max_batch_size=4)
+    (cut,) = mill.submit(*bulk(9))
+    mill.batcher.drain()
+    (cut,) = mill.finish(cut)
+    assert cut.rows == 4
+    mill.run_all()
+    assert all(request.ends for request in mill.accepted)
+
+
+def test_bulk_work_that_is_too_late_or_left_has_its_end() -> None:
+    mill = Mill()
+    (cut,) = mill.submit(*many(1))
+    late, left, kept = bulk(1, timeout=0.5)[0], bulk(1)[0], bulk(1)[0]
+    mill.submit(late, left, kept)
+    assert mill.batcher.waiting_requests == 3
+    mill.cancel(left)
+    assert mill.batcher.next_wakeup == 0.5
+    mill.advance(0.6)
+    assert late.settled
+    (cut,) = mill.finish(cut)
+    assert cut.requests == [kept]
+
+
+def test_bulk_work_whose_deadline_passes_at_its_dispatch_is_left_out() -> None:
+    mill = Mill()
+    (cut,) = mill.submit(*many(1))
+    mill.submit(*bulk(1, timeout=0.5))
+    mill.now = 0.5
+    mill.batcher.finished(cut.batch_id, 0.5)
+    assert mill.batcher.poll(0.5, cut.wakeup) == []
+    assert mill.batcher.next_wakeup == 0.5
+    (late,) = mill.batcher.expire(0.5)
+    assert late is mill.accepted[1]
+
+
+def test_a_divided_bulk_request_waits_for_its_rest() -> None:
+    mill = grown(4.0, small_request_size=0)
+    whole = listed(10, priority=BULK, cost=10.0)
+    (cut,) = mill.submit(whole)
+    assert (cut.rows, mill.batcher.waiting_bulk) == (4, 6)
+    mill.run_all()
+    assert whole.ends == [list(range(10))]
+
+
+def test_abandoned_bulk_work_ends() -> None:
+    mill = Mill(workers=0)
+    requests = bulk(3)
+    mill.submit(*requests)
+    assert mill.batcher.abandon() == requests
+    assert not mill.batcher.has_waiting
+
+
+# Bulk work beside interactive requests.
+
+
+def test_bulk_work_fills_the_room_that_an_interactive_batch_leaves() -> None:
+    mill = grown(10.0, max_batch_size=8)
+    (first,) = mill.submit(*many(1))
+    mill.submit(*bulk(3), *bulk(4, key="other"), *many(2))
+    (cut,) = mill.finish(first)
+    assert (cut.rows, cut.bulk, cut.reason, cut.plain) == (5, 3, Reason.IDLE, True)
+    assert cut.explain()["bulk"] == 3
+    mill.run_all()
+
+
+def test_what_a_bulk_batch_has_added_is_not_added_again() -> None:
+    mill = grown(8.0, bulk_delay=0.01)
+    (cut,) = mill.submit(*bulk(40))
+    mill.advance(0.004)
+    mill.submit(*many(1, 0.004))
+    mill.advance(0.009)  # the request has waited for half of what bulk work may add
+    (cut,) = mill.finish(cut)
+    assert (cut.rows, cut.bulk) == (5, 4)
+    mill.submit(*many(1, mill.now))
+    (cut,) = mill.finish(cut)
+    assert (cut.rows, cut.bulk) == (1, 0)  # all that may be added was added to the batch before
+    (cut,) = mill.finish(cut)
+    assert cut.reason is Reason.BULK
+
+
+def test_nothing_is_added_while_interactive_requests_wait() -> None:
+    mill = grown(8.0, max_batch_size=4)
+    (first,) = mill.submit(*many(1))
+    mill.submit(*bulk(3), *many(2), *many(1, key="other"))
+    (cut,) = mill.finish(first)
+    assert cut.bulk == 0
+    (cut,) = mill.finish(cut)
+    assert (cut.bulk, mill.batcher.waiting_rows) == (0, 3)
+
+
+def test_no_room_means_no_bulk_work() -> None:
+    mill = grown(8.0, max_batch_size=4)
+    (first,) = mill.submit(*many(1))
+    mill.submit(*bulk(3), *many(4))
+    (cut,) = mill.finish(first)
+    assert (cut.rows, cut.bulk) == (4, 0)
+    mill = grown(8.0)
+    (first,) = mill.submit(*many(1))
+    mill.submit(*bulk(1), listed(2, key=Express("call")))
+    (cut,) = mill.finish(first)
+    assert (cut.reason, cut.bulk) == (Reason.EXPRESS, 0)
+
+
+def test_without_a_delay_bulk_work_never_joins() -> None:
+    mill = grown(8.0, bulk_delay=0.0)
+    (first,) = mill.submit(*many(1))
+    mill.submit(*bulk(3), *many(1))
+    (cut,) = mill.finish(first)
+    assert (cut.rows, cut.bulk) == (1, 0)
+    (cut,) = mill.finish(cut)
+    assert cut.reason is Reason.BULK
+
+
+def test_beside_a_request_that_found_an_idle_worker_all_of_the_time_is_left() -> None:
+    mill = grown(4.0, workers=2, max_queue_delay=0.0)
+    mill.submit(*many(1))
+    mill.batcher._bulk._left = 0.0
+    for request in bulk(9):
+        mill.batcher.submit(request, 0.0)
+        mill.accepted.append(request)
+    (other,) = mill.submit(*many(1))
+    assert (other.rows, other.bulk) == (1, 0)  # the other worker is busy, and this was the last that was free
+
+
+def test_bulk_texts_join_without_making_the_batch_longer() -> None:
+    mill = grown(100.0, padded=True, max_padding=20.0)
+    (first,) = mill.submit(*many(1))
+    mill.submit(*(Asked(0, cost=length, priority=BULK) for length in (8.0, 9.0, 40.0)), Asked(0, cost=10.0))
+    (cut,) = mill.finish(first)
+    assert sorted(request.cost for request in cut.requests) == [8.0, 9.0, 10.0]
+    assert (cut.bulk, cut.padding, cut.cost) == (2, 3.0, 30.0)
+    (cut,) = mill.finish(cut)
+    assert (cut.rows, cut.reason) == (1, Reason.BULK)
+
+
+def test_the_policys_time_counts_unless_the_setting_says_another() -> None:
+    class Says(Notes):
+        """States a time."""
+
+        bulk_delay = 0.25
+
+    assert Mill().batcher.bulk_delay == DEFAULT_DELAY
+    assert Mill(Says()).batcher.bulk_delay == 0.25
+    assert Mill(Says(), bulk_delay=0.5).batcher.bulk_delay == 0.5
+    assert BulkWork(BatchingSettings(), FifoQueue).delay(Greedy()) == DEFAULT_DELAY
+
+
+# Bounds by rows and by cost.
+
+
+def test_each_class_has_a_queue_of_its_own() -> None:
+    mill = Mill(max_queue_size=2, workers=0)
+    mill.submit(*bulk(2))
+    assert not mill.batcher.room(1, bulk=True)
+    assert mill.batcher.room(2)
+    with pytest.raises(Overloaded, match=r"^bulk rows=1: 2 rows wait, max_queue_size=2"):
+        mill.submit(*bulk(1))
+    mill.submit(*many(2))
+    with pytest.raises(Overloaded, match=r"^rows=1: 2 rows wait, max_queue_size=2"):
+        mill.submit(*many(1))
+
+
+def test_the_queue_is_bounded_by_cost() -> None:
+    mill = Mill(max_queue_cost=10.0, max_batch_size=2)
+    mill.submit(*many(1))
+    mill.submit(*many(4), Asked(0, cost=5.5))
+    with pytest.raises(Overloaded, match=r"^rows=1: requests that cost 9\.5 wait, this costs 1, max_queue_cost=10"):
+        mill.submit(*many(1))
+    mill.submit(Asked(0, cost=0.5))
+    assert mill.batcher._queue.cost == 10.0
+    mill.cancel(mill.accepted[5])
+    assert mill.batcher._queue.cost == 4.5
+    mill.run_all()
+    assert mill.batcher._queue.cost == 0.0
+    mill.submit(*many(1))
+    mill.submit(listed(30, cost=30.0))  # larger than the whole queue, which is empty
+    mill.advance(inf)
+    assert mill.batcher._queue.cost == 0.0
