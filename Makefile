@@ -4,6 +4,7 @@
 #   make check   ruff, mypy --strict, import-linter; the core is covered by its tests in every branch
 #   make test-browser  watch a server at work in a real Chromium, which it installs where it may
 #   make test-torch  hold the torch runtime against the onnx runtime and sentence-transformers, and try LangChain, in an environment of its own (.venvs/torch)
+#   make test-sklearn  serve files of scikit-learn, in an environment of its own (.venvs/sklearn)
 #   make docs    check the documentation: links, code blocks, generated pages
 #   make bench   measure beside the peers and write docs/benchmarks.md (PART=... for one part; QUICK=1: shorter, where it can be, and not written)
 #   make reproduce  recompute the paper that the solver follows, claim by claim, and write docs/reproduction (REPORT=... for another folder)
@@ -45,7 +46,7 @@ PROTOS := src/weir/wire/protos
 APT := $(if $(filter 0,$(shell id -u)),,sudo -n) apt-get -qq
 CHROMIUM := { $(APT) update && $(APT) install --yes --no-install-recommends chromium chromium-driver; } >/dev/null 2>&1
 
-.PHONY: serve test test-browser test-torch check docs bench reproduce soak fuzz storm protos lock clean
+.PHONY: serve test test-browser test-torch test-sklearn check docs bench reproduce soak fuzz storm protos lock clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.serve
@@ -67,7 +68,10 @@ test-browser: $(VENV)/.browser
 	$(BIN)/python -m pytest -m browser tests/frontends/dashboard/browser $(ARGS)
 
 test-torch: .venvs/torch/.test
-	.venvs/torch/bin/python -m pytest -m torch tests/embedding/runtime tests/embedding/test_langchain.py $(ARGS)
+	.venvs/torch/bin/python -m pytest -m torch tests/catalog tests/embedding/runtime tests/embedding/test_langchain.py $(ARGS)
+
+test-sklearn: .venvs/sklearn/.test
+	.venvs/sklearn/bin/python -m pytest -m sklearn tests/catalog $(ARGS)
 
 check: $(VENV)/.check
 	$(BIN)/ruff check
@@ -128,6 +132,12 @@ $(VENV)/.test: $(VENV)/.serve
 	$(PYTHON) -m venv .venvs/torch
 	.venvs/torch/bin/python -m pip --quiet install $(TORCH)
 	.venvs/torch/bin/python -m pip --quiet install --editable ".[embed,torch]" hypothesis psutil pytest pytest-timeout langchain-openai sentence-transformers
+	@touch $@
+
+# onnx, because the tests are collected before those of scikit-learn are chosen.
+.venvs/sklearn/.test: $(VENV)/.pip pyproject.toml
+	$(PYTHON) -m venv .venvs/sklearn
+	.venvs/sklearn/bin/python -m pip --quiet install --editable ".[client,embed,grpc,sklearn]" hypothesis psutil pytest pytest-timeout
 	@touch $@
 
 $(VENV)/.check: $(VENV)/.test

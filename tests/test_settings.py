@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from weir.catalog.sources import ModelToServe
+from weir.catalog.targets import ALL_FORMS, default_name
 from weir.errors import SettingsError
 from weir.settings import (
     MODEL_PARTS,
     SERVER_PARTS,
     Settings,
     declared_settings,
-    default_name,
     read_settings,
 )
 
@@ -194,8 +194,8 @@ def test_what_kubernetes_says_of_a_service_called_weir_is_not_for_us() -> None:
 
 
 def test_a_target_that_names_nothing_is_refused() -> None:
-    assert refused("") == "TARGET '': must be module:Class or path/file.py:Class"
-    assert refused(" ") == "TARGET ' ': must be module:Class or path/file.py:Class"
+    assert refused("") == f"TARGET '': must be {ALL_FORMS}"
+    assert refused(" ") == f"TARGET ' ': must be {ALL_FORMS}"
 
 
 @pytest.mark.parametrize(

@@ -291,7 +291,7 @@ def _folder(settings: Settings) -> FolderRepository | None:
         return None
     if settings.repository.watch:
         load_library()
-    return FolderRepository(where, read_model_table, settings.complete)
+    return FolderRepository(where, read_model_table, settings.complete, settings.repository.trust)
 
 
 def run(app: App, ready: Callable[[], None] = lambda: None) -> None:

@@ -15,7 +15,7 @@ from weir._version import __version__
 from weir.commands import COMMANDS
 from weir.commands.options import EPILOG, parameter, register, settings_of, settings_parameters, with_signature
 from weir.errors import ModelError, SettingsError, WeirError
-from weir.settings import Declared, Settings, declared_settings
+from weir.settings import TRUST, Declared, Settings, declared_settings
 
 FAILED, WRONG, INTERRUPTED = 1, 2, 130
 
@@ -74,7 +74,8 @@ def weir(
 def _serve(settings: Settings) -> int:
     """Serve the models of all TARGETs until SIGTERM, SIGINT, SIGQUIT or SIGHUP.
 
-    A TARGET is module:Class or path/file.py:Class. Options apply to all models; values for one model go into the TOML file.
+    A TARGET is module:Class or path/file.py:Class; a function in place of the class; a file .onnx, .skops, .joblib or .pkl;
+    or hf:TASK=MODEL. Options apply to all models; values for one model go into the TOML file.
     """
     from weir.console import serve
 
@@ -101,5 +102,5 @@ def _command(name: str, run: Callable[[Settings], int], declared: Iterable[Decla
 
 
 _command("serve", _serve, declared_settings().values())
-_command("check", _check, [each for each in declared_settings().values() if each.of_model])
+_command("check", _check, [each for each in declared_settings().values() if each.of_model or each.name in TRUST])
 register(cli, COMMANDS, "weir.commands")

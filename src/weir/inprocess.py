@@ -14,6 +14,7 @@ from weir.catalog.manager import Manager
 from weir.catalog.registry import Registry
 from weir.catalog.repository.folder import FolderRepository, InlineConfigs
 from weir.catalog.sources import ModelToServe, Parameters, TargetRepository, all_sources, read_models_to_start
+from weir.catalog.targets import default_name, platform_of_target
 from weir.client.calls import Decoder, Metadata, Program, Retry, Streaming
 from weir.client.methods import AsyncClient, Client
 from weir.errors import Conflict, DeadlineExceeded, ModelNotFound, WeirError, for_caller
@@ -24,7 +25,7 @@ from weir.protocols.kserve.metadata import EXTENSIONS, device_count, find, model
 from weir.serving.blocking import Background, Lifecycle
 from weir.serving.inference import StreamPart
 from weir.serving.service import Service
-from weir.settings import default_name, read_model_table
+from weir.settings import read_model_table
 from weir.wire.inference import InferenceRequest, InferenceResponse, Parameter
 
 FRONTEND = "python"  # the same name as for calls of Service.infer
@@ -267,13 +268,17 @@ def make_manager(
     kinds = {_target(model): model for model in models if not isinstance(model, str)}
     general = dict(settings)
     params = general.pop("params", {})
-    known = [ModelToServe(_target(model), default_name(_target(model)), params, [], general) for model in models]
+    known = [_described(_target(model), params, general) for model in models]
     reading = (read_model_table, lambda own: {**general, **own})
     folder = None if model_repository is None else FolderRepository(model_repository, *reading)
     sources = all_sources(TargetRepository(known), folder, InlineConfigs(*reading))
     make = LocalServiceMaker(kinds, observers)
     opened = read_models_to_start(sources, load, make)
     return Manager(Registry(opened.services, None, opened.defaults), sources, make, allow_files=True)
+
+
+def _described(target: str, params: dict[str, Any], settings: dict[str, Any]) -> ModelToServe:
+    return ModelToServe(target, default_name(target), params, [], settings, platform=platform_of_target(target))
 
 
 def _target(model: Target) -> str:

@@ -193,6 +193,24 @@ class Model:
         dtype = numpy.dtype(DATATYPES[{tensor.name: tensor.datatype for tensor in self.outputs}[name]])
         return numpy.empty(shape, dtype) if self._allocate is None else self._allocate(shape, dtype)
 
+    def torch_device(self, wanted: str = "auto") -> str:
+        """Return the name of the device for a network of torch: "cpu", "mps", or "cuda:" and a number. Call it in `load`.
+
+        "auto" and "cuda" give the workers the GPUs in turn; without a GPU, "auto" is the CPU. Any other name stays as it is.
+        Raises SettingsError for a GPU that the machine has not.
+        """
+        import torch  # only models of torch call this
+
+        count = torch.cuda.device_count()
+        if wanted == "auto" and not count:
+            return "mps" if torch.backends.mps.is_available() else "cpu"
+        if wanted in ("auto", "cuda") and count:
+            return f"cuda:{self.worker_index % count}"
+        kind, _, number = wanted.partition(":")
+        if kind == "cuda" and (not count or (number.isdigit() and int(number) >= count)):
+            raise SettingsError(f"device={wanted!r}: torch sees {count} GPUs here; must be auto, cpu or one of them")
+        return wanted
+
     def preprocess(self, item: Any) -> Any:
         """Return what `predict` gets for one decoded and validated item."""
         return item

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 
 from weir.batching.settings import BatchingSettings
 from weir.catalog.sources import ModelToServe, RepositorySettings
+from weir.catalog.targets import ALL_FORMS, default_name, platform_of_target
 from weir.config import Rule, check, from_text, from_texts, from_toml, setting
 from weir.errors import SettingsError
 from weir.frontends.frontend import FrontendsSettings
@@ -30,7 +31,7 @@ from weir.telemetry.settings import TelemetrySettings
 from weir.workers.settings import WorkerSettings
 
 PREFIX = "WEIR_"
-TARGET_RULE = "must be module:Class or path/file.py:Class"
+TRUST = ("allow_pickle", "trust_type")  # settings of every command that loads models
 CONFIG = "WEIR_CONFIG"  # the variable for --config
 
 # Kubernetes sets these in every pod if there is a Service called "weir". They are not settings of ours.
@@ -164,24 +165,14 @@ class Settings(NamedTuple):
         return _layered(_layered(dict(self.general), dict(own)), dict(self.overriding))
 
 
-def default_name(target: str) -> str:
-    """Return the default name of a model: its class name in lower case. Raises SettingsError for an empty `target`."""
-    if not target.strip():
-        raise SettingsError(f"TARGET {target!r}: {TARGET_RULE}")
-    return target.rpartition(":")[2].rpartition(".")[2].lower()
-
-
 def _nothing() -> Sequence[str]:
-    raise SettingsError(
-        "nothing to serve: give a TARGET (module:Class or path/file.py:Class), a model in --config, or a "
-        "--model-repository"
-    )
+    raise SettingsError(f"nothing to serve: give a TARGET ({ALL_FORMS}), a model in --config, or a --model-repository")
 
 
 # The kind of `weir serve`.
 MODELS = ServerKind(
     MODEL_PARTS, SERVER_PARTS, lambda target: (default_name(target), target), "target",
-    "module:Class or path/file.py:Class", _nothing,
+    ALL_FORMS, _nothing,
 )  # fmt: skip
 
 
@@ -245,7 +236,10 @@ def read_settings(
     }
     own = [parts.pop(part) for part in SERVER_PARTS]
     settings = Settings(models, *own)._replace(more=parts)
-    return settings._replace(general=_of_every_model(general, catalog), overriding=_of_every_model(high, catalog))
+    trusted = [model._replace(trust=settings.repository.trust) for model in models]
+    return settings._replace(
+        models=trusted, general=_of_every_model(general, catalog), overriding=_of_every_model(high, catalog)
+    )
 
 
 def read_model_table(table: dict[str, Any], source: str) -> dict[str, Any]:
@@ -284,7 +278,8 @@ def _models(
     for name, target in named.items():
         values = _layered(_layered(general, tables.get(name, {})), high)
         settings = _of_every_model(values, catalog)
-        models.append(ModelToServe(target, name, values.get("params", {}), values.get("route", []), settings))
+        model = ModelToServe(target, name, values.get("params", {}), values.get("route", []), settings)
+        models.append(model._replace(platform=platform_of_target(target)) if kind is MODELS else model)
     return models
 
 

@@ -79,7 +79,7 @@ def test_a_service(folder: Path) -> None:
 
 @pytest.mark.parametrize("target", ["square", ":Square", "square:", "", "a b:C", "dir/square:Square"])
 def test_a_wrong_form_is_explained(target: str) -> None:
-    assert "must be module:Class or path/file.py:Class" in refused(target)
+    assert "must be module:Class or path/file.py:Class, a function" in refused(target)
 
 
 def test_a_missing_module_says_where_was_looked(folder: Path) -> None:

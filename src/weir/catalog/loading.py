@@ -22,7 +22,8 @@ from typing import Any, get_args, get_type_hints
 from zlib import crc32
 
 from weir.catalog.chains import chain_of
-from weir.catalog.sources import ModelToServe, Parameter, Parameters
+from weir.catalog.sources import ModelToServe, Parameter, Parameters, Trust
+from weir.catalog.targets import ALL_FORMS, located, model_to_load
 from weir.errors import Forbidden, InvalidRequest, SettingsError
 from weir.messages import Observer
 from weir.model import Model, check_model
@@ -38,11 +39,12 @@ from weir.telemetry.logs import redacted
 from weir.workers.settings import WorkerAddress, parse_address
 from weir.workers.source import Text, import_text
 
-_FORM = "must be module:Class or path/file.py:Class"
+_FORM = f"must be {ALL_FORMS}"
 
 
-def load_target(target: str, *, fresh: bool = False) -> type[Model] | type[Service]:
-    """Import and return the Model or Service class that `target` names; for a function, a model made of it.
+def load_target(target: str, *, fresh: bool = False, trust: Trust | None = None) -> type[Model] | type[Service]:
+    """Import and return the Model or Service class that `target` names; for a function, a model made of it; for a file or a task,
+    the class that serves it, as far as `trust` allows.
 
     With `fresh`, a module that is already imported is read again; the modules that it imports are not.
 
@@ -50,14 +52,31 @@ def load_target(target: str, *, fresh: bool = False) -> type[Model] | type[Servi
     package) is added to sys.path, so that worker processes find the class under the same name.
     Raises SettingsError with one line that says what was looked for and where.
     """
+    if (model := model_to_load(target, trust)) is not None:
+        return _load_on_platform(model)
     place, _, name = target.rpartition(":")
     if not (place and name):
-        raise SettingsError(f"TARGET {target!r}: {_FORM}")
+        raise SettingsError(f"TARGET {target!r}: {_FORM}{_named_apart(target)}")
     before = set(sys.modules)
     module = _load_file(target, Path(place)) if place.endswith(".py") else _load_module(target, place)
     if fresh and module.__name__ in before and str(module.__file__).endswith(".py"):
         module = read_anew(target, module.__name__, Path(str(module.__file__)))
     return class_in(module, name, target)
+
+
+def _load_on_platform(model: ModelToServe) -> type[Model] | type[Service]:
+    from weir.catalog.repository.platforms import platform_of  # which imports this module
+
+    return platform_of(model.platform).load(model)
+
+
+def _named_apart(target: str) -> str:
+    """Return a hint for a target that names a file or a module, but nothing in it."""
+    if target.endswith(".py") and Path(target).is_file():
+        return f"; name the class or function in it: {target}:NAME"
+    if Path(target).is_dir():
+        return f"; for a folder of models: --model-repository {target}"
+    return ""
 
 
 def _load_file(target: str, path: Path) -> ModuleType:
@@ -309,10 +328,9 @@ def make_service(
     imported. This imports the model's code, which may take long: beside a running event loop, call it in a thread.
     Raises SettingsError naming the model, and InvalidRequest for a parameter.
     """
-    if model.folder is not None or not model.target:
-        from weir.catalog.repository.platforms import platform_of
-
-        found = platform_of(model.platform).load(model)
+    model = located(model)
+    if model.folder is not None or not model.target or model.platform != "python":
+        found = _load_on_platform(model)
     else:
         found = load_target(model.target, fresh=fresh)
         if model.attributes and not issubclass(found, Service):

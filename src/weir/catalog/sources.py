@@ -15,6 +15,18 @@ Parameter = str | int | float | bool  # the values that a parameter of the Open 
 Parameters = Mapping[str, Parameter]
 
 
+class Trust(NamedTuple):
+    """What files of models may do, as whoever started the server decided. Load calls cannot change it.
+
+    Attributes:
+        pickles: whether pickled files may be loaded, which can run any code.
+        types: types in a file of skops that may be loaded, besides those that skops knows.
+    """
+
+    pickles: bool = False
+    types: tuple[str, ...] = ()
+
+
 class ModelToServe(NamedTuple):
     """One version of one model, as it is to be served.
 
@@ -28,6 +40,7 @@ class ModelToServe(NamedTuple):
         platform: the kind of its files, such as python or onnx.
         folder: the folder that holds its files, or None.
         attributes: attributes for its class: tensors, examples, sizes to warm up at.
+        trust: what its files may do.
     """
 
     target: str
@@ -39,6 +52,7 @@ class ModelToServe(NamedTuple):
     platform: str = "python"
     folder: Path | None = None
     attributes: Mapping[str, Any] | None = None
+    trust: Trust = Trust()
 
     @property
     def label(self) -> str:
@@ -228,6 +242,17 @@ class RepositorySettings:
     watch: bool = setting(
         False, "load models of the repository when their files change, and unload models whose folders are deleted"
     )
+    allow_pickle: bool = setting(
+        False, "load models from pickled files (.joblib, .pkl), which can run any code that their maker put into them"
+    )
+    trust_type: list[str] = setting(
+        [], "type that a .skops file may contain, besides those that skops knows to be safe", metavar="TYPE"
+    )
 
     def __post_init__(self) -> None:
         check(self)
+
+    @property
+    def trust(self) -> Trust:
+        """What files of models may do."""
+        return Trust(self.allow_pickle, tuple(self.trust_type))

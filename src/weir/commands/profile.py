@@ -24,7 +24,7 @@ from weir.commands.options import (
 )
 from weir.errors import SettingsError
 from weir.profiling.items import ProfilingSettings
-from weir.settings import declared_by, declared_settings, value_of
+from weir.settings import TRUST, declared_by, declared_settings, value_of
 
 if TYPE_CHECKING:
     from weir.policy.cost.profile import Profile
@@ -34,7 +34,7 @@ OWN = {each.name: each for each in declared_by(ProfilingSettings, "Measurement")
 # The settings that affect how a batch runs. `workers` is not among them, as one worker is measured.
 OF_MODEL = [
     each for name, each in declared_settings().items()
-    if (each.part == "Workers" and name != "workers") or name in ("name", "params", "max_batch_size")
+    if (each.part == "Workers" and name != "workers") or name in ("name", "params", "max_batch_size", *TRUST)
 ]  # fmt: skip
 
 
@@ -44,8 +44,8 @@ def _profile(
 ) -> None:  # fmt: skip
     """Measure how long batches of each size take and how much energy they use, and write the profile to a file.
 
-    One worker is measured, as `weir serve` with the same options would run it. TARGET is module:Class or
-    path/file.py:Class. `weir solve` and `weir simulate` read the file.
+    One worker is measured, as `weir serve` with the same options would run it. TARGET is any that it
+    serves. `weir solve` and `weir simulate` read the file.
     """
     own = {name: value_of(OWN[name], list(map(text_of, options[name] or ()))) for name in OWN if options.get(name)}
     settings = settings_of([target], config, {name: value for name, value in options.items() if name not in OWN})

@@ -8,10 +8,12 @@ from weir.commands.options import parameter, settings_of, settings_parameters, w
 from weir.errors import SettingsError
 from weir.messages import JSON
 from weir.model import is_tensor_model
-from weir.settings import declared_settings
+from weir.settings import TRUST, declared_settings
 
 OF_MODEL = [
-    each for name, each in declared_settings().items() if name in ("params", "max_batch_size", "retry_in_halves")
+    each
+    for name, each in declared_settings().items()
+    if name in ("params", "max_batch_size", "retry_in_halves", *TRUST)
 ]
 
 
@@ -25,7 +27,8 @@ def _worker(
     """Attach a model to a server as one of its external workers, until SIGTERM, SIGINT, SIGQUIT or SIGHUP.
 
     The server's --worker-socket is the ADDRESS to connect to. The model is loaded and warmed up first. When the connection
-    is lost, the worker attaches again, with a back-off. TARGET is module:Class or path/file.py:Class.
+    is lost, the worker attaches again, with a back-off. TARGET is any that
+    `weir serve` takes.
     """
     from weir.catalog.loading import make_service
     from weir.workers.remote import Attachment

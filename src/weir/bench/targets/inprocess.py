@@ -9,12 +9,12 @@ from weir.bench.target import OK, TIMES, Counts, LedgerTarget
 from weir.bench.targets.payloads import decode_items, read_payloads
 from weir.catalog.loading import make_service, new_service
 from weir.catalog.sources import ModelToServe
+from weir.catalog.targets import default_name, platform_of_target
 from weir.errors import InvalidRequest, SettingsError, WeirError
 from weir.messages import Reason
 from weir.model import Example, Model, is_tensor_model
 from weir.serving.calls import Call
 from weir.serving.service import Service
-from weir.settings import default_name
 from weir.telemetry.recorder import Metrics
 
 
@@ -86,7 +86,7 @@ def _service(
     metrics: Metrics,
 ) -> Service:  # fmt: skip
     if isinstance(model, str):
-        model = ModelToServe(model, default_name(model), {}, [], {})
+        model = ModelToServe(model, default_name(model), {}, [], {}, platform=platform_of_target(model))
     if isinstance(model, ModelToServe):
         model = model._replace(params={**model.params, **params}, settings={**model.settings, **settings})
         return make_service(model, [metrics])

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weir.catalog.registry import version_order
 from weir.catalog.repository.platforms import ENSEMBLE, MAX_PATH_LENGTH, guess, read_steps
 from weir.catalog.repository.triton import read_pbtxt, translated
-from weir.catalog.sources import ModelReading, ModelToServe
+from weir.catalog.sources import ModelReading, ModelToServe, Trust
+from weir.catalog.targets import platform_of_target
 from weir.errors import InvalidRequest, ModelNotFound, SettingsError, WeirError, brief
 from weir.model import NONE, OPTIONAL, REQUIRED
 from weir.serving.delivery import logger
@@ -223,10 +224,16 @@ class FolderRepository:
     """The Repository of the models in the folder `root`: `MODEL/VERSION/FILE` and `MODEL/config.toml` (or config.pbtxt).
 
     Each call reads the files again. `read_settings` reads the settings in the configurations; `complete` adds those that hold
-    for every model. Raises SettingsError if the folder cannot be read.
+    for every model; `trust` is what files of models may do. Raises SettingsError if the folder cannot be read.
     """
 
-    def __init__(self, root: str | Path, read_settings: ReadSettings, complete: CompleteSettings = dict) -> None:
+    def __init__(
+        self,
+        root: str | Path,
+        read_settings: ReadSettings,
+        complete: CompleteSettings = dict,
+        trust: Trust | None = None,
+    ) -> None:
         self.root = Path(root)
         try:
             os.scandir(self.root).close()
@@ -236,6 +243,7 @@ class FolderRepository:
             raise SettingsError(f"model_repository={str(root)!r}: cannot be read: {error.strerror}") from error
         self._read_settings = read_settings
         self._complete = complete
+        self._trust = trust or Trust()
         self._uploads: dict[str, list[Path]] = {}
 
     def names(self) -> list[str]:
@@ -269,12 +277,14 @@ class FolderRepository:
 
     def _model(self, folder: Path, name: str, version: str, document: ModelDocument) -> ModelToServe:
         files = (folder / version).resolve()
-        platform = document.platform or ("python" if document.target else guess(files, f"{name}/{version}"))
+        platform = document.platform or (
+            platform_of_target(document.target) if document.target else guess(files, f"{name}/{version}")
+        )
         target = document.target or document.file or ""
         settings = self._complete(document.settings)
         return ModelToServe(
             target, name, dict(document.params), list(document.route), settings, version=version, platform=platform,
-            folder=files, attributes=document.attributes,
+            folder=files, attributes=document.attributes, trust=self._trust,
         )  # fmt: skip
 
     def _uploaded(self, name: str, files: Mapping[str, bytes]) -> Path:

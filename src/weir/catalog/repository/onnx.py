@@ -2,13 +2,8 @@
 onnxruntime, so a file that makes onnxruntime crash does not harm the server.
 """
 
-import contextlib
-import json
 import math
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,8 +11,10 @@ from weir.catalog.repository.onnx_model import JOINS, TRY, OnnxModel, row_shape
 from weir.catalog.repository.platforms import (
     TENSORS,
     batch_dimension_of,
-    file_within,
     leaves_batch_out,
+    need,
+    only_file,
+    read_apart,
     with_attributes,
 )
 from weir.catalog.sources import ModelToServe
@@ -111,20 +108,13 @@ def _why_unknown(tensors: Sequence[Mapping[str, Any]], joins: bool | None) -> st
     return ""
 
 
-DESCRIBE_TIMEOUT = 300.0  # seconds
-
-
 class OnnxPlatform:
     """The platform `onnx`: ONNX files, run by onnxruntime."""
 
     def load(self, model: ModelToServe) -> type[Model]:
         """Return a class that runs the file. Raises SettingsError; see Platform."""
-        if find_spec("onnxruntime") is None:
-            raise SettingsError(
-                f"{model.label}: platform onnx: onnxruntime is not installed (pip install 'weir-serving[onnx]')"
-            )
-        assert model.folder is not None, "a model of a repository has a folder: this is a bug"
-        path = _file(model.folder, model.target, model.label)
+        need("onnxruntime", "onnx", model)
+        path = only_file(model, [".onnx"])
         configured = _with_file_shapes(model.attributes or {}, model.label)
         described = _described(path, model.label, *([] if states_batching(configured) else [TRY]))
         described["inputs"] += _optional_inputs(configured, described)
@@ -188,33 +178,11 @@ def _optional_inputs(configured: Mapping[str, Any], described: Mapping[str, Any]
     return [{**table, "optional": True} for table in described["defaults"] if table["name"] in wanted]
 
 
-def _file(folder: Path, file: str, source: str) -> Path:
-    if file:
-        return file_within(folder, file, source)
-    files = sorted(folder.glob("*.onnx"))
-    if len(files) != 1:
-        names = ", ".join(file.name for file in files) or "none"
-        raise SettingsError(
-            f"{source}: there must be one .onnx file in {folder.name}/, or `file` names one; there are {names}"
-        )
-    return files[0]
-
-
 def _described(path: Path, source: str, *more: str) -> dict[str, Any]:
     """Return the file's description, as onnx_model prints it. With TRY in `more`, it also has JOINS, if that can be determined."""
     environment = {"PYTHONPATH": python_path(""), "PATH": ""}
-    command = [sys.executable, "-P", "-m", "weir.catalog.repository.onnx_model", str(path), *more]
-    try:
-        done = subprocess.run(command, capture_output=True, timeout=DESCRIBE_TIMEOUT, env=environment, check=False)
-        lines, ended = done.stdout.splitlines(), done.stderr.decode(errors="replace").strip().splitlines()
-    except subprocess.TimeoutExpired as error:
-        lines, ended = (error.stdout or b"").splitlines(), [f"it took more than {DESCRIBE_TIMEOUT:g} s"]
-    for line in reversed(lines):  # the last line has the most facts, if it is complete
-        with contextlib.suppress(ValueError):
-            described: dict[str, Any] = json.loads(line)
-            return described
-    why = ended[-1] if ended else "the process that reads it ended without a message"
-    raise SettingsError(f"{source}: {path.name}: its tensors cannot be read: {why}")
+    what = f"{source}: {path.name}: its tensors cannot be read"
+    return read_apart("weir.catalog.repository.onnx_model", [str(path), *more], what, environment)
 
 
 def _tensor(table: Mapping[str, Any], batching: OnnxBatching) -> Tensor:

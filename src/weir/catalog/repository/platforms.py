@@ -1,11 +1,14 @@
 """Platforms make a class from the files of a model's version: `python`, `ensemble` (a chain), `onnx` (see onnx.py), and those
 that installed packages bring."""
 
+import json
 import re
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import Any, Protocol
@@ -13,6 +16,7 @@ from typing import Any, Protocol
 from weir.catalog.chains import Branch, Chain, Step, Steps, Switch
 from weir.catalog.loading import class_in, load_target, read_anew
 from weir.catalog.sources import ModelToServe
+from weir.catalog.targets import PLATFORMS
 from weir.errors import SettingsError, WeirError
 from weir.model import NONE, OPTIONAL, RAGGED, REQUIRED, Model, Tensor, check_model, overrides
 from weir.serving.service import Service
@@ -20,7 +24,7 @@ from weir.workers.source import declared
 
 MAX_PATH_LENGTH = 1024  # bytes of a file's path below its model's folder
 ENTRY_POINTS = "weir.platforms"
-BUILT_IN = ("python", "onnx", "ensemble")
+BUILT_IN = ("python", "onnx", "sklearn", "transformers", "ensemble")
 
 
 class Platform(Protocol):
@@ -42,6 +46,14 @@ def platform_of(name: str) -> Platform:
         from weir.catalog.repository.onnx import OnnxPlatform
 
         return OnnxPlatform()
+    if name == "sklearn":
+        from weir.catalog.repository.sklearn import SklearnPlatform
+
+        return SklearnPlatform()
+    if name == "transformers":
+        from weir.catalog.repository.transformers import TransformersPlatform
+
+        return TransformersPlatform()
     if name == "ensemble":
         return EnsemblePlatform()
     found = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
@@ -64,8 +76,9 @@ def guess(folder: Path, source: str) -> str:
     """Return the name of the platform that the files in `folder` are for. Raises SettingsError if that cannot be told."""
     if (folder / "model.py").is_file():
         return "python"
-    if any(folder.glob("*.onnx")):
-        return "onnx"
+    for ending, platform in PLATFORMS.items():
+        if any(folder.glob(f"*{ending}")):
+            return platform
     raise SettingsError(f"{source}: {folder.name}/ has neither model.py nor an .onnx file: set `platform` and `file`")
 
 
@@ -341,3 +354,50 @@ def file_within(folder: Path, file: str, source: str) -> Path:
     if not there:
         raise SettingsError(f"{source}: file={file!r}: there is no such file in {folder.name}/")
     return found
+
+
+def only_file(model: ModelToServe, endings: Sequence[str]) -> Path:
+    """Return the file of a model: the one that its target names, or else the only one with one of `endings` in its folder. Raises
+    SettingsError."""
+    assert model.folder is not None, "a model that is a file has a folder: this is a bug"
+    if model.target:
+        return file_within(model.folder, model.target, model.label)
+    files = sorted(file for file in model.folder.iterdir() if file.suffix in endings)
+    if len(files) != 1:
+        names = ", ".join(file.name for file in files) or "none"
+        raise SettingsError(
+            f"{model.label}: there must be one {endings[0]} file in {model.folder.name}/, or `file` names one; there are {names}"
+        )
+    return files[0]
+
+
+def need(library: str, extra: str, model: ModelToServe, called: str = "") -> None:
+    """Raise SettingsError that names `extra` if `library` is not installed. It is `called` so by people."""
+    if find_spec(library) is None:
+        raise SettingsError(
+            f"{model.label}: platform {model.platform}: {called or library} is not installed "
+            f"(pip install 'weir-serving[{extra}]')"
+        )
+
+
+DESCRIBE_TIMEOUT = 300.0  # seconds
+
+
+def read_apart(program: str, arguments: Sequence[str], source: str, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return the JSON object that the module `program` prints last, run in a process of its own: the server loads no library of
+    models, and a file that makes one crash does not harm it.
+
+    Raises SettingsError that starts with `source` if it prints none; what it wrote to stderr last is the reason.
+    """
+    command = [sys.executable, "-P", "-m", program, *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=DESCRIBE_TIMEOUT, env=environment, check=False)
+        lines, ended = done.stdout.splitlines(), done.stderr.decode(errors="replace").strip().splitlines()
+    except subprocess.TimeoutExpired as error:
+        lines, ended = (error.stdout or b"").splitlines(), [f"it took more than {DESCRIBE_TIMEOUT:g} s"]
+    for line in reversed(lines):  # the last line has the most facts, if it is complete
+        with suppress(ValueError):
+            described: dict[str, Any] = json.loads(line)
+            return described
+    why = ended[-1] if ended else "the process that reads it ended without a message"
+    raise SettingsError(f"{source}: {why}")

@@ -1,0 +1,70 @@
+"""The model that runs a pipeline of Hugging Face's transformers (the extra `transformers`), one task of texts."""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+from weir.errors import InvalidRequest, SettingsError, brief
+from weir.model import Model
+
+GENERATION, FILL_MASK = "text-generation", "fill-mask"
+# The tasks that are served, with examples for the warm-up. Where the text must have a mask, there is none: masks differ.
+TASKS: Mapping[str, Sequence[str]] = MappingProxyType(
+    {
+        "text-classification": ["Serve it now."], "sentiment-analysis": ["Serve it now."],
+        "token-classification": ["Ada Lovelace was born in London."], "ner": ["Ada Lovelace was born in London."],
+        FILL_MASK: [], GENERATION: ["Once upon a time"],
+    }
+)  # fmt: skip
+
+
+class TransformersModel(Model):
+    """Runs the pipeline of `task` with the model `source`: an item is a text, or an object with the key "text".
+
+    `device` is as in Model.torch_device. `dtype` is torch's name of the type of the weights, such as bfloat16; by default the one
+    that they are stored in. `options` are passed to each call of the pipeline, such as {"top_k": null} or {"max_new_tokens": 20}.
+    """
+
+    task: ClassVar[str] = ""
+    source: ClassVar[str] = ""
+
+    def __init__(self, device: str = "auto", dtype: str = "auto", options: Mapping[str, Any] | None = None) -> None:
+        if options is not None and not isinstance(options, Mapping):
+            raise SettingsError(f"options={options!r}: must be an object of arguments by name")
+        self._device, self._dtype, self._options = device, dtype, dict(options or {})
+
+    def load(self) -> None:
+        """Make the pipeline; a model of the hub is downloaded once."""
+        from transformers import pipeline
+
+        self._pipeline = pipeline(
+            self.task, model=self.source, device=self.torch_device(self._device), dtype=self._dtype
+        )
+        tokenizer = self._pipeline.tokenizer
+        if self.task == GENERATION and tokenizer.pad_token_id is None:  # texts of a batch are filled up to one length
+            tokenizer.pad_token_id = tokenizer.eos_token_id
+        if self.task == GENERATION:
+            tokenizer.padding_side = "left"
+
+    def preprocess(self, item: Any) -> Any:
+        """Return the text of an item. Raises InvalidRequest if it has none."""
+        text = item.get("text") if isinstance(item, Mapping) else item
+        if not isinstance(text, str):
+            raise InvalidRequest(f'an item must be a text, or an object with the key "text": it is {brief(item, 60)}')
+        return text
+
+    def predict(self, batch: list[str]) -> list[Any]:
+        """Return the pipeline's result for each text."""
+        results = self._pipeline(batch, batch_size=len(batch), **self._options)
+        if self.task == FILL_MASK and len(batch) == 1:  # whose result this pipeline takes out of the list
+            results = [results]
+        return [_plain(each) for each in results]
+
+
+def _plain(value: Any) -> Any:
+    """Return `value` without numpy's types, which scores have in some pipelines."""
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    return value.tolist() if hasattr(value, "tolist") else value

@@ -1,0 +1,101 @@
+"""Tasks of Hugging Face are served, by models of random weights in folders. `make test-torch` runs these."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.served import serving
+
+from weir.errors import InvalidRequest, ModelError, SettingsError
+from weir.inprocess import InProcess
+
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]  # torch's and transformers' own
+
+WORDS = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    *["serve", "it", "now", "a", "good", "bad", "film", ".", "once", "upon", "time"],
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model for each task."""
+    import torch
+    import transformers
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    at = tmp_path_factory.mktemp("tasks")
+    words: Any = Tokenizer(models.WordLevel({word: place for place, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    torch.manual_seed(0)
+    size = {"vocab_size": len(WORDS), "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    bert = transformers.BertConfig(**size, intermediate_size=32, id2label={0: "-", 1: "+"}, label2id={"-": 0, "+": 1})
+    gpt = transformers.GPT2Config(vocab_size=len(WORDS), n_embd=32, n_layer=1, n_head=2, bos_token_id=2, eos_token_id=3)
+    names = {"unk_token": "[UNK]", "eos_token": "[SEP]"}
+    full = {**names, "pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+    for task, model, tokens in (
+        ("text-classification", transformers.BertForSequenceClassification(bert), full),
+        ("ner", transformers.BertForTokenClassification(bert), full),
+        ("fill-mask", transformers.BertForMaskedLM(bert), full),
+        ("text-generation", transformers.GPT2LMHeadModel(gpt), names),  # no token for padding, as GPT-2 has none
+    ):
+        model.save_pretrained(at / task)
+        transformers.PreTrainedTokenizerFast(tokenizer_object=words, **tokens).save_pretrained(at / task)
+    return at
+
+
+def test_a_task_is_served_from_a_folder(folder: Path) -> None:
+    with serving(f"hf:text-classification={folder}/text-classification", "--workers", "1", "--name", "mood") as (
+        _,
+        client,
+    ):
+        one, other = (
+            client.post("/infer/mood", json="a good film").json(),
+            client.post("/infer/mood", json={"text": "it"}).json(),
+        )
+        assert {one["label"], other["label"]} <= {"+", "-"} and 0 < one["score"] < 1
+        wrong = client.post("/infer/mood", json=7)
+        assert wrong.status_code == 400 and "an item must be a text, or an object with the key" in wrong.text
+
+
+@pytest.mark.parametrize(
+    ("task", "text", "key", "options"),
+    [
+        ("ner", "a good film", "entity", None),
+        ("fill-mask", "a [MASK] film", "token_str", {"top_k": 2}),
+        ("text-generation", "once upon", "generated_text", {"max_new_tokens": 2}),
+    ],
+)
+def test_each_task_answers_as_its_pipeline_does(
+    folder: Path, task: str, text: str, key: str, options: dict[str, Any] | None
+) -> None:
+    settings: dict[str, Any] = {"executor": "thread", "params": {"options": options}}
+    with InProcess(f"hf:{task}={folder}/{task}", **settings) as client:
+        answer = client.infer(task, text)
+    assert answer and all(key in each for each in answer), answer
+
+
+def test_only_the_text_without_a_mask_fails(folder: Path) -> None:
+    with InProcess(f"hf:fill-mask={folder}/fill-mask", executor="thread") as client:
+        with pytest.raises(ModelError, match="mask"):
+            client.infer("fill-mask", "a film")
+        assert len(client.infer("fill-mask", "a [MASK]")) == 5
+        with pytest.raises(InvalidRequest):
+            client.infer("fill-mask", ["a"])
+
+
+def test_wrong_parameters_are_refused(folder: Path) -> None:
+    with (
+        pytest.raises(SettingsError, match=r"options=3: must be an object of arguments by name"),
+        InProcess(f"hf:ner={folder}/ner", executor="thread", params={"options": 3}),
+    ):
+        pass
+    with pytest.raises(SettingsError, match="got an unexpected keyword argument"):
+        InProcess(f"hf:ner={folder}/ner", params={"wrong": 3})
