@@ -56,7 +56,7 @@ from weir.embedding.bert_as_service.zmtp import COMMAND, GREETING, MORE, frame, 
 from weir.embedding.exchange import EmbeddingContext
 from weir.embedding.metrics import TextCounts
 from weir.embedding.openai import OpenAI, openai_paths
-from weir.embedding.texts import Encoded, Text
+from weir.embedding.texts import Encoded, ModelFacts, Text, TokenDetail
 from weir.frontends.grpc.core import Core
 from weir.frontends.grpc.frontend import GrpcSettings
 from weir.frontends.grpc.server import GrpcServer
@@ -507,7 +507,7 @@ class Length(models.Length):
 class Lengths:
     """Encodes every text as its length and a zero: what is measured is what comes before."""
 
-    name, dimensions, max_length = "lengths", 2, 512
+    name, dimensions, max_length, facts = "lengths", 2, 512, ModelFacts()
 
     async def encode(self, texts: Sequence[Text], **said: Any) -> Encoded:
         """Return a vector for each text."""
@@ -515,6 +515,14 @@ class Lengths:
         vectors = np.zeros((count, 2), np.float32)
         vectors[:, 0] = list(map(len, texts))
         return Encoded(vectors, [1] * count, [False] * count)
+
+    async def tokenize(self, texts: Sequence[str], *, special: bool, prompt: str | None) -> list[list[TokenDetail]]:
+        """Nobody asks."""
+        return []
+
+    async def decode(self, ids: Sequence[Sequence[int]], *, skip_special: bool) -> list[str]:
+        """Nobody asks."""
+        return []
 
 
 class LoopProbe:

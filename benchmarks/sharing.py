@@ -170,6 +170,14 @@ class Lengths:
         """Nobody asks."""
         return []
 
+    def details(self, text: str, *, special: bool = True, prompt: str | None = None) -> list[Any]:
+        """Nobody asks."""
+        return []
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """Nobody asks."""
+        return ""
+
 
 def _seconds(batch: Batch) -> float:
     lengths = [len(tokens.ids) // 4 for tokens in batch.payloads]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from weir.embedding.texts import TOO_LONG, Encoded, Text
+from weir.embedding.texts import TOO_LONG, Encoded, ModelFacts, Phases, Text, TextTask, TokenDetail, prompt_text
 from weir.errors import InvalidRequest
 from weir.telemetry.tracecontext import Trace
 
@@ -27,27 +27,31 @@ class HashingEncoder:
 
     dimensions = DIMENSIONS
 
-    def __init__(self, name: str = "hashing", *, max_length: int = 6, per_token: bool = False) -> None:
+    def __init__(
+        self, name: str = "hashing", *, max_length: int = 6, per_token: bool = False, facts: ModelFacts | None = None
+    ) -> None:
         self.name = name
+        self.facts = facts or ModelFacts(tasks=(TextTask.EMBED_ALL if per_token else TextTask.EMBED,))
         self.max_length = max_length
         self.heard: list[Heard] = []
         self.error: Exception | None = None
         self.gate: asyncio.Event | None = None
         self.entered: asyncio.Event | None = None
         self.left: asyncio.Event | None = None  # set when a call is cancelled
+        self.scores: dict[str, Any] | None = None  # the numbers of a text, of a pair those of its second text
         self._per_token = per_token
 
     async def encode(
         self, texts: Sequence[Text], *, door: str, client: str = "", priority: int = 0, timeout: float | None = None,
         dimensions: int | None = None, truncate: bool | None = None, want_tokens: bool = False,
-        prompt: str | None = None, whole_words: bool = False, each: bool = False,
+        prompt: str | None = None, whole_words: bool = False, truncate_left: bool = False, each: bool = False,
         trace: str | Trace | None = None,
     ) -> Encoded:  # fmt: skip
         """Return vectors."""
         said = {
             "door": door, "client": client, "priority": priority, "timeout": timeout, "dimensions": dimensions,
             "truncate": truncate, "want_tokens": want_tokens, "prompt": prompt, "whole_words": whole_words,
-            "trace": trace,
+            "truncate_left": truncate_left, "trace": trace,
         }  # fmt: skip
         self.heard.append(Heard(texts, said))
         if self.entered is not None:
@@ -70,10 +74,38 @@ class HashingEncoder:
                 )
         kept = [read[: self.max_length] for read in words]
         vectors = np.stack([vector_of(" ".join(read))[: dimensions or DIMENSIONS] for read in kept])
+        if self.scores is not None:
+            vectors = np.stack([self.scores[text[1] if isinstance(text, tuple) else str(text)] for text in texts])
         if self._per_token:
             vectors = np.repeat(vectors[:, None, :], max(map(len, kept)), axis=1)
         truncated = [len(read) > self.max_length for read in words]
-        return Encoded(vectors, list(map(len, kept)), truncated, kept if want_tokens else None)
+        lengths = [len(each) for each in kept] if self._per_token else None
+        return Encoded(
+            vectors,
+            list(map(len, kept)),
+            truncated,
+            kept if want_tokens else None,
+            lengths,
+            phases=Phases(0.001, 0.002, 0.003, 0.007),
+        )
+
+    async def tokenize(self, texts: Sequence[str], *, special: bool, prompt: str | None) -> list[list[TokenDetail]]:
+        """Return the words of each text."""
+        marks = [TokenDetail(0, "<s>", True, None, None)] if special else []
+        return [[*marks, *_details(prompt_text(prompt or "", self.facts.prompts) + text)] for text in texts]
+
+    async def decode(self, ids: Sequence[Sequence[int]], *, skip_special: bool) -> list[str]:
+        """Return the numbers, with 0 as a special token."""
+        return [" ".join(str(number) for number in each if number or not skip_special) for each in ids]
+
+
+def _details(text: str) -> list[TokenDetail]:
+    found, start = [], 0
+    for word in text.split():
+        start = text.index(word, start)
+        found.append(TokenDetail(len(word), word, False, start, start + len(word)))
+        start += len(word)
+    return found
 
 
 def words_of(text: Text) -> list[str]:

@@ -14,7 +14,7 @@ from weir.embedding.bert_as_service.status import Status
 from weir.embedding.exchange import EmbeddingContext
 from weir.embedding.http import FastTexts, HttpTexts
 from weir.embedding.metrics import TextCounts
-from weir.embedding.openai import OPENAI, OpenAI, openai_paths
+from weir.embedding.server import text_paths, text_routes
 from weir.embedding.texts import Encodes
 from weir.frontends.http.application import Added, make_app
 from weir.frontends.http.server import HttpServer
@@ -52,9 +52,10 @@ async def served(
     site = EmbeddingContext({encoder.name: encoder for encoder in encoders}, settings, MAX_TEXTS, counts)
     routes = routes_of(site, ended.set)
     names = list(site.encoders) if hot is None else hot
-    route_handlers = [FastTexts(HttpTexts(each, site), names) for each in (OPENAI, ENCODE)] if fast else []
+    alike = [*text_routes(site)[0], [HttpTexts(ENCODE, site)]]
+    route_handlers = [FastTexts(each, names) for each in alike] if fast else []
     registry = Registry([])
-    app = make_app(registry, settings, added=Added(routes, {**openai_paths(), **bert_paths()}))
+    app = make_app(registry, settings, added=Added(routes, {**text_paths(), **bert_paths()}))
     server = HttpServer(registry, app, settings, route_handlers=route_handlers)
     await server.start()
     try:
@@ -65,6 +66,6 @@ async def served(
 
 
 def routes_of(site: EmbeddingContext, end: Callable[[], None]) -> list[BaseRoute]:
-    """Return the routes of OpenAI and of bert-as-service."""
+    """Return the routes of all protocols of texts."""
     status = Status(site.encoders, site.clients)
-    return [*OpenAI(site).routes(), *Encode(site, status, control=Control(), end=end).routes()]
+    return [*text_routes(site)[1], *Encode(site, status, control=Control(), end=end).routes()]

@@ -15,7 +15,8 @@ from tests.embedding.hashing import DIMENSIONS, HashingEncoder, vector_of
 from tests.embedding.served_texts import MAX_TEXTS, Served, served
 
 from weir.embedding.encoder import SMALL_REQUEST
-from weir.embedding.http import Listing, send_listing
+from weir.embedding.http import Listing, listing, send_listing
+from weir.embedding.texts import ModelFacts
 from weir.errors import Cancelled, DeadlineExceeded, ModelError, Overloaded
 from weir.frontends.http.fast.handover import HandOver
 from weir.telemetry.tracecontext import CURRENT, Trace
@@ -170,7 +171,7 @@ def test_what_is_more_than_that_is_left_to_the_application(
     said: Any, headers: list[str], handed_over: list[bytes]
 ) -> None:
     async def main() -> None:
-        encoders = HashingEncoder(), HashingEncoder("tokens", per_token=True)
+        encoders = HashingEncoder(), HashingEncoder("tokens", per_token=True, facts=ModelFacts())
         async with served(*encoders, hot=["hashing"]) as server, dialled(server) as (reader, writer):
             # The next request has arrived with it, and is answered after it.
             writer.write(
@@ -288,12 +289,12 @@ TEXTS = ["one two three four five six seven", *(f"text {number}" for number in r
 EXPECTED = [vector_of("one two three four five six"), *(vector_of(text) for text in TEXTS[1:])]
 
 
-def listing(asked: list[int]) -> Listing:
+def listed(asked: list[int]) -> Listing:
     def items(start: int, stop: int) -> list[Any]:
         asked.append(stop)
         return list(range(start, stop))
 
-    return Listing({"id": 1}, "result", 10, 30_000, items)
+    return listing({"id": 1}, "result", 10, 30_000, items)
 
 
 @pytest.mark.parametrize("path", ["/encode", "/v1/embeddings"])
@@ -324,7 +325,7 @@ def test_the_largest_answers_come_in_bits_and_say_the_same(monkeypatch: pytest.M
 @pytest.mark.parametrize("at_once", [1, 90_000, 300_000])
 def test_whole_it_says_the_same_as_in_bits(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
     monkeypatch.setattr("weir.embedding.http._NUMBERS_PER_PART", at_once)
-    made = listing([])
+    made = listed([])
     assert msgspec.json.decode(made.whole().body) == {"id": 1, "result": list(range(10))}
     assert made.whole().body == b"".join(made.parts())
 
@@ -361,7 +362,7 @@ def test_who_does_not_read_on_has_nothing_more_written() -> None:
                 full.set()
                 await gate.wait()
 
-        sending = asyncio.ensure_future(send_listing(send, listing(asked), []))
+        sending = asyncio.ensure_future(send_listing(send, listed(asked), []))
         await full.wait()
         assert asked == [2, 4]  # two bits of two items: no other is made
         gate.set()

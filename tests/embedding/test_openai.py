@@ -21,7 +21,9 @@ from weir.embedding.bert_as_service import http as encode_door
 from weir.embedding.bert_as_service.http import bert_paths
 from weir.embedding.exchange import EmbeddingContext
 from weir.embedding.metrics import TextCounts
-from weir.embedding.openai import openai_paths
+from weir.embedding.packing import Packing, quantized
+from weir.embedding.server import text_paths
+from weir.embedding.texts import ModelFacts
 from weir.errors import DeadlineExceeded, Draining, ModelError, Overloaded
 from weir.frontends.http.openapi import openapi
 from weir.frontends.http.pages import HTTP_FRONTENDS, code_of
@@ -95,8 +97,54 @@ def test_input_is_texts_or_token_ids(given: Any, texts: Any) -> None:
     assert {len(each.embedding) for each in answer.data} == {3}
     assert encoder.heard[0].said == {
         "door": "openai", "client": "me", "priority": 0, "timeout": None, "dimensions": 3, "truncate": None,
-        "want_tokens": False, "prompt": None, "whole_words": False, "trace": None,
+        "want_tokens": False, "prompt": None, "whole_words": False, "truncate_left": False, "trace": None,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("said", "chosen"), [
+    ({"prompt_name": "query"}, "query"), ({"input_type": "query"}, "query"), ({"input_type": "search_document"}, "passage"),
+    ({"task": "retrieval.query"}, "query"), ({"input_type": "clustering"}, None), ({"input_type": "passage"}, "passage"),
+    ({"instruction": "Find the dam"}, "Instruct: Find the dam\nQuery:"), ({"instruction": "x", "input_type": "document"}, "passage"),
+])  # fmt: skip
+def test_the_prompt_is_chosen_by_name_by_the_kind_of_text_or_by_an_instruction(said: Any, chosen: str | None) -> None:
+    encoder = HashingEncoder(
+        facts=ModelFacts(prompts={"query": "Instruct: Given a question\nQuery:", "passage": "passage: "})
+    )
+    assert post(encoder, {"input": "one", **said}).status_code == 200
+    assert encoder.heard[0].said["prompt"] == chosen
+
+
+@pytest.mark.parametrize("field", ["encoding_format", "embedding_type"])
+@pytest.mark.parametrize("packing", ["int8", "uint8", "binary", "ubinary"])
+def test_vectors_may_be_packed_after_they_are_cut(field: str, packing: str) -> None:
+    answer = post(HashingEncoder(), {"input": TEXTS, field: packing, "dimensions": 5})
+    expected = quantized(EXPECTED[:, :5], Packing(packing))
+    assert [each["embedding"] for each in answer.json()["data"]] == expected.tolist()
+
+
+def test_the_vectors_may_be_scaled_to_length_one() -> None:
+    found = post(HashingEncoder(), {"input": TEXTS, "normalized": True}).json()["data"]
+    np.testing.assert_allclose([np.linalg.norm(each["embedding"]) for each in found], 1, rtol=1e-6)
+
+
+def test_infinitys_and_jinas_ways_to_ask_are_answered_alike() -> None:
+    async def ask(server: Served) -> list[Any]:
+        plain = await server.client.post("/v1/embeddings", json={"input": ["one"]})
+        infinity = await server.client.post(
+            "/embeddings", json={"input": ["one"], "model": "hashing", "modality": "text"}
+        )
+        jina = await server.client.post("/v1/embeddings", json={"input": [{"text": "one"}], "truncate": True})
+        return [plain.json(), infinity.json(), jina.json(), (await server.client.get("/models")).json()]
+
+    plain, infinity, jina, models = asking(HashingEncoder())(ask)
+    assert plain == infinity == jina
+    assert [each["id"] for each in models["data"]] == ["hashing"]
+
+
+def test_the_left_end_of_a_text_may_be_kept() -> None:
+    encoder = HashingEncoder()
+    post(encoder, {"input": "one", "truncation_direction": "left"})
+    assert encoder.heard[0].said["truncate_left"]
 
 
 def test_a_prompt_may_be_named() -> None:
@@ -135,14 +183,21 @@ WRONG: list[tuple[Any, str | None, str]] = [
     ({"input": "a", "encoding_format": "hex"}, "encoding_format", "must be one of float, base64"),
     ({"input": "a", "dimensions": 0}, "dimensions", "must be 1 or more"),
     ({"input": "a", "user": "x" * 513}, "user", "has 513 characters, must have at most 512"),
-    ({"input": "a", "dimensions": 9}, "dimensions", "must be at most 8"),
+    ({"input": "a", "dimensions": 9}, "dimensions", "must be 1 to 8"),
     ({"input": "a", "dimensions": True}, "dimensions", "dimensions=True: must be an integer or null"),
     ({"input": "a", "model": 3}, "model", "model=3: must be a text or null"),
     ({"input": "a", "truncate": "no"}, "truncate", "truncate='no': must be true or false or null"),
     ({"input": None}, "input", "is missing"),
     ({"input": "a", "a - at `$.b`": 3}, "a - at `$.b`", "there is no such field"),
     ({"input": "a", "best": 3}, "best", "there is no such field"),
-    ({"input": "a", "input_type": "query"}, "input_type", "there is no such field; there are input, model"),
+    ({"input": "a", "kind": "query"}, "kind", "there is no such field; there are "),
+    ({"input": "a", "input_type": "question"}, "input_type", "must be one of query, "),
+    ({"input": "a", "prompt_name": "query"}, "prompt_name", "there is no prompt of this name; there are none"),
+    ({"input": "a", "prompt": "query: ", "instruction": "Find it."}, "instruction", "only one of them may be given"),
+    ({"input": "a", "truncation_direction": "up"}, "truncation_direction", "must be one of left, right"),
+    ({"input": "a", "embedding_type": "int4"}, "embedding_type", "must be one of float, base64, int8, uint8, binary, ubinary"),
+    ({"input": "a", "late_chunking": True}, "late_chunking", "must be false"),
+    ({"input": [{"text": "a", "image": "b"}]}, "input", "must be a text"),
     ([1], None, "must be an object"),
 ]  # fmt: skip
 
@@ -194,7 +249,7 @@ def test_a_text_that_was_cut_is_named() -> None:
 
 def test_vectors_of_tokens_have_no_place_in_its_shape() -> None:
     answer = post(HashingEncoder(per_token=True), {"input": "a b"})
-    assert answer.status_code == 501 and "POST /encode" in answer.json()["error"]["message"]
+    assert answer.status_code == 400 and "has no task embed; it has embed_all" in answer.json()["error"]["message"]
 
 
 def test_headers_say_who_asks_and_until_when() -> None:
@@ -335,9 +390,11 @@ def test_the_id_of_a_request_comes_back_whatever_happens() -> None:
 def test_every_route_is_described_and_no_other() -> None:
     routes = routes_of(EmbeddingContext({}, HttpSettings(), 1, TextCounts()), lambda: None)
     refused = "/v1/{path}"  # of whatever is none of the others
+    aliases = {"/", "/invocations"}  # of one of TEI's, as the first model decides
     assert {getattr(route, "path", "").replace(":path", "") for route in routes} == {
         refused,
-        *{**openai_paths(), **bert_paths()},
+        *aliases,
+        *{**text_paths(), **bert_paths()},
     }
 
 
@@ -346,12 +403,18 @@ def test_the_description_is_valid() -> None:
 
 
 def described() -> dict[str, Any]:
-    return openapi(Registry([]), {**openai_paths(), **bert_paths()})
+    return openapi(Registry([]), {**text_paths(), **bert_paths()})
 
 
 @pytest.mark.parametrize(("body", "rule"), [(body, rule) for body, _, rule in WRONG])
 def test_the_description_refuses_what_the_server_refuses(body: Any, rule: str) -> None:
-    of_this_server = ("51 texts", "at most 8")  # its number of texts, its vectors
+    of_this_server = (
+        "51 texts",
+        "1 to 8",
+        "there are none",
+        "must be one of query, ",
+        "only one of them may be given",
+    )  # its number of texts, its vectors
     assert bool(body_faults(described(), "/v1/embeddings", body)) != rule.endswith(of_this_server)
 
 

@@ -60,6 +60,47 @@ def test_every_door_gives_the_same_vectors(server: EmbeddingServer, client: Embe
         np.testing.assert_allclose(np.array(answer, np.float32), vectors, atol=1e-6)
 
 
+def test_the_protocols_of_other_servers_give_them_too(server: EmbeddingServer, client: EmbeddingClient) -> None:
+    vectors = client.encode(TEXTS)
+    with httpx.Client(base_url=server.url) as http:
+        tei = http.post("/embed", json={"inputs": TEXTS})
+        cohere = http.post("/v2/embed", json={"texts": TEXTS, "embedding_types": ["float", "ubinary"]}).json()[
+            "embeddings"
+        ]
+        infinity = http.post("/embeddings", json={"input": TEXTS}).json()["data"]
+        cosines = http.post("/similarity", json={"inputs": {"source_sentence": TEXTS[0], "sentences": TEXTS}}).json()
+        short = http.post("/embed", json={"inputs": TEXTS, "dimensions": 8}).json()
+        shown = http.post("/tokenize", json={"inputs": "then do it right", "prompt_name": "query"}).json()
+        again = http.post("/decode", json={"ids": [each["id"] for each in shown[0]]}).json()
+        info = http.get("/info").json()
+        wrong = http.post("/rerank", json={"query": "a", "texts": ["b"]})
+    for answer in (tei.json(), cohere["float"], [each["embedding"] for each in infinity]):
+        np.testing.assert_allclose(np.array(answer, np.float32), vectors, atol=1e-6)
+    assert cohere["ubinary"] == np.packbits(vectors > 0, axis=1).tolist()
+    np.testing.assert_allclose(cosines, vectors @ vectors[0], atol=1e-6)
+    cut = vectors[:, :8]
+    np.testing.assert_allclose(short, cut / np.linalg.norm(cut, axis=1, keepdims=True), atol=1e-6)
+    assert int(tei.headers["x-compute-tokens"]) == sum(len(each) for each in client.encode(TEXTS, show_tokens=True)[1])
+    assert int(tei.headers["x-total-time"]) >= int(tei.headers["x-inference-time"]) >= 0
+    assert again == ["do : then do it right"]
+    assert info["model_id"] == "small" and info["max_input_length"] == 8
+    assert (wrong.status_code, wrong.json()["error_type"]) == (424, "Backend")
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_either_end_of_a_text_is_kept(server: EmbeddingServer, client: EmbeddingClient, left: bool) -> None:
+    words = ["first", "do", "it", "then", "do", "it", "right", "and", "better"]
+    kept = " ".join(words[-6:] if left else words[:6])
+    with httpx.Client(base_url=server.url) as http:
+        direction = "left" if left else "right"
+        said = {"inputs": " ".join(words), "truncate": True, "truncation_direction": direction}
+        found = http.post("/embed", json=said)
+        native = http.post("/infer/small", json={"text": said["inputs"], "truncation_direction": direction}).json()
+    np.testing.assert_allclose(found.json(), client.encode([kept]), atol=1e-6)
+    np.testing.assert_allclose(native, found.json()[0], atol=1e-6)
+    assert found.headers["x-weir-truncated"] == "1"
+
+
 def test_the_zeromq_door_gives_them_too(server: EmbeddingServer, client: EmbeddingClient) -> None:
     assert server.zmq_ports is not None
     port, port_out = server.zmq_ports

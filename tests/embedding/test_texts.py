@@ -2,7 +2,7 @@
 
 import pytest
 
-from weir.embedding.texts import MAX_PROMPT_CHARACTERS, prompt_text, server_prompt
+from weir.embedding.texts import MAX_PROMPT_CHARACTERS, chosen_prompt, prompt_text, server_prompt
 from weir.errors import InvalidRequest, SettingsError
 
 PROMPTS = {"query": "query: ", "document": "passage: "}
@@ -36,3 +36,36 @@ def test_a_prompt_is_read_for_every_text_and_is_no_longer_than_that_allows() -> 
 
 def test_nothing_said_is_what_the_model_says() -> None:
     assert server_prompt(None, PROMPTS) is None
+
+
+NAMED = {"query": "Instruct: Given a question, find passages\nQuery:", "passage": "passage: ", "STS": "same: "}
+
+
+@pytest.mark.parametrize(("said", "chosen"), [
+    ({}, None), ({"prompt": "query: "}, "query: "), ({"prompt_name": "STS"}, "STS"), ({"input_type": "query"}, "query"),
+    ({"input_type": "search_query"}, "query"), ({"input_type": "document"}, "passage"), ({"input_type": "retrieval.passage"}, "passage"),
+    ({"input_type": "text-matching"}, "STS"), ({"input_type": "STS"}, "STS"), ({"input_type": "clustering"}, None),
+    ({"instruction": "Find it"}, "Instruct: Find it\nQuery:"), ({"instruction": "x", "input_type": "query"}, "Instruct: x\nQuery:"),
+    ({"instruction": "x", "input_type": "document"}, "passage"),
+])  # fmt: skip
+def test_a_prompt_is_chosen_by_what_is_said_of_the_text(said: dict[str, str], chosen: str | None) -> None:
+    assert chosen_prompt(NAMED, **said) == chosen
+    if chosen is not None:
+        prompt_text(chosen, NAMED)  # which the encoder will read
+
+
+def test_a_model_without_a_form_of_its_own_reads_the_usual_instruction() -> None:
+    assert chosen_prompt({"query": "query: "}, instruction="Find it") == "Instruct: Find it\nQuery: "
+    assert chosen_prompt({}, input_type="query") is None
+
+
+@pytest.mark.parametrize(("said", "rule"), [
+    ({"prompt_name": "qury"}, "prompt_name='qury': there is no prompt of this name; there are query, passage, STS"),
+    ({"input_type": "question"}, "input_type='question': must be one of query, search_query, "),
+    ({"prompt": "a:", "prompt_name": "query"}, "prompt, prompt_name: only one of them may be given"),
+    ({"instruction": " "}, "instruction: must not be empty"),
+    ({"instruction": "x" * 3000}, "instruction: has 3000 characters, must have at most 2048"),
+])  # fmt: skip
+def test_what_chooses_no_prompt_is_refused(said: dict[str, str], rule: str) -> None:
+    with pytest.raises(InvalidRequest, match=rule):
+        chosen_prompt(NAMED, **said)

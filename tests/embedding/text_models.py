@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy
 
-from weir.embedding.texts import Text, Tokenized, TokenizeOptions, Tokens
+from weir.embedding.texts import Text, TokenDetail, Tokenized, TokenizeOptions, Tokens
 from weir.errors import InvalidRequest
 from weir.model import Measure, Model
 
@@ -63,6 +63,14 @@ class Words:
     def tokens(self, ids: bytes) -> list[str]:
         """Return the tokens as texts."""
         return [str(number) for number in numpy.frombuffer(ids, "<i4")]
+
+    def details(self, text: str, *, special: bool = True, prompt: str | None = None) -> list[TokenDetail]:
+        """Return the words."""
+        return [TokenDetail(sum(map(ord, word)), word, False, None, None) for word in f"{prompt or ''}{text}".split()]
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """Return the numbers."""
+        return " ".join(map(str, ids))
 
 
 def vector_of(text: str) -> list[float]:

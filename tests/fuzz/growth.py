@@ -18,9 +18,14 @@ from rich.progress import track
 from tests.embedding.hashing import HashingEncoder
 
 from weir.embedding.bert_as_service.http import read_document, read_fields
+from weir.embedding.cohere import Cohere
 from weir.embedding.exchange import EmbeddingContext, TextExchange
+from weir.embedding.http import TextProtocol
+from weir.embedding.infinity import Infinity
 from weir.embedding.metrics import TextCounts
 from weir.embedding.openai import OPENAI
+from weir.embedding.tei import Tei
+from weir.embedding.texts import ModelFacts, TextTask
 from weir.errors import WeirError
 from weir.frontends.http.fast.plan import HeadReader
 from weir.messages import JSON, MSGPACK
@@ -37,10 +42,18 @@ MOST_TIMES = (
 )
 
 DECLARED = (Tensor("x", "FP32", [-1, -1]), Tensor("s", "BYTES", [-1]))
-SITE = EmbeddingContext({"hashing": HashingEncoder()}, HttpSettings(), 100_000, TextCounts())
+ALL = ModelFacts(tasks=tuple(TextTask))
+SITE = EmbeddingContext({"hashing": HashingEncoder(facts=ALL)}, HttpSettings(), 100_000, TextCounts())
 FORM = "application/x-www-form-urlencoded"
 Parse = Callable[[bytes], Any]
 asked = partial(TextExchange, SITE, "http")
+
+OTHERS = [each.protocol for part in (Tei(SITE), Cohere(SITE), Infinity(SITE)) for each in part.texts]
+
+
+def _read(protocol: TextProtocol, body: bytes) -> None:
+    protocol.read(asked(), [], body)
+
 
 PARSERS: dict[str, dict[str, Parse]] = {
     "json": {
@@ -53,6 +66,7 @@ PARSERS: dict[str, dict[str, Parse]] = {
         "encode": lambda body: read_fields(read_document(body, JSON, SITE), asked()),
         "form": lambda body: read_document(body, FORM, SITE),
         "openai": lambda body: OPENAI.read(asked(), [], body),
+        **{each.paths[0]: partial(_read, each) for each in OTHERS},
     },
     "msgpack": {
         "native": lambda body: tensors.to_arrays(values.decode(body, MSGPACK), DECLARED),
@@ -70,7 +84,7 @@ ATOMS = (
 PIECES = (b"a", rb"\n", rb"\u00e9", rb"\ud83d\ude00", rb"\ud83d", b"\xc3\xa9", rb"\\", b"&", b"%41", b"=")
 KEYS = (
     b"inputs", b"outputs", b"parameters", b"x", b"s", b"texts", b"input", b"id", b"model", b"model_name", b"data", b"shape",
-    b"datatype", b"name", b"cancel", b"prompt", b"is_tokenized", b"pairs", b"dimensions", b"user",
+    b"datatype", b"name", b"cancel", b"prompt", b"is_tokenized", b"pairs", b"dimensions", b"user", b"query", b"documents", b"ids",
 )  # fmt: skip
 UNITS = (
     b"\x90", b"\x91\x90", b"\x01", b"\xc0", b"\xa0", b"\x80", b"\x81\xa0\xc0", b"\xc4\x00", b"\xd4\x00\x00",

@@ -6,7 +6,7 @@ window fairly (fair_queue.py); a text of a caller who has had no more than the o
 
 import asyncio
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from math import inf
@@ -16,7 +16,7 @@ import numpy
 
 from weir.embedding.fair_queue import CallerQueue
 from weir.embedding.requests import CallTrace, EncodeRequest, ReadyText, TextRequest, distinct, with_place
-from weir.embedding.texts import Encoded, Text, TokenizeOptions, Tokens, prompt_text
+from weir.embedding.texts import Encoded, ModelFacts, Text, TokenDetail, TokenizeOptions, Tokens, prompt_text
 from weir.embedding.tokens.threads import CHUNK, TokenizeRequest, TokenizeResult, TokenizerThreads, Tokenizes
 from weir.errors import DeadlineExceeded, Draining, InvalidRequest, ModelError, Overloaded, WeirError, brief
 from weir.protocols.account import CLAIM, charge
@@ -70,6 +70,8 @@ _NO_TRACE: AbstractContextManager[None] = nullcontext()
 
 
 _FLOAT_BYTES = 4
+DETAIL_BYTES = 200  # of memory for a token that is shown, and there are at most as many tokens as characters
+NO_FACTS = ModelFacts()
 
 
 class Encoder:
@@ -88,7 +90,7 @@ class Encoder:
         threads: how many threads tokenize; with 0 the event loop does.
         max_held: the most texts of all requests together.
         on_round: see TokenizerThreads.
-        prompts: the model's prompts by name.
+        facts: what a server tells of the model.
         max_pooled: see requests.PieceVectors.
         tokens_per_second: the most tokens that one worker computes in a second, 0 if unknown.
         of_tokens: whether the model has a vector for each token.
@@ -97,7 +99,7 @@ class Encoder:
     def __init__(
         self, service: "Service", tokenizer: Tokenizes, *, dimensions: int, max_length: int, name: str | None = None,
         truncate: bool = True, split: bool = False, normalize: bool = False, fixed_length: int | None = None, threads: int = 2,
-        max_held: int = MAX_HELD, on_round: Callable[[float, float, int], None] | None = None, prompts: Mapping[str, str] | None = None,
+        max_held: int = MAX_HELD, on_round: Callable[[float, float, int], None] | None = None, facts: ModelFacts = NO_FACTS,
         max_pooled: Sequence[bool] | None = None, tokens_per_second: float = 0.0, of_tokens: bool = False,
     ) -> None:  # fmt: skip
         self._service = service
@@ -107,7 +109,7 @@ class Encoder:
         self.max_length = max_length
         self._truncate = truncate
         self._split = split
-        self._prompts = prompts or {}
+        self.facts = facts
         self._normalize = normalize
         self._max_pooled = max_pooled
         self._tokens_per_second = tokens_per_second
@@ -160,7 +162,7 @@ class Encoder:
     async def encode(
         self, texts: Sequence[Text], *, door: str, client: str = "", priority: int = 0, timeout: float | None = None,
         dimensions: int | None = None, truncate: bool | None = None, want_tokens: bool = False,
-        prompt: str | None = None, whole_words: bool = False, each: bool = False,
+        prompt: str | None = None, whole_words: bool = False, truncate_left: bool = False, each: bool = False,
         trace: str | Trace | None = None,
     ) -> Encoded:  # fmt: skip
         """Return the vectors of `texts`, in order; see Encodes. Equal texts are computed once.
@@ -178,15 +180,16 @@ class Encoder:
             timeout, limit = self._default_timeout(len(texts))
         if not 0 < timeout <= LONGEST_TIMEOUT:
             raise InvalidRequest(f"timeout={timeout!r}: must be more than 0 and at most {LONGEST_TIMEOUT:g} seconds")
-        tokenize_options = TokenizeOptions(None if prompt is None else prompt_text(prompt, self._prompts), whole_words)
+        tokenize_options = TokenizeOptions(self._prompt(prompt), whole_words, truncate_left)
         loop = asyncio.get_running_loop()
-        deadline = self._service.now() + timeout
+        began = self._service.now()
         many = len(texts) > self._large_request
         distinct_texts, places = await asyncio.to_thread(distinct, texts) if many else distinct(texts)
         request = EncodeRequest(
             distinct_texts, places, door=door, caller=client or None, priority=priority,
-            deadline=deadline, limit=limit, truncate=self._truncate if truncate is None else truncate,
+            deadline=began + timeout, limit=limit, truncate=self._truncate if truncate is None else truncate,
             future=loop.create_future(), split=self._split and truncate is None, tokenize_options=tokenize_options,
+            began=began,
         )  # fmt: skip
         request.claim = CLAIM.get() if self._of_tokens else None
         if want_tokens:
@@ -201,6 +204,20 @@ class Encoder:
         return (
             await asyncio.to_thread(self._encoded, request, dimensions) if many else self._encoded(request, dimensions)
         )
+
+    def _prompt(self, prompt: str | None) -> str | None:
+        return None if prompt is None else prompt_text(prompt, self.facts.prompts)
+
+    async def tokenize(self, texts: Sequence[str], *, special: bool, prompt: str | None) -> list[list[TokenDetail]]:
+        """Return the tokens of each text, see Encodes. Their memory is charged to the current claim."""
+        charge(DETAIL_BYTES * sum(map(len, texts)))
+        text_of_prompt = self._prompt(prompt)
+        show = partial(self._tokenizer.details, special=special, prompt=text_of_prompt)
+        return await asyncio.to_thread(_each, show, texts)
+
+    async def decode(self, ids: Sequence[Sequence[int]], *, skip_special: bool) -> list[str]:
+        """Return the text of each list of token ids, see Encodes."""
+        return await asyncio.to_thread(_each, partial(self._tokenizer.decode, skip_special=skip_special), ids)
 
     def _default_timeout(self, count: int) -> tuple[float, str]:
         """Return the timeout, in seconds, of a request of `count` texts that states none, and its description for errors."""
@@ -276,6 +293,8 @@ class Encoder:
 
     def _chunk_tokenized(self, request: EncodeRequest, start: int, results: Sequence[TokenizeResult]) -> None:
         found, service = self._store_tokens(request, start, results), self._service
+        if not start:
+            request.tokenized = service.now()
         if request.ended:
             return
         request.ready_texts.extend(found)
@@ -478,13 +497,14 @@ class Encoder:
             self._leave_queue(text_request)
 
     def _encoded(self, request: EncodeRequest, dimensions: int | None) -> Encoded:
+        phases = request.phases(self._service.now())
         vectors = request.result_array()
         if dimensions is not None and dimensions < vectors.shape[-1]:
             vectors = _shortened(vectors, dimensions, self._normalize)
         tokens = None if request.ids is None else request.per_text([self._tokenizer.tokens(ids) for ids in request.ids])
         return Encoded(
             vectors, request.per_text(request.counts), request.per_text(request.truncated), tokens, request.lengths(),
-            request.errors_per_text(), request.take_dispatch(), request.foreign,
+            request.errors_per_text(), request.take_dispatch(), request.foreign, phases,
         )  # fmt: skip
 
 
@@ -496,6 +516,17 @@ def release_free_memory() -> None:
     malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if malloc_trim is not None:
         malloc_trim(0)
+
+
+def _each(work: Callable[[Any], Any], values: Sequence[Any]) -> list[Any]:
+    """Return the result of `work` for each value. Raises its error with the place of the value."""
+    results = []
+    for place, value in enumerate(values):
+        try:
+            results.append(work(value))
+        except WeirError as error:
+            raise with_place(error, place) from None
+    return results
 
 
 def _size(text: Any) -> int:

@@ -5,16 +5,14 @@ connection of the fast path, a ZeroMQ message, or the Exchange of a KServe or na
 model's encoder, and counts the request and its answer.
 """
 
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy
-import orjson
-from numpy.typing import NDArray
 
 from weir.embedding.metrics import TextClients, TextCounts
-from weir.embedding.texts import Encoded, Encodes, Text
+from weir.embedding.texts import DIRECTIONS, Encoded, Encodes, Text, TextOptionFields, TextTask, chosen_prompt
 from weir.errors import InvalidRequest, ModelNotFound, brief
 from weir.protocols.settings import HttpSettings
 from weir.telemetry.tracecontext import Trace
@@ -46,12 +44,19 @@ class EmbeddingContext:
         self.counts = counts
         self.clients = clients or TextClients()
 
-    def encoder(self, name: str = "") -> Encodes:
-        """Return the model called `name`, the first one for "". Raises ModelNotFound naming the models that exist."""
+    def encoder(self, name: str = "", task: TextTask | None = None) -> Encodes:
+        """Return the model called `name`; for "" the first one, with `task` the first one that can do it.
+
+        Raises ModelNotFound naming the models that exist, and InvalidRequest naming the tasks of a model that cannot do `task`.
+        """
+        if not name and task is not None:
+            name = next((each.name for each in self.encoders.values() if task in each.facts.tasks), "")
         name = name or next(iter(self.encoders), "")
         if name not in self.encoders:
             known = ", ".join(self.encoders) or "no models of texts"
             raise ModelNotFound(f"model {name!r}: there is none of this name; there are {known}")
+        if task is not None:
+            check_task(self.encoders[name], task)
         return self.encoders[name]
 
     def check_count(self, count: int, field: str) -> None:
@@ -68,9 +73,26 @@ class TextOptions(NamedTuple):
     prompt: str | None = None
     whole_words: bool = False
     want_tokens: bool = False
+    truncate_left: bool = False
 
 
 NO_OPTIONS = TextOptions()
+
+
+def options_of(
+    fields: TextOptionFields, encoder: Encodes, *, whole_words: bool = False, want_tokens: bool = False
+) -> TextOptions:
+    """Return the options that `fields` state for a request to `encoder`. Raises InvalidRequest whose details name the field as `param`."""
+    direction = fields.truncation_direction
+    if direction is not None and direction not in DIRECTIONS:
+        rule = f"truncation_direction={brief(direction)}: must be one of {', '.join(DIRECTIONS)}"
+        raise InvalidRequest(rule, details={"param": "truncation_direction"})
+    prompt = chosen_prompt(
+        encoder.facts.prompts, prompt=fields.prompt, prompt_name=fields.prompt_name, input_type=fields.input_type,
+        instruction=fields.instruction,
+    )  # fmt: skip
+    check_dimensions(fields.dimensions, encoder)
+    return TextOptions(fields.dimensions, fields.truncate, prompt, whole_words, want_tokens, direction == "left")
 
 
 class TextExchange:
@@ -87,10 +109,12 @@ class TextExchange:
         priority: higher goes first.
         timeout: in seconds; None for the server's setting.
         trace: the caller's `traceparent`, or the Trace that the channel has begun.
+        work: computes what the request asks for, if that is not vectors; its result is then in `found`.
     """
 
     __slots__ = (
-        "client", "client_name", "context", "door", "encoder", "form", "identity", "options", "priority", "texts", "timeout", "trace",
+        "client", "client_name", "context", "door", "encoder", "form", "found", "identity", "options", "priority", "texts", "timeout",
+        "trace", "work",
     )  # fmt: skip
 
     def __init__(
@@ -109,6 +133,8 @@ class TextExchange:
         self.options = NO_OPTIONS
         self.identity: Any = None
         self.form: Any = None
+        self.work: Callable[[], Coroutine[Any, Any, Any]] | None = None
+        self.found: Any = None
 
     @property
     def model(self) -> str:
@@ -116,8 +142,12 @@ class TextExchange:
         return "" if self.encoder is None else self.encoder.name
 
     async def vectors(self) -> Encoded:
-        """Count the request, and return the vectors of its texts. Raises what `Encodes.encode` raises."""
-        self.received(len(self.texts))
+        """Count the request, and return the vectors of its texts; none if it has `work` of another kind. Raises what computes raises."""
+        count = len(self.texts)
+        self.received(count)
+        if self.work is not None:
+            self.found = await self.work()
+            return Encoded(numpy.empty((count, 0), numpy.float32), [0] * count, [False] * count)
         encoded = await self.encode(self.texts, self.options, self.timeout, self.trace)
         if encoded.foreign:
             self.warn_of_ids(encoded.foreign)
@@ -132,7 +162,7 @@ class TextExchange:
         return self.encoder.encode(
             texts, door=self.door, client=self.client, priority=self.priority, timeout=timeout, dimensions=options.dimensions,
             truncate=options.truncate, want_tokens=options.want_tokens, prompt=options.prompt,
-            whole_words=options.whole_words, each=each, trace=trace,
+            whole_words=options.whole_words, truncate_left=options.truncate_left, each=each, trace=trace,
         )  # fmt: skip
 
     def received(self, texts: int) -> None:
@@ -191,7 +221,17 @@ def check_dimensions(dimensions: int | None, encoder: Encodes) -> None:
     """Raise InvalidRequest unless `dimensions` is None or 1 to the dimensions of the vectors of `encoder`."""
     if dimensions is not None and not 1 <= dimensions <= encoder.dimensions:
         rule = f"must be 1 to {encoder.dimensions}, as many as vectors of {encoder.name!r} have"
-        raise InvalidRequest(f"dimensions={dimensions}: {rule}")
+        raise InvalidRequest(f"dimensions={dimensions}: {rule}", details={"param": "dimensions"})
+
+
+def check_task(encoder: Encodes, task: TextTask) -> None:
+    """Raise InvalidRequest naming the tasks that there are, unless the model can be called for `task`. The error's details name it as `task`."""
+    tasks = encoder.facts.tasks
+    if task not in tasks:
+        known = ", ".join(tasks) or "none"
+        raise InvalidRequest(
+            f"model {encoder.name!r}: has no task {task}; it has {known}", details={"task": task, "param": "model"}
+        )
 
 
 def check_client(text: str | None, where: str) -> str:
@@ -201,6 +241,14 @@ def check_client(text: str | None, where: str) -> str:
     if not 0 < len(text) <= _MAX_CLIENT_ID:
         raise InvalidRequest(f"{where} {text[:40]!r}: must have 1 to {_MAX_CLIENT_ID} characters")
     return text
+
+
+def check_texts(texts: Any, where: str, context: EmbeddingContext) -> list[str]:
+    """Return `texts` if it is a list of strings that are not empty, as many as a request may have. Raises InvalidRequest naming the place `where`."""
+    if not isinstance(texts, list):
+        raise InvalidRequest(f"{where}: must be a list of texts, is {brief(texts)}", details={"param": where})
+    context.check_count(len(texts), where)
+    return [check_text(text, f"{where}[{place}]") for place, text in enumerate(texts)]
 
 
 def read_json(body: bytes, *, clean: str = "") -> Any:
@@ -222,16 +270,6 @@ def read_json(body: bytes, *, clean: str = "") -> Any:
 
 
 # What protocols write.
-
-
-def as_json(vectors: NDArray[Any]) -> list[msgspec.Raw]:
-    """Return the JSON of the vector or vectors of each text.
-
-    Each number has the fewest digits from which a reader, also of doubles, gets the same float32; a number that is not finite becomes null. The texts
-    are written one by one, so that other threads can run in between.
-    """
-    array = numpy.ascontiguousarray(vectors, numpy.float32)
-    return [msgspec.Raw(orjson.dumps(vector, option=orjson.OPT_SERIALIZE_NUMPY)) for vector in array]
 
 
 def truncated_places(encoded: Encoded) -> list[int]:

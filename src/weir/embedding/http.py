@@ -6,7 +6,7 @@ handed over to the ASGI application.
 
 import asyncio
 import logging
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextvars import Context
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -40,39 +40,63 @@ _NUMBERS_PER_PART = 65_536  # numbers of one part, about a megabyte of JSON
 _JSON_HEADER = (b"content-type", JSON.encode())
 
 
-class Listing(NamedTuple):
-    """A JSON object that ends with a long list.
+class JsonList(NamedTuple):
+    """A long list within a JSON document.
 
     Attributes:
-        lead: the fields before the list, at least one.
-        name: the field of the list.
+        opening: the JSON before the list, with its bracket.
         length: the number of items in the list.
         numbers: how many numbers an item has, about.
         items: returns the items from one index up to another.
     """
 
-    lead: Mapping[str, Any]
-    name: str
+    opening: bytes
     length: int
     numbers: int
     items: Callable[[int, int], list[Any]]
 
     def parts(self) -> Iterator[bytes]:
-        """Yield the JSON of the object in parts."""
-        step = max(1, _NUMBERS_PER_PART // self.numbers)
-        opening = msgspec.json.encode(self.lead)[:-1] + b',"%b":[' % self.name.encode()
+        """Yield the JSON in parts, with what stands before the list, and without its closing bracket."""
+        step = max(1, _NUMBERS_PER_PART // max(self.numbers, 1))
+        opening = self.opening
         for start in range(0, self.length, step):
             yield opening + msgspec.json.encode(self.items(start, min(start + step, self.length)))[1:-1]
             opening = b","
-        yield b"]}"
+        if not self.length:
+            yield opening
+
+
+class Listing(NamedTuple):
+    """A JSON document with long lists.
+
+    Attributes:
+        lists: the lists, in order.
+        closing: the JSON behind the last list, with its bracket.
+        headers: headers of the answer beside its content type.
+    """
+
+    lists: Sequence[JsonList]
+    closing: bytes
+    headers: Headers = []  # noqa: RUF012 - nobody adds to it
+
+    def parts(self) -> Iterator[bytes]:
+        """Yield the JSON in parts."""
+        for each in self.lists:
+            yield from each.parts()
+        yield self.closing
 
     def whole(self) -> HttpResponse:
-        """Return the answer with the whole object as its body."""
-        if self.length * self.numbers <= _NUMBERS_PER_PART:
-            body = msgspec.json.encode({**self.lead, self.name: self.items(0, self.length)})
-        else:
-            body = b"".join(self.parts())
-        return HttpResponse(200, [_JSON_HEADER], body)
+        """Return the answer with the whole document as its body."""
+        return HttpResponse(200, [_JSON_HEADER, *self.headers], b"".join(self.parts()))
+
+
+def listing(
+    lead: Mapping[str, Any] | None, name: str, length: int, numbers: int, items: Callable[[int, int], list[Any]],
+    headers: Headers | None = None,
+) -> Listing:  # fmt: skip
+    """Return an object with the fields `lead`, at least one, that ends with the list `name`; without `lead` a list alone. See JsonList and Listing."""
+    opening = b"[" if lead is None else msgspec.json.encode(lead)[:-1] + b',"%b":[' % name.encode()
+    return Listing([JsonList(opening, length, numbers, items)], b"]" if lead is None else b"]}", headers or [])
 
 
 async def send_listing(send: Send, listing: Listing, headers: Headers) -> int:
@@ -80,7 +104,7 @@ async def send_listing(send: Send, listing: Listing, headers: Headers) -> int:
 
     Each part is encoded in a thread once the client has read most of the part before.
     """
-    headers = [_JSON_HEADER, *headers]
+    headers = [_JSON_HEADER, *listing.headers, *headers]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     parts, sent = listing.parts(), 0
     while part := await asyncio.to_thread(next, parts, b""):
@@ -91,10 +115,15 @@ async def send_listing(send: Send, listing: Listing, headers: Headers) -> int:
 
 
 class TextProtocol(Protocol):
-    """A protocol for requests for vectors over HTTP; it is pure. `path` is its endpoint, and `name` the name of the endpoint in metrics."""
+    """A protocol for requests for vectors over HTTP; it is pure. `paths` are its endpoints, and `name` the name of the endpoint in metrics."""
 
-    name: str
-    path: str
+    @property
+    def name(self) -> str:
+        """The name of the endpoint in metrics."""
+
+    @property
+    def paths(self) -> Sequence[str]:
+        """The paths of its endpoints."""
 
     def read(self, exchange: TextExchange, headers: Headers, body: bytes) -> None:
         """Read texts, options and model of a request into `exchange`. Raises the error of an invalid request."""
@@ -201,16 +230,17 @@ def _marks(encoded: Encoded) -> Headers:
 
 
 class FastTexts:
-    """The RouteHandler, see frontends/http/fast/plan.py, of the endpoint of `texts`. Only requests for `models` are answered, which have one vector for
-    each text, so that answers are small."""
+    """The RouteHandler, see frontends/http/fast/plan.py, of the endpoints of `texts`, whose protocols write errors alike. Only requests for `models` are
+    answered, which have one vector for each text, so that answers are small."""
 
     of_service = False
 
-    def __init__(self, texts: HttpTexts, models: Container[str]) -> None:
-        self.texts = texts
+    def __init__(self, texts: Sequence[HttpTexts], models: Container[str]) -> None:
         self.models = models
-        self.prefix = texts.protocol.path.encode()
-        self._longest = min(LARGE_BYTES, texts.context.http.max_body_size)
+        self._texts = {path: each for each in texts for path in each.protocol.paths}
+        self._errors = texts[0]
+        self.prefix = tuple(path.encode() for path in self._texts if path != "/")
+        self._longest = min(LARGE_BYTES, self._errors.context.http.max_body_size)
 
     def request(self, connection: "Connection", plan: "RoutePlan", payload: Any) -> "FastTextRequest":
         """See RouteHandler."""
@@ -218,7 +248,8 @@ class FastTexts:
 
     def complete(self, plan: "RoutePlan", http_head: "HttpHead", path: str) -> bool:
         """See RouteHandler. An invalid head is left to the ASGI application, which answers with the error."""
-        if path != self.texts.protocol.path or not 0 < http_head.length <= self._longest or plan.expects_continue:
+        texts = self._texts.get(path)
+        if texts is None or not 0 < http_head.length <= self._longest or plan.expects_continue:
             return False
         try:
             head = TextHead(http_head.headers)
@@ -226,7 +257,7 @@ class FastTexts:
             return False
         if head.coding:
             return False
-        plan.head = (head, http_head.headers)
+        plan.head = (texts, head, http_head.headers)
         return True
 
     def named(self, path: str) -> "Service | None":
@@ -235,38 +266,38 @@ class FastTexts:
 
     def error_answer(self, error: BaseException, service: "Service | None") -> HttpResponse:
         """See RouteHandler."""
-        return self.texts.refusal(error)
+        return self._errors.refusal(error)
 
 
 class FastTextRequest:
     """One request on a connection of the fast path; see HotRequest."""
 
-    __slots__ = ("_connection", "_exchange", "_handler", "_head", "_headers", "_plan", "_task", "payload")
+    __slots__ = ("_connection", "_exchange", "_head", "_headers", "_models", "_plan", "_task", "_texts", "payload")
 
     def __init__(self, handler: FastTexts, connection: "Connection", plan: "RoutePlan", payload: bytes) -> None:
         self.payload = payload
-        self._handler = handler
+        self._models = handler.models
         self._connection = connection
         self._plan = plan
-        self._head, self._headers = plan.head
-        self._exchange = TextExchange(handler.texts.context, handler.texts.protocol.name)
+        self._texts, self._head, self._headers = plan.head
+        self._exchange = TextExchange(self._texts.context, self._texts.protocol.name)
         self._task: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
         """See HotRequest."""
         exchange = self._exchange
         try:
-            self._handler.texts.protocol.read(exchange, self._headers, self.payload)
+            self._texts.protocol.read(exchange, self._headers, self.payload)
         except WeirError as error:
             return self._refuse(error)
-        if len(exchange.texts) > SMALL_REQUEST or exchange.model not in self._handler.models:
+        if len(exchange.texts) > SMALL_REQUEST or exchange.model not in self._models:
             return self._connection.hand_over(self._plan, self.payload)
         self._head.apply_to(exchange, _peer(self._connection))
         # A new context: the current one may be that of an earlier request on this connection, with its trace and claim.
         self._task = asyncio.get_running_loop().create_task(self._answered(), context=Context())
 
     async def _answered(self) -> None:
-        texts, exchange = self._handler.texts, self._exchange
+        texts, exchange = self._texts, self._exchange
         try:
             answer = await texts.answer(exchange, await exchange.vectors(), self._head, len(self.payload))
         except Cancelled:
@@ -274,7 +305,7 @@ class FastTextRequest:
         except WeirError as error:
             answer = texts.refusal(error, exchange)
         except Exception as error:
-            _log.exception("POST %s failed", texts.protocol.path)
+            _log.exception("POST %s failed", texts.protocol.paths[0])
             answer = texts.refusal(error, exchange)
         self._connection.answer(self._plan, identified(answer, self._headers))
 
@@ -283,7 +314,7 @@ class FastTextRequest:
         self._refuse(error)
 
     def _refuse(self, error: Exception) -> None:
-        answer = self._handler.texts.refusal(error, self._exchange)
+        answer = self._texts.refusal(error, self._exchange)
         answer.headers.extend(echo_headers(self._head))
         self._connection.answer(self._plan, answer)
 

@@ -19,17 +19,17 @@ from weir.embedding.exchange import (
     EmbeddingContext,
     TextExchange,
     TextOptions,
-    as_json,
     check_client,
-    check_dimensions,
     check_text,
     mark_headers,
+    options_of,
     read_text,
 )
 from weir.embedding.http import TextHead
 from weir.embedding.model import ITEM_RULE
+from weir.embedding.packing import packed
 from weir.embedding.requests import with_field_name
-from weir.embedding.texts import Encoded, Encodes, Text, TextItem
+from weir.embedding.texts import Encoded, Encodes, Text, TextItem, TextOptionFields
 from weir.errors import CapacityError, DeadlineExceeded, InvalidRequest, WeirError, brief
 from weir.messages import JSON, OCTETS, Dispatch
 from weir.model import Tensor
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 INPUTS = (Tensor("input", "BYTES", (-1,)),)
 VECTORS, TRUNCATED = "output", "truncated"
 
+_TEXT_PARAMETERS = ("truncation_direction", "prompt", "prompt_name", "input_type", "instruction")
 _TRUTH = {"true": True, "false": False}  # some clients send every parameter as a string
 _NO_TOKEN = -1  # the padding of a row of token ids
 
@@ -77,9 +78,11 @@ def read_tensors(exchange: TextExchange, request: InferenceRequest, encoder: Enc
     exchange.context.check_count(len(value.array) if value.array.ndim else 1, f"tensor {name!r}")
     keep = parameters.get("dimensions")
     exchange.texts = _texts(value, tokenized)
-    truncate = _flag(parameters, "truncate")
-    dimensions = None if keep is None else integer_of("dimensions", keep, 1, encoder.dimensions)
-    exchange.options = TextOptions(dimensions, truncate, _text(parameters, "prompt"), bool(tokenized))
+    fields = TextOptionFields(
+        dimensions=None if keep is None else integer_of("dimensions", keep, 1, encoder.dimensions),
+        truncate=_flag(parameters, "truncate"), **{name: _text(parameters, name) for name in _TEXT_PARAMETERS},
+    )  # fmt: skip
+    exchange.options = options_of(fields, encoder, whole_words=bool(tokenized))
     exchange.client = check_client(_text(parameters, "client"), "parameter 'client'")
     exchange.client_name = exchange.client or exchange.door
 
@@ -201,8 +204,7 @@ def read_item(item: Any, encoder: Encodes) -> Item:
     if "text" not in item:
         raise InvalidRequest(f"text: is missing; {ITEM_RULE}")
     fields = read_document(item, TextItem)
-    check_dimensions(fields.dimensions, encoder)
-    options = TextOptions(fields.dimensions, fields.truncate, fields.prompt, bool(fields.is_tokenized))
+    options = options_of(fields, encoder, whole_words=bool(fields.is_tokenized))
     if fields.pair is None:
         return Item(read_text(fields.text, "text", fields.is_tokenized), options)
     return Item((check_text(fields.text, "text"), check_text(fields.pair, "pair")), options)
@@ -394,7 +396,7 @@ def _bodies(results: list[ItemResult], accept: str) -> list[bytes | WeirError]:
 
 def _output(numbers: NDArray[Any], accept: str) -> bytes:
     if accept == JSON:
-        return bytes(as_json(numbers[None])[0])
+        return bytes(packed(numbers[None])[0])
     if accept == OCTETS:
         return numbers.astype("<f4", order="C", copy=False).tobytes()
     return msgspec.msgpack.encode(numbers.tolist())

@@ -1,40 +1,37 @@
-"""OpenAI's endpoints: POST /v1/embeddings, GET /v1/models.
+"""OpenAI's endpoints: POST /v1/embeddings, GET /v1/models; and the same without /v1, as infinity has them. Jina's fields are read, too.
 
 A text that is longer than the model reads is cut, unless the settings refuse it. The answer names the texts that were cut in `truncated`, and their number
 in the header X-Weir-Truncated. OpenAI itself refuses such texts.
 """
 
 import time
-from base64 import b64encode
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
 
 import msgspec
 from msgspec import Meta, Struct
-from numpy.typing import NDArray
 from starlette.routing import Route
 
 from weir.embedding.exchange import (
     EmbeddingContext,
     TextExchange,
-    TextOptions,
-    as_json,
     check_text,
+    options_of,
     read_json,
     truncated_places,
 )
-from weir.embedding.http import HttpTexts, Listing, described_call
+from weir.embedding.http import HttpTexts, Listing, described_call, listing
+from weir.embedding.packing import PACKINGS, PackedVector, Packing, packed, packing_named, unit_vectors
 from weir.embedding.texts import (
     TOO_LONG,
-    Dimensions,
     Encoded,
     Encodes,
     Ids,
     PlainText,
-    Prompt,
     Text,
-    Truncate,
+    TextOptionFields,
+    TextTask,
     Truncated,
 )
 from weir.errors import (
@@ -134,24 +131,44 @@ _CODES: dict[type[BaseException], str] = {
 
 
 NAME = "openai"
-FORMATS = ("float", "base64")
-
-_PATHS = {"embeddings": "POST", "models": "GET"}
+_PATHS = {"embeddings": "POST", "models": "GET"}  # below /v1
 _SOME = Meta(min_length=1)
+_NO = Meta(extra_json_schema={"enum": [False, None]})
 _LONGEST_USER = 512  # characters, as the latest users are kept in memory
 _MOST_TOKENS = 1 << 31  # token ids are below this
 
 
-class EmbeddingsRequest(Struct, forbid_unknown_fields=True):
+class JinaText(Struct, forbid_unknown_fields=True):
+    """A text as Jina's clients may send it."""
+
+    text: PlainText
+
+
+class EmbeddingsRequest(TextOptionFields, forbid_unknown_fields=True):
     """A request for the vectors of texts. A field that is null counts as not given."""
 
-    input: Annotated[Any, any_of(PlainText, Annotated[list[PlainText], _SOME], Ids, Annotated[list[Ids], _SOME])]
+    input: Annotated[
+        Any,
+        any_of(
+            PlainText,
+            Annotated[list[Annotated[Any, any_of(PlainText, JinaText)]], _SOME],
+            Ids,
+            Annotated[list[Ids], _SOME],
+        ),
+    ]
     model: Annotated[str | None, Meta(description="the first one if it is not given")] = None
-    encoding_format: Annotated[str | None, Meta(extra_json_schema={"enum": [*FORMATS, None]})] = None
-    dimensions: Dimensions = None
+    encoding_format: Annotated[str | None, Meta(extra_json_schema={"enum": [*PACKINGS, None]})] = None
     user: Annotated[str | None, Meta(extra_json_schema={"maxLength": _LONGEST_USER})] = None
-    truncate: Truncate = None
-    prompt: Prompt = None
+    # Jina's names of the above, and its further fields.
+    embedding_type: Annotated[str | None, Meta(extra_json_schema={"enum": [*PACKINGS, None]})] = None
+    task: Annotated[str | None, Meta(description="as input_type")] = None
+    normalized: Annotated[
+        bool | None, Meta(description="true scales the vectors to length 1, whatever the model does")
+    ] = None
+    late_chunking: Annotated[bool | None, _NO] = None
+    return_multivector: Annotated[bool | None, _NO] = None
+    # Infinity's.
+    modality: Annotated[str | None, Meta(extra_json_schema={"enum": ["text", None]})] = None
     # Fields of OpenAI's clients, or of programs for several servers, that do not affect the vectors.
     safety_identifier: Any = None
     prompt_cache_key: Any = None
@@ -165,7 +182,14 @@ class NumberedVector(TypedDict):
 
     object: Literal["embedding"]
     index: int
-    embedding: Annotated[Any, any_of(list[float], Annotated[str, Meta(description="base64 of float32, little-endian")])]
+    embedding: PackedVector
+
+
+class EmbeddingsForm(NamedTuple):
+    """How the vectors of a request are written."""
+
+    packing: Packing
+    unit_length: bool
 
 
 class TokenUsage(TypedDict):
@@ -214,14 +238,15 @@ class OpenAI:
     def __init__(self, context: EmbeddingContext) -> None:
         self._context = context
         self._since = int(time.time())
+        self.texts = [HttpTexts(OPENAI, context)]
 
     def routes(self) -> list[Route]:
         """Return the routes."""
-        embeddings = HttpTexts(OPENAI, self._context)
+        (embeddings,) = self.texts
         endpoint = partial(Endpoint, settings=self._context.http, refuse=embeddings.refusal)
         return [
-            Route(OPENAI.path, endpoint(embeddings), methods=["POST"]),
-            Route("/v1/models", endpoint(self.list_models), methods=["GET"]),
+            *[Route(path, endpoint(embeddings), methods=["POST"]) for path in OPENAI.paths],
+            *[Route(path, endpoint(self.list_models), methods=["GET"]) for path in ("/v1/models", "/models")],
             Route("/v1/models/{model:path}", endpoint(self.show_model), methods=["GET"]),
             Route("/v1/{path:path}", endpoint(self.refuse_path)),  # last: whatever the others do not take
         ]
@@ -256,20 +281,18 @@ class OpenAIProtocol:
     """OpenAI's protocol for embeddings; see TextProtocol."""
 
     name = NAME
-    path = "/v1/embeddings"
+    paths = ("/v1/embeddings", "/embeddings")
 
     def read(self, exchange: TextExchange, headers: Headers, body: bytes) -> None:
         """Read the body into `exchange`. Raises InvalidRequest whose details name the field as `param`, and ModelNotFound."""
         request = read_body(body)
-        dimensions = request.dimensions
         exchange.texts = _read_input(request.input, exchange.context)
-        exchange.form = request.encoding_format or FORMATS[0]
+        packing = request.encoding_format or request.embedding_type
+        field = "encoding_format" if request.encoding_format else "embedding_type"
+        exchange.form = EmbeddingsForm(packing_named(packing, field), bool(request.normalized))
         exchange.client = request.user or ""
-        exchange.options = TextOptions(dimensions, request.truncate, request.prompt)
-        exchange.encoder = encoder = exchange.context.encoder(request.model or "")
-        if dimensions is not None and dimensions > encoder.dimensions:
-            rule = f"must be at most {encoder.dimensions}, as many as vectors of {encoder.name!r} have"
-            raise wrong(f"dimensions={dimensions}: {rule}", "dimensions")
+        exchange.encoder = encoder = exchange.context.encoder(request.model or "", TextTask.EMBED)
+        exchange.options = options_of(request, encoder)
 
     def write(self, exchange: TextExchange, encoded: Encoded) -> Listing:
         """Return the vectors in the requested `encoding_format`. Raises Unsupported if there is one for each token."""
@@ -287,12 +310,12 @@ class OpenAIProtocol:
 OPENAI = OpenAIProtocol()
 
 
-def _written(model: str, encoding_format: str, encoded: Encoded) -> Listing:
+def _written(model: str, form: EmbeddingsForm, encoded: Encoded) -> Listing:
     vectors, tokens = encoded.vectors, sum(encoded.counts)
-    written = _as_base64 if encoding_format == "base64" else as_json
 
     def items(start: int, stop: int) -> list[Any]:
-        found = zip(range(start, stop), written(vectors[start:stop]), strict=True)
+        part = unit_vectors(vectors[start:stop]) if form.unit_length else vectors[start:stop]
+        found = zip(range(start, stop), packed(part, form.packing), strict=True)
         return [{"object": "embedding", "index": place, "embedding": vector} for place, vector in found]
 
     lead: EmbeddingsLead = {
@@ -300,11 +323,7 @@ def _written(model: str, encoding_format: str, encoded: Encoded) -> Listing:
     }  # fmt: skip
     if cut := truncated_places(encoded):
         lead["truncated"] = cut
-    return Listing(lead, "data", len(vectors), vectors.shape[1], items)
-
-
-def _as_base64(vectors: NDArray[Any]) -> list[str]:
-    return [b64encode(vector).decode() for vector in vectors.astype("<f4", order="C", copy=False)]
+    return listing(lead, "data", len(vectors), vectors.shape[1], items)
 
 
 def read_body(body: bytes) -> EmbeddingsRequest:
@@ -322,8 +341,14 @@ def read_body(body: bytes) -> EmbeddingsRequest:
     except msgspec.ValidationError as error:
         field, message = wrong_field(given, EmbeddingsRequest, error)
         raise wrong(message, field) from None
-    if (form := request.encoding_format) and form not in FORMATS:
-        raise wrong(f"encoding_format={brief(form)}: must be one of {', '.join(FORMATS)}", "encoding_format")
+    for name in ("late_chunking", "return_multivector"):
+        if getattr(request, name):
+            raise wrong(f"{name}=true: must be false: a text has one vector of its own here", name)
+    if request.modality not in (None, "text"):
+        raise wrong(f"modality={brief(request.modality)}: must be text", "modality")
+    if request.task is not None and request.input_type is not None:
+        raise wrong("task, input_type: only one of them may be given", "task")
+    request.input_type = request.input_type or request.task
     if request.user and len(request.user) > _LONGEST_USER:
         raise wrong(f"user: has {len(request.user)} characters, must have at most {_LONGEST_USER}", "user")
     if request.dimensions is not None and request.dimensions < 1:
@@ -340,12 +365,15 @@ def _read_input(value: Any, context: EmbeddingContext) -> list[Text]:
         if value and type(value[0]) is int:
             return [_token_ids(value, "input")]
         context.check_count(len(value), "input")
-        return [
-            _token_ids(each, f"input[{place}]") if isinstance(each, list) else check_text(each, f"input[{place}]")
-            for place, each in enumerate(value)
-        ]
+        return [_one_text(each, f"input[{place}]") for place, each in enumerate(value)]
     except InvalidRequest as error:
         raise wrong(error.message, "input") from None
+
+
+def _one_text(value: Any, where: str) -> Text:
+    if isinstance(value, list):
+        return _token_ids(value, where)
+    return check_text(value["text"] if isinstance(value, dict) and value.keys() == {"text"} else value, where)
 
 
 def _token_ids(value: list[Any], where: str) -> list[int]:
@@ -362,10 +390,9 @@ def openai_paths() -> Mapping[str, Any]:
     page = partial(operation, "get", error=OpenAIError, tag="texts")
     example = {"input": ["First do it", "then do it right"]}
     summary = "Encode texts, as OpenAI does"
+    call = partial(described_call, summary=summary, body=EmbeddingsRequest, example=example, answer=EmbeddingsAnswer)
     return {
-        OPENAI.path: {
-            "post": described_call(OPENAI.path, summary, EmbeddingsRequest, example, EmbeddingsAnswer, OpenAIError)
-        },
-        "/v1/models": {"get": page("/v1/models", "List the models of texts", TextModelList)},
+        **{path: {"post": call(path, error=OpenAIError)} for path in OPENAI.paths},
+        **{path: {"get": page(path, "List the models of texts", TextModelList)} for path in ("/v1/models", "/models")},
         "/v1/models/{model}": {"get": page("/v1/models/{model}", "Describe a model of texts", TextModelCard)},
     }

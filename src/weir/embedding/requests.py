@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy
 
 from weir.embedding.recipe import Pooling
-from weir.embedding.texts import NO_TOKENIZE_OPTIONS, Text, Tokenized, TokenizeOptions, Tokens
+from weir.embedding.texts import NO_TOKENIZE_OPTIONS, Phases, Text, Tokenized, TokenizeOptions, Tokens
 from weir.errors import CapacityError, DeadlineExceeded, WeirError
 from weir.messages import Dispatch
 from weir.serving.calls import InProcessRequest
@@ -93,19 +93,22 @@ class EncodeRequest:
         foreign: how many texts were sent as token ids of another tokenizer.
         claim: the account that is charged for the vectors of tokens; None if each text has one vector.
         charged_tokens: for how many tokens of each text the claim was charged.
+        began, tokenized: when the request began, and when its first texts were tokenized, by the service's clock.
     """
 
     __slots__ = (
-        "brief", "caller", "charged_tokens", "claim", "counts", "deadline", "dispatch", "door", "ended", "errors", "foreign", "future",
+        "began", "brief", "caller", "charged_tokens", "claim", "counts", "deadline", "dispatch", "door", "ended", "errors", "foreign", "future",
         "handed_over", "ids", "is_tokenizing", "key", "left", "limit", "pieces", "places", "ready_texts", "split", "texts", "tokenize_options",
-        "trace", "truncate", "truncated", "under_way", "vectors",
+        "tokenized", "trace", "truncate", "truncated", "under_way", "vectors",
     )  # fmt: skip
 
     def __init__(
         self, texts: list[Text], places: list[int] | None, *, door: str, caller: Any, priority: int, deadline: float, limit: str,
         truncate: bool, future: "asyncio.Future[None]", split: bool = False, tokenize_options: TokenizeOptions = NO_TOKENIZE_OPTIONS,
+        began: float = 0.0,
     ) -> None:  # fmt: skip
         count = len(texts)
+        self.began = self.tokenized = began
         self.texts = texts
         self.places = places
         self.door = door
@@ -223,6 +226,13 @@ class EncodeRequest:
         """Return `dispatch` and forget it. The batch refers to this request, so keeping it would make a reference cycle."""
         taken, self.dispatch = self.dispatch, None
         return taken
+
+    def phases(self, now: float) -> Phases:
+        """Return how long the request took, which ends `now`."""
+        if self.dispatch is None:
+            return Phases(self.tokenized - self.began, 0.0, 0.0, now - self.began)
+        dispatch, arrival = self.dispatch
+        return Phases(self.tokenized - self.began, dispatch.at - arrival, now - dispatch.at, now - self.began)
 
     def errors_per_text(self) -> list[WeirError | None] | None:
         """Return the error or None of each text of the caller; None if there are no errors."""

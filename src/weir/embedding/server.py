@@ -25,15 +25,18 @@ from weir.embedding.bert_as_service.settings import ZeroMqSettings
 from weir.embedding.bert_as_service.status import Status, stock_fields
 from weir.embedding.bert_as_service.zeromq import ZeroMqFrontend
 from weir.embedding.calibration import Budget, Progress, no_progress
+from weir.embedding.cohere import Cohere, cohere_paths
 from weir.embedding.encoder import Encoder
 from weir.embedding.exchange import EmbeddingContext
 from weir.embedding.http import FastTexts, HttpTexts
 from weir.embedding.inference import TextInference
+from weir.embedding.infinity import Infinity, infinity_paths
 from weir.embedding.metrics import PaddingMetrics, TextClients, TextCounts
-from weir.embedding.openai import OPENAI, OpenAI, openai_paths
+from weir.embedding.openai import OpenAI, openai_paths
 from weir.embedding.recipe import Pooling
 from weir.embedding.server_settings import given_settings
 from weir.embedding.settings import CallerSettings
+from weir.embedding.tei import Tei, tei_paths
 from weir.embedding.text_model import ServedTextModel, fetched, read_model
 from weir.errors import SettingsError
 from weir.frontends.frontend import Frontend, FrontendContext
@@ -48,6 +51,18 @@ if TYPE_CHECKING:
 
 
 _ZMQ_PORT = 5555  # of bert-as-service
+
+
+def text_routes(context: EmbeddingContext) -> tuple[list[list[HttpTexts]], list[BaseRoute]]:
+    """Return what answers requests for vectors, scores and labels, in lists whose protocols write errors alike, and the routes of them all."""
+    openai, others = OpenAI(context), (Cohere(context), Tei(context), Infinity(context))
+    # OpenAI's route takes every other path below /v1, and its /embeddings begins as TEI's /embed does.
+    return [part.texts for part in (openai, *others)], [route for part in (*others, openai) for route in part.routes()]
+
+
+def text_paths() -> Mapping[str, Any]:
+    """Return the OpenAPI descriptions of these endpoints, by path."""
+    return {**openai_paths(), **tei_paths(), **cohere_paths(), **infinity_paths()}
 
 
 class EmbeddingProduct:
@@ -69,7 +84,7 @@ class EmbeddingProduct:
         self._encoders: dict[str, Encoder] = {}
         self._inferences: dict[str, TextInference] = {}
         self._zeromq_frontend: ZeroMqFrontend | None = None
-        self._texts: list[HttpTexts] = []
+        self._texts: list[list[HttpTexts]] = []  # those in a list write errors alike
         self._context: FrontendContext
         self._shared: EmbeddingContext
         self._status: Status
@@ -111,23 +126,34 @@ class EmbeddingProduct:
         self._inferences = {model.name: model.inference(shared, self._encoders[model.name]) for model in self._models}
         self._attach()
         context.registry.changed.append(self._attach)
-        self._texts = [HttpTexts(protocol, shared) for protocol in (OPENAI, ENCODE)]
         encode = Encode(shared, self._status, control=context.control, end=context.end)
-        return [*OpenAI(shared).routes(), *encode.routes()]
+        self._texts, routes = text_routes(shared)
+        self._texts.append([HttpTexts(ENCODE, shared)])
+        return [*routes, *encode.routes()]
 
     def fast_routes(self, context: FrontendContext) -> Sequence[RouteHandler]:
         """Return the handlers for the fast path. They answer small requests for models with one vector for each text."""
         models = {model.name for model in self._models if model.recipe.pooling is not Pooling.NONE}
-        return [FastTexts(texts, models) for texts in self._texts]
+        return [FastTexts(alike, models) for alike in self._texts]
 
     def paths(self) -> Mapping[str, Any]:
         """Return the OpenAPI descriptions of the endpoints, by path."""
-        return {**openai_paths(), **bert_paths()}
+        return {**text_paths(), **bert_paths()}
 
     def refusals(self) -> Mapping[str, Refuse]:
         """Return the functions that write errors, by the beginning of the paths that they are for."""
-        as_openai, as_bert = (texts.refusal for texts in self._texts)
-        return {"/v1": as_openai, **dict.fromkeys(("/encode", "/status", "/terminate"), as_bert)}
+        refusals = {
+            path: each.refusal for texts in self._texts for each in texts for path in each.protocol.paths if path != "/"
+        }
+        alike = {
+            "/info": "/embed",
+            "/models": "/embeddings",
+            "/status": "/encode",
+            "/terminate": "/encode",
+            "/v1": "/embeddings",
+        }
+        refusals |= {path: refusals[other] for path, other in alike.items()}
+        return dict(sorted(refusals.items(), key=lambda item: -len(item[0])))  # /embeddings before /embed
 
     def frontends(self, context: FrontendContext) -> Sequence[Frontend]:
         """Return the ZeroMQ frontend, if its port is set.

@@ -15,11 +15,11 @@ from weir.embedding.graph.cache import cache_directory, graphs_folder, prune
 from weir.embedding.inference import TextInference
 from weir.embedding.metrics import RunShapes
 from weir.embedding.model import RUN_TOKENS_CPU, RUN_TOKENS_GPU, TextEncoder, runs
-from weir.embedding.recipe import OF_LAST_LAYER, Pooling, chosen_recipe, dimensions_of
+from weir.embedding.recipe import OF_LAST_LAYER, Pooling, Precision, chosen_recipe, dimensions_of
 from weir.embedding.requests import max_pooled_places
 from weir.embedding.runtime import may_use_gpu
 from weir.embedding.settings import ComputingSettings, TextSettings
-from weir.embedding.texts import TokenizerOptions, server_prompt
+from weir.embedding.texts import ModelFacts, TextTask, TokenizerOptions, server_prompt
 from weir.errors import SettingsError
 from weir.workers.process.launch import available_cpus
 
@@ -229,6 +229,25 @@ class ServedTextModel:
         return Encoder(
             service, self._tokenizer, dimensions=self.dimensions, max_length=self.max_length, name=self.name,
             truncate=self._spec.text.truncate, split=self._spec.text.split, normalize=self.recipe.normalize,
-            fixed_length=self.max_length if self._spec.text.fixed_length else None, prompts=self._checkpoint.prompts, max_pooled=max_pooled,
+            fixed_length=self.max_length if self._spec.text.fixed_length else None, facts=self._facts(service), max_pooled=max_pooled,
             tokens_per_second=0.0 if budget is None else budget.tokens_per_second, of_tokens=self.recipe.pooling is Pooling.NONE,
         )  # fmt: skip
+
+    def _facts(self, service: "Service") -> ModelFacts:
+        pooling, batching = self.recipe.pooling, service.batching
+        max_tokens = batching.max_batch_cost
+        return ModelFacts(
+            tasks=(TextTask.EMBED_ALL,) if pooling is Pooling.NONE else (TextTask.EMBED,),
+            prompts=self._checkpoint.prompts, pooling="+".join(each.value for each in self.recipe.poolings),
+            dtype=_DTYPES[self.recipe.precision], device="gpu" if may_use_gpu(self._spec.computing.device_map) else "cpu",
+            truncates=self._spec.text.truncate, max_batch_size=batching.max_batch_size,
+            max_batch_tokens=None if max_tokens is None else int(max_tokens), max_waiting=batching.max_queue_size,
+        )  # fmt: skip
+
+
+_DTYPES = {
+    Precision.FP32: "float32",
+    Precision.FP16: "float16",
+    Precision.BF16: "bfloat16",
+    Precision.INT8: "int8",
+}  # as TEI and torch call them

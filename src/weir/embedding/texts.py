@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple, Protocol
 
 from msgspec import Meta, Struct
@@ -33,17 +35,40 @@ Prompt = Annotated[
     ),
 ]
 Truncated = Annotated[list[int], Meta(description="places of the texts that were cut")]
+DIRECTIONS = ("left", "right")
 
 
-class TextItem(Struct, forbid_unknown_fields=True):
+class TextOptionFields(Struct, forbid_unknown_fields=True, kw_only=True):
+    """The fields of a request that say how its texts are read and what is kept of their vectors. One that is null counts as not given."""
+
+    dimensions: Dimensions = None
+    truncate: Truncate = None
+    truncation_direction: Annotated[
+        str | None,
+        Meta(
+            description="the end at which a text is cut that is too long: right if it is not given",
+            extra_json_schema={"enum": [*DIRECTIONS, None]},
+        ),
+    ] = None
+    prompt: Prompt = None
+    prompt_name: Annotated[str | None, Meta(description="the name of one of the model's prompts")] = None
+    input_type: Annotated[
+        str | None,
+        Meta(
+            description="query or document, or another name of a task: chooses the model's prompt for it, if it has one"
+        ),
+    ] = None
+    instruction: Annotated[
+        str | None, Meta(description="what the query is to find, for models that read an instruction before a query")
+    ] = None
+
+
+class TextItem(TextOptionFields, forbid_unknown_fields=True):
     """A text, or two that belong together; at a server of texts also what is wanted of them."""
 
     text: Annotated[Any, any_of(PlainText, Words, Ids)]
     pair: Annotated[str | None, Meta(description="a second text, which belongs to the first")] = None
     is_tokenized: Annotated[bool | None, Meta(description="true: words are tokens as they are")] = None
-    dimensions: Dimensions = None
-    truncate: Truncate = None
-    prompt: Prompt = None
 
 
 TOO_LONG = "max_length"  # the key in an error's details for the limit that a text exceeds, which may not be cut
@@ -85,13 +110,37 @@ class TokenizeOptions(NamedTuple):
         prompt: the text that is put before every string that is not part of a pair; None for the server's prompt.
         whole_words: treat each given word as one token, the unknown token if the vocabulary lacks it, and split a list of words into a pair at the
             word `|||`, as bert-as-service does.
+        truncate_left: a text that is too long loses its beginning, not its end.
     """
 
     prompt: str | None = None
     whole_words: bool = False
+    truncate_left: bool = False
 
 
 NO_TOKENIZE_OPTIONS = TokenizeOptions()
+
+
+class TokenDetail(NamedTuple):
+    """One token of a text. `start` and `stop` are the characters of the text that it stands for; None for a special token."""
+
+    id: int
+    text: str
+    special: bool
+    start: int | None
+    stop: int | None
+
+
+class Phases(NamedTuple):
+    """How long a request was tokenized, waited in the queue, and was computed, and how long it took in all, in seconds.
+
+    Tokenization and queue are those of its first texts.
+    """
+
+    tokenize: float = 0.0
+    queue: float = 0.0
+    compute: float = 0.0
+    total: float = 0.0
 
 
 class Encoded(NamedTuple):
@@ -106,6 +155,7 @@ class Encoded(NamedTuple):
         errors: the error of each text that has no vector, if errors of single texts do not end the request; None if there are none.
         dispatch: the batch of the text that was answered first, and the time at which that text entered the queue.
         foreign: how many texts were sent as token ids that seem to be those of another model.
+        phases: how long the request took.
     """
 
     vectors: NDArray[Any]
@@ -116,10 +166,55 @@ class Encoded(NamedTuple):
     errors: list[WeirError | None] | None = None
     dispatch: tuple[Dispatch, float] | None = None
     foreign: int = 0
+    phases: Phases = Phases()
+
+
+class TextTask(StrEnum):
+    """What a model of texts can be called for. The value is its name in errors and descriptions."""
+
+    EMBED = "embed"  # one vector for each text
+    EMBED_ALL = "embed_all"  # one vector for each token
+    EMBED_SPARSE = "embed_sparse"  # weights of a text's terms
+    RERANK = "rerank"  # how well a document answers a query
+    PREDICT = "predict"  # labels of a text or a pair, with their scores
+
+
+class ModelFacts(NamedTuple):
+    """What a server tells of a text model, beside its name and its sizes.
+
+    Attributes:
+        tasks: what it can be called for.
+        prompts: texts to put before a text, by name.
+        labels: the labels of a classifier, in the order of its scores.
+        independent_labels: whether each label holds or not by itself, so that its score is a sigmoid; otherwise exactly one holds, and the
+            scores are a softmax.
+        pooling: how one vector is made from those of the tokens, by its name.
+        dtype: the numbers in which it computes: float32, float16, bfloat16 or int8.
+        device: cpu or gpu.
+        truncates: whether texts that are too long are cut, for callers who do not state it.
+        max_batch_size, max_batch_tokens: the most texts and tokens of a batch; None for no limit.
+        max_waiting: how many texts may wait.
+    """
+
+    tasks: tuple[TextTask, ...] = (TextTask.EMBED,)
+    prompts: Mapping[str, str] = MappingProxyType({})
+    labels: tuple[str, ...] = ()
+    independent_labels: bool = False
+    pooling: str = "mean"
+    dtype: str = "float32"
+    device: str = "cpu"
+    truncates: bool = True
+    max_batch_size: int | None = None
+    max_batch_tokens: int | None = None
+    max_waiting: int = 0
 
 
 class Encodes(Protocol):
     """A served text encoder, as endpoints use it."""
+
+    @property
+    def facts(self) -> ModelFacts:
+        """What a server tells of the model."""
 
     @property
     def name(self) -> str:
@@ -136,7 +231,7 @@ class Encodes(Protocol):
     async def encode(
         self, texts: Sequence[Text], *, door: str, client: str = "", priority: int = 0, timeout: float | None = None,
         dimensions: int | None = None, truncate: bool | None = None, want_tokens: bool = False,
-        prompt: str | None = None, whole_words: bool = False, each: bool = False,
+        prompt: str | None = None, whole_words: bool = False, truncate_left: bool = False, each: bool = False,
         trace: str | Trace | None = None,
     ) -> Encoded:  # fmt: skip
         """Return the vectors of `texts`, in order. Cancelling the call takes the texts out of the queue.
@@ -151,12 +246,21 @@ class Encodes(Protocol):
             truncate: whether texts that are too long are cut or refused; None for the server's setting.
             want_tokens: also return the tokens as strings.
             prompt: the name of a prompt of the model, or the text of a prompt, to put before every text; None for the server's prompt.
-            whole_words: see TokenizeOptions.
+            whole_words, truncate_left: see TokenizeOptions.
             each: an invalid text does not end the request; its error is in `Encoded.errors`.
             trace: the `traceparent` that the caller sent, or the Trace that the endpoint has begun.
 
         Raises InvalidRequest naming the place of the text and the rule, and the errors of the queue: Overloaded, DeadlineExceeded, Draining.
         """
+
+    async def tokenize(self, texts: Sequence[str], *, special: bool, prompt: str | None) -> list[list[TokenDetail]]:
+        """Return the tokens of each text, none cut off; with `special` also the model's special tokens. For `prompt` see `encode`.
+
+        Raises InvalidRequest naming the place of the text and the rule.
+        """
+
+    async def decode(self, ids: Sequence[Sequence[int]], *, skip_special: bool) -> list[str]:
+        """Return the text of each list of token ids, with `skip_special` without the special tokens. Raises InvalidRequest for a number that is no id."""
 
 
 MAX_PROMPT_CHARACTERS = 4096  # of a prompt that a request states in full, as each of its texts is tokenized with it
@@ -181,6 +285,68 @@ def prompt_text(name: str, prompts: Mapping[str, str]) -> str:
         f"prompt={name!r:.80}: there is no prompt of this name; there are {', '.join(prompts) or 'none'}; the text of a prompt ends with a space or a colon",
         details={"param": "prompt"},
     )
+
+
+# The names that models have for their prompts, by the kinds of texts that callers name. The first that the model has is taken.
+_QUERY = ("query", "search_query", "retrieval.query", "s2p_query", "web_search_query")
+_DOCUMENT = ("document", "passage", "corpus", "search_document", "retrieval.passage", "text")
+INPUT_TYPES: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("query", "search_query", "retrieval.query"), _QUERY),
+    **dict.fromkeys(("document", "passage", "search_document", "retrieval.passage"), _DOCUMENT),
+    "classification": ("classification", "Classification"),
+    "clustering": ("clustering", "Clustering", "separation"),
+    "separation": ("separation", "clustering", "Clustering"),
+    "text-matching": ("text-matching", "similarity", "STS", "s2s_query"),
+}
+_QUERY_TYPES = ("query", "search_query", "retrieval.query")
+_INSTRUCTION = "Instruct: "
+_BEHIND_INSTRUCTION = "\nQuery:"
+
+
+def chosen_prompt(
+    prompts: Mapping[str, str], *, prompt: str | None = None, prompt_name: str | None = None, input_type: str | None = None,
+    instruction: str | None = None,
+) -> str | None:  # fmt: skip
+    """Return the name or the text of the prompt that these fields of a request choose, None for the server's.
+
+    A model without a prompt for an `input_type` reads all kinds of texts alike. An `instruction` is put before queries only, in the form of the
+    model's own prompt for queries. Raises InvalidRequest naming the field and the prompts of the model.
+    """
+    stated = [
+        name
+        for name, value in (("prompt", prompt), ("prompt_name", prompt_name), ("instruction", instruction))
+        if value is not None
+    ]
+    if len(stated) > 1:
+        raise InvalidRequest(f"{', '.join(stated)}: only one of them may be given", details={"param": stated[1]})
+    if input_type is not None and input_type not in INPUT_TYPES and input_type not in prompts:
+        known = ", ".join(dict.fromkeys((*INPUT_TYPES, *prompts)))
+        raise InvalidRequest(f"input_type={input_type!r:.80}: must be one of {known}", details={"param": "input_type"})
+    if prompt is not None:
+        return prompt
+    if prompt_name is not None:
+        if prompt_name not in prompts:
+            known = ", ".join(prompts) or "none"
+            rule = f"prompt_name={prompt_name!r:.80}: there is no prompt of this name; there are {known}"
+            raise InvalidRequest(rule, details={"param": "prompt_name"})
+        return prompt_name
+    if instruction is not None and input_type in (None, *_QUERY_TYPES):
+        return _instructed(prompts, instruction)
+    names = (input_type, *INPUT_TYPES.get(input_type, ())) if input_type is not None else ()
+    return next((name for name in names if name in prompts), None)
+
+
+def _instructed(prompts: Mapping[str, str], instruction: str) -> str:
+    """Return the text of the prompt with `instruction`. What stands behind it is that of the model's own prompt for queries, if that has an instruction."""
+    if not instruction.strip():
+        raise InvalidRequest("instruction: must not be empty", details={"param": "instruction"})
+    if len(instruction) > MAX_PROMPT_CHARACTERS // 2:
+        rule = f"instruction: has {len(instruction)} characters, must have at most {MAX_PROMPT_CHARACTERS // 2}"
+        raise InvalidRequest(rule, details={"param": "instruction"})
+    own = next((prompts[name] for name in _QUERY if name in prompts), "")
+    start = own.rfind(_BEHIND_INSTRUCTION) if own.startswith(_INSTRUCTION) else -1
+    ending = own[start:] if start >= 0 else f"{_BEHIND_INSTRUCTION} "
+    return f"{_INSTRUCTION}{instruction}{ending}"
 
 
 def server_prompt(name: str | None, prompts: Mapping[str, str]) -> str | None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from weir.embedding.texts import Encoded, Text
+from weir.embedding.texts import Encoded, ModelFacts, Text, TokenDetail
 from weir.errors import InvalidRequest, WeirError
 from weir.telemetry.tracecontext import Trace
 
@@ -37,6 +37,7 @@ class Hashing:
     name = "hashing"
     dimensions = DIMENSIONS
     max_length = MAX_LENGTH
+    facts = ModelFacts()
 
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
@@ -47,7 +48,7 @@ class Hashing:
     async def encode(
         self, texts: Sequence[Text], *, door: str, client: str = "", priority: int = 0, timeout: float | None = None,
         dimensions: int | None = None, truncate: bool | None = None, want_tokens: bool = False,
-        prompt: str | None = None, whole_words: bool = False, each: bool = False,
+        prompt: str | None = None, whole_words: bool = False, truncate_left: bool = False, each: bool = False,
         trace: str | Trace | None = None,
     ) -> Encoded:  # fmt: skip
         """Return the vectors of `texts`."""
@@ -64,6 +65,14 @@ class Hashing:
         vectors = numpy.stack([vector_of(text, dimensions or DIMENSIONS) for text in texts])
         tokens = [each[:MAX_LENGTH] for each in words] if want_tokens else None
         return Encoded(vectors, [min(len(each), MAX_LENGTH) for each in words], cut, tokens)
+
+    async def tokenize(self, texts: Sequence[str], *, special: bool, prompt: str | None) -> list[list[TokenDetail]]:
+        """Nobody asks."""
+        return []
+
+    async def decode(self, ids: Sequence[Sequence[int]], *, skip_special: bool) -> list[str]:
+        """Nobody asks."""
+        return []
 
     async def _obey(self, place: int, text: Text) -> None:
         if not isinstance(text, str):

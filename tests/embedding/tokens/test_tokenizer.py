@@ -11,8 +11,8 @@ from tests.embedding import tiny, tiny_tokens
 from tests.embedding.tokens.reading import ids, rule
 
 from weir.embedding.texts import Tokenized, TokenizeOptions, TokenizerOptions
-from weir.embedding.tokens.tokenizer import Tokenizer
-from weir.errors import SettingsError
+from weir.embedding.tokens.tokenizer import Tokenizer, pair_lengths
+from weir.errors import InvalidRequest, SettingsError
 
 
 @pytest.fixture(scope="module")
@@ -171,6 +171,62 @@ def test_reading_a_part_gives_what_cutting_the_whole_gives(family: str, tmp_path
             assert cut.truncated == (len(whole) > length - 2)
             first = min((length - len(tokenizer.template.middle) - 2) // 2, len(whole))
             assert ids(pair)[1 : 1 + first] == whole[:first]
+
+
+@pytest.mark.parametrize("family", tiny.FAMILIES)
+def test_reading_an_end_gives_what_cutting_the_beginning_of_the_whole_gives(family: str, tmp_path: Path) -> None:
+    tokenizer, left = Tokenizer(tiny.model(tmp_path, family)), TokenizeOptions(truncate_left=True)
+    for text in LONG:
+        whole = tokenizer.backend.encode(text, add_special_tokens=False).ids
+        for length in (8, 16, 64):
+            cut, pair = tokenizer.encode([text, (text, text)], max_length=length, tokenize_options=left)
+            assert isinstance(cut, Tokenized)
+            assert ids(cut)[1:-1] == whole[-(length - 2) :]
+            assert cut.truncated == (len(whole) > length - 2)
+            template = tokenizer.template
+            room = length - len(template.first) - len(template.middle) - len(template.end)
+            _, kept = pair_lengths(len(whole), len(whole), room)
+            assert ids(pair)[-kept - len(template.end) :][:kept] == whole[-kept:]
+
+
+def test_what_is_cut_at_the_left_is_what_the_library_cuts(tokenizer: Tokenizer) -> None:
+    backend = tokenizer.backend
+    for pair in (
+        ("first do it then do it right", "do it"),
+        ("do", "first do it then do it better"),
+        ("it " * 9, "do " * 9),
+    ):
+        for length in (6, 7, 9):
+            backend.enable_truncation(length, strategy="longest_first", direction="left")
+            expected = backend.encode(*pair).ids
+            backend.no_truncation()
+            found = tokenizer.encode([pair], max_length=length, tokenize_options=TokenizeOptions(truncate_left=True))
+            assert ids(found[0]) == expected
+
+
+def test_token_ids_lose_their_beginning_but_not_their_first_special_token(tokenizer: Tokenizer) -> None:
+    left = TokenizeOptions(truncate_left=True)
+    found = tokenizer.encode([[2, 10, 11, 12, 3], [10, 11, 12, 13]], max_length=3, tokenize_options=left)
+    assert [ids(each) for each in found] == [[2, 12, 3], [11, 12, 13]]
+
+
+def test_tokens_are_shown_with_what_they_stand_for(tokenizer: Tokenizer) -> None:
+    found = tokenizer.details("First do it")
+    assert [(each.text, each.special, each.start, each.stop) for each in found] == [
+        ("[CLS]", True, None, None), ("First", False, 0, 5), ("do", False, 6, 8), ("it", False, 9, 11), ("[SEP]", True, None, None),
+    ]  # fmt: skip
+    assert [each.text for each in tokenizer.details("it", special=False, prompt="do ")] == ["do", "it"]
+    with pytest.raises(InvalidRequest, match="has 300000 characters, must have at most 262144"):
+        tokenizer.details("x" * 300_000)
+
+
+def test_ids_are_put_together_again(tokenizer: Tokenizer) -> None:
+    shown = [each.id for each in tokenizer.details("first do it")]
+    assert tokenizer.decode(shown) == "first do it"
+    assert tokenizer.decode(shown, skip_special=False) == "[CLS] first do it [SEP]"
+    for wrong in (181, -1, True, "a"):
+        with pytest.raises(InvalidRequest, match=r"token id 1 is .*: the model's vocabulary has 0 to 180"):
+            tokenizer.decode([4, wrong])  # type: ignore[list-item]
 
 
 def test_a_megabyte_in_one_text(tokenizer: Tokenizer) -> None:

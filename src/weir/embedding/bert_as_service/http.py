@@ -11,23 +11,22 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 from urllib.parse import unquote_to_bytes
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta
 from starlette.routing import Route
 
 from weir.embedding.bert_as_service.status import Status, client_fields
 from weir.embedding.exchange import (
     EmbeddingContext,
     TextExchange,
-    TextOptions,
-    as_json,
-    check_dimensions,
     check_text,
+    options_of,
     read_json,
     read_text,
     truncated_places,
 )
-from weir.embedding.http import HttpTexts, Listing, TextHead, described_call
-from weir.embedding.texts import Dimensions, Encoded, Ids, PlainText, Prompt, Text, Truncate, Truncated, Words
+from weir.embedding.http import HttpTexts, Listing, TextHead, described_call, listing
+from weir.embedding.packing import packed
+from weir.embedding.texts import Encoded, Ids, PlainText, Text, TextOptionFields, Truncated, Words
 from weir.errors import InvalidRequest, UnsupportedMediaType, brief
 from weir.frontends.http.asgi import AsgiCall, Endpoint
 from weir.frontends.http.openapi import operation
@@ -47,7 +46,7 @@ _PIECE = 64 << 10  # characters of a form that are decoded at once
 _TRUTH = {"true": True, "1": True, "false": False, "0": False}
 
 
-class EncodeBody(Struct, forbid_unknown_fields=True):
+class EncodeBody(TextOptionFields, forbid_unknown_fields=True):
     """A request for the vectors of texts."""
 
     texts: Annotated[list[Annotated[Any, any_of(PlainText, Words, Ids)]], Meta(extra_json_schema={"minItems": 1})]
@@ -55,9 +54,6 @@ class EncodeBody(Struct, forbid_unknown_fields=True):
     is_tokenized: Annotated[bool | None, Meta(description="every text is a list of words")] = None
     pairs: Annotated[bool | None, Meta(description="every text is a list of two that belong together")] = None
     model: Annotated[str | None, Meta(description="the first one if it is not given")] = None
-    dimensions: Dimensions = None
-    truncate: Truncate = None
-    prompt: Prompt = None
     show_tokens: Annotated[bool | None, Meta(description="the answer has the tokens too")] = None
 
 
@@ -111,14 +107,14 @@ def read_document(body: bytes, content_type: str, context: EmbeddingContext) -> 
     return document
 
 
-def read_fields(document: dict[str, Any], exchange: TextExchange) -> str:
-    """Read the fields of a body into `exchange`; return the name of the model. Raises InvalidRequest naming the field or the text, and the rule."""
+def read_fields(document: dict[str, Any], exchange: TextExchange) -> None:
+    """Read the fields of a body into `exchange`. Raises InvalidRequest naming the field or the text, and the rule, and ModelNotFound."""
     fields = read_declared(document, EncodeBody)
     exchange.texts = _texts(fields, exchange.context)
-    exchange.options = TextOptions(
-        fields.dimensions, fields.truncate, fields.prompt, bool(fields.is_tokenized), bool(fields.show_tokens)
+    exchange.encoder = encoder = exchange.context.encoder(fields.model or "")
+    exchange.options = options_of(
+        fields, encoder, whole_words=bool(fields.is_tokenized), want_tokens=bool(fields.show_tokens)
     )
-    return fields.model or ""
 
 
 NAME = "encode"
@@ -210,17 +206,15 @@ class EncodeProtocol:
     """The protocol of POST /encode; see TextProtocol. The form of an exchange is the content type of its answer."""
 
     name = NAME
-    path = "/encode"
+    paths = ("/encode",)
 
     def read(self, exchange: TextExchange, headers: Headers, body: bytes) -> None:
         """Read the body into `exchange`. Raises InvalidRequest naming the field and the rule, UnsupportedMediaType, and ModelNotFound."""
         fields = dict(headers)
         document = read_document(body, fields.get(b"content-type", b"").decode("latin-1"), exchange.context)
         exchange.identity = document.get("id")
-        model = read_fields(document, exchange)
+        read_fields(document, exchange)
         exchange.form = accept_of(fields.get(b"accept", b"").decode("latin-1"), [JSON, MSGPACK])
-        exchange.encoder = encoder = exchange.context.encoder(model)
-        check_dimensions(exchange.options.dimensions, encoder)
 
     def write(self, exchange: TextExchange, encoded: Encoded) -> HttpResponse | Listing:
         """Return the vectors as JSON or msgpack, as the caller accepts."""
@@ -256,7 +250,7 @@ class Encode:
         encode = HttpTexts(ENCODE, self._context)
         endpoint = partial(Endpoint, settings=self._context.http, refuse=encode.refusal)
         return [
-            Route(ENCODE.path, endpoint(encode), methods=["POST"]),
+            Route(ENCODE.paths[0], endpoint(encode), methods=["POST"]),
             Route("/status/server", endpoint(self.server_status), methods=["GET"]),
             Route("/status/client", endpoint(self.client_status), methods=["GET"]),
             Route("/terminate", endpoint(self.terminate), methods=["POST"]),
@@ -285,7 +279,7 @@ class Encode:
 def _as_json(identity: Any, encoded: Encoded) -> Listing:
     vectors = encoded.vectors
     numbers = vectors.size // len(vectors)
-    return Listing(_lead(identity, encoded), "result", len(vectors), numbers, lambda a, b: list(as_json(vectors[a:b])))
+    return listing(_lead(identity, encoded), "result", len(vectors), numbers, lambda a, b: packed(vectors[a:b]))
 
 
 def _as_msgpack(identity: Any, encoded: Encoded) -> HttpResponse:
@@ -320,6 +314,8 @@ def bert_paths() -> Mapping[str, Any]:
         ("post", "/terminate", "Finish what was accepted, and end", EndNotice),
     ]
     return {
-        ENCODE.path: {"post": described_call(ENCODE.path, summary, EncodeBody, example, EncodeAnswer, EncodeError)},
+        ENCODE.paths[0]: {
+            "post": described_call(ENCODE.paths[0], summary, EncodeBody, example, EncodeAnswer, EncodeError)
+        },
         **{path: {method: page(method, path, text, answer)} for method, path, text, answer in pages},
     }

@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Protocol
 
-from weir.embedding.texts import NO_TOKENIZE_OPTIONS, Text, Tokenized, TokenizeOptions
+from weir.embedding.texts import NO_TOKENIZE_OPTIONS, Text, TokenDetail, Tokenized, TokenizeOptions
 from weir.errors import Draining, InvalidRequest, ModelError, WeirError
 
 CHUNK = 64  # texts that a thread tokenizes in one call
@@ -39,6 +39,12 @@ class Tokenizes(Protocol):
 
     def tokens(self, ids: bytes) -> list[str]:
         """Return the tokens of `ids`, int32 little-endian, as strings."""
+
+    def details(self, text: str, *, special: bool = True, prompt: str | None = None) -> list[TokenDetail]:
+        """Return the tokens of a whole text; see `Tokenizer.details`."""
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """Return the text of token ids; see `Tokenizer.decode`."""
 
 
 TokenizeResult = Tokenized | list[Tokenized] | WeirError  # a list holds the pieces of one text

@@ -17,6 +17,7 @@ from weir.embedding.texts import (
     NO_TOKENIZER_OPTIONS,
     TOO_LONG,
     Text,
+    TokenDetail,
     Tokenized,
     TokenizeOptions,
     TokenizerOptions,
@@ -280,19 +281,21 @@ class Tokenizer:
             texts: strings, pairs of strings, lists of words, or lists of token ids that include special tokens.
             max_length: the most tokens of a text that are kept, special tokens included.
             truncate: whether a longer text is cut at its end, a pair at the end of its longer text first; otherwise a longer text is an error.
-            tokenize_options: options of these texts only.
+            tokenize_options: options of these texts only. With `truncate_left` texts are cut at their beginning.
         """
         whole_words, separator = self._word_rules(tokenize_options)
+        left = tokenize_options.truncate_left
         checked: list[CheckedText | InvalidRequest] = []
         for text in texts:
             try:
                 checked.append(self._check(text, separator, tokenize_options.prompt))
             except InvalidRequest as error:
                 checked.append(error)
-        parts = iter(self._ids([each for each in checked if isinstance(each, CheckedText)], max_length, whole_words))
+        good = [each for each in checked if isinstance(each, CheckedText)]
+        parts = iter(self._ids(good, max_length, whole_words, left))
         return [
             self._with_special_tokens(
-                next(parts), max_length, truncate, self._is_bare(each, whole_words), each.ids is not None
+                next(parts), max_length, truncate, self._is_bare(each, whole_words), each.ids is not None, left
             )
             if isinstance(each, CheckedText)
             else each
@@ -344,6 +347,36 @@ class Tokenizer:
         pairs = [(piece, kept) if longer is parts[0] else (kept, piece) for piece in pieces]
         return [_pack_pair(template, *each, len(kept) < len(other)) for each in pairs]
 
+    def details(self, text: str, *, special: bool = True, prompt: str | None = None) -> list[TokenDetail]:
+        """Return the tokens of a whole text, none cut off, with the special tokens if `special`. For `prompt` see TokenizeOptions.
+
+        Raises InvalidRequest for a text that is invalid or too long to be tokenized as a whole.
+        """
+        checked = self._check(text, None, prompt)
+        (whole,) = checked.texts
+        if len(whole) > RUNS_FROM:
+            raise InvalidRequest(
+                f"the text has {len(whole)} characters, must have at most {RUNS_FROM} to be shown in tokens"
+            )
+        with as_settings_error(self.directory):
+            found = self.backend.encode(whole, add_special_tokens=special)
+        rows = zip(found.ids, found.tokens, found.special_tokens_mask, found.offsets, strict=True)
+        return [
+            TokenDetail(number, token, True, None, None)
+            if is_special
+            else TokenDetail(number, whole[start:stop], False, start, stop)
+            for number, token, is_special, (start, stop) in rows
+        ]
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """Return the text of token ids, with `skip_special` without the special tokens. Raises InvalidRequest for a number that is no id of a token."""
+        for place, number in enumerate(ids):
+            if type(number) is not int or not 0 <= number < self.vocab_size:
+                raise InvalidRequest(
+                    f"token id {place} is {number!r:.40}: the model's vocabulary has 0 to {self.vocab_size - 1}"
+                )
+        return str(self.backend.decode(list(ids), skip_special_tokens=skip_special))
+
     def tokens(self, ids: bytes | Sequence[int]) -> list[str]:
         """Return the tokens of these ids, which are integers or int32 little-endian bytes; "" for an id that the vocabulary lacks."""
         numbers = struct.unpack(f"<{len(ids) // 4}i", ids) if isinstance(ids, bytes) else ids
@@ -359,13 +392,16 @@ class Tokenizer:
         prompt = self.options.prompt if prompt is None else prompt
         return CheckedText(texts=(prompt + checked.texts[0],)) if prompt and len(checked.texts) == 1 else checked
 
-    def _ids(self, checked: list[CheckedText], max_length: int, whole_words: bool) -> list[list[list[int]]]:
+    def _ids(
+        self, checked: list[CheckedText], max_length: int, whole_words: bool, left: bool = False
+    ) -> list[list[list[int]]]:
         """Return for each text the ids of its one or two parts, without special tokens. All strings are tokenized in one call.
 
-        Of a long string only the start is tokenized: enough for more than `max_length` tokens.
+        Of a long string only the start is tokenized, with `left` only the end: enough for more than `max_length` tokens.
         """
         size = CHARACTERS_PER_TOKEN * max_length + 64
-        heads = [self._head(text, size) for each in checked for text in each.texts]
+        cut = self._tail if left else self._head
+        heads = [cut(text, size) for each in checked for text in each.texts]
         encoded = iter([encoding.ids for encoding in self._encode(heads)] if heads else [])
         head = iter(heads)
         parts: list[list[list[int]]] = []
@@ -375,7 +411,7 @@ class Tokenizer:
             elif each.words:
                 parts.append([self._words(words, whole_words) for words in each.words])
             else:
-                parts.append([self._extend(text, next(head), next(encoded), max_length) for text in each.texts])
+                parts.append([self._extend(text, next(head), next(encoded), max_length, left) for text in each.texts])
         return parts
 
     def _encode(self, texts: list[str]) -> Any:
@@ -391,22 +427,39 @@ class Tokenizer:
         place = BETWEEN_WORDS.search(text, size, size + LONGEST_WORD) if self._is_local else None
         return text[: place.start() if place else size]
 
-    def _extend(self, text: str, head: str, ids: list[int], max_length: int) -> list[int]:
-        """Return the ids of `text`, or of a start of it with more than `max_length` tokens; `ids` are those of its start `head`.
+    def _tail(self, text: str, size: int) -> str:
+        """Return the end of a text, of about `size` characters, beginning between two words where possible; a short text as it is."""
+        if not self._is_local:
+            size *= NONLOCAL_FACTOR
+        begin = len(text) - size
+        if begin <= 0:
+            return text
+        place = BETWEEN_WORDS.search(text, begin, begin + min(size, LONGEST_WORD)) if self._is_local else None
+        return text[place.start() if place else begin :]
+
+    def _extend(self, text: str, head: str, ids: list[int], max_length: int, left: bool = False) -> list[int]:
+        """Return the ids of `text`, or of a start of it with more than `max_length` tokens, with `left` of an end; `ids` are those of its part `head`.
 
         The rest of the text is not tokenized: for megabytes without a space, the package would allocate gigabytes and keep them.
         """
         collapsed = False
-        while len(head) < len(text) and len(ids) <= max_length + self._uncertain_tokens(text, head):
-            size = GROWTH * len(head)
+        cut = self._tail if left else self._head
+        size = len(head)  # an end that begins between two words is shorter than its size
+        while len(head) < len(text) and len(ids) <= max_length + self._uncertain_tokens(text, head, left):
+            size = GROWTH * max(size, len(head))
             if not collapsed and size > RUNS_FROM:
                 text, collapsed = self._without_runs(text), True
-            head = text if len(text) <= size else self._head(text, size if self._is_local else size // NONLOCAL_FACTOR)
+            head = text if len(text) <= size else cut(text, size if self._is_local else size // NONLOCAL_FACTOR)
             ids = self._encode([head])[0].ids
         return ids
 
-    def _uncertain_tokens(self, text: str, head: str) -> int:
-        """Return how many of the last tokens of `head` may differ from those of the text: none if `head` ends between two words."""
+    def _uncertain_tokens(self, text: str, head: str, left: bool) -> int:
+        """Return how many of the last tokens of `head` may differ from those of the text: none if `head` ends between two words.
+
+        With `left` it is the first tokens that may differ, also where `head` begins between two words, as some tokenizers mark the beginning of a text.
+        """
+        if left:
+            return UNCERTAIN_TOKENS
         return 0 if self._is_local and BETWEEN_WORDS.match(text, len(head)) else UNCERTAIN_TOKENS
 
     def _without_runs(self, text: str) -> str:
@@ -447,10 +500,12 @@ class Tokenizer:
         )
 
     def _with_special_tokens(
-        self, parts: list[list[int]], max_length: int, truncate: bool, bare: bool, ready: bool
+        self, parts: list[list[int]], max_length: int, truncate: bool, bare: bool, ready: bool, left: bool
     ) -> Tokenized | InvalidRequest:
-        """Cut the one or two `parts` of a text to `max_length` and add the special tokens, none if `bare`. `ready` ids are the caller's, special
-        tokens included. Return an error if the text is too long and not to be cut, if it has no token, or if `max_length` has no room for it."""
+        """Cut the one or two `parts` of a text to `max_length`, with `left` at their beginnings, and add the special tokens, none if `bare`.
+
+        `ready` ids are the caller's, special tokens included. Return an error if the text is too long and not to be cut, if it has no token, or if
+        `max_length` has no room for it."""
         template = SpecialTokens() if bare else self.template
         pair = len(parts) == 2
         room = template.room(max_length, pair=pair)
@@ -469,10 +524,14 @@ class Tokenizer:
             return InvalidRequest("the text has no tokens, and none are added")
         first = parts[0]
         if not pair:
-            ids = self._truncated_ids(first, room) if ready else [*template.first, *first[:room], *template.last]
+            ids = (
+                self._truncated_ids(first, room, left)
+                if ready
+                else [*template.first, *_kept(first, room, left), *template.last]
+            )
             return Tokenized(_pack(ids), 0, length > room, ready and self._is_foreign(first))
         keep, other = pair_lengths(len(first), len(parts[1]), room)
-        return _pack_pair(template, first[:keep], parts[1][:other], length > room)
+        return _pack_pair(template, _kept(first, keep, left), _kept(parts[1], other, left), length > room)
 
     def _is_foreign(self, ids: list[int]) -> bool:
         """Return whether the ids seem to be those of another tokenizer: decoded to a text and tokenized again, they differ.
@@ -489,8 +548,10 @@ class Tokenizer:
         (again,) = self._ids([CheckedText(texts=(text,))], 2 * len(ids), whole_words=False)
         return [number for number in again[0] if number not in self.special_ids] != own
 
-    def _truncated_ids(self, ids: list[int], room: int) -> list[int]:
-        """Cut the end of ids that include special tokens. If the last id is a special token, it is kept."""
+    def _truncated_ids(self, ids: list[int], room: int, left: bool) -> list[int]:
+        """Cut the end of ids that include special tokens, with `left` their beginning. If the last id there is a special token, it is kept."""
+        if left:
+            return self._truncated_ids(ids[::-1], room, False)[::-1]
         if len(ids) > room and ids[-1] in self.special_ids:
             return [*ids[: room - 1], ids[-1]]
         return ids[:room]
@@ -536,6 +597,11 @@ class _Description(msgspec.Struct):
 
     pre_tokenizer: dict[str, Any] | None = None
     added_tokens: list[dict[str, Any]] = []
+
+
+def _kept(ids: list[int], count: int, left: bool) -> list[int]:
+    """Return the first `count` ids, with `left` the last."""
+    return ids[max(len(ids) - count, 0) :] if left else ids[:count]
 
 
 def _pack_pair(template: SpecialTokens, first: list[int], second: list[int], truncated: bool) -> Tokenized:

@@ -238,8 +238,8 @@ class RouteHandler(Protocol):
     """How the fast path reads and answers the requests of one protocol; native.py and kserve.py each have one."""
 
     @property
-    def prefix(self) -> bytes:
-        """The prefix of the protocol's paths. A malformed request whose path begins with it gets an error of this protocol."""
+    def prefix(self) -> bytes | tuple[bytes, ...]:
+        """The prefix of the protocol's paths, or several. A malformed request whose path begins with it gets an error of this protocol."""
 
     @property
     def of_service(self) -> bool:

@@ -1,0 +1,85 @@
+"""The forms in which vectors are answered: numbers, their bytes as base64, or integers of 8 bits or of one bit for each number.
+
+A vector that is to have fewer dimensions has been cut, and scaled to its length again, before it is packed.
+"""
+
+from base64 import b64encode
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Annotated, Any
+
+import msgspec
+import numpy
+import orjson
+from msgspec import Meta
+from numpy.typing import NDArray
+
+from weir.errors import InvalidRequest, brief
+from weir.wire.schema import any_of
+
+
+class Packing(StrEnum):
+    """How the numbers of a vector are written."""
+
+    FLOAT = "float"
+    BASE64 = "base64"  # the bytes of float32, little-endian
+    INT8 = "int8"  # scaled so that the largest number of the vector is 127 or -127: cosines stay what they are, up to rounding
+    UINT8 = "uint8"  # the same, plus 128
+    BINARY = "binary"  # a bit for each number, 1 if it is above 0; eight of them are an integer from -128
+    UBINARY = "ubinary"  # eight of them are an integer from 0
+
+
+PACKINGS = tuple(Packing)
+
+# A vector in any of these forms, as OpenAPI describes it.
+PackedVector = Annotated[
+    Any,
+    any_of(
+        list[float], Annotated[list[int], Meta(description="int8, uint8, binary, ubinary")],
+        Annotated[str, Meta(description="base64 of float32, little-endian")],
+    ),
+]  # fmt: skip
+
+
+def packing_named(name: str | None, field: str, known: Sequence[Packing] = PACKINGS) -> Packing:
+    """Return the packing called `name`, floats for None. Raises InvalidRequest naming the `field` and the names in `known`."""
+    if name is None:
+        return Packing.FLOAT
+    if name not in known:
+        raise InvalidRequest(f"{field}={brief(name)}: must be one of {', '.join(known)}", details={"param": field})
+    return Packing(name)
+
+
+def packed(vectors: NDArray[Any], packing: Packing = Packing.FLOAT) -> list[Any]:
+    """Return each vector as a value that msgspec writes as JSON.
+
+    Each float has the fewest digits from which a reader, also of doubles, gets the same float32; a number that is not finite becomes null. The
+    vectors are written one by one, so that other threads can run in between.
+    """
+    if packing is Packing.BASE64:
+        return [b64encode(vector).decode() for vector in vectors.astype("<f4", order="C", copy=False)]
+    array = numpy.ascontiguousarray(vectors, numpy.float32)
+    if packing is not Packing.FLOAT:
+        array = quantized(array, packing)
+    return [msgspec.Raw(orjson.dumps(vector, option=orjson.OPT_SERIALIZE_NUMPY)) for vector in array]
+
+
+def quantized(vectors: NDArray[Any], packing: Packing) -> NDArray[Any]:
+    """Return the vectors [..., dimensions] as integers: int8 or uint8 of the same shape, or eight dimensions in one for the binary packings.
+
+    The last bits are 0 if the number of dimensions is not divisible by 8. Each vector is packed by itself, so that its numbers do not depend on others.
+    """
+    if packing in (Packing.BINARY, Packing.UBINARY):
+        bits: NDArray[Any] = numpy.packbits(vectors > 0, axis=-1)
+        return bits if packing is Packing.UBINARY else (bits.astype(numpy.int16) - 128).astype(numpy.int8)
+    finite = numpy.nan_to_num(vectors, posinf=0.0, neginf=0.0)
+    largest = numpy.abs(finite).max(axis=-1, keepdims=True)
+    levels: NDArray[Any] = numpy.rint(finite / numpy.maximum(largest, 1e-30) * 127)
+    return (levels + 128).astype(numpy.uint8) if packing is Packing.UINT8 else levels.astype(numpy.int8)
+
+
+def unit_vectors(vectors: NDArray[Any]) -> NDArray[Any]:
+    """Return the vectors [..., dimensions] scaled to length 1. A vector of zeros stays what it is."""
+    lengths = numpy.linalg.norm(vectors, axis=-1, keepdims=True)
+    scaled: NDArray[Any] = (vectors / numpy.maximum(lengths, 1e-12)).astype(numpy.float32, copy=False)
+    return scaled

@@ -1,0 +1,111 @@
+"""Scores of a classifier: probabilities of labels, and the ranking of documents. What every protocol with scores shares."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy
+from numpy.typing import NDArray
+
+from weir.embedding.exchange import TextExchange, TextOptions, check_text
+from weir.embedding.texts import Encoded, ModelFacts, TextTask
+from weir.errors import InvalidRequest, ModelError, brief
+
+
+class Ranked(NamedTuple):
+    """A document at its place in a ranking: its place in the request, and its score."""
+
+    place: int
+    score: float
+
+
+class Label(NamedTuple):
+    """A label with its score."""
+
+    label: str
+    score: float
+
+
+def read_pairs(
+    exchange: TextExchange, query: Any, documents: Any, field: str, model: str | None, truncate: bool | None = None, *,
+    left: bool = False,
+) -> list[str]:  # fmt: skip
+    """Read the pairs of `query` with each of `documents` into `exchange`; return the documents. A document is a text, or an object with `text`.
+
+    Each pair is tokenized, batched and cut as any other pair of texts: the longer of both first. Raises InvalidRequest naming the field, and
+    ModelNotFound, also if the model does not rank.
+    """
+    query = check_text(query, "query")
+    if not isinstance(documents, list):
+        raise InvalidRequest(f"{field}: must be a list of texts, is {brief(documents)}", details={"param": field})
+    exchange.context.check_count(len(documents), field)
+    found = [_document(each, f"{field}[{place}]") for place, each in enumerate(documents)]
+    exchange.encoder = exchange.context.encoder(model or "", TextTask.RERANK)
+    exchange.texts = [(query, document) for document in found]
+    exchange.options = TextOptions(truncate=truncate, truncate_left=left)
+    return found
+
+
+def _document(value: Any, where: str) -> str:
+    if isinstance(value, dict):
+        if "text" not in value:
+            raise InvalidRequest(f"{where}.text: is missing")
+        return check_text(value["text"], f"{where}.text")
+    return check_text(value, where)
+
+
+def check_top_n(top_n: int | None) -> None:
+    """Raise InvalidRequest unless `top_n` is None or at least 1."""
+    if top_n is not None and top_n < 1:
+        raise InvalidRequest(f"top_n={top_n}: must be 1 or more", details={"param": "top_n"})
+
+
+def relevance(encoded: Encoded, *, raw: bool) -> list[float]:
+    """Return the score of each document: the model's number with `raw`, else its sigmoid. Raises ModelError for a score that is no number."""
+    logits = encoded.vectors[:, 0]
+    scores: list[float] = _checked(logits if raw else _sigmoid(logits)).tolist()
+    return scores
+
+
+def ranking(scores: Sequence[float], top_n: int | None = None) -> list[Ranked]:
+    """Return the best `top_n` documents, all for None, the best first. Of equal ones the first goes first."""
+    order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))
+    return [Ranked(index, scores[index]) for index in order[:top_n]]
+
+
+def labelled(encoded: Encoded, facts: ModelFacts, *, raw: bool) -> list[list[Label]]:
+    """Return the labels of each text with their scores, the likeliest first. Scores are the model's numbers with `raw`, else probabilities.
+
+    Raises ModelError for a score that is no number.
+    """
+    logits = encoded.vectors
+    if raw:
+        scores = logits
+    else:
+        independent = facts.independent_labels or logits.shape[1] == 1
+        scores = _sigmoid(logits) if independent else _softmax(logits)
+    rows = _checked(scores).tolist()
+    return [[Label(facts.labels[each.place], each.score) for each in ranking(row)] for row in rows]
+
+
+def _sigmoid(logits: NDArray[Any]) -> NDArray[Any]:
+    # Of a large negative number the exponential would overflow.
+    small = numpy.exp(-numpy.abs(logits))
+    found: NDArray[Any] = numpy.where(logits >= 0, 1 / (1 + small), small / (1 + small))
+    return found
+
+
+def _softmax(logits: NDArray[Any]) -> NDArray[Any]:
+    powers = numpy.exp(logits - logits.max(axis=-1, keepdims=True))
+    found: NDArray[Any] = powers / powers.sum(axis=-1, keepdims=True)
+    return found
+
+
+def _checked(scores: NDArray[Any]) -> NDArray[Any]:
+    if numpy.isnan(scores).any():
+        raise ModelError("a score of the model is not a number")
+    return scores
+
+
+def without_nulls(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a document without its fields that are null, which count as not given."""
+    return {name: value for name, value in document.items() if value is not None}
