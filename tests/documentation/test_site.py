@@ -1,0 +1,61 @@
+"""The site: every page has a place in its navigation, and links lead to the same pages as in the repository."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from docs import site
+from tests.documentation.pages import ROOT
+
+LIMIT = 76_000
+"""Words on all pages, without blocks of code. Lower it whenever there are fewer; the goal is 35,000."""
+
+
+def targets(entries: list[object]) -> list[str]:
+    found: list[str] = []
+    for entry in entries:
+        assert isinstance(entry, dict)
+        for value in entry.values():
+            found += targets(value) if isinstance(value, list) else [value]
+    return found
+
+
+def test_every_page_is_in_the_navigation_once() -> None:
+    places = site.pages()
+    index = ROOT / "docs" / "index.md"
+    in_navigation = targets(list(site.navigation(site.on_site(index.read_text(), index, places))))
+    assert len(in_navigation) == len(set(in_navigation))
+    assert {place for path, place in places.items() if path.is_relative_to(ROOT / "docs")} <= set(in_navigation)
+    assert set(in_navigation) <= set(places.values())
+
+
+def test_parts_groups_and_pages_become_the_navigation() -> None:
+    contents = "# Title\n\ntext [link](a.md)\n\n## One\n\n- [A](a.md)\n\n### Group\n\n- [B](b/c.md): why\n- [part of A](a.md#x)\n\n## Empty\n"
+    assert site.navigation(contents) == [{"Home": "index.md"}, {"One": [{"A": "a.md"}, {"Group": [{"B": "b/c.md"}]}]}]
+
+
+def test_links_are_turned_to_where_the_site_has_things() -> None:
+    page, change = ROOT / "docs" / "how-to" / "deploy.md", ROOT / "CHANGELOG.md"
+    places = {page: "how-to/deploy.md", change: "changelog.md", ROOT / "docs" / "index.md": "index.md"}
+    text = "[a](../../CHANGELOG.md#x) [b](../../README.md) [c](../../Makefile) [d](https://x) [e](#f) `[g](../../CHANGELOG.md)`"
+
+    assert site.on_site(text, page, places) == (
+        "[a](../changelog.md#x) [b](../index.md) c [d](https://x) [e](#f) `[g](../../CHANGELOG.md)`"
+    )
+    assert site.on_site("[a](docs/how-to/deploy.md)", change, places) == "[a](how-to/deploy.md)"
+
+
+@pytest.mark.parametrize(("text", "words"), [("One, 2 – three | `x`", 4), ("a\n```\nb c\n```\nd <!-- e -->", 2)])
+def test_words_are_those_that_a_reader_meets(text: str, words: int) -> None:
+    assert site.words(text) == words
+
+
+def test_there_are_not_more_words_than_there_may_be() -> None:
+    assert sum(site.count().values()) <= LIMIT
+
+
+def test_the_tool_needs_nothing_of_weir() -> None:
+    code = "import sys, docs.site; print(*[name for name in sys.modules if name.split('.')[0] == 'weir'])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=Path(ROOT), capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
