@@ -5,6 +5,7 @@
 #   make test-browser  watch a server at work in a real Chromium, which it installs where it may
 #   make test-torch  hold the torch runtime against the onnx runtime and sentence-transformers, and try LangChain, in an environment of its own (.venvs/torch)
 #   make test-sklearn  serve files of scikit-learn, in an environment of its own (.venvs/sklearn)
+#   make test-ray  run workers on a Ray of three nodes, and kill its actors and nodes under load, in an environment of its own (.venvs/ray)
 #   make docs    check the documentation (links, code blocks, generated pages), and build its site in build/site
 #   make bench   measure beside the peers and write docs/benchmarks.md (PART=... for one part; QUICK=1: shorter, where it can be, and not written)
 #   make reproduce  recompute the paper that the solver follows, claim by claim, and write docs/reproduction (REPORT=... for another folder)
@@ -46,7 +47,7 @@ PROTOS := src/weir/wire/protos
 APT := $(if $(filter 0,$(shell id -u)),,sudo -n) apt-get -qq
 CHROMIUM := { $(APT) update && $(APT) install --yes --no-install-recommends chromium chromium-driver; } >/dev/null 2>&1
 
-.PHONY: serve test test-browser test-torch test-sklearn check docs bench reproduce soak fuzz storm protos lock clean
+.PHONY: serve test test-browser test-torch test-sklearn test-ray check docs bench reproduce soak fuzz storm protos lock clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.serve
@@ -72,6 +73,9 @@ test-torch: .venvs/torch/.test
 
 test-sklearn: .venvs/sklearn/.test
 	.venvs/sklearn/bin/python -m pytest -m sklearn tests/catalog $(ARGS)
+
+test-ray: .venvs/ray/.test
+	.venvs/ray/bin/python -m pytest -m ray tests/workers/ray $(ARGS)
 
 check: $(VENV)/.check
 	$(BIN)/ruff check
@@ -146,6 +150,12 @@ $(VENV)/.test: $(VENV)/.serve
 	$(PYTHON) -m venv .venvs/docs
 	.venvs/docs/bin/python -m pip --quiet install --upgrade "pip>=25.1"
 	.venvs/docs/bin/python -m pip --quiet install $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS)) --group docs
+	@touch $@
+
+# Ray brings versions of its own of what other tests need.
+.venvs/ray/.test: $(VENV)/.pip pyproject.toml
+	$(PYTHON) -m venv .venvs/ray
+	.venvs/ray/bin/python -m pip --disable-pip-version-check --quiet install --editable ".[ray]" hypothesis psutil pytest pytest-timeout
 	@touch $@
 
 $(VENV)/.check: $(VENV)/.test

@@ -20,7 +20,7 @@ def test_the_public_names_are_these() -> None:
         "Bank", "BlockingService", "Branch", "Cancelled", "CapacityError", "Chain", "Conflict", "DeadlineExceeded",
         "Decision", "Draining", "Example", "External", "Forbidden", "InvalidRequest", "Last", "Measure",
         "MethodNotAllowed", "Model", "ModelCrashed", "ModelError", "ModelNotFound", "ModelNotReady", "Observation",
-        "Overloaded", "Policy", "Prices", "Profile", "Reason", "Registry", "RequestError", "Service", "SettingsError",
+        "Overloaded", "Policy", "Prices", "Profile", "Ray", "Reason", "Registry", "RequestError", "Service", "SettingsError",
         "SolvedPolicy", "Step", "Switch", "Tensor", "TooLarge", "Unauthorized", "Unsupported", "UnsupportedMediaType",
         "ValidationFailed", "WeirError", "WorkerLost", "__version__", "asgi", "profile", "simulate", "solve",
     ]  # fmt: skip

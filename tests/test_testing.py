@@ -20,6 +20,9 @@ class Listener:
     def worker_lost(self, worker: int, reason: str) -> None:
         self.ready.remove((worker, 1))
 
+    def worker_leaves(self, worker: int) -> None:
+        raise AssertionError("no worker leaves")
+
     def received(self, worker: int, events: Events) -> None:
         self.events.append(events)
 

@@ -53,10 +53,11 @@ if TYPE_CHECKING:
     from weir.serving.service import Service
     from weir.simulation.banks import solve
     from weir.simulation.simulator import simulate
+    from weir.workers.settings import Ray
 
 __all__ = [
     # what most programs need
-    "Model", "Service", "BlockingService", "External",
+    "Model", "Service", "BlockingService", "External", "Ray",
     # what a model's class may use
     "Example", "Last", "Measure", "Tensor",
     # the class of work of a request
@@ -84,6 +85,7 @@ _LAZY = {
     "Profile": "weir.policy.cost.profile",
     "Registry": "weir.catalog.registry",
     "Service": "weir.serving.service",
+    "Ray": "weir.workers.settings",
     "SolvedPolicy": "weir.policy.online.adaptive",
     "Step": "weir.catalog.chains",
     "Switch": "weir.catalog.chains",

@@ -106,6 +106,8 @@ def from_texts(hint: Any, texts: Sequence[str], source: str) -> Any:
     if hint == list[dict[str, str]]:
         return _environments([_pair(text, source) for text in texts])
     if get_origin(hint) is dict:
+        if len(texts) == 1 and texts[0].lstrip().startswith("{"):
+            return from_text(hint, texts[0], source)
         return _params([_pair(text, source) for text in texts], source)
     if hint == list[int]:
         return [number for text in texts for number in _numbers(text, source)]

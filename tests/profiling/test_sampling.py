@@ -207,6 +207,9 @@ class Heard:
     def worker_lost(self, worker: int, reason: str) -> None:
         self.said.append(("lost", worker, reason))
 
+    def worker_leaves(self, worker: int) -> None:
+        self.said.append(("leaves", worker))
+
     def received(self, worker: int, events: Events) -> None:
         self.said.append(("received", worker, events.batch_id))
 

@@ -17,6 +17,7 @@ class Recorder:
     def __init__(self) -> None:
         self.ready: list[tuple[int, int]] = []
         self.lost: list[tuple[int, str]] = []
+        self.leaving: list[int] = []
         self.events: dict[int, Events] = {}
         self.reasons: list[str] = []
         self._heard = asyncio.Event()
@@ -27,6 +28,10 @@ class Recorder:
 
     def worker_lost(self, worker: int, reason: str) -> None:
         self.lost.append((worker, reason))
+        self._heard.set()
+
+    def worker_leaves(self, worker: int) -> None:
+        self.leaving.append(worker)
         self._heard.set()
 
     def received(self, worker: int, events: Events) -> None:

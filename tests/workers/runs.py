@@ -36,6 +36,9 @@ class Heard:
     def worker_lost(self, worker: int, reason: str) -> None:
         self.log.put_nowait(("lost", worker, reason))
 
+    def worker_leaves(self, worker: int) -> None:
+        raise AssertionError("no worker leaves")
+
     def received(self, worker: int, events: Events) -> None:
         self.log.put_nowait(("events", worker, events))
 

@@ -1,5 +1,9 @@
+from importlib.util import find_spec
+from typing import Any
+
 import pytest
 
+from weir import Model, Ray, Service
 from weir.errors import SettingsError
 from weir.workers.settings import WorkerSettings, parse_address
 
@@ -33,3 +37,47 @@ def test_a_socket_and_external_workers_go_together() -> None:
         WorkerSettings(executor="external")
     with pytest.raises(SettingsError, match="worker_socket='unix:w'"):
         WorkerSettings(worker_socket="unix:w")
+
+
+@pytest.mark.parametrize("address", ["auto", "10.0.0.1:6379", "[::1]:6379", "head.example:6379"])
+def test_addresses_of_a_ray(address: str) -> None:
+    assert WorkerSettings(executor="ray", ray_address=address).ray_address == address
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1", ":6379", "ray://10.0.0.1:10001", "host:port", "host:70000"])
+def test_what_is_no_address_of_a_ray(address: str) -> None:
+    with pytest.raises(SettingsError, match="must be HOST:PORT or auto"):
+        WorkerSettings(executor="ray", ray_address=address)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "rule"),
+    [
+        ("num_cpus", -1.0, "must be 0 or more"), ("num_gpus", -0.5, "must be 0 or more"),
+        ("resources", {"A10": 0.0}, "must have amounts greater than 0"), ("resources", {"A10": "one"}, "must be a table"),
+        ("placement", "best", "must be one of spread, pack, strict-spread"),
+        ("ray_runtime_env", "working_dir", "must be a JSON object"), ("ray_runtime_env", "[]", "must be a JSON object"),
+    ],
+)  # fmt: skip
+def test_rules_of_what_ray_sets_aside(name: str, value: Any, rule: str) -> None:
+    with pytest.raises(SettingsError, match=f"{name}=.*{rule}"):
+        WorkerSettings(**{name: value})
+
+
+def test_the_settings_that_weir_ray_stands_for() -> None:
+    executor = Ray(workers=4, address="auto", num_gpus=0.25, resources={"A10": 1.0}, runtime_env={"working_dir": "."})
+    assert WorkerSettings(**executor.settings()) == WorkerSettings(
+        executor="ray", workers=4, ray_address="auto", num_gpus=0.25, resources={"A10": 1.0},
+        ray_runtime_env='{"working_dir": "."}',
+    )  # fmt: skip
+
+
+@pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")
+def test_without_ray_the_error_says_what_to_install() -> None:
+    class Square(Model):
+        def predict(self, batch: list[int]) -> list[int]:
+            return [item * item for item in batch]
+
+    with pytest.raises(SettingsError) as caught:
+        Service(Square, executor=Ray(workers=2))
+    assert str(caught.value) == "executor='ray': Ray is not installed; install it with: pip install 'weir-serving[ray]'"

@@ -36,6 +36,9 @@ class Driver:
         for _ in range(places):
             self.send(worker)
 
+    def worker_leaves(self, worker: int) -> None:
+        raise AssertionError("no worker leaves")
+
     def worker_lost(self, worker: int, reason: str) -> None:
         for batch in [batch for batch, runs_on in self.flying.items() if runs_on == worker]:
             del self.flying[batch]

@@ -116,6 +116,11 @@ class Measuring:
         if self._next is not None:
             self._next.worker_lost(worker, reason)
 
+    def worker_leaves(self, worker: int) -> None:
+        """Pass it on: the batch that is measured there is finished."""
+        if self._next is not None:
+            self._next.worker_leaves(worker)
+
     def received(self, worker: int, events: Events) -> None:
         """Note the end of a batch."""
         if self._next is not None and events.batch_id < FIRST_ID:

@@ -19,6 +19,7 @@ from weir.errors import Conflict, ModelError, ModelNotReady, for_caller
 from weir.model import Model
 from weir.serving.calls import StreamedCall, StreamWindow, ThreadCall, fail_all, preprocessing, stream_blocking
 from weir.serving.service import ModelHealth, Service
+from weir.workers.settings import Ray
 
 T = TypeVar("T")
 Step = Callable[[], Coroutine[Any, Any, Any]]
@@ -302,7 +303,7 @@ class BlockingService:
             self.service = model
         else:
             self.service = Service(model, **options)
-            if isinstance(options.get("executor"), (str, NoneType)):
+            if isinstance(options.get("executor"), (str, Ray, NoneType)):
                 self._again = partial(Service, model, **options)
         self._lifecycle = Lifecycle(f"weir-{self.service.name}", _take, _refuse)
 

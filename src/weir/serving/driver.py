@@ -469,6 +469,9 @@ class Driver:
             self._delivery.give_each(fail_entries(lost, reason), lost.dispatch, now)
         self._poll(Wakeup.WORKER, now)
 
+    def worker_leaves(self, worker: int) -> None:
+        self.batcher.worker_leaves(worker)
+
     def received(self, worker: int, events: Events) -> None:
         now = self._clock()
         dispatch = self.batcher.dispatch_of(events.batch_id)

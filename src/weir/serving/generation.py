@@ -17,7 +17,7 @@ from weir.serving.hooks import Hook, HookedExecutor
 from weir.serving.settings import Composed
 from weir.telemetry.recorder import Metrics, Recorder, RollingWindow
 from weir.tuning.report import explain_policy
-from weir.workers.executor import Executor, suspension
+from weir.workers.executor import Executor, shortage, suspension
 from weir.workers.settings import WorkerSettings
 
 if TYPE_CHECKING:
@@ -27,7 +27,10 @@ JSON_TYPES = (bool, int, float, str, list, dict, type(None))
 
 
 class WorkerView(TypedDict):
-    """A worker: its index and process, how many batches it has, how often it was replaced, and why it is not ready."""
+    """A worker: its index and process, how many batches it has, how often it was replaced, and why it is not ready.
+
+    In a cluster also the id and the address of its node, the ids of its GPUs and that of its actor; elsewhere they are empty.
+    """
 
     index: int
     state: str
@@ -35,6 +38,13 @@ class WorkerView(TypedDict):
     in_flight: int
     restarts: int
     reason: str
+    node: str
+    address: str
+    gpus: list[str]
+    actor: str
+
+
+ELSEWHERE: dict[str, Any] = {"node": "", "address": "", "gpus": [], "actor": ""}
 
 
 class LoadedModel(NamedTuple):
@@ -190,6 +200,7 @@ class Generation:
         are in seconds."""
         driver, batcher = self.driver, self.driver.batcher
         return {
+            "shortage": shortage(driver.executor.states()),
             "draining": driver.draining,
             "waiting": batcher.waiting_rows,
             "waiting_requests": batcher.waiting_requests,
@@ -201,7 +212,7 @@ class Generation:
             "in_flight": sum(dispatch.rows for dispatch in batcher.running.values()),
             "in_flight_batches": len(batcher.running),
             "workers": [
-                {name: getattr(state, name) for name in WorkerView.__annotations__}
+                {name: getattr(state, name, ELSEWHERE.get(name)) for name in WorkerView.__annotations__}
                 for state in driver.executor.states()
             ],
             "gauges": driver.executor.gauges(),
@@ -261,6 +272,10 @@ def make_executor(
         from weir.workers.remote import ExternalExecutor
 
         return ExternalExecutor(model, settings, name=name)
+    if settings.executor == "ray":
+        from weir.workers.ray.pool import RayExecutor
+
+        return RayExecutor(model, params, settings, name=name, max_batch_size=max_batch_size)
     from weir.workers.process.pool import ProcessPool
 
     return ProcessPool(model, params, settings, name=name, max_batch_size=max_batch_size)

@@ -269,6 +269,10 @@ class HookedExecutor:
         self._forget(worker)
         self._listener.worker_lost(worker, reason)
 
+    def worker_leaves(self, worker: int) -> None:
+        """Pass it on."""
+        self._listener.worker_leaves(worker)
+
     def _forget(self, worker: int) -> None:
         self._slots.pop(worker, None)
         for task, owner in self._tasks.items():

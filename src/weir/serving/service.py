@@ -38,7 +38,7 @@ from weir.serving.generation import Generation, LoadedModel, ServiceHooks, summa
 from weir.serving.settings import LONGEST_TIMEOUT, check_name, check_version, compose
 from weir.telemetry.recorder import Recorder
 from weir.workers.executor import Block, Executor
-from weir.workers.settings import WorkerSettings
+from weir.workers.settings import Ray, WorkerSettings
 
 if TYPE_CHECKING:
     from weir.serving.inference import Inference
@@ -75,7 +75,7 @@ class Service:
         version: the version of the model, if several of one name are served; "" if it has none. Observers and logs know the
             service by its `label`: the name, followed by a slash and the version if there is one.
         params: keyword arguments for the model's constructor.
-        executor: the name of a kind of executor, or an Executor, which replaces the workers that the settings describe.
+        executor: the name of a kind of executor; a weir.Ray; or an Executor, which replaces the workers that the settings describe.
         observers: are notified of what happens.
         clock: returns the time in seconds. A clock with a method `call_at` also keeps the timers (testing.FakeClock).
         platform: the kind of model, for the metadata.
@@ -93,7 +93,7 @@ class Service:
 
     def __init__(
         self, model: type[Model] | None = None, *, name: str | None = None, version: str = "",
-        params: dict[str, Any] | None = None, executor: Executor | str | None = None, observers: Sequence[Observer] = (),
+        params: dict[str, Any] | None = None, executor: Executor | Ray | str | None = None, observers: Sequence[Observer] = (),
         clock: Callable[[], float] = time.monotonic, platform: str = "python", **settings: Any,
     ) -> None:  # fmt: skip
         self.model = check_model(model or type(self).model)
@@ -102,6 +102,8 @@ class Service:
         self.label = f"{self.name}/{version}" if version else self.name
         if isinstance(executor, str):
             settings["executor"], executor = executor, None
+        elif isinstance(executor, Ray):
+            settings, executor = {**executor.settings(), **settings}, None
         kind = type(self)
         hooks = ServiceHooks(
             self.before_batch if kind.before_batch is not Service.before_batch else None,

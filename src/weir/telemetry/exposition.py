@@ -3,7 +3,7 @@
 import os
 import secrets
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -37,6 +37,7 @@ class Levels(NamedTuple):
     arena_free_bytes: int
     policy: Mapping[str, Any] = MappingProxyType({})  # by the keys of _POLICY; what is None is not shown
     waiting_bulk: int = 0
+    places: Sequence[tuple[str, ...]] = ()  # of workers in a cluster: index, node, address, GPUs, actor
 
 
 NAMESPACE = "weir"  # the first word of the names of metrics by default
@@ -183,6 +184,10 @@ class Exposition(Collector):
         yield _gauge("weir_workers", "Workers, by state.", "model state", workers)
         restarts = [((model,), levels.restarts) for model, levels in present]
         yield _counter("weir_worker_restarts", "Workers that were replaced.", "model", restarts)
+        places = [((model, *place), 1) for model, levels in present for place in levels.places]
+        yield _gauge(
+            "weir_worker_place", "Where a worker in a cluster is: 1.", "model worker node address gpus actor", places
+        )
         yield from _policies({model: levels.policy for model, levels in present})
 
 

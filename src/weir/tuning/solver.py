@@ -134,6 +134,9 @@ class SolvingProcess:
         """Fail the present request."""
         self._end(ModelError(f"{NAME} ended: {reason}"))
 
+    def worker_leaves(self, worker: int) -> None:
+        """Do nothing: processes of this machine do not leave."""
+
     def unavailable(self, reason: str) -> None:
         """Fail the present request."""
         self._end(ModelError(f"{NAME} cannot be started: {reason}"))

@@ -1,19 +1,32 @@
 """The frames between a server and its worker processes.
 
 A frame is a length (4 bytes, big-endian) and a msgpack array of that many bytes. A server sends Start, Batch, Cancel, Free and Stop. A worker sends Ready or
-StartFailed, Events and Restarted.
+StartFailed, Events and Restarted. Of a worker in a cluster, WorkerWaits, WorkerPlaced, WorkerLeaves and WorkerEnded come too, from the process that speaks with the cluster;
+it passes the other frames on without unpickling anything (`RawParser`, `relocated`).
 """
 
 import pickle
 import struct
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
 from weir.errors import InvalidRequest, ModelError, WeirError
 from weir.messages import Batch, Events, Timing
-from weir.wire.cells import BufferPlacer, Cells, Failure, Fetch, Ref, pack_cells, pack_error, unpack_cells, unpack_error
+from weir.wire.cells import (
+    BufferPlacer,
+    Cells,
+    Failure,
+    Fetch,
+    Ref,
+    Stowed,
+    moved_cells,
+    pack_cells,
+    pack_error,
+    unpack_cells,
+    unpack_error,
+)
 
 # A longer frame is garbage, or a batch that should have gone through the arena.
 MAX_FRAME_BYTES = 1 << 30
@@ -67,7 +80,37 @@ class Restarted(msgspec.Struct, array_like=True, tag=7, frozen=True):
     batch_id: int
 
 
-Frame = Start | Batch | Cancel | Free | Stop | Ready | StartFailed | Events | Restarted
+class WorkerWaits(msgspec.Struct, array_like=True, tag=9, frozen=True):
+    """The worker has no place in the cluster yet, for this reason."""
+
+    reason: str
+
+
+class WorkerPlaced(msgspec.Struct, array_like=True, tag=10, frozen=True):
+    """The worker has its place: its process is about to load the model."""
+
+    pid: int
+    node: str
+    address: str
+    gpus: list[str]
+    actor: str
+
+
+class WorkerLeaves(msgspec.Struct, array_like=True, tag=11, frozen=True):
+    """The worker's node will soon be gone, for this reason: it should get no more batches."""
+
+    reason: str
+
+
+class WorkerEnded(msgspec.Struct, array_like=True, tag=12, frozen=True):
+    """The worker has ended, for this reason. `failed`: it could not be placed because of how it was asked for."""
+
+    reason: str
+    failed: bool = False
+
+
+Notice = WorkerWaits | WorkerPlaced | WorkerLeaves | WorkerEnded
+Frame = Notice | Start | Batch | Cancel | Free | Stop | Ready | StartFailed | Events | Restarted
 
 
 class _Start(msgspec.Struct, array_like=True, tag=0):
@@ -95,7 +138,7 @@ class _Events(msgspec.Struct, array_like=True, tag=8):
     timing: tuple[float, float, float] | None
 
 
-_Body = _Start | _Batch | Cancel | Free | Stop | Ready | _StartFailed | Restarted | _Events
+_Body = Notice | _Start | _Batch | Cancel | Free | Stop | Ready | _StartFailed | Restarted | _Events
 
 _HEAD = struct.Struct(">I")
 _encode_into = msgspec.msgpack.Encoder().encode_into
@@ -134,7 +177,7 @@ def encode_events(
     return _bounded(body, events.outputs, places, ModelError, max_frame_bytes)
 
 
-def encode_control(frame: Start | Cancel | Free | Stop | Ready | StartFailed | Restarted) -> bytearray:
+def encode_control(frame: Start | Cancel | Free | Stop | Ready | StartFailed | Restarted | Notice) -> bytearray:
     """Return the frame of anything except a Batch and Events. For Start, raises what pickling its parts raises."""
     match frame:
         case Start():
@@ -174,19 +217,18 @@ def _frame(body: _Body) -> bytearray:
     return frame
 
 
-class FrameParser:
-    """Parses frames from bytes that may arrive in pieces of any size.
+Made = TypeVar("Made")
 
-    `fetch` returns buffers in the arena of the other side. Without `fetch`, a frame with references is a FrameError.
-    """
 
-    def __init__(self, fetch: Fetch | None = None, *, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
-        self._fetch = fetch
+class _Splitter(Generic[Made]):
+    """Divides bytes that may arrive in pieces of any size into frames."""
+
+    def __init__(self, max_frame_bytes: int) -> None:
         self._max_frame_bytes = max_frame_bytes
         self._held = bytearray()  # an incomplete frame
         self._broken: FrameError | None = None
 
-    def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:
+    def feed(self, data: bytes | bytearray | memoryview) -> list[Made]:
         """Return the frames that `data` completes, in order. No reference to `data` is kept.
 
         Raises FrameError for bytes that are not a frame, and for all calls after that.
@@ -196,7 +238,7 @@ class FrameParser:
         if self._held:
             self._held += data
             data = self._held
-        frames: list[Frame] = []
+        frames: list[Made] = []
         try:
             with memoryview(data) as view:
                 used = self._read(view, frames)
@@ -210,7 +252,7 @@ class FrameParser:
             self._held += memoryview(data)[used:]
         return frames
 
-    def _read(self, view: memoryview, frames: list[Frame]) -> int:
+    def _read(self, view: memoryview, frames: list[Made]) -> int:
         start, size = 0, len(view)
         while size - start >= 4:
             (length,) = _HEAD.unpack_from(view, start)
@@ -224,14 +266,68 @@ class FrameParser:
             start = end
         return start
 
-    def _decoded(self, data: memoryview) -> Frame:
+    def _decoded(self, data: memoryview) -> Made:
         try:
-            body: _Body = _decode(data)
-            return self._made(body)
+            return self._made(_decode(data), data)
         except (msgspec.MsgspecError, ValueError, IndexError) as error:
             raise FrameError(f"a frame of {len(data)} bytes that cannot be read: {error}") from None
 
-    def _made(self, body: _Body) -> Frame:
+    def _made(self, body: _Body, data: memoryview) -> Made:
+        raise NotImplementedError
+
+
+class RawFrame(NamedTuple):
+    """A frame as it came. `batch_id` is that of a Batch, of Events or of Restarted; `refs` are its references into an arena, in order."""
+
+    data: bytes
+    kind: type
+    batch_id: int = -1
+    refs: tuple[Ref, ...] = ()
+
+
+_KINDS: dict[type, type] = {_Start: Start, _Batch: Batch, _Events: Events, _StartFailed: StartFailed}
+
+
+class RawParser(_Splitter[RawFrame]):
+    """Parses frames from bytes for one who passes them on: nothing in them is unpickled, and nothing is fetched. Free frames come as they are."""
+
+    def __init__(self, *, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
+        super().__init__(max_frame_bytes)
+
+    def _made(self, body: _Body, data: memoryview) -> RawFrame:
+        refs: tuple[Ref, ...] = ()
+        if isinstance(body, (_Batch, _Events)):
+            refs = tuple(body.cells.refs())
+        elif isinstance(body, Free):
+            refs = tuple(body.refs)
+        whole = _HEAD.pack(len(data)) + bytes(data)
+        return RawFrame(whole, _KINDS.get(type(body), type(body)), getattr(body, "batch_id", -1), refs)
+
+
+def relocated(frame: bytes, places: Mapping[Ref, Stowed]) -> bytes | bytearray:
+    """Return the frame of Events with other references: `places` has the new one for each, or for all of them the bytes themselves. Raises FrameError
+    if `frame` is no frame."""
+    try:
+        body: _Body = _decode(memoryview(frame)[4:])
+    except msgspec.MsgspecError as error:
+        raise FrameError(f"a frame of {len(frame)} bytes that cannot be read: {error}") from None
+    if not isinstance(body, _Events) or not body.cells.refs():
+        return frame
+    body.cells = moved_cells(body.cells, places)
+    return _frame(body)
+
+
+class FrameParser(_Splitter[Frame]):
+    """Parses frames from bytes that may arrive in pieces of any size.
+
+    `fetch` returns buffers in the arena of the other side. Without `fetch`, a frame with references is a FrameError.
+    """
+
+    def __init__(self, fetch: Fetch | None = None, *, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
+        super().__init__(max_frame_bytes)
+        self._fetch = fetch
+
+    def _made(self, body: _Body, data: memoryview) -> Frame:
         match body:
             case _Events():
                 outputs = unpack_cells(body.cells, self._fetch, ModelError)

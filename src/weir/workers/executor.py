@@ -24,6 +24,9 @@ class Listener(Protocol):
         A replacement is announced by `worker_ready` with the same index, or by `worker_lost` again if it could not load.
         """
 
+    def worker_leaves(self, worker: int) -> None:
+        """`worker` should get no more batches, because it will soon be lost, with its node. It finishes those that it has."""
+
     def received(self, worker: int, events: Events) -> None:
         """Events of a batch have come; of a streaming model any number. Nothing more comes for a batch after its `final` ones."""
 
@@ -70,6 +73,15 @@ def suspension(states: Sequence[WorkerState]) -> str:
     if any(each.state == READY for each in states):
         return ""
     return next((f"worker {each.index}: {each.reason}" for each in states if each.state == SUSPENDED), "")
+
+
+def shortage(states: Sequence[WorkerState]) -> str:
+    """Return how many of how many workers are ready, and why the others are not; "" if all are."""
+    missing = [each for each in states if each.state != READY]
+    if not missing:
+        return ""
+    reasons = "; ".join(f"worker {each.index}: {each.reason or each.state}" for each in missing)
+    return f"{len(states) - len(missing)} of {len(states)} workers are ready: {reasons}"
 
 
 class Block(Protocol):

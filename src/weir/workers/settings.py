@@ -1,8 +1,9 @@
 """The settings of workers, each stated once with its rule and its help text, and the addresses where external workers attach."""
 
 import ipaddress
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from weir.config import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, check, one_of, setting
@@ -53,6 +54,20 @@ def parse_address(text: str, name: str) -> WorkerAddress:
     raise SettingsError(f"{name}={text!r}: {RULE}")
 
 
+def _is_ray_address(text: str) -> bool:
+    host, _, port = text.rpartition(":")
+    return text == "auto" or bool(
+        host and "/" not in host and port.isascii() and port.isdigit() and int(port) < 1 << 16
+    )
+
+
+def _is_json_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
+
+
 RULE = "must be unix:PATH or tcp:HOST:PORT"
 
 
@@ -63,12 +78,32 @@ class WorkerSettings:
     workers: int = setting(1, "worker processes of each model", rule=AT_LEAST_ONE)
     executor: str = setting(
         "process",
-        "where predict runs: process, thread or inline; external: in workers that attach from outside (worker_socket)",
-        rule=one_of("process", "thread", "inline", "external"),
+        "where predict runs: process, thread or inline; ray: in actors of a Ray cluster; external: in workers that attach from outside (worker_socket)",
+        rule=one_of("process", "thread", "inline", "ray", "external"),
     )
     worker_socket: str | None = setting(
         None, "where external workers attach: unix:PATH or tcp:HOST:PORT", rule=(is_address, RULE), metavar="ADDRESS"
     )
+    ray_address: str | None = setting(
+        None,
+        "the Ray that runs the workers: HOST:PORT, or auto for the one of this machine; without it RAY_ADDRESS, or else a Ray started for this server",
+        rule=(_is_ray_address, "must be HOST:PORT or auto"), metavar="ADDRESS",
+    )  # fmt: skip
+    num_cpus: float = setting(1.0, "CPUs that Ray sets aside for each worker", rule=AT_LEAST_ZERO)
+    num_gpus: float = setting(0.0, "GPUs that Ray sets aside for each worker, 0.25 for a quarter", rule=AT_LEAST_ZERO)
+    resources: dict[str, float] = setting(
+        {}, "other resources that Ray sets aside for each worker", metavar="JSON",
+        rule=(lambda value: all(amount > 0 for amount in value.values()), "must have amounts greater than 0"),
+    )  # fmt: skip
+    placement: str = setting(
+        "spread",
+        "how Ray places workers: spread over the nodes, pack on few, or strict-spread: at most one of this model on a node",
+        rule=one_of("spread", "pack", "strict-spread"),
+    )
+    ray_runtime_env: str | None = setting(
+        None, "the runtime environment of the workers on Ray, as JSON: working_dir, py_modules, pip", metavar="JSON",
+        rule=(_is_json_object, "must be a JSON object"),
+    )  # fmt: skip
     pipeline_depth: int = setting(
         1, "batches that a worker holds at once; 2 hides decoding behind predict", rule=one_of(1, 2)
     )
@@ -127,6 +162,31 @@ def _wrap(settings: WorkerSettings, name: str, is_for_all: bool) -> None:
     value = getattr(settings, name)
     if is_for_all:
         object.__setattr__(settings, name, [value] if value else [])
+
+
+@dataclass(frozen=True)
+class Ray:
+    """Where and how the workers of a service run on Ray: `weir.Service(Model, executor=weir.Ray(workers=8))`.
+
+    The fields are settings of the same names (see the settings of workers); None means the setting's default. `address` is `ray_address`, and
+    `runtime_env` is `ray_runtime_env`.
+    """
+
+    workers: int | None = None
+    address: str | None = None
+    num_cpus: float | None = None
+    num_gpus: float | None = None
+    resources: dict[str, float] | None = None
+    placement: str | None = None
+    runtime_env: dict[str, Any] | None = None
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings that it stands for."""
+        renamed = {"address": "ray_address", "runtime_env": "ray_runtime_env"}
+        given = {renamed.get(name, name): value for name, value in asdict(self).items() if value is not None}
+        if "ray_runtime_env" in given:
+            given["ray_runtime_env"] = json.dumps(given["ray_runtime_env"])
+        return {"executor": "ray", **given}
 
 
 def for_worker(values: list[Any], index: int) -> Any:

@@ -7,8 +7,19 @@ from typing import Any, cast
 import pytest
 import uvloop
 
-from weir.messages import OBJECT, Batch
-from weir.wire.frames import Cancel, Frame, FrameParser, Free, Ready, Start, Stop, encode_batch, encode_control
+from weir.messages import OBJECT, Batch, Events
+from weir.wire.frames import (
+    Cancel,
+    Frame,
+    FrameParser,
+    Free,
+    Ready,
+    Restarted,
+    Start,
+    Stop,
+    encode_batch,
+    encode_control,
+)
 from weir.workers.arena import Arena, ResultPlaces, create_memory
 from weir.workers.process.channel import Channel, ChildChannel, FrameRehearsal
 
@@ -149,10 +160,14 @@ def test_the_worker_gets_what_it_must_act_on_and_the_rest_is_noted(spin: float) 
         ours.send(encode_control(Cancel(1, [0, 2])) + encode_control(Cancel(5, [0])))
         channel.look()
         assert [index in channel.cancelled(1) for index in range(3)] == [True, False, True]
-        channel.answered(1)
-
-        channel.send(b"answer")
-        assert ours.recv(100) == b"answer"
+        channel.report(Events(1, [16]))
+        (events,) = FrameParser().feed(ours.recv(1000))
+        assert isinstance(events, Events)
+        assert (events.outputs, events.final) == ([16], True)
+        with pytest.raises(KeyError):
+            channel.cancelled(1)  # it is forgotten
+        channel.restarted(2)
+        assert FrameParser().feed(ours.recv(1000)) == [Restarted(2)]
         ours.send(encode_control(Stop()))
         assert channel.receive() == Stop()
         ours.shutdown(socket.SHUT_RDWR)

@@ -193,7 +193,7 @@ def _levels(state: Mapping[str, Any]) -> dict[str, Any]:
 def _model(
     service: "Service", state: Mapping[str, Any], levels: dict[str, Any], uses: Mapping[int, Use]
 ) -> dict[str, Any]:
-    workers = [worker | _use(uses.get(worker["pid"])) for worker in state["workers"]]
+    workers = [worker | _use(None if worker["node"] else uses.get(worker["pid"])) for worker in state["workers"]]
     gauges = state["gauges"]
     return {
         "ready": state["ready"],
@@ -212,7 +212,10 @@ def _use(use: Use | None) -> dict[str, Any]:
 
 def _uses(states: Mapping[str, Any]) -> dict[int, Use]:
     """Return the use of this process and of all workers, by process id."""
-    pids = {worker["pid"] for state in states.values() for worker in state["workers"]} - {None}
+    workers = [worker for state in states.values() for worker in state["workers"]]
+    pids = {worker["pid"] for worker in workers if not worker["node"]} - {
+        None
+    }  # a process of another machine has a number of its own
     uses = {pid: use_of(pid) for pid in (os.getpid(), *pids)}
     return {pid: use for pid, use in uses.items() if use is not None}
 

@@ -210,6 +210,9 @@ class ServiceState(TypedDict):
     model: str
     ready: bool
     reason: str
+    shortage: Annotated[
+        str, Meta(description="how many of how many workers are ready, and why the others are not; empty if all are")
+    ]
     draining: bool
     waiting: int
     waiting_requests: int

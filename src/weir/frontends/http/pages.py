@@ -294,6 +294,11 @@ def levels_of(service: "Service") -> Levels:
         arena_bytes=gauges.get("arena_bytes", 0),
         arena_free_bytes=gauges.get("arena_free_bytes", 0),
         policy=state["policy"],
+        places=[
+            (str(worker["index"]), worker["node"], worker["address"], ",".join(worker["gpus"]), worker["actor"])
+            for worker in state["workers"]
+            if worker["node"]
+        ],
     )
 
 

@@ -16,7 +16,19 @@ from collections.abc import Callable, Container, Sequence
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from weir.messages import OBJECT, Batch, Events, Timing
-from weir.wire.frames import Cancel, Frame, FrameError, FrameParser, Free, Start, Stop, encode_batch, encode_events
+from weir.wire.frames import (
+    Cancel,
+    Frame,
+    FrameError,
+    FrameParser,
+    Free,
+    Restarted,
+    Start,
+    Stop,
+    encode_batch,
+    encode_control,
+    encode_events,
+)
 from weir.workers.arena import ResultPlaces, own_values
 
 if TYPE_CHECKING:
@@ -208,9 +220,17 @@ class ChildChannel:
         """Send `frame`; wait until the server has room for it."""
         self._socket.sendall(frame)
 
-    def answered(self, batch_id: int) -> None:
-        """Forget the batch, which has been answered."""
-        del self._cancelled[batch_id]
+    def report(self, events: Events) -> None:
+        """Send `events`. After the final ones of a batch, the batch is forgotten, and the memory that the model got for it is released."""
+        if events.final:
+            del self._cancelled[events.batch_id]
+        self.send(encode_events(events, self._places))
+        if events.final and self._places is not None:
+            self._places.close()
+
+    def restarted(self, batch_id: int) -> None:
+        """Tell the server that `predict` is called again for a part of this batch."""
+        self.send(encode_control(Restarted(batch_id)))
 
     def _note(self, frames: list[Frame]) -> None:
         for frame in frames:

@@ -339,8 +339,10 @@ class Template:
         request.done(answer)
 
 
-def when_gone(popen: "subprocess.Popen[bytes]", done: asyncio.Future[None], loop: asyncio.AbstractEventLoop) -> None:
-    """Reap a killed process when it has ended. `done` is set then, or after KILL_GRACE seconds."""
+def when_gone(
+    popen: "subprocess.Popen[bytes]", done: asyncio.Future[None], loop: asyncio.AbstractEventLoop, grace: float = KILL_GRACE
+) -> None:  # fmt: skip
+    """Reap a process when it has ended. `done` is set then, or after `grace` seconds, within which it should have ended."""
     try:
         pidfd = os.pidfd_open(popen.pid)
     except OSError:  # no descriptor is left; the start of the next process reaps this one
@@ -354,7 +356,7 @@ def when_gone(popen: "subprocess.Popen[bytes]", done: asyncio.Future[None], loop
         finish()
 
     def stays() -> None:
-        logger.warning("process %d, which workers are forked from, does not end although it was killed", popen.pid)
+        logger.warning("process %d, which workers depend on, does not end although it was killed", popen.pid)
         finish()
 
     def finish() -> None:
@@ -362,7 +364,7 @@ def when_gone(popen: "subprocess.Popen[bytes]", done: asyncio.Future[None], loop
         if not done.done():
             done.set_result(None)
 
-    limit = loop.call_later(KILL_GRACE, stays)
+    limit = loop.call_later(grace, stays)
     loop.add_reader(pidfd, gone)
 
 
@@ -403,10 +405,13 @@ class Launch:
         environment = {**MALLOC, **SILENCE, **inherited, "PYTHONPATH": python_path(inherited.get("PYTHONPATH", ""))}
         if not environment["PYTHONPATH"]:
             del environment["PYTHONPATH"]
-        if self.settings.threads is not None:
-            environment.update(dict.fromkeys(THREAD_VARIABLES, str(self.settings.threads)))
-        environment.update(for_worker(self.settings.env, self.index) or {})
-        return environment
+        return environment | self.variables()
+
+    def variables(self) -> dict[str, str]:
+        """Return the environment variables that the settings say: the thread limit, and over it the worker's own."""
+        threads = self.settings.threads
+        limit = {} if threads is None else dict.fromkeys(THREAD_VARIABLES, str(threads))
+        return limit | (for_worker(self.settings.env, self.index) or {})
 
     def fork(
         self, end: int, result_fd: int, niceness: int, done: Callable[[Process | OSError | None], None]

@@ -56,8 +56,7 @@ class ProcessPool:
         try:
             self._source = self._pack()
             self._arena = self._make_arena()
-            if self._settings.workers > 1:
-                await self._load_template()
+            await self._prepare()
             self._workers = [self._make_worker(index) for index in range(self._settings.workers)]
             await asyncio.gather(*[self._begin(worker) for worker in self._workers])
         except BaseException:
@@ -173,6 +172,11 @@ class ProcessPool:
                 f"{self._name}: model and params={self._params!r} must be picklable to reach a worker process "
                 f"({type(error).__name__}: {error})"
             ) from error
+
+    async def _prepare(self) -> None:
+        """Do what has to be done before the first workers are started."""
+        if self._settings.workers > 1:
+            await self._load_template()
 
     async def _load_template(self) -> None:
         """Start the template, which loads what the workers share, if the model has `load_shared`. If that fails, each worker loads it by itself, and

@@ -14,14 +14,14 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from weir.errors import SettingsError, WeirError
-from weir.messages import Batch
+from weir.messages import Batch, Events
 from weir.model import Model
-from weir.wire.frames import FrameParser, Ready, Restarted, Start, StartFailed, encode_control, encode_events
+from weir.wire.frames import FrameParser, Ready, Start, StartFailed, Stop, encode_control
 from weir.workers.arena import Arena, Mapping, PayloadFetch, ResultPlaces
 from weir.workers.process.channel import RECEIVE_BYTES, ChildChannel
 from weir.workers.process.entry import prepare
@@ -48,17 +48,19 @@ def run_worker(
     try:
         if refusal is not None:
             raise refusal
-        runner = _build(start, places, shared)
+        sys.path[:] = start.options["path"]
+        runner = build_runner(start, None if places is None else places.open, shared)
+        if places is not None:
+            places.close()  # nobody reads what the warm-up computed
     except BaseException as error:  # whatever the model raised, SystemExit too, is reported to the server
-        what = f"starting worker {start.options['index']} of {start.options['name']!r}"
-        channel.send(encode_control(StartFailed(error if isinstance(error, WeirError) else model_error(what, error))))
+        channel.send(encode_control(start_failed(start, error)))
         return 1
     loaded()
     channel.spin = start.options["spin"]
     if fetch is not None:
         fetch.lends = runner.borrows
     channel.send(encode_control(Ready()))
-    batches = BatchLoop(channel, runner, places)
+    batches = BatchLoop(channel, runner)
     try:
         if start.options["pipeline_depth"] > 1:
             batches.run_ahead()
@@ -87,24 +89,26 @@ def _connect(
     return ChildChannel(socket.socket(fileno=end), FrameParser(fetch), places), places, fetch
 
 
-def _build(start: Start, places: ResultPlaces | None, shared: Model | None) -> Runner:
-    """Return the model's runner, loaded and warmed up. Raises what the model raises."""
+def build_runner(start: Start, open_place: Callable[[int], memoryview | None] | None, shared: Model | None) -> Runner:
+    """Return the model's runner, loaded and warmed up. Raises what the model raises. `open_place` and `shared`: see Runner."""
     options = start.options
-    sys.path[:] = options["path"]
     configure_logging(options["name"], options["index"])
     assert isinstance(start.target, bytes)
     model, params = unpack_source(start.target) if shared is None else (type(shared), {})
     runner = Runner(
         model, params, worker_index=options["index"], max_batch_size=options["max_batch_size"],
-        retry_in_halves=options["retry_in_halves"], label=options["name"],
-        open_place=None if places is None else places.open, shared=shared,
+        retry_in_halves=options["retry_in_halves"], label=options["name"], open_place=open_place, shared=shared,
     )  # fmt: skip
     runner.start()
-    if places is not None:
-        places.close()  # nobody reads what the warm-up computed
     gc.collect()
     gc.freeze()  # what the model has loaded lives as long as the worker
     return runner
+
+
+def start_failed(start: Start, error: BaseException) -> StartFailed:
+    """Return the frame that tells the server why the worker did not load: whatever the model raised, SystemExit too."""
+    what = f"starting worker {start.options['index']} of {start.options['name']!r}"
+    return StartFailed(error if isinstance(error, WeirError) else model_error(what, error))
 
 
 def configure_logging(name: str, index: int | None) -> None:
@@ -115,13 +119,31 @@ def configure_logging(name: str, index: int | None) -> None:
     )
 
 
+class BatchChannel(Protocol):
+    """The worker's end of the connection to its server (see ChildChannel)."""
+
+    def receive(self) -> Start | Batch | Stop:
+        """Return the next frame to act on, when it has come."""
+
+    def look(self) -> None:
+        """Read what has arrived, without waiting; above all cancellations."""
+
+    def cancelled(self, batch_id: int) -> Container[int]:
+        """Return the cancelled entries of a batch that is here; the object grows."""
+
+    def report(self, events: Events) -> None:
+        """Send `events`."""
+
+    def restarted(self, batch_id: int) -> None:
+        """Tell the server that `predict` is called again for a part of this batch."""
+
+
 class BatchLoop:
     """Runs the batches that come through a channel, one at a time, until the server says stop or leaves."""
 
-    def __init__(self, channel: ChildChannel, runner: Runner, places: ResultPlaces | None) -> None:
+    def __init__(self, channel: BatchChannel, runner: Runner) -> None:
         self._channel = channel
         self._runner = runner
-        self._places = places
 
     def run(self) -> None:
         """Receive, prepare and compute each batch in this thread."""
@@ -161,18 +183,14 @@ class BatchLoop:
         batch_id = prepared.batch_id
 
         def restarted() -> None:
-            self._channel.send(encode_control(Restarted(batch_id)))
+            self._channel.restarted(batch_id)
             look()
 
         cancelled = self._channel.cancelled(batch_id)
         for events in self._runner.run(prepared, cancelled, restarted):
-            if events.final:
-                self._channel.answered(batch_id)
-            self._channel.send(encode_events(events, self._places))
+            self._channel.report(events)
             if not events.final:
                 look()
-        if self._places is not None:
-            self._places.close()
 
 
 def run_template(descriptor: int, *, loaded: Callable[[], None]) -> int:

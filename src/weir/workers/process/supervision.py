@@ -135,6 +135,30 @@ class WorkerListener(Protocol):
         """`worker` did not become ready at the start of the pool; or, later, again and again, while it is still tried."""
 
 
+class WorkerChild(Protocol):
+    """One process of a worker, from its start to its end, as Child runs it; it reports to a ChildListener."""
+
+    @property
+    def pid(self) -> int | None:
+        """The process id, while there is a process."""
+
+    @property
+    def held_bytes(self) -> int:
+        """How many bytes of its results have not been released."""
+
+    def start(self) -> None:
+        """Start the process."""
+
+    def send(self, frame: bytearray) -> None:
+        """Send `frame`."""
+
+    def receive(self) -> None:
+        """Pass on the frames that have arrived, without waiting for the loop to notice."""
+
+    def kill(self, reason: str = "") -> None:
+        """End the process now. `exited` is still called, with `reason` if that was the cause."""
+
+
 class Flight(NamedTuple):
     """What is kept of a batch until it is answered: its number of tries, the wanted types, and its places in the arena."""
 
@@ -165,7 +189,7 @@ class SupervisedWorker:
         self._listener = listener
         self._loop = loop
         self._backoff = Backoff()
-        self._child: Child | None = None
+        self._child: WorkerChild | None = None
         self._standstill = Standstill()
         self._batches: dict[int, Flight] = {}
         self._error: WeirError | None = None  # the error in StartFailed
@@ -200,10 +224,14 @@ class SupervisedWorker:
         self._error = None
         # A replacement is needed at once, so its priority is not lowered.
         niceness = 0 if self._started else self._launch.settings.load_niceness or 0
-        self._child = Child(self._launch, self, self._loop, niceness)
+        self._child = self._new_child(niceness)
         self._standstill = Standstill()
         self._start_limit.begin()
         self._child.start()
+
+    def _new_child(self, niceness: int) -> WorkerChild:
+        """Return what runs the worker, not started yet. A worker that runs elsewhere overrides this."""
+        return Child(self._launch, self, self._loop, niceness)
 
     def announce(self) -> None:
         """Tell the listener that the worker takes batches. From now on it is started again when it dies."""

@@ -44,7 +44,7 @@ export class Workers {
     this.before = new Map(); // [processor time, instant] by process
     this.table = new Table("Workers now", [
       { head: "Model" }, { head: "Worker", number: true }, { head: "State" },
-      ...NUMBERS(["Batches held", "Restarts", "Memory", "Processor", "Process"]), { head: "Why" },
+      ...NUMBERS(["Batches held", "Restarts", "Memory", "Processor", "Process"]), { head: "Node" }, { head: "GPUs" }, { head: "Actor" }, { head: "Why" },
     ]);
     parent.append(this.table.element);
   }
@@ -58,7 +58,9 @@ export class Workers {
         const cells = [
           label, exact(worker.index), { text: worker.state, mood: worker.state === "ready" ? null : "warn" }, exact(worker.in_flight),
           { text: exact(worker.restarts), mood: worker.restarts ? "warn" : null }, bytesText(worker.memory_bytes),
-          percent(this.#share(worker, at, seen)), worker.pid === null ? "–" : String(worker.pid), worker.reason || "–",
+          percent(this.#share(worker, at, seen)), worker.pid === null ? "–" : String(worker.pid),
+          worker.node ? `${worker.address} ${worker.node.slice(0, 8)}` : "–", (worker.gpus ?? []).join(" ") || "–", worker.actor || "–",
+          worker.reason || "–",
         ];
         rows.push({ key: `${label} ${worker.index}`, cells });
       }

@@ -1,0 +1,399 @@
+"""The process that speaks with Ray for a server: `python -m weir.workers.ray.driver`. In Ray's words it is a driver.
+
+It is a process of its own because Ray ends the process of a driver that has lost its cluster, blocks its threads meanwhile, and takes its signals. The
+server sends it one message to connect, and one for each worker, with the worker's socket (pool.py). From then on each worker has a thread here, which
+makes the actor, passes frames between the socket and the actor, and ends the actor when the socket is closed. When this process ends, in whatever
+way, Ray ends its actors.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import select
+import socket
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+import numpy as np
+import ray
+
+from weir.messages import Batch
+from weir.wire.cells import Ref, Stowed
+from weir.wire.frames import (
+    Cancel,
+    FrameError,
+    FrameParser,
+    Free,
+    RawFrame,
+    RawParser,
+    Stop,
+    WorkerEnded,
+    WorkerLeaves,
+    WorkerPlaced,
+    WorkerWaits,
+    encode_control,
+    relocated,
+)
+from weir.workers.arena import Arena, ResultPlaces
+from weir.workers.arena import Mapping as SharedMapping
+from weir.workers.process.channel import RECEIVE_BYTES
+from weir.workers.process.entry import ignore_terminal_signals, prepare
+from weir.workers.ray.actor import Parcel, WorkerActor
+
+MESSAGE_BYTES = 128 << 10  # the longest message of the server
+PROBE = 3.0  # seconds to find out whether anything listens at an address
+PATIENCE = 2.0  # seconds without a place after which the worker says why it waits
+LOOK_EVERY = 0.5  # seconds between two looks at a worker without a place, and at nodes that are drained
+MAX_REASON = 400  # characters
+OTHER_CALLS = 4  # that an actor runs besides batches: listen, cancel, stop and one more
+
+Resources = dict[str, float]
+
+
+class ActorRequest(NamedTuple):
+    """What the server wants of one worker. `group` is equal for the workers of one model; `depth` is how many batches it holds."""
+
+    group: str
+    label: str
+    depth: int
+    num_cpus: float
+    num_gpus: float
+    resources: Resources
+    placement: str
+    runtime_env: dict[str, Any]
+    request_bytes: int
+    result_bytes: int
+
+    @property
+    def needs(self) -> Resources:
+        """What Ray has to have free on one node."""
+        needs = {"CPU": self.num_cpus, "GPU": self.num_gpus, **self.resources}
+        return {name: amount for name, amount in needs.items() if amount}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Serve the server process `arguments[0]` on the inherited socket `arguments[1]`, until it closes the socket; return the exit code."""
+    prepare(int(arguments[0]), [], 0)
+    server = socket.socket(fileno=int(arguments[1]))
+    os.set_inheritable(server.fileno(), False)
+    try:
+        connected = connect(**json.loads(server.recv(MESSAGE_BYTES)))
+    except Exception as error:  # whatever Ray raises for an address, a version or a machine that does not suit it
+        server.send(json.dumps({"refused": one_line(error)}).encode())
+        return 1
+    ignore_terminal_signals()  # again: Ray has set handlers of its own
+    server.send(json.dumps(connected).encode())
+    cluster = Cluster()
+    threading.Thread(target=cluster.watch, name="weir-nodes", daemon=True).start()
+    while (received := socket.recv_fds(server, MESSAGE_BYTES, 3))[0]:
+        data, descriptors = received[:2]
+        HeldActor(cluster, ActorRequest(**json.loads(data)), descriptors).start()
+    ray.shutdown()
+    return 0
+
+
+def connect(address: str, num_cpus: int | None = None) -> dict[str, Any]:
+    """Connect to the Ray at `address` ("auto": the one of this machine), or start one ("local"). Return what there is. Raises what Ray raises, and
+    OSError if nothing listens there."""
+    if ":" in address:
+        _probe(address)
+    started = time.monotonic()
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a Ray that is started here reports nothing
+    more: dict[str, Any] = {"include_dashboard": False, "num_cpus": num_cpus} if address == "local" else {}
+    context = ray.init(address=address, logging_level=logging.WARNING, log_to_driver=True, **more)
+    return {
+        "address": context.address_info["gcs_address"], "version": ray.__version__, "resources": ray.cluster_resources(),
+        "nodes": sum(node["Alive"] for node in ray.nodes()), "seconds": time.monotonic() - started,
+    }  # fmt: skip
+
+
+def _probe(address: str) -> None:
+    """Raise OSError unless something listens at `address`: Ray itself tries for most of a minute."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), PROBE).close()
+    except OSError as error:
+        raise ConnectionError(
+            f"nothing answers there ({error}); give the address that `ray start --head` has printed, with the port of the GCS"
+        ) from error
+
+
+def one_line(error: BaseException) -> str:
+    """Return what `error` says in one line, without the parts that name the actor, which the server knows."""
+    text = str(error) or type(error).__name__
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith(("\t", "  "))]
+    joined = " ".join(lines).partition(" Some common causes include")[0]
+    for known in ("The actor died unexpectedly before finishing this task.", "The actor died because"):
+        joined = joined.removeprefix(known).strip()
+    return joined if len(joined) <= MAX_REASON else joined[:MAX_REASON] + " ..."
+
+
+class Cluster:
+    """The nodes, and which of our workers is on which."""
+
+    def __init__(self) -> None:
+        self.placing = threading.Lock()  # held while a worker is placed whose place depends on where the others are
+        self._lock = threading.Lock()
+        self._held: dict[HeldActor, tuple[str, str]] = {}  # group and node
+
+    def placed(self, actor: "HeldActor", group: str, node: str) -> None:
+        """Note where `actor` is."""
+        with self._lock:
+            self._held[actor] = group, node
+
+    def ended(self, actor: "HeldActor") -> None:
+        """Forget `actor`."""
+        with self._lock:
+            self._held.pop(actor, None)
+
+    def nodes_of(self, group: str) -> list[str]:
+        """Return the nodes that workers of `group` are on, the node with most of them first."""
+        with self._lock:
+            return [node for node, _ in Counter(node for of, node in self._held.values() if of == group).most_common()]
+
+    def strategy(self, request: ActorRequest) -> dict[str, Any]:
+        """Return the options with which Ray places a worker."""
+        from ray.util import scheduling_strategies as strategies
+
+        if request.placement == "spread":
+            return {"scheduling_strategy": "SPREAD"}
+        others = self.nodes_of(request.group)
+        if not others:
+            return {}
+        if request.placement == "pack":
+            affinity = strategies.NodeAffinitySchedulingStrategy(others[0], soft=True, _spill_on_unavailable=True)
+            return {"scheduling_strategy": affinity}
+        elsewhere = strategies.NodeLabelSchedulingStrategy(hard={"ray.io/node-id": strategies.NotIn(*others)})
+        return {"scheduling_strategy": elsewhere}
+
+    def lack(self, request: ActorRequest) -> str:
+        """Return why there is no place for a worker now; "" if there is one."""
+        needs, nodes = request.needs, [node for node in ray.nodes() if node["Alive"]]
+        taken = self.nodes_of(request.group) if request.placement == "strict-spread" else []
+        suitable = [node for node in nodes if node["NodeID"] not in taken]
+        if any(all(node["Resources"].get(name, 0) >= amount for name, amount in needs.items()) for node in suitable):
+            free = ray.available_resources()
+            if all(free.get(name, 0) >= amount for name, amount in needs.items()):
+                return ""
+        else:
+            free = ray.available_resources()
+        total = ray.cluster_resources()
+        has = ", ".join(f"{name} {total.get(name, 0):g} ({free.get(name, 0):g} free)" for name in needs)
+        asks = ", ".join(f"{name} {amount:g}" for name, amount in needs.items())
+        there = f"{len(nodes)} node{'s' * (len(nodes) != 1)}"
+        alone = f", {len(taken)} with a worker already (placement=strict-spread)" if taken else ""
+        return f"no room: a worker asks for {asks or 'a node'}; the cluster has {has + ' on ' if has else ''}{there}{alone}"
+
+    def watch(self) -> None:
+        """Tell workers when their node is about to leave the cluster, as long as this process runs."""
+        told: set[HeldActor] = set()
+        while True:
+            time.sleep(LOOK_EVERY)
+            draining = _draining()
+            with self._lock:
+                held = dict(self._held)
+            told &= held.keys()
+            for actor, (_, node) in held.items():
+                if node in draining and actor not in told:
+                    told.add(actor)
+                    actor.leave(f"its node {node[:8]} is drained")
+
+
+def _draining() -> Mapping[str, int]:
+    """Return the nodes that Ray drains. Ray has no public call for it; with a Ray that has not this one, such a node is noticed when it ends."""
+    try:
+        nodes: Mapping[str, int] = ray._private.state.state.get_draining_nodes()
+    except Exception:
+        return {}
+    return nodes
+
+
+class _ServerLeft(Exception):
+    """The server has closed the worker's socket."""
+
+
+class HeldActor(threading.Thread):
+    """One worker: the socket to the server, and the actor. `descriptors` are the socket, and those of the arenas that there are."""
+
+    def __init__(self, cluster: Cluster, request: ActorRequest, descriptors: Sequence[int]) -> None:
+        super().__init__(name=f"weir-{request.label}", daemon=True)
+        given = iter(descriptors)
+        self._cluster = cluster
+        self._request = request
+        self._socket = socket.socket(fileno=next(given))
+        self._sending = threading.Lock()
+        self._requests: SharedMapping | None = None
+        if request.request_bytes:
+            fd = next(given)
+            self._requests = SharedMapping(fd, request.request_bytes, writable=False)
+            os.close(fd)
+        self._places = ResultPlaces(Arena(next(given), request.result_bytes)) if request.result_bytes else None
+        self._actor: Any = None
+        self._batches = 0
+        self._over = False
+
+    def run(self) -> None:
+        """Hold the actor until the server closes the socket, or the actor ends."""
+        try:
+            self._serve()
+        except _ServerLeft:
+            pass
+        except Exception as error:  # what Ray raises for options that it does not take, too
+            self._lost(error)
+        finally:
+            self._cluster.ended(self)
+            self._over = True
+            if self._actor is not None:
+                with contextlib.suppress(Exception):
+                    ray.kill(self._actor)
+            self._socket.close()
+
+    def leave(self, reason: str) -> None:
+        """Tell the server that the worker's node will be gone."""
+        self._send(encode_control(WorkerLeaves(reason)))
+
+    def _serve(self) -> None:
+        frames = self._frames()
+        start = next(frames)
+        self._place()
+        self._call("start", start.data).add_done_callback(self._forward)
+        self._listen()
+        for frame in frames:
+            self._act(frame)
+
+    def _place(self) -> None:
+        """Make the actor; return when it has a place. Raises what Ray raises."""
+        alone = self._request.placement != "spread"  # then the place depends on where the others are
+        while alone and not self._cluster.placing.acquire(timeout=LOOK_EVERY):
+            self._check_server()
+            self._tell_waiting()
+        try:
+            self._actor = self._make()
+            placed = self._actor.placement.remote()
+            began = time.monotonic()
+            while not ray.wait([placed], timeout=LOOK_EVERY)[0]:
+                self._check_server()
+                if time.monotonic() - began > PATIENCE:
+                    self._tell_waiting()
+            frame = ray.get(placed)
+            (place,) = FrameParser().feed(frame)
+            assert isinstance(place, WorkerPlaced)
+            self._cluster.placed(self, self._request.group, place.node)
+        finally:
+            if alone:
+                self._cluster.placing.release()
+        self._send(frame)
+
+    def _make(self) -> Any:
+        request = self._request
+        options: dict[str, Any] = {
+            "num_cpus": request.num_cpus, "num_gpus": request.num_gpus, "resources": request.resources or None,
+            "max_restarts": 0, "max_concurrency": request.depth + OTHER_CALLS, **self._cluster.strategy(request),
+        }  # fmt: skip
+        if request.runtime_env:
+            options["runtime_env"] = request.runtime_env
+        return ray.remote(WorkerActor).options(**options).remote()
+
+    def _tell_waiting(self) -> None:
+        lack = self._cluster.lack(self._request)
+        if lack:
+            self._send(encode_control(WorkerWaits(lack)))
+
+    def _check_server(self) -> None:
+        """Raise _ServerLeft if the server has closed the socket."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLRDHUP)
+        if poll.poll(0):
+            raise _ServerLeft
+
+    def _frames(self) -> Iterator[RawFrame]:
+        parser = RawParser()
+        while data := self._socket.recv(RECEIVE_BYTES):
+            yield from parser.feed(data)
+
+    def _act(self, frame: RawFrame) -> None:
+        if frame.kind is Batch:
+            buffers = [self._payload(ref) for ref in frame.refs]
+            number, self._batches = self._batches, self._batches + 1
+            self._call("run", number, frame.refs, frame.data, *buffers).add_done_callback(self._forward)
+        elif frame.kind is Cancel:
+            self._call("cancel", frame.data)
+        elif frame.kind is Free and self._places is not None:
+            for ref in frame.refs:
+                self._places.take_back(ref)
+        elif frame.kind is Stop:
+            self._call("stop").add_done_callback(self._stopped)
+
+    def _payload(self, ref: Ref) -> Any:
+        if self._requests is None:
+            raise FrameError(f"a reference {ref} into an arena, but there is none")
+        return np.frombuffer(self._requests.view(*ref), np.uint8)
+
+    def _call(self, method: str, *arguments: Any) -> "Future[Any]":
+        future: Future[Any] = getattr(self._actor, method).remote(*arguments).future()
+        return future
+
+    # Called in Ray's own thread, when a call has returned.
+
+    def _listen(self) -> None:
+        self._call("listen").add_done_callback(self._heard)
+
+    def _heard(self, call: "Future[list[Parcel]]") -> None:
+        try:
+            for parcel in call.result():
+                self._pass_on(parcel)
+        except BaseException as error:
+            self._lost(error)
+        else:
+            self._listen()
+
+    def _forward(self, call: "Future[Any]") -> None:
+        try:
+            result = call.result()
+            self._pass_on((result,) if isinstance(result, bytes) else result)
+        except BaseException as error:
+            self._lost(error)
+
+    def _stopped(self, call: "Future[None]") -> None:
+        reason = "" if call.exception() is None else one_line(call.exception() or Exception())
+        self._lost(Exception(reason or "it has stopped"))
+
+    def _pass_on(self, parcel: Parcel) -> None:
+        if parcel:
+            frame, *buffers = parcel
+            self._send(relocated(frame, self._located(buffers)) if buffers else frame)
+
+    def _located(self, buffers: Sequence[Any]) -> dict[Ref, Stowed]:
+        """Return where the buffers of a frame lie in the arena of results; if there is no room for all of them, their bytes."""
+        refs = [(number, len(buffer)) for number, buffer in enumerate(buffers)]
+        places = self._places
+        if places is not None:
+            located = [places.place(buffer) for buffer in buffers]
+            if None not in located:
+                return dict(zip(refs, located, strict=True))  # type: ignore[arg-type]  # there is no None
+            for place in located:
+                if place is not None:
+                    places.take_back(place)
+        return {ref: bytes(buffer) for ref, buffer in zip(refs, buffers, strict=True)}
+
+    def _lost(self, error: BaseException) -> None:
+        if self._over:
+            return
+        self._over = True
+        self._send(encode_control(WorkerEnded(one_line(error))))
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # ends the thread
+
+    def _send(self, frame: bytes | bytearray) -> None:
+        with self._sending, contextlib.suppress(OSError):  # the server has left
+            self._socket.sendall(frame)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

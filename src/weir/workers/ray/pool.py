@@ -1,0 +1,464 @@
+"""Ray actors as an Executor, on the side of the server: one RayWorker for each, and the connection to the process that speaks with Ray.
+
+    server ──socket per worker──> driver process (driver.py) ──calls──> actor (actor.py), on any node
+
+Nothing here imports Ray. A batch's frame is the same as for a worker process, and so is all else that supervision does: time limits, retries of the
+start, and the count of batches.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from itertools import count
+from typing import Any, ClassVar
+
+from weir.errors import ModelNotReady, SettingsError
+from weir.messages import Events
+from weir.model import Model, is_tensor_model
+from weir.wire.frames import (
+    Frame,
+    FrameParser,
+    Free,
+    Start,
+    StartFailed,
+    WorkerEnded,
+    WorkerLeaves,
+    WorkerPlaced,
+    WorkerWaits,
+    encode_control,
+)
+from weir.workers.arena import Arena, ResultFetch, Results, create_memory
+from weir.workers.executor import Listener
+from weir.workers.local import refuse_settings
+from weir.workers.process.channel import Channel
+from weir.workers.process.launch import Launch, Popen, python_path, start_process, when_gone
+from weir.workers.process.pool import STOP_GRACE, ProcessPool
+from weir.workers.process.supervision import SupervisedWorker, WorkerChild
+from weir.workers.settings import WorkerSettings
+
+logger = logging.getLogger("weir")
+
+INSTALL = "install it with: pip install 'weir-serving[ray]'"
+END_GRACE = 10.0  # seconds for Ray to end what it has started
+MESSAGE_BYTES = 128 << 10
+
+
+class RayLink:
+    """The process that speaks with the Ray at `address`, for all models of this event loop that use it. It is started for the first one, again
+    when it has ended, and ended with the last one.
+
+    Attributes:
+        reason: why there is no connection; "" if there is one, or has never been.
+    """
+
+    _all: ClassVar[dict[tuple[asyncio.AbstractEventLoop, str], "RayLink"]] = {}
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.reason = ""
+        self._loop = asyncio.get_running_loop()
+        self._users = 0
+        self._children: set[ActorChild] = set()
+        self._connecting: asyncio.Task[None] | None = None
+        self._popen: Popen | None = None
+        self._socket: socket.socket | None = None
+
+    @classmethod
+    def shared(cls, address: str) -> "RayLink":
+        """Return the link of this event loop to `address`, for one more user."""
+        key = asyncio.get_running_loop(), address
+        link = cls._all.get(key)
+        if link is None:
+            link = cls._all[key] = cls(address)
+        link._users += 1
+        return link
+
+    async def release(self) -> None:
+        """Have one user less; end the process with the last one."""
+        self._users -= 1
+        if self._users == 0:
+            self._all.pop((self._loop, self.address), None)
+            if self._connecting is not None:
+                self._connecting.cancel()
+                await asyncio.wait([self._connecting])
+            await self._close()
+
+    async def connect(self) -> None:
+        """Return when there is a connection. Raises OSError with the reason if there can be none now."""
+        if self._socket is not None and self._connecting is None:
+            return
+        if self._connecting is None:
+            self._connecting = self._loop.create_task(self._connect())
+        await asyncio.shield(self._connecting)
+
+    def attach(self, child: "ActorChild", request: dict[str, Any], descriptors: Sequence[int]) -> None:
+        """Have an actor made for `child`. Raises OSError if the connection is gone."""
+        if self._socket is None:
+            raise ConnectionError(self.reason or "there is no connection to Ray")
+        socket.send_fds(self._socket, [json.dumps(request).encode()], descriptors)
+        self._children.add(child)
+
+    def detach(self, child: "ActorChild") -> None:
+        """Forget `child`, which has ended."""
+        self._children.discard(child)
+
+    async def _connect(self) -> None:
+        try:
+            connected = await self._started()
+        except BaseException as error:
+            self.reason = str(error) or type(error).__name__
+            await self._close()
+            raise
+        finally:
+            self._connecting = None
+        self.reason = ""
+        assert self._socket is not None
+        self._loop.add_reader(self._socket.fileno(), self._ended)
+        _announce(self.address, connected)
+
+    async def _started(self) -> dict[str, Any]:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        started: asyncio.Future[Popen | OSError] = self._loop.create_future()
+        try:
+            ours.setblocking(False)
+            self._socket = ours
+            # -P: see launch.command
+            arguments = [sys.executable, "-P", "-m", "weir.workers.ray.driver", str(os.getpid()), str(theirs.fileno())]
+            environment = {**os.environ, "PYTHONPATH": python_path(os.environ.get("PYTHONPATH", ""))}
+            start_process(arguments, environment, [theirs.fileno()], started.set_result)
+            popen = await started
+        finally:
+            theirs.close()
+        if isinstance(popen, OSError):
+            raise popen
+        self._popen = popen
+        await self._loop.sock_sendall(ours, json.dumps({"address": self.address or "local"}).encode())
+        data = await self._loop.sock_recv(ours, MESSAGE_BYTES)
+        answer: dict[str, Any] = json.loads(data) if data else {"refused": "the process that speaks with Ray has ended"}
+        if "refused" in answer:
+            raise ConnectionError(answer["refused"])
+        return answer
+
+    def _ended(self) -> None:
+        """Act on the end of the process: Ray ends the process of a driver that it has lost."""
+        assert self._socket is not None
+        self._loop.remove_reader(self._socket.fileno())
+        self.reason = "the connection to Ray is lost"
+        for child in list(self._children):
+            child.kill(self.reason)
+        self._closing = self._loop.create_task(self._close())
+
+    async def _close(self) -> None:
+        """Close the socket, which ends the process; kill it after the grace."""
+        ours, self._socket = self._socket, None
+        popen, self._popen = self._popen, None
+        if ours is not None:
+            self._loop.remove_reader(ours.fileno())
+            ours.close()
+        if popen is None:
+            return
+        gone: asyncio.Future[None] = self._loop.create_future()
+        killer = self._loop.call_later(END_GRACE, popen.kill)
+        when_gone(popen, gone, self._loop, END_GRACE + 5.0)
+        await gone
+        killer.cancel()
+
+
+def _announce(address: str, connected: dict[str, Any]) -> None:
+    has = ", ".join(
+        f"{name} {amount:g}" for name, amount in sorted(connected["resources"].items()) if name in ("CPU", "GPU")
+    )
+    if address:
+        nodes = connected["nodes"]
+        logger.info(
+            "connected to Ray %s at %s: %d node%s, %s",
+            connected["version"],
+            connected["address"],
+            nodes,
+            "s" * (nodes != 1),
+            has,
+        )
+    else:
+        logger.warning(
+            "no Ray address was given (--ray-address), so a Ray was started on this machine alone: %s; it ends with this server",
+            has,
+        )
+
+
+class ActorChild:
+    """One actor of a worker, from its start to its end. Its `owner` is told of its frames and its end (see WorkerChild)."""
+
+    def __init__(self, launch: Launch, link: RayLink, group: str, owner: "RayWorker") -> None:
+        self._launch = launch
+        self._link = link
+        self._group = group
+        self._owner = owner
+        self._loop = asyncio.get_running_loop()
+        self._channel: Channel[Frame] | None = None
+        self._results: Results | None = None
+        self._attaching: asyncio.Task[None] | None = None
+        self._over = False
+        self._reason = ""
+        self._waiting = ""  # why it has no place yet
+        self.pid: int | None = None
+
+    @property
+    def held_bytes(self) -> int:
+        """How many bytes of its results have not been released."""
+        return 0 if self._results is None else self._results.held_bytes
+
+    def start(self) -> None:
+        """Have the actor made. The owner is told if that is refused."""
+        self._attaching = self._loop.create_task(self._attach())
+
+    def send(self, frame: bytearray) -> None:
+        """Send `frame`, and before it the places of the results that were released."""
+        freed = self._results.take_freed() if self._results is not None else None
+        if self._channel is not None:
+            self._channel.send(encode_control(Free(freed)) + frame if freed else frame)
+
+    def receive(self) -> None:
+        """Pass on the frames that have arrived."""
+        if self._channel is not None:
+            self._channel.receive_rest()
+
+    def kill(self, reason: str = "") -> None:
+        """Close the socket, which ends the actor, and tell the owner soon."""
+        self._end(f"{reason}: {self._waiting}" if self._waiting else reason or "it was ended")
+
+    async def _attach(self) -> None:
+        ours, theirs = socket.socketpair()
+        descriptors = [theirs.fileno()]
+        result_fd = -1
+        try:
+            await self._link.connect()
+            launch = self._launch
+            if launch.request_fd >= 0:
+                descriptors.append(launch.request_fd)
+            if launch.result_bytes:
+                result_fd = create_memory(f"weir-results-{launch.name}-{launch.index}", launch.result_bytes)
+                self._results = Results(result_fd, launch.result_bytes)
+                descriptors.append(result_fd)
+            self._link.attach(self, self._request(), descriptors)
+        except OSError as error:
+            ours.close()
+            self._refused(error)
+            return
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+            if result_fd >= 0:
+                os.close(result_fd)
+        fetch = None if self._results is None else ResultFetch(self._results, lends=self._launch.lends)
+        self._channel = Channel(ours, FrameParser(fetch), self._received, self._end)
+        self._channel.open(self._loop)
+        self._channel.send(encode_control(Start(self._launch.source, {}, self._launch.options())))
+
+    def _request(self) -> dict[str, Any]:
+        launch, settings = self._launch, self._launch.settings
+        environment = json.loads(settings.ray_runtime_env or "{}")
+        variables = launch.variables()
+        if variables:
+            environment["env_vars"] = {**environment.get("env_vars", {}), **variables}
+        return {
+            "group": self._group, "label": f"{launch.name}/{launch.index}", "depth": settings.pipeline_depth,
+            "num_cpus": settings.num_cpus, "num_gpus": settings.num_gpus, "resources": settings.resources,
+            "placement": settings.placement, "runtime_env": environment,
+            "request_bytes": launch.request_bytes if launch.request_fd >= 0 else 0, "result_bytes": launch.result_bytes,
+        }  # fmt: skip
+
+    def _received(self, frame: Frame) -> None:
+        if isinstance(frame, WorkerEnded):
+            self._reason = frame.reason
+        else:
+            if isinstance(frame, WorkerWaits):
+                self._waiting = frame.reason
+            elif isinstance(frame, WorkerPlaced):
+                self.pid, self._waiting = frame.pid, ""
+            self._owner.received(frame)
+
+    def _refused(self, error: OSError) -> None:
+        self._attaching = None
+        if not self._over:
+            self._over = True
+            self._close()
+            self._owner.refused(error)
+
+    def _end(self, reason: str) -> None:
+        if not self._over:
+            self._over = True
+            self._close()
+            self._loop.call_soon(self._owner.exited, self._reason or reason)
+
+    def _close(self) -> None:
+        self._link.detach(self)
+        if self._attaching is not None and self._channel is None:
+            self._attaching.cancel()
+        if self._channel is not None:
+            self._channel.close()
+        if self._results is not None:
+            self._results.close()
+
+
+class RayWorker(SupervisedWorker):
+    """Keeps one actor running. Its public attributes are those of WorkerState, and where the actor is."""
+
+    def __init__(
+        self, launch: Launch, arena: Arena | None, pool: "RayExecutor", listener: Listener, link: RayLink
+    ) -> None:
+        super().__init__(launch, arena, pool, listener, asyncio.get_running_loop())
+        self._ray_pool = pool
+        self._link = link
+        self._place: WorkerPlaced | None = None
+        self._leaving = ""  # why it gets no more batches and is placed elsewhere
+
+    @property
+    def node(self) -> str:
+        """The id of the node that it is on, "" while it has no place."""
+        return "" if self._place is None else self._place.node
+
+    @property
+    def address(self) -> str:
+        """The address of that node."""
+        return "" if self._place is None else self._place.address
+
+    @property
+    def gpus(self) -> list[str]:
+        """The ids of its GPUs."""
+        return [] if self._place is None else self._place.gpus
+
+    @property
+    def actor(self) -> str:
+        """The id of its actor."""
+        return "" if self._place is None else self._place.actor
+
+    def _new_child(self, niceness: int) -> WorkerChild:
+        self._place, self._leaving = None, ""
+        return ActorChild(self._launch, self._link, self._ray_pool.group, self)
+
+    def received(self, frame: Frame) -> None:
+        """Act on a frame from the actor, or from the process that speaks with Ray."""
+        if isinstance(frame, WorkerWaits):
+            self._wait(frame.reason)
+        elif isinstance(frame, WorkerPlaced):
+            self._place = frame
+            if self._started:
+                self.reason = f"it loads on node {frame.node[:8]} ({frame.address})"
+                self._start_limit.begin()
+        elif isinstance(frame, WorkerLeaves):
+            self._leave(frame.reason)
+        else:
+            super().received(frame)
+            if isinstance(frame, StartFailed):  # a process would end by itself
+                self.kill("it did not load")
+
+    def refused(self, error: OSError) -> None:
+        """Try again later: there is no connection to Ray."""
+        self._gone()
+        if self.state != "stopped":
+            reason = f"no Ray can be reached at {self._ray_pool.where}: {error}"
+            self._not_loaded(ModelNotReady(f"{self._name}: {reason}"), self._backoff.refused())
+            self._ray_pool.unreachable(reason)
+
+    def _wait(self, reason: str) -> None:
+        if reason != self.reason:
+            logger.info("%s waits for a place: %s", self._name, reason)
+        self.reason = reason
+        if self._started:  # then it may take as long as it takes; the others serve meanwhile
+            self._start_limit.end()
+
+    def _leave(self, reason: str) -> None:
+        if self.state == "ready" and not self._leaving:
+            self._leaving = reason
+            self._listener.worker_leaves(self.index)
+            self._leave_if_idle()
+
+    def _leave_if_idle(self) -> None:
+        if self._leaving and not self._batches:
+            self.kill(self._leaving)
+
+    def _answered(self, events: Events) -> None:
+        super()._answered(events)
+        self._leave_if_idle()
+
+    def _gone(self) -> None:
+        self._place = None
+        super()._gone()
+
+
+_numbers = count()
+
+
+class RayExecutor(ProcessPool):
+    """Runs each worker of a model as an actor of Ray. See the Executor protocol, and ProcessPool for the arguments.
+
+    Where no address is set, the variable RAY_ADDRESS says where Ray is; without it a Ray is started on this machine, which ends with the last model.
+    An actor that has ended, with its node or without, is placed again where there is room. When Ray is gone altogether, the model is unavailable
+    until it is back.
+    """
+
+    def __init__(
+        self, model: type[Model] | str, params: dict[str, Any], settings: WorkerSettings, *, name: str,
+        max_batch_size: int, stop_grace: float = STOP_GRACE,
+    ) -> None:  # fmt: skip
+        if find_spec("ray") is None:
+            raise SettingsError(f"executor='ray': Ray is not installed; {INSTALL}")
+        refuse_settings(settings, ("cpu_affinity",))
+        super().__init__(model, params, settings, name=name, max_batch_size=max_batch_size, stop_grace=stop_grace)
+        self.group = f"{os.getpid()}-{next(_numbers)}"
+        self._address = settings.ray_address or os.environ.get("RAY_ADDRESS", "")
+        self._link: RayLink | None = None
+
+    @property
+    def where(self) -> str:
+        """The address of Ray, for people."""
+        return self._address or "this machine"
+
+    async def _prepare(self) -> None:
+        self._link = RayLink.shared(self._address)
+        try:
+            async with asyncio.timeout(self._settings.start_timeout):
+                await self._link.connect()
+        except TimeoutError:
+            limit = self._settings.start_timeout
+            raise SettingsError(
+                f"ray_address={self._address!r}: Ray has not answered within start_timeout={limit}"
+            ) from None
+        except OSError as error:
+            raise SettingsError(f"ray_address={self._address!r}: {error}") from error
+
+    async def _load_template(self) -> None:
+        """Do nothing: on other machines nothing can be shared, so each actor loads by itself."""
+
+    def _make_worker(self, index: int) -> RayWorker:
+        assert self._link is not None
+        launch = Launch(
+            self._name, index, self._source, self._settings, self._max_batch_size,
+            request_fd=-1 if self._arena is None else self._arena.fd,
+            request_bytes=self._settings.arena_bytes, result_bytes=self._settings.arena_bytes,
+            lends=isinstance(self._model, type) and is_tensor_model(self._model),
+        )  # fmt: skip
+        return RayWorker(launch, self._arena, self, self._listener, self._link)
+
+    def unreachable(self, reason: str) -> None:
+        """Note that there is no connection to Ray now."""
+        if all(worker.state != "ready" for worker in self._workers):
+            self._listener.unavailable(f"no worker of {self._name!r} is left: {reason}")
+
+    def _look(self) -> None:
+        """Do nothing: what an actor's process does is Ray's to watch."""
+
+    async def _end(self) -> None:
+        try:
+            await super()._end()
+        finally:
+            link, self._link = self._link, None
+            if link is not None:
+                await link.release()

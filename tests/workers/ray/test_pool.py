@@ -1,0 +1,248 @@
+"""Workers on a real Ray of three nodes do what worker processes do."""
+
+import asyncio
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.streaming_models import Count
+from tests.workers.models import (
+    Echo,
+    FailsInLoad,
+    NeverLoads,
+    Noted,
+    Obedient,
+    Overlapping,
+    SlowAndPicky,
+    Square,
+)
+from tests.workers.ray.clusters import Nodes, make_pool, started
+from tests.workers.ray.conftest import Loop
+
+import weir
+from weir.errors import Conflict, ModelError, SettingsError
+from weir.messages import JSON, OCTETS
+from weir.model import Model, Tensor
+
+pytestmark = pytest.mark.ray
+
+
+class Doubled(Model):
+    """Returns each tensor times two."""
+
+    inputs = (Tensor("x", "FP32", (-1, -1)),)
+    outputs = (Tensor("y", "FP32", (-1, -1)),)
+
+    def predict(self, batch: Any) -> Any:
+        return {"y": batch["x"] * 2}
+
+
+def test_workers_are_actors_on_several_nodes(nodes: Nodes, loop: Loop) -> None:
+    async def main() -> None:
+        async with started(Square, nodes.address, workers=3, num_cpus=1) as pool:
+            assert sorted(pool.heard.ready) == [(0, 1), (1, 1), (2, 1)]
+            first, second = await asyncio.gather(pool.ask(1, 2, 3), pool.ask(4, worker=2))
+            assert (first, second) == ([1, 4, 9], [16])
+            states: Any = pool.pool.states()
+            assert len({state.node for state in states}) > 1
+            assert len({state.actor for state in states}) == 3
+            assert all(state.address and state.gpus == [] and state.pid for state in states)
+        assert [(state.state, state.node) for state in states] == [("stopped", "")] * 3
+
+    loop.run(main())
+
+
+def test_the_code_of_a_worker_process_runs_there(nodes: Nodes, loop: Loop) -> None:
+    class ByValue(Model):
+        """Exists in this test only, so it travels by value."""
+
+        def __init__(self, add: int) -> None:
+            self.add = add
+
+        def predict(self, batch: list[int]) -> list[int]:
+            return [item + self.add for item in batch]
+
+    async def main() -> None:
+        async with started(ByValue, nodes.address, {"add": 5}) as pool:
+            assert await pool.ask(1, 2) == [6, 7]
+            assert await pool.ask(b"3", content_type=JSON) == [8]
+            (error,) = await pool.ask(b"nonsense", content_type=JSON)
+            assert "nonsense" not in str(error)
+            assert isinstance(error, weir.InvalidRequest)
+        async with started(SlowAndPicky, nodes.address) as pool:
+            good, bad, other = await pool.ask("a", "bad", "b")  # it is run again in halves
+            assert (good, other) == ("a", "b")
+            assert isinstance(bad, ModelError)
+            assert "ValueError: bad" in str(bad)
+
+    loop.run(main())
+
+
+def test_worker_index_environment_and_threads(nodes: Nodes, loop: Loop) -> None:
+    async def main() -> None:
+        settings: dict[str, Any] = {"workers": 2, "threads": 3, "env": [{"ONE": "1"}, {"ONE": "2"}]}
+        async with started(Obedient, nodes.address, **settings) as pool:
+            for worker in (0, 1):
+                environment, index = await pool.ask("environment", "index", worker=worker)
+                assert index == worker
+                assert (environment["ONE"], environment["OMP_NUM_THREADS"]) == (str(worker + 1), "3")
+
+    loop.run(main())
+
+
+def test_streams_keep_their_order_and_end_when_their_reader_leaves(nodes: Nodes, loop: Loop) -> None:
+    async def main() -> None:
+        service = weir.Service(Count, executor=weir.Ray(workers=1, address=nodes.address, num_cpus=0.5))
+        async with service:
+            numbers = await asyncio.gather(*[_read(service, count) for count in (3, 5, 1)])
+            assert numbers == [[1, 2, 3], [1, 2, 3, 4, 5], [1]]
+            endless = service.infer_stream(10**9)
+            assert await anext(endless) == 1
+            await endless.aclose()  # the batch ends, or nothing below would run
+            assert await _read(service, 2) == [1, 2]
+
+    loop.run(main())
+
+
+async def _read(service: weir.Service, count: int) -> list[int]:
+    return [number async for number in service.infer_stream(count)]
+
+
+@pytest.mark.parametrize("arena_bytes", [0, 1 << 20, 64 << 20])
+def test_large_tensors_travel_beside_the_frames(nodes: Nodes, loop: Loop, arena_bytes: int) -> None:
+    """Also where the shared memory of this machine has too little room for them, or there is none."""
+
+    async def main() -> None:
+        executor = weir.Ray(workers=2, address=nodes.address, num_cpus=0.5)
+        async with weir.Service(Doubled, executor=executor, arena_bytes=arena_bytes, max_batch_size=4) as service:
+            arrays = [np.full((1, 150_000), number, np.float32) for number in range(12)]
+            answers = await asyncio.gather(*[service.infer({"x": array}) for array in arrays])
+            for number, answer in enumerate(answers):
+                assert np.array_equal(answer["y"], arrays[number] * 2)
+
+    loop.run(main())
+
+
+def test_large_bytes_arrive_whole(nodes: Nodes, loop: Loop) -> None:
+    async def main() -> None:
+        payload = os.urandom(600_000)
+        async with started(Echo, nodes.address) as pool:
+            batch = pool.send(payload, payload[:10], content_type=OCTETS)
+            assert [bytes(each) for each in await pool.answer(batch)] == [payload, payload[:10]]
+
+    loop.run(main())
+
+
+def test_with_two_places_the_next_batch_is_prepared_meanwhile(nodes: Nodes, loop: Loop) -> None:
+    async def main() -> None:
+        async with started(Overlapping, nodes.address, pipeline_depth=2) as pool:
+            first, second = pool.send("first"), pool.send("second")
+            assert await pool.answer(first) == [True]
+            assert await pool.answer(second) == ["second"]
+            for number in range(0, 40, 2):
+                sent = pool.send(number), pool.send(number + 1)
+                assert [await pool.answer(each) for each in sent] == [[number], [number + 1]]
+
+    loop.run(main())
+
+
+def test_a_batch_that_takes_too_long_ends_its_worker(nodes: Nodes, loop: Loop) -> None:
+    async def main() -> None:
+        async with started(Obedient, nodes.address, predict_timeout=0.5) as pool:
+            pool.send("spin")
+            await pool.again()
+            assert pool.heard.lost == [(0, "it was ended because a batch ran longer than predict_timeout=0.5")]
+            assert await pool.ask(1) == [1]
+        async with started(SlowAndPicky, nodes.address, predict_timeout=2.0) as pool:
+            # The limit starts anew for each half, of which there are six in all.
+            assert (await pool.ask("bad", "a", "b", "c", "d"))[1:] == ["a", "b", "c", "d"]
+
+    loop.run(main())
+
+
+@pytest.mark.parametrize("how", ["exit", "abort", "raise_system_exit"])
+def test_an_actor_that_ends_is_replaced(nodes: Nodes, loop: Loop, how: str) -> None:
+    async def main() -> None:
+        async with started(Obedient, nodes.address) as pool:
+            pool.send(how)
+            await pool.again()
+            ((worker, reason),) = pool.heard.lost
+            assert worker == 0
+            assert reason
+            assert "\n" not in reason
+            assert len(reason) < 500
+            assert pool.pool.states()[0].restarts == 1
+            assert await pool.ask(1) == [1]
+
+    loop.run(main())
+
+
+def test_workers_unload_when_the_model_stops(nodes: Nodes, loop: Loop, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with started(Noted, nodes.address, {"note": str(tmp_path / "note")}) as pool:
+            assert await pool.ask(1) == [1]
+        assert (tmp_path / "note").read_text() == "unloaded 0"
+
+    loop.run(main())
+
+
+def test_workers_are_added_and_removed(nodes: Nodes, loop: Loop) -> None:
+    async def main() -> None:
+        async with started(Obedient, nodes.address) as pool:
+            await pool.pool.add_worker()
+            assert pool.heard.ready == [(0, 1), (1, 1)]
+            assert await pool.ask("index", worker=1) == [1]
+            await pool.pool.remove_worker()
+            assert [state.state for state in pool.pool.states()] == ["ready"]
+            assert await pool.ask("index") == [0]
+
+    loop.run(main())
+
+
+def test_placement(nodes: Nodes, loop: Loop) -> None:
+    async def main() -> None:
+        async with started(Square, nodes.address, workers=2, placement="pack") as pool:
+            states: Any = pool.pool.states()
+            assert len({state.node for state in states}) == 1
+        async with started(Square, nodes.address, workers=3, placement="strict-spread") as pool:
+            states = pool.pool.states()
+            assert len({state.node for state in states}) == 3
+
+    loop.run(main())
+
+
+def refusal(loop: Loop, pool: Any) -> str:
+    """Return the one line with which a pool refuses to start."""
+
+    async def main() -> str:
+        with pytest.raises((SettingsError, ModelError, Conflict)) as caught:
+            await pool.start(None)
+        return str(caught.value)
+
+    text = loop.run(main())
+    assert "\n" not in text
+    return text
+
+
+def test_what_cannot_start_says_why_in_one_line(nodes: Nodes, loop: Loop) -> None:
+    address = nodes.address
+    lacking: dict[str, Any] = {"resources": {"A10": 1.0}, "num_gpus": 1.0, "start_timeout": 4.0}
+
+    assert "it had not loaded within start_timeout=4.0" in refusal(
+        loop, make_pool(NeverLoads, address, start_timeout=4.0)
+    )
+    text = refusal(loop, make_pool(Square, address, **lacking))
+    assert (
+        "start_timeout=4.0: no room: a worker asks for CPU 0.5, GPU 1, A10 1; the cluster has CPU 6 (6 free), GPU 0 (0 free), A10 0 (0 free) on 3 nodes"
+        in text
+    )
+    text = refusal(loop, make_pool(Square, address, workers=4, placement="strict-spread", start_timeout=6.0))
+    assert "on 3 nodes, 3 with a worker already (placement=strict-spread)" in text
+    assert "no weights to load" in refusal(loop, make_pool(FailsInLoad, address))
+    assert "must be picklable to reach a worker" in refusal(loop, make_pool(Echo, address, {"a": threading.Lock()}))
+    text = refusal(loop, make_pool(Square, "127.0.0.1:9"))
+    assert text.startswith("ray_address='127.0.0.1:9': nothing answers there (")
+    assert "Connection refused" in text
