@@ -17,7 +17,7 @@ LOADED_WITHOUT_NEED = (
 
 def test_the_public_names_are_these() -> None:
     assert sorted(weir.__all__) == [
-        "Bank", "BlockingService", "Branch", "Cancelled", "CapacityError", "Chain", "Conflict", "DeadlineExceeded",
+        "BULK", "Bank", "BlockingService", "Branch", "Cancelled", "CapacityError", "Chain", "Conflict", "DeadlineExceeded",
         "Decision", "Draining", "Example", "External", "Forbidden", "InvalidRequest", "Last", "Measure",
         "MethodNotAllowed", "Model", "ModelCrashed", "ModelError", "ModelNotFound", "ModelNotReady", "Observation",
         "Overloaded", "Policy", "Prices", "Profile", "Ray", "Reason", "Registry", "RequestError", "Service", "SettingsError",
