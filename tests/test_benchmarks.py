@@ -42,8 +42,8 @@ def test_writes_what_was_measured_and_on_what(folder: Path) -> None:
     page = (folder / "docs/benchmarks.md").read_text()
     assert "## Square over HTTP" in page
     assert "| server | requests/s |\n| --- | --- |\n| Weir | 100 |" in page
-    assert "| at least 90 | 100 | yes |" in page
-    assert "A note." in page and "processor: two cores" in page
+    assert "at least 90" not in page  # goals are for who works on it
+    assert "A note." in page and "- processor: two cores" in page
 
 
 def test_a_part_measured_again_replaces_its_figures_only(folder: Path) -> None:

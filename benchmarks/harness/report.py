@@ -62,12 +62,25 @@ BESIDE = [
 
 INTRODUCTION = """# Benchmarks
 
-Everything on this page is written by the command that measured it: `make bench`, or one part alone with
-`make bench PART=square` (`.venv/bin/python -m benchmarks --help` names the parts). The peers run side by side with Weir
-in the same rounds, each in an environment of its own; the order changes from round to round; medians are shown, with the
-smallest and the largest in brackets, and ratios are medians of the ratios of each round. Load and servers share the
-machine, over loopback.
+`make bench` measures all of this and writes the page; `make bench PART=square` measures one part, which is named below each table. The peers run beside Weir
+in the same rounds, each in an environment of its own, in an order that changes from round to round. Shown are medians, with the smallest and the largest in
+brackets; ratios are medians of the ratios of each round. Load and servers share the machine, over loopback, so all of it is a comparison on one small machine
+and no promise for yours. A peer is run with the settings that its row or note names; its own tuning may do better.
+
+## What is not better
+
+- An application that does nothing on uvicorn, or on grpc.aio, answers a single connection faster than Weir, which has a worker process to ask.
+- Over gRPC with one connection Triton takes less CPU time for a call than Weir, although it answers fewer.
+- mosec's p50 with one connection is its setting: it waits up to 5 ms for a batch, and nobody else comes. It was not measured without that wait.
+- At 0.9 of the capacity a solved policy costs what `greedy` does, and at 0.5 hardly less than batches of 8.
+- Behind a server, sentences are encoded more slowly than without one (*Weir's runtime, no server*).
+- The very first start of a model of texts, which makes its graph, takes as long as infinity's start.
+- infinity runs as it is installed, with torch; its other engines were not measured.
 """
+
+
+# Of the machine, what is shown below each part; the rest, where the parts do not differ in it, is shown once.
+SHOWN = ("date", "commit", "rounds")
 
 
 def keep(part: Part | Rounds, result: Result, machine: dict[str, str]) -> None:
@@ -85,6 +98,7 @@ def write() -> list[str]:
     if drawn:
         pages.append(f"![Requests per second beside the peers]({PICTURE.relative_to(PAGE.parent)})\n")
     pages += [_section(part, stored[name]) for name, part in PARTS.items() if name in stored]
+    pages.append(_machines(stored))
     PAGE.parent.mkdir(exist_ok=True)
     PAGE.write_text("\n".join(pages))
     written = [PAGE, *([PICTURE] if drawn else []), *([README] if _write_readme(stored) else [])]
@@ -102,14 +116,21 @@ def _values(stored: dict[str, Any]) -> dict[str, float]:
 
 def _section(part: Part | Rounds, stored: dict[str, Any]) -> str:
     lines = [f"## {part.title}", "", part.about, "", markdown(stored["columns"], stored["rows"]), ""]
-    if stored["goals"]:
-        lines += [markdown(["wished", "measured", "met"], stored["goals"]), ""]
-    for title, columns, rows in stored.get("tables", []):
-        lines += [f"{title}:", "", markdown(columns, rows), ""]
     lines += [line for note in stored["notes"] for line in (note, "")]
-    machine = ". ".join(f"{name}: {value}" for name, value in stored["machine"].items() if value)
-    lines += [f"<sub>`make bench PART={part.name}`. {machine}.</sub>", ""]
+    measured = [f"{name} {stored['machine'][name]}" for name in SHOWN if name in stored["machine"]]
+    lines += [f"<sub>`make bench PART={part.name}`: {', '.join(measured)}</sub>", ""]
     return "\n".join(lines)
+
+
+def _machines(stored: dict[str, Any]) -> str:
+    """Return the hardware and the versions of all parts: of each thing the values there were."""
+    lines = ["## Hardware and versions", ""]
+    for name in dict.fromkeys(name for part in stored.values() for name in part["machine"] if name not in SHOWN):
+        values = [part["machine"][name] for part in stored.values() if part["machine"].get(name)]
+        # Later parts name more peers; the longest list has them all.
+        shown = max(values, key=len) if name == "peers" else "; ".join(dict.fromkeys(values))
+        lines.append(f"- {name}: {shown}")
+    return "\n".join([*lines, ""])
 
 
 def _write_readme(stored: dict[str, Any]) -> bool:
@@ -150,7 +171,7 @@ def _figures(values: dict[str, float]) -> str:
          f"{values['square: times mosec 64']:.1f}"],
         ["square over HTTP, 256 connections, requests/s", rate("square: Weir 256"), f"mosec: {rate('square: mosec 256')}",
          f"{values['square: times mosec 256']:.1f}"],
-        ["one connection, p50 in ms", milliseconds(values["square: p50 1"]),
+        ["one connection, p50 in ms (mosec waits 5 ms for a batch, by its setting here)", milliseconds(values["square: p50 1"]),
          f"mosec: {milliseconds(values['square: p50 1 mosec'])}", f"{values['square: p50 1 mosec'] / values['square: p50 1']:.0f}"],
         *[[f"20,000 concurrent calls in process on {loop}, items/s", rate(f"in-process: Weir {loop}"),
            f"mpservice: {rate(f'in-process: mpservice {loop}')}", f"{values[f'in-process: times mpservice {loop}']:.1f}"]

@@ -101,16 +101,9 @@ def _notes(wanted: int) -> list[str]:
         f"![What the event loop saw beside what was predicted]({PICTURE.parent.name}/{PICTURE.name})",
         f"{wanted:,} random models ({', '.join(SHAPES)} service times; batches of up to 1 to 256 rows; coefficients of variation of 0 to 2; "
         "energy weights over six decades; loads of 0.01 to 0.99), a bank of one entry each, served by an event loop in C that shares nothing "
-        f"with Weir: {STRETCHES} stretches of {ROWS[0]:,} to {ROWS[-1]:,} rows. Control variates make what it sees sharper: what is known to be "
-        "nothing on the mean is taken off, above all the changes of a function of the line's length (Weir's relative values; their mean changes "
-        "are computed apart, and if the values were wrong, the interval would be wide and still right). Of power that leaves nothing random. The 99th percentile has no such "
-        "function, only a regression on the mean response time and power of the stretches; where a line forgets more slowly than a stretch is "
-        "long, it has no interval and is left out. Intervals are of 99.9 %, so that one in a thousand entries lies outside its own by chance. "
-        "*Bias* is the mean difference in standard errors, over all entries, with its own standard error: it would show an error far below any "
-        "single interval. A bank's 99th percentile is itself sampled, with a standard error of up to 0.5 %; "
-        "the numbers that are drawn for it are always the same, so that their luck is common to all entries, and may show as a bias.",
-        "The table of bursts: what each policy costs beside `greedy` on the very same arrivals, with its 95 % interval. `solved` knows the mean "
-        "rate for its prices, `auto` knows nothing; the clairvoyant optimum knows every arrival beforehand. All traffic: "
+        f"with Weir: {STRETCHES} stretches of {ROWS[0]:,} to {ROWS[-1]:,} rows. Intervals are of 99.9 %, after control variates, so one in a thousand "
+        "entries lies outside its own by chance. *Bias* is the mean difference in standard errors. A bank's 99th percentile is itself sampled, with a "
+        "standard error of up to 0.5 %; where a queue forgets more slowly than a stretch is long, it has no interval and is left out. Bursts: "
         "[beyond the paper](explanation/beyond-the-paper.md).",
     ]
 

@@ -169,9 +169,8 @@ def _notes(result: Result, measured: Measurements, rates: dict[str, list[float]]
         f"all-MiniLM-L6-v2 in fp32 unless said otherwise. {described(sample())}; one text a request, asked for by turns in one order, "
         f"by wrk with one thread on the same {CORES} cores. Every server computes with {CORES} threads. CPU is a sentence's, of the process that "
         "listens and of those below it.",
-        f"Without a server the same texts, all of them, become arrays of vectors in processes that do nothing else, with {CORES} threads in all: tokens of "
-        f"{TOGETHER['cpu']} at once, then runs of texts of like length. Reading requests and writing answers is not in it. The best of these ways counts, "
-        f"sentences/s: {ways}.",
+        f"Without a server, processes with {CORES} threads in all encode the same texts in runs of like length, {TOGETHER['cpu']} texts at once. The best "
+        f"way counts; sentences/s: {ways}.",
         f"MiB (PSS) after the load: {memory}.",
     ]
 
