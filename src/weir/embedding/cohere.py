@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from weir.embedding.exchange import EmbeddingContext, TextExchange, check_texts, options_of, read_json
 from weir.embedding.http import HttpTexts, JsonList, Listing, described_call
-from weir.embedding.openai import JSON_HEADER
+from weir.embedding.openai import JSON_HEADER, with_input_field
 from weir.embedding.packing import PACKINGS, PackedVector, Packing, packed, packing_named
 from weir.embedding.scores import check_top_n, ranking, read_pairs, relevance, without_nulls
 from weir.embedding.texts import Encoded, PlainText, TextOptionFields, TextTask
@@ -151,10 +151,11 @@ class CohereProtocol:
     def __init__(self, version: Literal["1", "2"], endpoint: str) -> None:
         self.paths = (f"/v{version}/{endpoint}",)
         self._version = version
+        self._field = "documents" if endpoint == "rerank" else "texts"
 
     def error_answer(self, error: BaseException, identity: Any = None, *, development: bool = False) -> HttpResponse:
         """Return the answer for `error` in Cohere's shape, with Jina's field beside it."""
-        message = error_value(error, development=development)["message"]
+        message = error_value(with_input_field(error, self._field), development=development)["message"]
         document = CohereError(id=str(uuid4()), message=message, detail=message)
         return HttpResponse(http_code(error), error_headers(error), encode_safely(document))
 

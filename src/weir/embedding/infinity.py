@@ -95,14 +95,17 @@ class InfinityProtocol:
     """What infinity's protocols have in common; see TextProtocol."""
 
     name = NAME
+    field = "input"  # of the texts
 
     def error_answer(self, error: BaseException, identity: Any = None, *, development: bool = False) -> HttpResponse:
         """Return the answer for `error` in OpenAI's shape, as infinity does."""
-        return error_answer(with_input_field(error), development=development)
+        return error_answer(with_input_field(error, self.field), development=development)
 
 
 class InfinityRerank(InfinityProtocol):
     """Rankings in infinity's form."""
+
+    field = "documents"
 
     def read_document(self, exchange: TextExchange, document: dict[str, Any]) -> None:
         """Read the decoded body into `exchange`. Raises InvalidRequest naming the field and the rule, and ModelNotFound."""

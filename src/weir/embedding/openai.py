@@ -56,11 +56,11 @@ from weir.wire.schema import any_of, wrong_field
 JSON_HEADER = (b"content-type", b"application/json")
 
 
-def with_input_field(error: BaseException) -> BaseException:
-    """Return `error` with the field `input` in place of `texts`, which is the encoder's name for it."""
+def with_input_field(error: BaseException, field: str = "input") -> BaseException:
+    """Return `error` with `field` in place of `texts`, which is the encoder's name for it."""
     if type(error) is InvalidRequest and error.message.startswith("texts["):
         details = error.details if isinstance(error.details, dict) else {}
-        return InvalidRequest("input" + error.message.removeprefix("texts"), details={**details, "param": "input"})
+        return InvalidRequest(field + error.message.removeprefix("texts"), details={**details, "param": field})
     return error
 
 

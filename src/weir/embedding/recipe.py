@@ -28,6 +28,7 @@ class Pooling(Enum):
     POOLER = "pooler"  # the model's own dense layer and tanh on the first token
     CLASSIFICATION = "classification"  # the softmax of the model's classifier
     REGRESSION = "regression"  # the sigmoid of the model's classifier
+    LOGITS = "logits"  # the numbers of the model's classifier as they are, from which scores and labels are made
     WEIGHTED_MEAN = "weighted-mean"  # the weight of the token at place 1, 2, 3 ... is its place
     MEAN_SQRT = "mean-sqrt"  # the sum, divided by the square root of the number of tokens
     # The maximum of the means over every few consecutive tokens: SWEM-hier of Shen et al., 2018.
@@ -35,11 +36,18 @@ class Pooling(Enum):
 
 
 # Poolings that read the first or the last token, so that no setting can hide these tokens.
-OF_SPECIAL_TOKENS = (Pooling.CLS, Pooling.SEP, Pooling.POOLER, Pooling.CLASSIFICATION, Pooling.REGRESSION)
+OF_SPECIAL_TOKENS = (
+    Pooling.CLS,
+    Pooling.SEP,
+    Pooling.POOLER,
+    Pooling.CLASSIFICATION,
+    Pooling.REGRESSION,
+    Pooling.LOGITS,
+)
 # A model's files may state that its vectors have length 1. That holds neither for the vectors of tokens nor for probabilities.
-NEVER_NORMALIZED = (Pooling.NONE, Pooling.CLASSIFICATION, Pooling.REGRESSION)
+NEVER_NORMALIZED = (Pooling.NONE, Pooling.CLASSIFICATION, Pooling.REGRESSION, Pooling.LOGITS)
 # These use the model's own head, which was trained on the last layer: they read that layer, whichever layers the recipe names.
-WITH_CLASSIFIER = (Pooling.CLASSIFICATION, Pooling.REGRESSION)
+WITH_CLASSIFIER = (Pooling.CLASSIFICATION, Pooling.REGRESSION, Pooling.LOGITS)
 OF_LAST_LAYER = (Pooling.POOLER, *WITH_CLASSIFIER)
 # These give vectors of tokens or the output of a head. The dense layers of sentence-transformers are not applied to them, and they cannot be
 # joined with other poolings.
@@ -126,7 +134,7 @@ def chosen_recipe(
     precision: str = "fp32", window: int | None = None,
 ) -> Recipe:  # fmt: skip
     """Return the recipe for `checkpoint` with these options, see Recipe. For an option that is None the model's files decide; if they state no pooling,
-    it is the mean.
+    it is the mean, or for a model that was trained to classify the numbers of its classifier.
 
     Raises SettingsError for a name that does not exist. `dimensions_of` checks whether the model can do what the recipe states.
     """
@@ -135,7 +143,8 @@ def chosen_recipe(
     except ValueError:
         known = ", ".join(each.value for each in Precision)
         raise SettingsError(f"precision={precision!r}: must be one of {known}") from None
-    chosen, *joined = checkpoint.poolings or (Pooling.MEAN,) if pooling is None else poolings_named(pooling)
+    stated = checkpoint.poolings or ((Pooling.LOGITS,) if checkpoint.classifies else (Pooling.MEAN,))
+    chosen, *joined = stated if pooling is None else poolings_named(pooling)
     recipe = Recipe(
         chosen,
         tuple(layers or checkpoint.layers),

@@ -22,7 +22,7 @@ from weir.embedding.exchange import (
     read_json,
 )
 from weir.embedding.http import HttpTexts, Listing, described_call, listing
-from weir.embedding.infinity import INFINITY_RERANK
+from weir.embedding.infinity import INFINITY_RERANK, InfinityRerank
 from weir.embedding.packing import packed, unit_vectors
 from weir.embedding.scores import labelled, ranking, read_pairs, relevance, without_nulls
 from weir.embedding.texts import (
@@ -156,13 +156,14 @@ class TeiProtocol:
     """What TEI's protocols have in common; see TextProtocol."""
 
     name = NAME
+    field = "inputs"  # of the texts
 
     def __init__(self, *paths: str) -> None:
         self.paths = paths
 
     def error_answer(self, error: BaseException, identity: Any = None, *, development: bool = False) -> HttpResponse:
         """Return the answer for `error` in TEI's shape."""
-        return error_answer(error, development=development)
+        return error_answer(error, self.field, development=development)
 
 
 class EmbedProtocol(TeiProtocol):
@@ -217,12 +218,15 @@ class SimilarityProtocol(TeiProtocol):
 
 
 class RerankProtocol(TeiProtocol):
-    """POST /rerank, in TEI's form; a body with `documents` is in infinity's."""
+    """POST /rerank, in TEI's form; a body with `documents` is in infinity's, and the request's identity says so."""
+
+    field = "texts"
 
     def read(self, exchange: TextExchange, headers: Headers, body: bytes) -> None:
         """Read the body into `exchange`. Raises InvalidRequest naming the field and the rule, and ModelNotFound."""
         document = _object(body)
         if "documents" in document:
+            exchange.identity = INFINITY_RERANK
             return INFINITY_RERANK.read_document(exchange, document)
         request = _read_object(document, TeiRerankRequest, "texts")
         exchange.context.encoder(request.model or "", TextTask.RERANK)
@@ -244,6 +248,12 @@ class RerankProtocol(TeiProtocol):
             ranks.append(rank if form.documents is None else {**rank, "text": form.documents[index]})
         return _answer(ranks, compute_headers(exchange, encoded))
 
+    def error_answer(self, error: BaseException, identity: Any = None, *, development: bool = False) -> HttpResponse:
+        """Return the answer for `error` in the shape of the one whose form the body has."""
+        if isinstance(identity, InfinityRerank):
+            return identity.error_answer(error, development=development)
+        return super().error_answer(error, development=development)
+
 
 class PredictProtocol(TeiProtocol):
     """POST /predict."""
@@ -253,6 +263,7 @@ class PredictProtocol(TeiProtocol):
         request = _read(body, PredictRequest, "inputs")
         exchange.texts, single = _sequences(request.inputs, exchange.context)
         exchange.encoder = encoder = exchange.context.encoder(request.model or "", TextTask.PREDICT)
+        request.dimensions = None  # of vectors alone
         exchange.options = _options(request, encoder)
         exchange.form = Shown(bool(request.raw_scores), single=single)
 
@@ -487,12 +498,12 @@ def _answer(value: Any, headers: Headers) -> HttpResponse:
     return HttpResponse(200, [_JSON_HEADER, *headers], encode_safely(value))
 
 
-def error_answer(error: BaseException, *, development: bool = False) -> HttpResponse:
-    """Return the answer for `error` in TEI's shape, `{"error", "error_type"}`, with TEI's codes where it has one."""
+def error_answer(error: BaseException, field: str = "inputs", *, development: bool = False) -> HttpResponse:
+    """Return the answer for `error` in TEI's shape, `{"error", "error_type"}`, with TEI's codes where it has one. `field` has the texts."""
     status, kind = _codes(error)
     message = error_value(error, development=development)["message"]
     if kind == "Validation" and message.startswith("texts["):
-        message = "inputs" + message.removeprefix("texts")
+        message = field + message.removeprefix("texts")
     return HttpResponse(status, error_headers(error), encode_safely(TeiError(error=message, error_type=kind)))
 
 

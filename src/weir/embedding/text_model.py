@@ -164,6 +164,17 @@ class ServedTextModel:
         return self._tokenizer.cased
 
     @property
+    def tasks(self) -> tuple[TextTask, ...]:
+        """What the model can be called for, as its recipe gives vectors of texts, of tokens, or the numbers of a classifier."""
+        if self.recipe.pooling is Pooling.LOGITS:
+            return (
+                (TextTask.RERANK, TextTask.PREDICT)
+                if self._checkpoint.architecture.labels == 1
+                else (TextTask.PREDICT,)
+            )
+        return (TextTask.EMBED_ALL,) if self.recipe.pooling is Pooling.NONE else (TextTask.EMBED,)
+
+    @property
     def weights_file(self) -> Path:
         """The file with the weights, or the index of a model in parts."""
         return self._checkpoint.store.paths[0]
@@ -237,8 +248,8 @@ class ServedTextModel:
         pooling, batching = self.recipe.pooling, service.batching
         max_tokens = batching.max_batch_cost
         return ModelFacts(
-            tasks=(TextTask.EMBED_ALL,) if pooling is Pooling.NONE else (TextTask.EMBED,),
-            prompts=self._checkpoint.prompts, pooling="+".join(each.value for each in self.recipe.poolings),
+            tasks=self.tasks, labels=self._checkpoint.labels if pooling is Pooling.LOGITS else (),
+            independent_labels=self._checkpoint.independent_labels, prompts=self._checkpoint.prompts, pooling="+".join(each.value for each in self.recipe.poolings),
             dtype=_DTYPES[self.recipe.precision], device="gpu" if may_use_gpu(self._spec.computing.device_map) else "cpu",
             truncates=self._spec.text.truncate, max_batch_size=batching.max_batch_size,
             max_batch_tokens=None if max_tokens is None else int(max_tokens), max_waiting=batching.max_queue_size,

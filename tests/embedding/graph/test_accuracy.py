@@ -71,6 +71,17 @@ def test_vectors_are_those_of_transformers_whatever_the_batch(
             assert np.abs(vector - expected).max() < 1e-4
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_numbers_of_a_classifier_are_those_of_transformers(family: str, reading: Reading, tmp_path: Path) -> None:
+    case = Case("logits", Recipe(Pooling.LOGITS))
+    run = running(build(reading(family, case.recipe), case.recipe), tmp_path / "graph")
+    logits = np.stack(compute(run, family, case, [0, 1, 2, 3, 4]))
+    shares, sigmoids = (np.stack(list(VECTORS[f"{family}, {name}"])) for name in ("classification", "regression"))
+    powers = np.exp(logits)
+    np.testing.assert_allclose((powers / powers.sum(axis=1, keepdims=True))[: len(shares)], shares, atol=1e-5)
+    np.testing.assert_allclose(1 / (1 + np.exp(-logits))[: len(sigmoids)], sigmoids, atol=1e-5)
+
+
 @pytest.mark.parametrize("precision", [Precision.FP16, Precision.INT8])
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("pooling", [Pooling.MEAN, Pooling.CLS, Pooling.MAX, Pooling.CLASSIFICATION])

@@ -30,6 +30,7 @@ from weir.embedding.tokens.tokenizer import Tokenizer
 from weir.errors import SettingsError
 
 CONFIG = "config.json"
+CLASSIFIER = "ForSequenceClassification"  # the end of the names of transformers' classes of models that label texts
 MODULES = "modules.json"
 ENCODING_SETTINGS = "config_sentence_transformers.json"
 # The files of sentence-transformers that may state the greatest length of a text; current versions write the first.
@@ -267,6 +268,35 @@ class Checkpoint:
     def dense(self) -> tuple[Dense, ...]:
         """The dense layers between pooling and normalization."""
         return self.layout.dense
+
+    @cached_property
+    def _config(self) -> JsonDocument:
+        return read_document(self.layout.network / CONFIG)
+
+    @property
+    def classifies(self) -> bool:
+        """Whether the model was trained to label or to score texts: config.json says so, and the weights hold a classifier."""
+        architectures = self._config.values.get("architectures")
+        named = isinstance(architectures, list) and any(str(each).endswith(CLASSIFIER) for each in architectures)
+        return named and self.architecture.labels > 0 and self.layout.pooled is None
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels of the classifier, in the order of its outputs. Raises SettingsError if config.json does not name each output once."""
+        named = self._config.values.get("id2label")
+        if not isinstance(named, dict):
+            return tuple(f"LABEL_{place}" for place in range(self.architecture.labels))
+        found = [named.get(str(place)) for place in range(self.architecture.labels)]
+        labels = tuple(label for label in found if isinstance(label, str))
+        if len(labels) != len(found):
+            rule = f"must have a text for each number from 0 to {self.architecture.labels - 1}"
+            raise self._config.wrong("id2label", named, rule)
+        return labels
+
+    @property
+    def independent_labels(self) -> bool:
+        """Whether each label holds or not by itself: config.json states it as the kind of problem, or there is one label only."""
+        return self.architecture.labels == 1 or self._config.values.get("problem_type") == "multi_label_classification"
 
     @cached_property
     def max_length(self) -> int:

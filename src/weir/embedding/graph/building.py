@@ -334,7 +334,9 @@ class OutputLayers:
         return self._model_layer(first, "pooler", "tanh")
 
     def classifier(self, first: str, pooling: Pooling) -> str:
-        """Return the probability of each label, or for Pooling.REGRESSION the sigmoid of each output, [batch, labels], from the first tokens.
+        """Return the probability of each label, for Pooling.REGRESSION the sigmoid of each output, or for LOGITS the outputs, [batch, labels].
+
+        They are computed from the first tokens.
 
         The classifier follows the pooler (BERT), a dense layer with ReLU (DistilBERT), or a dense layer with tanh (RoBERTa, MPNet).
         """
@@ -344,6 +346,8 @@ class OutputLayers:
             out = self._model_layer(self._model_layer(first, "pre_classifier", "relu"), "classifier")
         else:
             out = self._model_layer(self.pooler(first), "classifier")
+        if pooling is Pooling.LOGITS:
+            return out
         if pooling is Pooling.REGRESSION:
             return self._assembly.add("Sigmoid", out)
         return self._assembly.add("Softmax", out, axis=-1)

@@ -188,6 +188,8 @@ class TorchRuntime:
             return self._network(**inputs).pooler_output.float()
         if pooling in WITH_CLASSIFIER:
             logits = self._network(**inputs).logits.float()
+            if pooling is Pooling.LOGITS:
+                return logits
             return logits.sigmoid() if pooling is Pooling.REGRESSION else logits.softmax(dim=-1)
         if layers == (-1,):
             value = self._network(**inputs).last_hidden_state
