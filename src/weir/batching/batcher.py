@@ -161,7 +161,7 @@ class Batcher:
     """
 
     __slots__ = (
-        "_bound", "_bulk", "_compose", "_freed", "_history", "_late", "_late_at", "_queue", "_max_cost", "_next_id", "_forecast", "_places",
+        "_bound", "_bulk", "_bulk_seen", "_compose", "_freed", "_history", "_late", "_late_at", "_queue", "_max_cost", "_next_id", "_forecast", "_places",
         "_policy", "_refused", "_running", "_small", "_suspects", "_tight", "draining", "policy", "policy_error", "service", "settings",
     )  # fmt: skip
 
@@ -175,6 +175,7 @@ class Batcher:
         lane = LengthQueue if settings.padded else FifoQueue
         self._queue = RequestQueue(settings.max_queue_size, lane, settings.capacity, settings.max_queue_cost)
         self._bulk = BulkWork(settings, lane)
+        self._bulk_seen = False  # until the first bulk request nothing is done for such
         by_length = ByLength(settings.max_padding, self.service.expected, settings.padding_cost)
         self._compose = by_length if settings.padded else compose
         self._places = Places()
@@ -248,6 +249,7 @@ class Batcher:
         queue = self._bulk.queue
         if not queue.room(request.rows, request.cost):
             raise Overloaded(f"bulk {self._fullness(queue, request)}", retry_after=self.drain_time())
+        self._bulk_seen = True
         queue.enter(request)
 
     def _fullness(self, queue: RequestQueue, request: Request) -> str:
@@ -325,7 +327,8 @@ class Batcher:
     def _take_back(self, batch_id: int) -> Dispatch:
         dispatch = self._running.pop(batch_id)
         self._queue.ran(dispatch.bulk - dispatch.rows)
-        self._bulk.queue.ran(-dispatch.bulk)
+        if dispatch.bulk:
+            self._bulk.queue.ran(-dispatch.bulk)
         return dispatch
 
     def worker_leaves(self, worker: int) -> bool:
@@ -339,7 +342,8 @@ class Batcher:
         self._suspects.ended(batch_id)
         dispatch.seconds = now - (alone_since if alone_since > dispatch.at else dispatch.at)
         self.service.learn(dispatch.rows, dispatch.seconds, now, dispatch.cost)
-        self._bulk.ended(dispatch, self.bulk_delay, now)
+        if self._bulk_seen:
+            self._bulk.ended(dispatch, self.bulk_delay, now)
         if not dispatch.missed:
             self._forecast.made_it()
         if self._tight < inf and (batch_id % SIGHT_BATCHES == 0 or batch_id in FIRST_SIGHTS):
@@ -366,7 +370,8 @@ class Batcher:
         queue, places = self._queue, self._places
         scheduler = queue.scheduler
         queue.sweep()
-        self._bulk.queue.sweep()
+        if self._bulk_seen:
+            self._bulk.queue.sweep()
         scheduler.wake_due(now)
         cut: list[Dispatch] = []
         if not places.free:
@@ -384,7 +389,7 @@ class Batcher:
             dispatch = self._ask(group, now, wakeup)
             if dispatch is not None:
                 cut.append(dispatch)
-        if self._bulk.waiting and places.free:
+        if self._bulk_seen and self._bulk.waiting and places.free:
             self._cut_bulk(cut, now, wakeup)
         return cut
 
@@ -404,11 +409,12 @@ class Batcher:
             group, rows, self._max_cost, self._forecast.start_cutoff(seen, rows, group), settings.max_overtakes
         )
         queue.account(group, draft)
-        self._note_late(draft, now)
+        if draft.late:
+            self._note_late(draft, now)
         if not draft.requests:
             return None
         queue.scheduler.led(group)
-        bulk = self._fill_up(draft, group, oldest_arrival, now) if self._bulk.waiting else 0
+        bulk = self._fill_up(draft, group, oldest_arrival, now) if self._bulk_seen and self._bulk.waiting else 0
         return self._start(
             draft, reason, seen.waiting, now - oldest_arrival, limit, wakeup, now, earliest_deadline, bulk=bulk
         )
@@ -450,13 +456,13 @@ class Batcher:
         """Take bulk requests from `group` and return them as a draft: a new one of up to `rows` rows and so much `cost`, or `draft`."""
         draft = self._compose(group, rows, cost, now, self.settings.max_overtakes, draft)
         self._bulk.queue.account(group, draft)
-        self._note_late(draft, now)
+        if draft.late:
+            self._note_late(draft, now)
         return draft
 
     def _note_late(self, draft: BatchDraft, now: float) -> None:
-        if draft.late:
-            self._late += draft.late
-            self._late_at = now
+        self._late += draft.late
+        self._late_at = now
 
     def _decision(self, seen: Observation) -> tuple[int, Reason, float, int | None]:
         try:
@@ -518,7 +524,8 @@ class Batcher:
         )  # fmt: skip
         self._running.add(dispatch, earliest_deadline)
         self._queue.ran(draft.rows - bulk)
-        self._bulk.queue.ran(bulk)
+        if bulk:
+            self._bulk.queue.ran(bulk)
         self._history.note(dispatch)
         return dispatch
 
@@ -529,7 +536,7 @@ class Batcher:
             return self._late_at
         scheduler, running = self._queue.scheduler, self._running
         soonest = min(scheduler.end_of_wait(), scheduler.earliest_deadline(), running.earliest_deadline())
-        if self._bulk.waiting:
+        if self._bulk_seen and self._bulk.waiting:
             soonest = min(soonest, self._bulk.queue.scheduler.earliest_deadline())
         if self._suspects.parts:
             soonest = min(soonest, self._suspects.earliest_deadline())

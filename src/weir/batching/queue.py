@@ -275,7 +275,8 @@ class RequestQueue:
     def depart(self, rows: int, cost: float) -> None:
         """Note that so many rows, which cost so much together, have left a group."""
         self.departed += rows
-        self.cost = self.cost - cost if self.waiting else 0.0  # so that rounding does not add up
+        if self.max_cost < inf:
+            self.cost = self.cost - cost if self.waiting else 0.0  # so that rounding does not add up
         if self.capacity < inf:
             self._raise_ceiling()
         elif self.max_rows > 0:
