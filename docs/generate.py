@@ -17,6 +17,7 @@ import numpy
 from docs import architecture, grafana
 
 from weir import cli, errors
+from weir.app import OF_ASGI
 from weir.catalog.repository.folder import KEYS
 from weir.catalog.repository.triton import FOREIGN, PLATFORMS, REFUSED, WARNED
 from weir.embedding.metrics import PaddingMetrics, TextCounts
@@ -335,7 +336,46 @@ def rules() -> str:
     return head + documents([{"groups": groups(Queries("weir"), "weir")}])
 
 
+KEYWORDS_HEAD = '''"""The settings as keyword arguments, for editors and type checkers. Written by docs/generate.py from their declarations."""
+
+from typing import Any, TypedDict
+'''
+
+
+def keywords() -> str:
+    """Return the module of the settings as keyword arguments."""
+    catalog = declared_settings()
+    # `executor` is an argument of its own where a service is made, and may be an object; `timeout` is one of InProcess.
+    apart = ("executor", "timeout")
+    common = [each for each in catalog.values() if each.part in KEYWORD_PARTS and each.name not in apart]
+    executor, timeout = catalog["executor"]._replace(hint=Any), catalog["timeout"]
+    params = catalog["params"]
+    hosted = [each for each in catalog.values() if each.name in OF_ASGI]
+    server = [each for each in catalog.values() if each not in common and each.name not in apart]
+    classes = (
+        ("CommonKeywords", "TypedDict", "What all of these have.", common),
+        ("ServiceKeywords", "CommonKeywords", "The settings of weir.Service.", [timeout]),
+        ("InProcessKeywords", "CommonKeywords", "The settings of weir.inprocess.", [executor, params]),
+        ("AsgiKeywords", "ServiceKeywords", "The settings of weir.asgi.", [executor, params, *hosted]),
+        ("ServerKeywords", "ServiceKeywords", "The settings of weir.serve and weir.running.", [executor, *server]),
+    )
+    return KEYWORDS_HEAD + "".join(
+        f'''\n\nclass {name}({base}, total=False):\n    """{about}"""\n\n{"".join(map(_keyword, declared))}'''
+        for name, base, about, declared in classes
+    )
+
+
+KEYWORD_PARTS = ("Batching", "Workers", "Service")
+
+
+def _keyword(declared: Declared) -> str:
+    hint = declared.hint.__name__ if isinstance(declared.hint, type) else str(declared.hint).replace("typing.", "")
+    about = declared.help[0].upper() + declared.help[1:]
+    return f'''    {declared.name}: {hint}\n    """{about}"""\n'''
+
+
 PAGES: dict[str, Callable[[], str]] = {
+    "src/weir/keywords.py": keywords,
     "docs/reference/settings.md": settings_page,
     "docs/reference/errors.md": errors_page,
     "docs/reference/metrics.md": metrics_page,

@@ -4,8 +4,8 @@
         def predict(self, batch):
             return [x * x for x in batch]
 
-`weir.Service` and `weir.BlockingService` serve a model in the program itself; `weir serve module:Class` serves it over HTTP, and so
-does `weir.asgi(...)` in any ASGI server.
+`weir serve module:Class` serves a model over HTTP, and so does `weir.serve(Square)` in a program, and `weir.asgi(Square)` in any ASGI
+server. `weir.Service` and `weir.BlockingService` serve it in the program itself.
 """
 
 from importlib import import_module
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from weir.catalog.chains import Branch, Chain, Step, Switch
     from weir.catalog.loading import profile
     from weir.catalog.registry import Registry
+    from weir.hosting import running, serve
     from weir.policy.cost.objective import Prices
     from weir.policy.cost.profile import Profile
     from weir.policy.online.adaptive import SolvedPolicy
@@ -62,6 +63,8 @@ __all__ = [
     "Example", "Last", "Measure", "Tensor",
     # the class of work of a request
     "BULK",
+    # a server from a program
+    "serve", "running",
     # several models, chains of models, and any ASGI server
     "Registry", "Chain", "Step", "Branch", "Switch", "asgi",
     # solved policies
@@ -91,6 +94,8 @@ _LAZY = {
     "Switch": "weir.catalog.chains",
     "asgi": "weir.app",
     "profile": "weir.catalog.loading",
+    "running": "weir.hosting",
+    "serve": "weir.hosting",
     "simulate": "weir.simulation.simulator",
     "solve": "weir.simulation.banks",
 }

@@ -17,7 +17,8 @@ from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Unpack
 
 import uvloop
 from starlette.types import ASGIApp
@@ -51,6 +52,9 @@ from weir.telemetry.recorder import Metrics
 from weir.telemetry.settings import TelemetrySettings, open_tracing
 from weir.workers.process.launch import pinned
 
+if TYPE_CHECKING:
+    from weir.keywords import AsgiKeywords
+
 # The signals that begin the drain. A second SIGHUP does not end the process at once, as the others do: a service manager sends it
 # together with SIGTERM, and a shell sends it twice.
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
@@ -62,10 +66,13 @@ class App:
     """One server: its models and its frontends, the first of which is HTTP.
 
     `observers` are told what happens, besides metrics and logs. `product` adds routes and frontends; `settings` include its models.
-    Raises SettingsError for a wrong target or setting; nothing has been started then.
+    `kinds` has the classes and functions that a program has passed, by the target of their model. Raises SettingsError for a wrong target or setting; nothing has been started then.
     """
 
-    def __init__(self, settings: Settings, observers: Sequence[Observer] = (), product: Product | None = None) -> None:
+    def __init__(
+        self, settings: Settings, observers: Sequence[Observer] = (), product: Product | None = None,
+        kinds: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
         self.settings = settings
         self._product = product
         self._logger = get_logger("weir")
@@ -85,7 +92,7 @@ class App:
         notified += () if product is None else product.observers()
         token = settings.control.control_token_file
         make = ServiceMaker(
-            notified, allow_remote_workers=settings.control.allow_control, allow_tcp_workers=token is None
+            notified, kinds, allow_remote_workers=settings.control.allow_control, allow_tcp_workers=token is None
         )
         folder = _folder(settings)
         self._watched = folder if settings.repository.watch else None
@@ -312,6 +319,7 @@ _HTTP = {declared.name for declared in fields(HttpSettings)}.difference(_OF_THE_
 _CONTROL = {declared.name for declared in fields(ControlSettings)}
 _ACCESS = {declared.name for declared in fields(AccessSettings)}
 _KSERVE = {declared.name for declared in fields(KserveSettings)}
+OF_ASGI = _HTTP | _CONTROL | _ACCESS | _KSERVE  # the settings of `asgi` besides those of its models
 
 
 def asgi(
@@ -321,7 +329,7 @@ def asgi(
     metrics_namespace: str = NAMESPACE,
     access_log: bool = False,
     observers: Sequence[Observer] = (),
-    **settings: Any,
+    **settings: "Unpack[AsgiKeywords]",
 ) -> ASGIApp:
     """Return an ASGI application that serves `models`, for any ASGI server: uvicorn, gunicorn, hypercorn.
 
@@ -344,11 +352,12 @@ def asgi(
     Callers may change models and policies only with `allow_control=True` or the token of `control_token_file`, as only the hosting
     server knows where a caller is. Raises SettingsError for an unusable model, setting or route; nothing has been started then.
     """
-    http = HttpSettings(**{name: settings.pop(name) for name in _HTTP & settings.keys()})
-    control_settings = ControlSettings(**{name: settings.pop(name) for name in _CONTROL & settings.keys()})
+    given: dict[str, Any] = dict(settings)
+    http = HttpSettings(**{name: given.pop(name) for name in _HTTP & given.keys()})
+    control_settings = ControlSettings(**{name: given.pop(name) for name in _CONTROL & given.keys()})
     control = Control(control_settings, trusts_local=False)
-    access = Access(AccessSettings(**{name: settings.pop(name) for name in _ACCESS & settings.keys()}), control)
-    kserve = KserveSettings(**{name: settings.pop(name) for name in _KSERVE & settings.keys()})
+    access = Access(AccessSettings(**{name: given.pop(name) for name in _ACCESS & given.keys()}), control)
+    kserve = KserveSettings(**{name: given.pop(name) for name in _KSERVE & given.keys()})
     recorded = Metrics() if metrics else None
     notified: list[Observer] = [LogObserver(get_logger("weir")), *observers]
     if recorded is not None:
@@ -357,7 +366,7 @@ def asgi(
     if access_log:
         notified.append(AccessLog(get_logger("weir.access"), code_of))
         log = HttpLog(get_logger("weir.access"))
-    registry = Registry([_service(model, notified, settings) for model in models], routes)
+    registry = Registry([_service(model, notified, given) for model in models], routes)
     naming = TelemetrySettings(metrics_namespace=metrics_namespace)
     exposition = (
         make_exposition(recorded, registry, namespace=naming.metrics_namespace) if recorded is not None else None

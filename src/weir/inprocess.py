@@ -7,19 +7,19 @@ with weir.inprocess.InProcess(Sums) as client:      # or: with weir.client.HttpC
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import aclosing, suppress
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from weir.catalog.loading import ServiceMaker, apply, new_service
+from weir.catalog.loading import ServiceMaker
 from weir.catalog.manager import Manager
 from weir.catalog.registry import Registry
 from weir.catalog.repository.folder import FolderRepository, InlineConfigs
-from weir.catalog.sources import ModelToServe, Parameters, TargetRepository, all_sources, read_models_to_start
-from weir.catalog.targets import default_name, platform_of_target
+from weir.catalog.sources import ModelToServe, TargetRepository, all_sources, read_models_to_start
+from weir.catalog.targets import default_name, platform_of_target, target_of
 from weir.client.calls import Decoder, Metadata, Program, Retry, Streaming
 from weir.client.methods import AsyncClient, Client
 from weir.errors import Conflict, DeadlineExceeded, ModelNotFound, WeirError, for_caller
 from weir.messages import Observer
-from weir.model import Model, check_model
+from weir.model import Model
 from weir.protocols.exchange import Exchange
 from weir.protocols.kserve.metadata import EXTENSIONS, device_count, find, model_metadata, server_metadata
 from weir.serving.blocking import Background, Lifecycle
@@ -27,6 +27,9 @@ from weir.serving.inference import StreamPart
 from weir.serving.service import Service
 from weir.settings import read_model_table
 from weir.wire.inference import InferenceRequest, InferenceResponse, Parameter
+
+if TYPE_CHECKING:
+    from weir.keywords import InProcessKeywords
 
 FRONTEND = "python"  # the same name as for calls of Service.infer
 NAME = "weir"
@@ -56,7 +59,7 @@ class InProcess(Client):
 
     def __init__(
         self, *models: Target, model_repository: str | None = None, load: Sequence[str] = (), timeout: float = 60.0,
-        retry: Retry | None = None, observers: Sequence[Observer] = (), **settings: Any,
+        retry: Retry | None = None, observers: Sequence[Observer] = (), **settings: "Unpack[InProcessKeywords]",
     ) -> None:  # fmt: skip
         self._manager = make_manager(models, model_repository, load, observers, settings)
         self._local = LocalTransport(self._manager)
@@ -85,7 +88,7 @@ class AsyncInProcess(AsyncClient):
 
     def __init__(
         self, *models: Target, model_repository: str | None = None, load: Sequence[str] = (), timeout: float = 60.0,
-        retry: Retry | None = None, observers: Sequence[Observer] = (), **settings: Any,
+        retry: Retry | None = None, observers: Sequence[Observer] = (), **settings: "Unpack[InProcessKeywords]",
     ) -> None:  # fmt: skip
         self._manager = make_manager(models, model_repository, load, observers, settings)
         super().__init__(LocalCalls(self._manager), AsyncLocalTransport(self._manager), timeout=timeout, retry=retry)
@@ -242,50 +245,25 @@ class LocalTransport:
         raise Conflict("this server is not running: start it, or use it in `with`")
 
 
-class LocalServiceMaker:
-    """Makes services of the classes in `kinds`, which the program has passed, by target; other services as a server makes them."""
-
-    def __init__(self, kinds: Mapping[str, Any], observers: Sequence[Observer]) -> None:
-        self._kinds = kinds
-        self._observers = observers
-        self._make = ServiceMaker(observers)
-
-    def __call__(self, model: ModelToServe, parameters: Parameters | None = None, *, fresh: bool = False) -> Service:
-        """Return a service that is not started; see loading.make_service."""
-        kind = self._kinds.get(model.target)
-        if kind is None:
-            return self._make(model, parameters, fresh=fresh)
-        if parameters and not (isinstance(kind, type) and issubclass(kind, Service)):
-            model = apply(parameters, model, check_model(kind))
-        return new_service(kind, name=model.name, params=model.params, observers=self._observers, **model.settings)
-
-
 def make_manager(
     models: Sequence[Target], model_repository: str | None, load: Sequence[str], observers: Sequence[Observer],
     settings: Mapping[str, Any],
 ) -> Manager:  # fmt: skip
     """Return the manager of these models, none of which is started; see InProcess for the arguments. Raises SettingsError."""
-    kinds = {_target(model): model for model in models if not isinstance(model, str)}
+    kinds = {target_of(model): model for model in models if not isinstance(model, str)}
     general = dict(settings)
     params = general.pop("params", {})
-    known = [_described(_target(model), params, general) for model in models]
+    known = [_described(target_of(model), params, general) for model in models]
     reading = (read_model_table, lambda own: {**general, **own})
     folder = None if model_repository is None else FolderRepository(model_repository, *reading)
     sources = all_sources(TargetRepository(known), folder, InlineConfigs(*reading))
-    make = LocalServiceMaker(kinds, observers)
+    make = ServiceMaker(observers, kinds)
     opened = read_models_to_start(sources, load, make)
     return Manager(Registry(opened.services, None, opened.defaults), sources, make, allow_files=True)
 
 
 def _described(target: str, params: dict[str, Any], settings: dict[str, Any]) -> ModelToServe:
     return ModelToServe(target, default_name(target), params, [], settings, platform=platform_of_target(target))
-
-
-def _target(model: Target) -> str:
-    if isinstance(model, str):
-        return model
-    name = getattr(model, "__qualname__", type(model).__qualname__)
-    return f"{getattr(model, '__module__', None)}:{name}"
 
 
 def _value(read: Callable[[], Any]) -> Step:

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
-from types import ModuleType, NoneType
+from types import MappingProxyType, ModuleType, NoneType
 from typing import Any, get_args, get_type_hints
 from zlib import crc32
 
@@ -320,26 +320,18 @@ LOAD_NICENESS = 19
 
 
 def make_service(
-    model: ModelToServe, observers: Sequence[Observer], parameters: Parameters | None = None, *, fresh: bool = False
-) -> Service:
-    """Return a service of one model, which is not started.
+    model: ModelToServe, observers: Sequence[Observer], parameters: Parameters | None = None, *, fresh: bool = False,
+    kind: Any = None,
+) -> Service:  # fmt: skip
+    """Return a service of one model, which is not started. `kind` is its class or function, if the program has it already.
 
     `parameters` of a load call override the model's settings. With `fresh`, its code is read again even if it is already
     imported. This imports the model's code, which may take long: beside a running event loop, call it in a thread.
     Raises SettingsError naming the model, and InvalidRequest for a parameter.
     """
-    model = located(model)
-    if model.folder is not None or not model.target or model.platform != "python":
-        found = _load_on_platform(model)
-    else:
-        found = load_target(model.target, fresh=fresh)
-        if model.attributes and not issubclass(found, Service):
-            from weir.catalog.repository.platforms import with_attributes
-
-            found = with_attributes(found, model)
+    found = _class_of(model, fresh) if kind is None else _checked_class(kind)
     if parameters:
-        kind: type[Model] = found.model if issubclass(found, Service) else found
-        model = apply(parameters, model, kind)
+        model = apply(parameters, model, found.model if issubclass(found, Service) else found)
     arguments: dict[str, Any] = {
         "name": model.name, "version": model.version, "platform": model.platform, "params": model.params,
         "observers": observers, **model.settings,
@@ -354,26 +346,46 @@ def make_service(
     return service
 
 
+def _class_of(model: ModelToServe, fresh: bool) -> type[Model] | type[Service]:
+    model = located(model)
+    if model.folder is not None or not model.target or model.platform != "python":
+        return _load_on_platform(model)
+    found = load_target(model.target, fresh=fresh)
+    if not model.attributes or issubclass(found, Service):
+        return found
+    from weir.catalog.repository.platforms import with_attributes
+
+    return with_attributes(found, model)
+
+
+def _checked_class(kind: Any) -> type[Model] | type[Service]:
+    return kind if isinstance(kind, type) and issubclass(kind, Service) else check_model(kind)
+
+
 class ServiceMaker:
     """Makes the services of one server.
 
     Arguments:
+        kinds: classes and functions that the program has passed, by target.
         observers: are notified of what happens in all services.
         allow_remote_workers: whether external workers may attach from other machines.
         allow_tcp_workers: whether external workers may attach over TCP; otherwise over Unix sockets only.
     """
 
     def __init__(
-        self, observers: Sequence[Observer], *, allow_remote_workers: bool = False, allow_tcp_workers: bool = True
-    ) -> None:
+        self, observers: Sequence[Observer], kinds: Mapping[str, Any] = MappingProxyType({}), *,
+        allow_remote_workers: bool = False, allow_tcp_workers: bool = True,
+    ) -> None:  # fmt: skip
         self._observers = observers
+        self._kinds = kinds
         self._allow_tcp_workers = allow_tcp_workers
         self._allow_remote_workers = allow_remote_workers
 
     def __call__(self, model: ModelToServe, parameters: Parameters | None = None, *, fresh: bool = False) -> Service:
         """Return a service that is not started; see make_service. Raises SettingsError for a worker socket that the server
         does not allow."""
-        service = make_service(model, self._observers, parameters, fresh=fresh)
+        kind = self._kinds.get(model.target)
+        service = make_service(model, self._observers, parameters, fresh=fresh, kind=kind)
         if service.workers.worker_socket is not None:
             self._check_socket(service.label, parse_address(service.workers.worker_socket, "worker_socket"))
         return service

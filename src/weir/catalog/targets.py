@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from weir.catalog.sources import ModelToServe, Trust
 from weir.errors import SettingsError
@@ -22,6 +23,14 @@ def platform_of_target(target: str) -> str:
     if target.startswith(HUGGING_FACE):
         return "transformers"
     return PLATFORMS.get(Path(target).suffix.lower(), "python")
+
+
+def target_of(model: Any) -> str:
+    """Return `model` if it is a target, else a target that names this class or function."""
+    if isinstance(model, str):
+        return model
+    name = getattr(model, "__qualname__", type(model).__qualname__)
+    return f"{getattr(model, '__module__', None)}:{name}"
 
 
 def default_name(target: str) -> str:

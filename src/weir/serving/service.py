@@ -9,7 +9,7 @@ from functools import cached_property, partial
 from numbers import Integral
 from threading import get_ident
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar, Unpack
 
 import msgspec
 
@@ -41,6 +41,7 @@ from weir.workers.executor import Block, Executor
 from weir.workers.settings import Ray, WorkerSettings
 
 if TYPE_CHECKING:
+    from weir.keywords import ServiceKeywords
     from weir.serving.inference import Inference
 
 C = TypeVar("C", bound=Call)
@@ -94,16 +95,17 @@ class Service:
     def __init__(
         self, model: type[Model] | None = None, *, name: str | None = None, version: str = "",
         params: dict[str, Any] | None = None, executor: Executor | Ray | str | None = None, observers: Sequence[Observer] = (),
-        clock: Callable[[], float] = time.monotonic, platform: str = "python", **settings: Any,
+        clock: Callable[[], float] = time.monotonic, platform: str = "python", **settings: "Unpack[ServiceKeywords]",
     ) -> None:  # fmt: skip
         self.model = check_model(model or type(self).model)
+        given: dict[str, Any] = dict(settings)
         self.name = check_name(name or self.model.__name__.lower())
         self.version = check_version(version)
         self.label = f"{self.name}/{version}" if version else self.name
         if isinstance(executor, str):
-            settings["executor"], executor = executor, None
+            given["executor"], executor = executor, None
         elif isinstance(executor, Ray):
-            settings, executor = {**executor.settings(), **settings}, None
+            given, executor = {**executor.settings(), **given}, None
         kind = type(self)
         hooks = ServiceHooks(
             self.before_batch if kind.before_batch is not Service.before_batch else None,
@@ -117,7 +119,7 @@ class Service:
         self._lent = False  # another service stops the generation: see replaced_by
         self._use(
             Generation(
-                LoadedModel(self.model, params or {}, platform), self.label, compose(self.model, settings), executor=executor,
+                LoadedModel(self.model, params or {}, platform), self.label, compose(self.model, given), executor=executor,
                 hooks=hooks, observers=observers, clock=clock,
             )
         )  # fmt: skip

@@ -1,0 +1,142 @@
+"""A server from a program: `serve` blocks until a signal ends it, `running` runs one in a thread.
+
+weir.serve(Square, port=8000)  # as `weir serve square:Square` does
+
+with weir.running(Square) as server:
+    print(weir.client.HttpClient(server.address).infer("square", 3))
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, Unpack
+
+import uvloop
+
+from weir.app import App
+from weir.catalog.targets import target_of
+from weir.console import serve as serve_in_terminal
+from weir.errors import Conflict
+from weir.model import Model
+from weir.serving.service import Service
+from weir.settings import Settings, read_settings
+
+if TYPE_CHECKING:
+    from weir.keywords import ServerKeywords
+
+Served = str | type[Model] | type[Service] | Callable[[list[Any]], Any]
+
+
+class _Composed(NamedTuple):
+    """The settings of a server, and the classes and functions among its models by target."""
+
+    settings: Settings
+    kinds: Mapping[str, Any]
+
+
+def _composed(models: tuple[Served, ...], config: str | None, settings: Mapping[str, Any]) -> _Composed:
+    kinds = {target_of(model): model for model in models if not isinstance(model, str)}
+    return _Composed(read_settings([target_of(model) for model in models], {}, {}, config, given=settings), kinds)
+
+
+def serve(*models: Served, config: str | None = None, **settings: "Unpack[ServerKeywords]") -> None:
+    """Serve `models` until SIGTERM, SIGINT, SIGQUIT or SIGHUP, as `weir serve` does.
+
+    Arguments:
+        models: classes, functions, or TARGETs as on the command line.
+        config: the path of a TOML file of settings.
+        settings: those of `weir serve`, by the names of their TOML keys; they override the file. Variables of the environment are
+            not read.
+
+    Raises SettingsError for what cannot be served; ModelError with the worker's traceback if a model cannot be loaded; and Conflict
+    outside the main thread or beside a running event loop, where `running` is what works.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        raise Conflict("weir.serve runs in the main thread, to which signals go; in another one, use weir.running")
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        composed = _composed(models, config, settings)
+        serve_in_terminal(composed.settings, kinds=composed.kinds)
+        return
+    raise Conflict("an event loop runs in this thread already: use weir.running, which has a thread of its own")
+
+
+def running(*models: Served, config: str | None = None, **settings: "Unpack[ServerKeywords]") -> "HostedServer":
+    """Return a server of `models` that runs in a thread from the beginning of a `with` block to its end.
+
+    The arguments are those of `serve`, but `port` is by default 0, which means any free one: `address` says which. The program's own
+    log is not changed: loggers are called `weir` and `weir.access`.
+
+    Raises SettingsError for what cannot be served.
+    """
+    return HostedServer(_composed(models, config, {"port": 0, **settings}))
+
+
+class HostedServer:
+    """A server in a thread of this program, from `start` to `stop` or in a `with` block. It can be started once."""
+
+    def __init__(self, composed: _Composed) -> None:
+        self._app = App(composed.settings, kinds=composed.kinds)
+        self._ended = threading.Event()
+        self._ready = threading.Event()
+        self._error: BaseException | None = None
+        self._runner: asyncio.Runner | None = None
+        self._thread = threading.Thread(target=self._run, name="weir-server", daemon=True)
+
+    @property
+    def address(self) -> str:
+        """The address of HTTP: a URL such as http://127.0.0.1:8000, or unix:PATH. Clients take both."""
+        return self._app.server.address
+
+    @property
+    def addresses(self) -> list[str]:
+        """The address of each frontend, that of HTTP first."""
+        return [frontend.address for frontend in self._app.frontends]
+
+    def start(self) -> Self:
+        """Start the server; return when all models are ready. Raises what App.run raises; nothing is left running then. Raises
+        Conflict if it was started before."""
+        if self._runner is not None:
+            raise Conflict("this server was started before: make another one with weir.running")
+        self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+        self._loop = self._runner.get_loop()
+        self._thread.start()
+        try:
+            self._ready.wait()
+        except BaseException:  # Ctrl-C while the models load
+            self.stop()
+            raise
+        if self._error is not None:
+            self._thread.join()
+            raise self._error
+        return self
+
+    def stop(self) -> None:
+        """Finish the requests that were accepted, and end the server. Idempotent."""
+        if self._runner is None or self._ended.is_set():
+            return
+        with suppress(RuntimeError):  # the event loop has ended by itself
+            self._loop.call_soon_threadsafe(self._app.end)
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _run(self) -> None:
+        assert self._runner is not None, "start makes it first: this is a bug"
+        try:
+            with self._runner:
+                self._runner.run(self._app.run(self._ready.set, signals=False))
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._ended.set()
+            self._ready.set()

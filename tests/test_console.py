@@ -1,0 +1,115 @@
+"""The commands that `weir serve` prints to be copied do what they say."""
+
+import json
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests.served import serving
+
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
+
+MODELS = """
+from typing import Literal
+
+import msgspec
+import pydantic
+import weir
+
+
+class Point(pydantic.BaseModel):
+    kind: Literal["point"]
+    at: list[float]
+    note: str | None = None
+
+
+class Size(msgspec.Struct):
+    width: int
+    inner: "Size | None" = None
+
+
+class Echo(weir.Model):
+    def predict(self, batch):
+        return batch
+
+
+class Typed(Echo):
+    Input = Point
+
+    def postprocess(self, item):
+        return item.kind
+
+
+class Struct(Echo):
+    Input = Size
+
+    def postprocess(self, item):
+        return item.width
+
+
+class Arrays(Echo):
+    inputs = [weir.Tensor("x", "FP32", [-1, 2, -1]), weir.Tensor("names", "BYTES", [-1])]
+    outputs = inputs
+
+
+class Large(Echo):
+    inputs = outputs = [weir.Tensor("x", "FP32", [-1, 3, 224, 224])]
+
+
+class Words(weir.Model):
+    streaming = True
+    examples = ["it\'s here"]
+
+    def predict(self, batch):
+        for word in batch[0].split():
+            yield {0: word}
+
+
+class Upload(Echo):
+    content_types = ["multipart/form-data"]
+
+    def decode(self, body):
+        return len(body)
+
+
+class Picture(Upload):
+    content_types = ["image/png"]
+
+
+class Untyped(Echo):
+    pass
+"""
+
+
+def test_each_model_has_a_command_that_is_answered(tmp_path: Path) -> None:
+    (tmp_path / "console_models.py").write_text(MODELS)
+    (tmp_path / "FILE").write_bytes(b"1234567")
+    names = ["Typed", "Struct", "Arrays", "Large", "Words", "Upload", "Picture", "Untyped"]
+    targets = [f"{tmp_path}/console_models.py:{name}" for name in names]
+    with serving(*targets, "--executor", "thread", "--max-batch-size", "1") as (served, _):
+        served.until_printed(r"curl .*/infer/untyped")
+        lines = [line.strip() for line in re.findall(r"^  curl .*", served.table, re.MULTILINE)]
+        commands = {line.rpartition("/")[2]: line for line in lines}
+        assert commands["large"].startswith("curl -d JSON ") and commands["untyped"].startswith("curl -d JSON ")
+        answers = {
+            name: subprocess.run(
+                [*shlex.split(line), "-sS", "-m", "20"], cwd=tmp_path, capture_output=True, text=True, check=True
+            ).stdout
+            for name, line in commands.items()
+            if name not in ("large", "untyped")
+        }
+    assert json.loads(answers["typed"]) == "point" and json.loads(answers["struct"]) == 1
+    assert json.loads(answers["arrays"]) == {"x": [[[0.0], [0.0]]], "names": ["text"]}
+    assert "it's" in answers["words"] and "here" in answers["words"]
+    assert json.loads(answers["picture"]) == 7 and json.loads(answers["upload"]) > 100
+
+
+def test_a_json_log_has_no_table(tmp_path: Path) -> None:
+    (tmp_path / "console_models.py").write_text(MODELS)
+    with serving(f"{tmp_path}/console_models.py:Untyped", "--executor", "thread", "--log-format", "json") as (
+        served,
+        _,
+    ):
+        assert "curl" not in served.table
