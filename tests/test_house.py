@@ -66,7 +66,7 @@ LIMITS = {
     "catalog": (16, 3_005),
     "client": (8, 1_697),
     "commands": (15, 1_316),
-    "embedding": (49, 9_280),
+    "embedding": (52, 9_974),
     "frontends": (32, 5_999),
     "manifests": (7, 697),
     "policy": (18, 2_555),

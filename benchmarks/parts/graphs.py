@@ -18,7 +18,7 @@ from benchmarks.harness.rounds import Measurements, Rounds, spreads
 from benchmarks.harness.texts import COLUMNS, compare, paragraphs
 from weir.embedding.graph.assembly import FUSED as FUSED_DOMAIN
 from weir.embedding.graph.assembly import Numbers
-from weir.embedding.graph.building import PARTS, EncoderLayers
+from weir.embedding.graph.layers import PARTS, EncoderLayers
 from weir.embedding.recipe import Pooling, Precision, Recipe
 from weir.errors import SettingsError
 
@@ -186,9 +186,10 @@ class PlainNumbers(Numbers):
     """Gelu in single operators too."""
 
     def dense(
-        self, value: str, name: str, weight: np.ndarray, bias: np.ndarray, activation: str, ranges: np.ndarray | None = None
+        self, value: str, name: str, weight: np.ndarray, bias: np.ndarray | None, activation: str, ranges: np.ndarray | None = None
     ) -> str:  # fmt: skip
         add, constant = self._assembly.add, self._assembly.constant
+        bias = np.zeros(len(weight)) if bias is None else bias
         out = add("Add", add("MatMul", value, self.matrix(f"{name}.weight", weight)), self.vector(f"{name}.bias", bias))
         if activation != "gelu":
             return out

@@ -12,10 +12,73 @@ import numpy as np
 from numpy.typing import NDArray
 from tests.embedding import tiny_tokens
 
-from weir.embedding.checkpoint.weights import HEADS, POOLER, weight_names
+from weir.embedding.checkpoint.config import read_document
+from weir.embedding.checkpoint.families import HEADS, POOLER, names_of, read_architecture, weight_names
+from weir.embedding.checkpoint.weights import weight_shapes
 
 FAMILIES = ("bert", "roberta", "xlm-roberta", "distilbert", "mpnet")
 HIDDEN, HEADS_PER_LAYER, WIDE, POSITIONS = 32, 4, 64, 64
+
+# Families whose layers differ from BERT's, each with a config.json as published checkpoints have it. Sizes are small, and windows and buckets smaller still.
+_SIZES = {
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "max_position_embeddings": 64,
+}
+_DEBERTA = {
+    **_SIZES,
+    "model_type": "deberta-v2",
+    "relative_attention": True,
+    "layer_norm_eps": 1e-7,
+    "hidden_act": "gelu",
+}
+_GEMMA = {
+    **_SIZES, "model_type": "gemma3_text", "num_key_value_heads": 2, "head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 8,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "rope_theta": 1e6, "rope_local_base_freq": 1e4,
+    "hidden_activation": "gelu_pytorch_tanh", "rms_norm_eps": 1e-6,
+}  # fmt: skip
+MORE_FAMILIES: dict[str, dict[str, Any]] = {
+    "electra": {**_SIZES, "model_type": "electra", "embedding_size": 16, "type_vocab_size": 2, "hidden_act": "gelu", "layer_norm_eps": 1e-12},
+    "albert": {**_SIZES, "model_type": "albert", "embedding_size": 16, "type_vocab_size": 2, "hidden_act": "gelu_new", "layer_norm_eps": 1e-12},
+    "deberta-v2": {**_DEBERTA, "max_relative_positions": 16, "pos_att_type": ["p2c", "c2p"], "type_vocab_size": 2},
+    "deberta-v3": {
+        **_DEBERTA, "position_buckets": 8, "norm_rel_ebd": "layer_norm", "share_att_key": True, "pos_att_type": "p2c|c2p",
+        "position_biased_input": False, "type_vocab_size": 0,
+    },
+    "modernbert": {
+        **_SIZES, "model_type": "modernbert", "local_attention": 8, "global_attn_every_n_layers": 3, "global_rope_theta": 160000.0,
+        "local_rope_theta": 10000.0, "norm_eps": 1e-5, "pad_token_id": 0,
+    },
+    "nomic-bert": {
+        "model_type": "nomic_bert", "n_embd": 32, "n_layer": 3, "n_head": 4, "n_inner": 64, "n_positions": 64, "type_vocab_size": 2,
+        "layer_norm_epsilon": 1e-12, "activation_function": "swiglu", "rotary_emb_base": 1000, "rotary_emb_fraction": 1.0,
+    },
+    "gte": {
+        **_SIZES, "model_type": "new", "type_vocab_size": 1, "rope_theta": 20000, "rope_scaling": {"type": "ntk", "factor": 8.0},
+        "position_embedding_type": "rope", "layer_norm_type": "layer_norm", "hidden_act": "gelu", "layer_norm_eps": 1e-12,
+    },
+    "jina-bert": {
+        **_SIZES, "model_type": "bert", "position_embedding_type": "alibi", "feed_forward_type": "geglu", "type_vocab_size": 2,
+        "num_attention_heads": 4, "hidden_act": "gelu", "layer_norm_eps": 1e-12,
+    },
+    "qwen2": {**_SIZES, "model_type": "qwen2", "num_key_value_heads": 2, "rope_theta": 1e6, "hidden_act": "silu", "rms_norm_eps": 1e-6},
+    "qwen2-both-ways": {
+        **_SIZES, "model_type": "qwen2", "num_key_value_heads": 2, "rope_theta": 1e6, "hidden_act": "silu", "rms_norm_eps": 1e-6, "is_causal": False,
+    },
+    "qwen3": {
+        **_SIZES, "model_type": "qwen3", "num_key_value_heads": 2, "head_dim": 16, "rope_theta": 1e6, "hidden_act": "silu", "rms_norm_eps": 1e-6,
+    },
+    "gemma3": _GEMMA | {"use_bidirectional_attention": True},
+    "gemma3-causal": _GEMMA,
+}  # fmt: skip
+# Stored biases of those families that have them only in some layers of weights.
+_WITHOUT_BIAS = {
+    "modernbert": ("",), "nomic-bert": ("Wqkv", "out_proj", "mlp"), "gte": ("up_gate_proj",), "jina-bert": ("gated_layers",), "qwen2": ("o_proj", "mlp", "norm"),
+    "qwen2-both-ways": ("o_proj", "mlp", "norm"), "qwen3": ("",), "gemma3": ("",), "gemma3-causal": ("",), "deberta-v2": (), "deberta-v3": (),
+    "electra": (), "albert": (),
+}  # fmt: skip
 
 CLASSES = {
     "bert": "Bert",
@@ -43,10 +106,41 @@ def model(
     `config` are further keys of config.json.
     """
     directory.mkdir(parents=True, exist_ok=True)
+    if family in MORE_FAMILIES:
+        return _network(directory, family, labels, seed, tokenizer, config)
     vocabulary = tiny_tokens.write(directory, family) if tokenizer else tiny_tokens.size(family)
     settings = configuration(family, layers, labels, vocabulary) | config
     (directory / "config.json").write_text(json.dumps(settings, indent=1))
     save(directory / "model.safetensors", weights(family, settings, labels, pooler, seed), kind)
+    return directory
+
+
+def _network(directory: Path, family: str, labels: int, seed: int, tokenizer: bool, config: dict[str, Any]) -> Path:
+    """Write a model of MORE_FAMILIES."""
+    vocabulary = tiny_tokens.write(directory, "bert") if tokenizer else tiny_tokens.size("bert")
+    named = {"id2label": {str(label): f"LABEL_{label}" for label in range(labels)}} if labels else {}
+    _write(directory / "config.json", {"vocab_size": vocabulary, **MORE_FAMILIES[family], **named, **config})
+    architecture = read_architecture(
+        read_document(directory / "config.json"), has_pooler=False, has_classifier=labels > 0
+    )
+    names = names_of(architecture) | ({name: name for name in HEADS[architecture.family]} if labels else {})
+    shapes = weight_shapes(architecture)
+    stored: dict[str, tuple[int, ...]] = {}
+    for here, there in names.items():
+        name, _, part = there.partition(":")
+        shape = shapes[here.split(".", 2)[-1] if here.startswith("layer.") else here]
+        stored[name] = (shape[0] * int(part[-1]), *shape[1:]) if part else shape
+    random = np.random.default_rng(seed)
+    values = {}
+    for name, shape in stored.items():
+        if (
+            name.endswith("bias") and any(part in name for part in _WITHOUT_BIAS[family])
+        ) or name == "layers.0.attn_norm.weight":
+            continue
+        value = _random(random, shape)
+        is_scale = len(shape) == 1 and name.endswith("weight") and not architecture.norm_offset
+        values[name] = value + np.float32(1) if is_scale else value
+    save(directory / "model.safetensors", values)
     return directory
 
 

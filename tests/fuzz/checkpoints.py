@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from weir.embedding.bert_as_service.convert import Bundle
-from weir.embedding.checkpoint.config import read_architecture, read_document, read_family
+from weir.embedding.checkpoint.config import read_document
+from weir.embedding.checkpoint.families import read_architecture, read_family
 from weir.embedding.checkpoint.reading import read_layout
 from weir.embedding.checkpoint.tensors import open_tensors
 from weir.embedding.tokens.tokenizer import Tokenizer

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from tests.embedding import tiny
 
+from weir.embedding.checkpoint.families import weight_names
 from weir.embedding.checkpoint.reading import read_checkpoint
 from weir.embedding.checkpoint.tensors import open_tensors
-from weir.embedding.checkpoint.weights import weight_names
 from weir.embedding.recipe import Pooling
 from weir.embedding.server_settings import installed_model
 

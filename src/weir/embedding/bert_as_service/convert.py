@@ -23,8 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weir.embedding.checkpoint.config import JsonDocument, read_document
+from weir.embedding.checkpoint.families import POOLER, weight_names
 from weir.embedding.checkpoint.reading import read_checkpoint
-from weir.embedding.checkpoint.weights import POOLER, WEIGHTS, weight_names
+from weir.embedding.checkpoint.weights import WEIGHTS
 from weir.embedding.tokens.files import Malformed, fields, has_capitals, read_varint
 from weir.errors import SettingsError
 

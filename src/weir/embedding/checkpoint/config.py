@@ -1,37 +1,19 @@
-"""Read the JSON files of a model's directory, and the network's architecture from its config.json.
+"""The JSON files of a model's directory, and the architecture of a network.
 
 Errors name the file, the key, the value and the rule.
 """
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
+from weir.embedding.recipe import Pooling
 from weir.errors import SettingsError
 
 MAX_BYTES = 64 << 20  # of a JSON file that is read whole; vocabularies are the largest
-
-# The supported values of model_type in config.json, and the family of each: models of one family compute in the same way. MiniLM, E5, BGE and GTE
-# have the type bert or xlm-roberta.
-FAMILIES = {
-    "bert": "bert",
-    "roberta": "roberta",
-    "camembert": "roberta",
-    "xlm-roberta": "xlm-roberta",
-    "distilbert": "distilbert",
-    "mpnet": "mpnet",
-}
-
-# The keys of each size in config.json: the usual one, then DistilBERT's.
-SIZES = {
-    "hidden_size": ("hidden_size", "dim"),
-    "layers": ("num_hidden_layers", "n_layers"),
-    "heads": ("num_attention_heads", "n_heads"),
-    "intermediate_size": ("intermediate_size", "hidden_dim"),
-    "vocab_size": ("vocab_size",),
-}
 
 
 class JsonDocument:
@@ -108,14 +90,47 @@ def read_json(path: Path) -> Any:
         raise SettingsError(f"{path}: is not JSON: {error}") from None
 
 
-@dataclass(frozen=True)
-class Architecture:
-    """The architecture of a BERT-like network: everything that its computation depends on, except the weights.
+class Rotary(NamedTuple):
+    """Rotary positions of one layer: pairs of numbers of queries and keys are turned by an angle that grows with the position.
 
     Attributes:
-        family: one of the values of FAMILIES; for the torch runtime any model_type.
+        theta: the base of the wavelengths.
+        stretch: the factor by which NTK scaling stretches them (1: as trained).
+    """
+
+    theta: float
+    stretch: float = 1.0
+
+
+class Distances(NamedTuple):
+    """DeBERTa's attention to distances: beside words with words, words with distances are compared.
+
+    Attributes:
+        span: how many distances to each side have an embedding.
+        buckets: how many buckets of distances there are to each side, which widen with the distance; 0 if each distance stands alone.
+        longest: the distance at which buckets end.
+        to_position, from_position: whether the word of the query is compared with the distance (c2p), and that of the key (p2c).
+        shared: whether the matrices for words are those for distances, too.
+        normed: whether the embeddings of distances are normalized.
+    """
+
+    span: int
+    buckets: int
+    longest: int
+    to_position: bool
+    from_position: bool
+    shared: bool
+    normed: bool
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The architecture of a network: everything that its computation depends on, except the weights.
+
+    Attributes:
+        family: one of the values of families.FAMILIES; for the torch runtime any model_type.
         hidden_size, layers, heads, intermediate_size, vocab_size: as in config.json.
-        max_length: the most tokens of a text, special tokens included: as many as there are position embeddings.
+        max_length: the most tokens of a text, special tokens included: as many as there are positions.
         position_offset: the token at index p has the position embedding p + position_offset. If the offset is not 0, the token with the id
             position_offset - 1 is padding wherever it stands: that number is also its position, and it is not counted in the indices of others.
         type_vocab_size: how many token types there are; 0 if the network has no token type embeddings.
@@ -125,6 +140,25 @@ class Architecture:
         relative_buckets: how many buckets of distances MPNet's attention has; 0 in all other families.
         labels: how many outputs the classifier has; 0 if there is none.
         has_pooler: whether there are weights of a pooler, a dense layer on the first token.
+        embedding_size: the size of the embeddings of words if a dense layer makes the hidden size of it, as in ALBERT and ELECTRA; else 0.
+        embedding_scale: the factor of the embeddings of words.
+        position_table: whether there are position embeddings that are added to those of words.
+        shared_layers: whether all layers have the weights of the first, as in ALBERT.
+        order: where a layer normalizes: "post", after the sum with the residual (BERT); "pre", before attention and before the feed-forward layers;
+            "both", before and after each of the two (Gemma).
+        final_norm: whether the output of the last layer is normalized.
+        rms: whether normalization divides by the root of the mean square alone; norm_offset is added to its factors.
+        gated: whether the feed-forward layer multiplies an activated gate with a second product.
+        key_value_heads: how many heads keys and values have; 0 for as many as queries.
+        head_size: the size of a head; 0 for hidden_size / heads.
+        query_scale: the factor of products of queries and keys; 0 for 1 / sqrt(head size).
+        head_norm: whether queries and keys are normalized head by head.
+        rotary: the rotary positions of each layer; empty without.
+        windows: for each layer, a token attends to tokens at smaller distances than this, 0 for all; empty if all layers attend to all.
+        causal: whether a token attends to no later one.
+        alibi: whether a penalty for the distance, of another slope in each head, is added in attention.
+        distances: DeBERTa's attention to distances, or None.
+        classifier_reads: what a classifier reads of the last layer: the first token, the last one (decoders), or the mean (ModernBERT may).
     """
 
     family: str
@@ -142,64 +176,42 @@ class Architecture:
     relative_buckets: int = 0
     labels: int = 0
     has_pooler: bool = False
+    embedding_size: int = 0
+    embedding_scale: float = 1.0
+    position_table: bool = True
+    shared_layers: bool = False
+    order: str = "post"
+    final_norm: bool = False
+    rms: bool = False
+    norm_offset: float = 0.0
+    gated: bool = False
+    key_value_heads: int = 0
+    head_size: int = 0
+    query_scale: float = 0.0
+    head_norm: bool = False
+    rotary: tuple[Rotary, ...] = ()
+    windows: tuple[int, ...] = ()
+    causal: bool = False
+    alibi: bool = False
+    distances: Distances | None = None
+    classifier_reads: Pooling = Pooling.CLS
 
+    @property
+    def like_bert(self) -> bool:
+        """Whether its layers are computed as those of BERT, but for their positions."""
+        return self.order == "post" and not (self.gated or self.rotary or self.alibi or self.distances)
 
-def read_family(config: JsonDocument) -> str:
-    """Return the family of a config.json's model_type. Raises SettingsError naming the supported types."""
-    kind = config.text("model_type")
-    if kind not in FAMILIES:
-        known = ", ".join(FAMILIES)
-        raise config.wrong("model_type", kind, f"must be one of {known}; others are served with --runtime torch")
-    return FAMILIES[kind]
+    @property
+    def size_of_head(self) -> int:
+        """The size of a head."""
+        return self.head_size or self.hidden_size // self.heads
 
+    @property
+    def attended_heads(self) -> int:
+        """How many heads keys and values have."""
+        return self.key_value_heads or self.heads
 
-def read_architecture(config: JsonDocument, *, has_pooler: bool, has_classifier: bool) -> Architecture:
-    """Return the architecture of a config.json, given whether the weights hold a pooler and a classifier.
-
-    Raises SettingsError naming the file, the key and the rule: a size is missing, sizes do not fit each other, or the model is a variant of its
-    family that computes differently, such as a decoder.
-    """
-    family = read_family(config)
-    _refuse_variants(config)
-    distil = family == "distilbert"
-    mpnet = family == "mpnet"
-    pad_id = config.integer("pad_token_id", default=0 if family in ("bert", "distilbert") else 1, least=0)
-    # MPNet's positions begin at 2 whatever its padding id is.
-    offset = 0 if family in ("bert", "distilbert") else 2 if mpnet else pad_id + 1
-    sizes = {name: config.integer(*keys) for name, keys in SIZES.items()}
-    if sizes["hidden_size"] % sizes["heads"]:
-        raise config.wrong("num_attention_heads", sizes["heads"], f"must divide the hidden size {sizes['hidden_size']}")
-    positions = config.integer("max_position_embeddings", default=512)
-    if positions <= offset + 2:
-        raise config.wrong("max_position_embeddings", positions, f"must be more than {offset + 2}")
-    return Architecture(
-        family=family,
-        **sizes,
-        max_length=positions - offset,
-        position_offset=offset,
-        type_vocab_size=0 if distil or mpnet else config.integer("type_vocab_size", default=2),
-        epsilon=1e-12 if distil else config.number("layer_norm_eps", default=1e-12),
-        activation=config.text("hidden_act", "activation", default="gelu"),
-        pad_id=pad_id,
-        relative_buckets=config.integer("relative_attention_num_buckets", default=32) if mpnet else 0,
-        labels=_label_count(config) if has_classifier else 0,
-        has_pooler=has_pooler,
-    )
-
-
-def _refuse_variants(config: JsonDocument) -> None:
-    kind = config.text("position_embedding_type", default="absolute")
-    if kind != "absolute":
-        raise config.wrong("position_embedding_type", kind, "must be absolute; others are served with --runtime torch")
-    for key in ("is_decoder", "add_cross_attention"):
-        if config.switch(key):
-            raise config.wrong(key, True, "must be false: a text is encoded by encoders")
-
-
-def _label_count(config: JsonDocument) -> int:
-    names = config.values.get("id2label")
-    if names is None:
-        return config.integer("num_labels", default=2)
-    if not isinstance(names, dict) or not names:
-        raise SettingsError(f"{config.path}: id2label={names!r}: must name at least one label by its number")
-    return len(names)
+    @property
+    def scale(self) -> float:
+        """The factor of products of queries and keys."""
+        return self.query_scale or 1.0 / math.sqrt(self.size_of_head)

@@ -12,18 +12,10 @@ from typing import Any
 import msgspec
 from numpy.typing import NDArray
 
-from weir.embedding.checkpoint.config import (
-    FAMILIES,
-    SIZES,
-    Architecture,
-    JsonDocument,
-    read_architecture,
-    read_document,
-    read_family,
-    read_json,
-)
+from weir.embedding.checkpoint.config import Architecture, JsonDocument, read_document, read_json
+from weir.embedding.checkpoint.families import JINA, SIZES, read_architecture, read_family
 from weir.embedding.checkpoint.tensors import open_pickled, open_tensors
-from weir.embedding.checkpoint.weights import PICKLED_WEIGHTS, POOLER, WEIGHTS, Store, Weights, no_weights_error
+from weir.embedding.checkpoint.weights import PICKLED_WEIGHTS, WEIGHTS, Store, Weights, no_weights_error
 from weir.embedding.recipe import Pooling
 from weir.embedding.texts import NO_TOKENIZER_OPTIONS, TokenizerOptions
 from weir.embedding.tokens.tokenizer import Tokenizer
@@ -352,7 +344,7 @@ def read_checkpoint(directory: Path, *, allow_pickle: bool = False) -> Checkpoin
     family = read_family(config)
     store = Store(layout.network, allow_pickle=allow_pickle)
     architecture = read_architecture(
-        config, has_pooler=store.stored.has(POOLER), has_classifier=store.stored.head(family) is not None
+        config, has_pooler=bool(store.stored.pooler(family)), has_classifier=store.stored.head(family) is not None
     )
     store.weights(architecture)
     _check_dense(layout, architecture)
@@ -388,10 +380,11 @@ def read_for(kind: str, directory: Path, *, allow_pickle: bool = False) -> Check
 
 
 def _is_for_torch_only(config: JsonDocument) -> bool:
-    return (
-        config.text("model_type") not in FAMILIES
-        or config.text("position_embedding_type", default="absolute") != "absolute"
-    )
+    try:
+        family = read_family(config)
+    except SettingsError:
+        return True
+    return family not in (JINA, "gte") and config.text("position_embedding_type", default="absolute") != "absolute"
 
 
 def _read_any_architecture(config: JsonDocument, store: Store) -> Architecture:

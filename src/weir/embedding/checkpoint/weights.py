@@ -1,15 +1,4 @@
-"""A model's weights, mapped into memory from its safetensors files, under names that are the same for all families.
-
-The canonical names are:
-
-- `embeddings.word`, `embeddings.position`, `embeddings.type`, `embeddings.norm.weight`, `embeddings.norm.bias`;
-- for each layer, counted from 0, with `.weight` and `.bias`: `layer.0.query`, `layer.0.key`, `layer.0.value`, `layer.0.output`,
-  `layer.0.attention_norm`, `layer.0.up`, `layer.0.down`, `layer.0.norm`;
-- `pooler.weight`, `pooler.bias`, `classifier.*`, `pre_classifier.*`;
-- `relative_bias`, [buckets, heads], in MPNet only.
-
-Matrices have torch's layout [outputs, inputs].
-"""
+"""A model's weights, mapped into memory from its files, under names that are the same for all families (see families.py)."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -19,6 +8,14 @@ import msgspec
 from numpy.typing import NDArray
 
 from weir.embedding.checkpoint.config import Architecture, read_document
+from weir.embedding.checkpoint.families import (
+    ALBERT_POOLER,
+    COMPLETE,
+    HEADS,
+    POOLER,
+    WORD_NAMES,
+    names_of,
+)
 from weir.embedding.checkpoint.tensors import TensorFile, open_pickled, open_tensors
 from weir.errors import SettingsError
 
@@ -27,49 +24,7 @@ Array = NDArray[Any]
 WEIGHTS = "model.safetensors"
 PICKLED_WEIGHTS = "pytorch_model.bin"
 
-WORDS = "embeddings.word_embeddings.weight"
-
-EMBEDDINGS = {
-    "embeddings.word": WORDS,
-    "embeddings.position": "embeddings.position_embeddings.weight",
-    "embeddings.type": "embeddings.token_type_embeddings.weight",
-    "embeddings.norm.weight": "embeddings.LayerNorm.weight",
-    "embeddings.norm.bias": "embeddings.LayerNorm.bias",
-}
-
-BERT_LAYER = {
-    "query": "attention.self.query", "key": "attention.self.key", "value": "attention.self.value",
-    "output": "attention.output.dense", "attention_norm": "attention.output.LayerNorm",
-    "up": "intermediate.dense", "down": "output.dense", "norm": "output.LayerNorm",
-}  # fmt: skip
-LAYERS = {
-    "bert": BERT_LAYER,
-    "roberta": BERT_LAYER,
-    "xlm-roberta": BERT_LAYER,
-    "mpnet": BERT_LAYER | {
-        "query": "attention.attn.q", "key": "attention.attn.k", "value": "attention.attn.v",
-        "output": "attention.attn.o", "attention_norm": "attention.LayerNorm",
-    },
-    "distilbert": {
-        "query": "attention.q_lin", "key": "attention.k_lin", "value": "attention.v_lin",
-        "output": "attention.out_lin", "attention_norm": "sa_layer_norm",
-        "up": "ffn.lin1", "down": "ffn.lin2", "norm": "output_layer_norm",
-    },
-}  # fmt: skip
-
-POOLER = {"pooler.weight": "pooler.dense.weight", "pooler.bias": "pooler.dense.bias"}
-RELATIVE_BIAS = {"relative_bias": "encoder.relative_attention_bias.weight"}
-ONE_LAYER_HEAD = ("classifier.weight", "classifier.bias")
-TWO_LAYER_HEAD = (
-    "classifier.dense.weight", "classifier.dense.bias", "classifier.out_proj.weight", "classifier.out_proj.bias",
-)  # fmt: skip
-HEADS = {
-    "bert": ONE_LAYER_HEAD,
-    "roberta": TWO_LAYER_HEAD,
-    "xlm-roberta": TWO_LAYER_HEAD,
-    "mpnet": TWO_LAYER_HEAD,
-    "distilbert": ("pre_classifier.weight", "pre_classifier.bias", *ONE_LAYER_HEAD),
-}
+OPTIONAL_OF_HEADS = ("head.dense.bias", "head.norm.bias")  # ModernBERT's
 
 
 class StoredNames:
@@ -83,47 +38,41 @@ class StoredNames:
         self.in_files = {_current_name(name): name for name in names}
         self.source = source
         self.prefix = min(
-            (name.removesuffix(WORDS) for name in self.in_files if name.endswith(WORDS)), key=len, default=""
+            (name.removesuffix(words) for name in self.in_files for words in WORD_NAMES if name.endswith(words)),
+            key=len,
+            default="",
         )
 
-    def has(self, names: dict[str, str]) -> bool:
-        """Return whether the files have all values of `names`."""
-        return all(self.prefix + name in self.in_files for name in names.values())
+    def has(self, name: str) -> bool:
+        """Return whether the files have the weight `name`, or the weight of which it is a part."""
+        return self.prefix + name.partition(":")[0] in self.in_files
+
+    def pooler(self, family: str) -> dict[str, str]:
+        """Return the names of the pooler's weights, without prefix, by canonical name; empty if there is no pooler within the network."""
+        names = ALBERT_POOLER if family == "albert" else POOLER
+        return names if all(map(self.has, names.values())) else {}
 
     def head(self, family: str) -> dict[str, str] | None:
         """Return the names of the classifier's weights in the files by canonical name, or None if there is no classifier."""
         for prefix in self._outer_prefixes():
             names = {name: prefix + name for name in HEADS[family]}
             if all(name in self.in_files for name in names.values()):
-                return {here: self.in_files[name] for here, name in names.items()}
+                more = {name: prefix + name for name in OPTIONAL_OF_HEADS if prefix + name in self.in_files}
+                return {here: self.in_files[name] for here, name in {**more, **names}.items()}
         return None
 
     def find(self, name: str) -> str:
-        """Return the name in the files of the weight `name`. Raises SettingsError if the files do not have it."""
-        if self.prefix + name not in self.in_files:
-            raise SettingsError(f"{self.source}: has no weight {self.prefix + name!r}, which the model must have")
-        return self.in_files[self.prefix + name]
+        """Return the name in the files of the weight `name`, with its part if it is one. Raises SettingsError if the files do not have it."""
+        stored, colon, part = name.partition(":")
+        if self.prefix + stored not in self.in_files:
+            raise SettingsError(f"{self.source}: has no weight {self.prefix + stored!r}, which the model must have")
+        return self.in_files[self.prefix + stored] + colon + part
 
     def _outer_prefixes(self) -> Iterator[str]:
         """Yield the prefixes that a classifier may have. It stands beside the network, so `bert.` is not before its names."""
         parts = self.prefix.split(".")[:-1]
         for kept in range(len(parts), -1, -1):
             yield "".join(part + "." for part in parts[:kept])
-
-
-def weight_names(family: str, layers: int) -> dict[str, str]:
-    """Return the weights that a model of the family must have: names in the files, without prefix, by canonical name. Heads are not among them."""
-    names = dict(EMBEDDINGS)
-    if family in ("mpnet", "distilbert"):
-        del names["embeddings.type"]
-    if family == "mpnet":
-        names |= RELATIVE_BIAS
-    root = "transformer.layer" if family == "distilbert" else "encoder.layer"
-    for layer in range(layers):
-        for here, there in LAYERS[family].items():
-            for part in ("weight", "bias"):
-                names[f"layer.{layer}.{here}.{part}"] = f"{root}.{layer}.{there}.{part}"
-    return names
 
 
 def _current_name(name: str) -> str:
@@ -138,8 +87,13 @@ class Weights(Mapping[str, Array]):
         self._names = names
 
     def __getitem__(self, name: str) -> Array:
-        stored = self._names[name]
-        return self._files[stored][stored]
+        stored, _, part = self._names[name].partition(":")
+        value = self._files[stored][stored]
+        if not part:
+            return value
+        place, count = map(int, part.split("/"))
+        size = len(value) // count
+        return value[place * size : (place + 1) * size]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -176,21 +130,68 @@ class Store:
 
         Raises SettingsError naming the file and the weight: it is missing, its shape does not fit the architecture, or it is quantised.
         """
-        family = architecture.family
-        names = {here: self.stored.find(name) for here, name in weight_names(family, architecture.layers).items()}
+        family, stored = architecture.family, self.stored
+        names = {
+            here: stored.find(name) for here, name in names_of(architecture).items()
+            if _is_required(here, family) or stored.has(name)
+        }  # fmt: skip
         if architecture.has_pooler:
-            names |= {here: self.stored.find(name) for here, name in POOLER.items()}
+            names |= {here: stored.find(name) for here, name in stored.pooler(family).items()}
         if architecture.labels:
-            names |= self.stored.head(family) or {}
-        for name, stored in names.items():
-            file, expected = self.files[stored], _shape(name, architecture)
-            if file.shape(stored) != expected:
-                raise SettingsError(
-                    f"{file.path}: {stored!r} has the shape {list(file.shape(stored))}, config.json requires {list(expected)}"
-                )
-            if not file.floating(stored):
-                raise SettingsError(f"{file.path}: {stored!r} is quantised: weights must be floating-point numbers")
+            names |= stored.head(family) or {}
+        shapes = weight_shapes(architecture)
+        for here, name in names.items():
+            self._check(name, shapes[here.split(".", 2)[-1] if here.startswith("layer.") else here])
         return Weights(self.files, names)
+
+    def _check(self, name: str, expected: tuple[int, ...]) -> None:
+        """Raise SettingsError unless a weight holds floating-point numbers in this shape; `name` may be that of a part."""
+        stored, _, part = name.partition(":")
+        file = self.files[stored]
+        if part:
+            expected = (expected[0] * int(part.rpartition("/")[2]), *expected[1:])
+        if file.shape(stored) != expected:
+            raise SettingsError(
+                f"{file.path}: {stored!r} has the shape {list(file.shape(stored))}, config.json requires {list(expected)}"
+            )
+        if not file.floating(stored):
+            raise SettingsError(f"{file.path}: {stored!r} is quantised: weights must be floating-point numbers")
+
+
+def _is_required(name: str, family: str) -> bool:
+    """Return whether a model must have this weight. ModernBERT's first layer has no first normalization, and many families no biases."""
+    if family in COMPLETE:
+        return not name.startswith("embeddings.projection.bias")
+    return not name.endswith(".bias") and name != "layer.0.attention_norm.weight"
+
+
+def weight_shapes(sizes: Architecture) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each weight by canonical name, those of layers without the number of the layer."""
+    hidden, inner, labels = sizes.hidden_size, sizes.intermediate_size, sizes.labels
+    words = sizes.embedding_size or hidden
+    queries, keys = sizes.heads * sizes.size_of_head, sizes.attended_heads * sizes.size_of_head
+    span = 0 if sizes.distances is None else sizes.distances.span
+    matrices = {
+        "embeddings.projection": (hidden, words), "query": (queries, hidden), "key": (keys, hidden), "value": (keys, hidden),
+        "output": (hidden, queries), "up": (inner, hidden), "gate": (inner, hidden), "down": (hidden, inner),
+        "position_query": (queries, hidden), "position_key": (queries, hidden), "pooler": (hidden, hidden), "pooler.dense": (hidden, hidden),
+        "classifier": (labels, hidden), "classifier.dense": (hidden, hidden), "classifier.out_proj": (labels, hidden),
+        "pre_classifier": (hidden, hidden), "head.dense": (hidden, hidden), "score": (labels, hidden),
+    }  # fmt: skip
+    vectors = dict.fromkeys(
+        ("attention_norm", "norm", "attention_post_norm", "post_norm", "final_norm", "distances.norm", "head.norm"),
+        hidden,
+    )
+    vectors |= {"embeddings.norm": words if sizes.family in ("albert", "electra") else hidden}
+    vectors |= dict.fromkeys(("query_norm", "key_norm"), sizes.size_of_head)
+    shapes: dict[str, tuple[int, ...]] = {
+        "embeddings.word": (sizes.vocab_size, words), "embeddings.position": (sizes.max_length + sizes.position_offset, words),
+        "embeddings.type": (sizes.type_vocab_size, words), "relative_bias": (sizes.relative_buckets, sizes.heads),
+        "distances": (2 * span, hidden),
+    }  # fmt: skip
+    shapes |= {f"{name}.weight": shape for name, shape in matrices.items()}
+    shapes |= {f"{name}.bias": shape[:1] for name, shape in matrices.items()}
+    return shapes | {f"{name}.{kind}": (size,) for name, size in vectors.items() for kind in ("weight", "bias")}
 
 
 def no_weights_error(directory: Path) -> SettingsError:
@@ -229,25 +230,3 @@ def _shards(index: Path) -> list[Path]:
         if Path(name).name != name:
             raise SettingsError(f"{index}: {name!r} must be the name of a file beside it")
     return [index.parent / name for name in sorted(set(shards.values()))]
-
-
-def _shape(name: str, sizes: Architecture) -> tuple[int, ...]:
-    """Return the shape that the weight with this canonical name must have."""
-    hidden = sizes.hidden_size
-    known: dict[str, tuple[int, ...]] = {
-        "embeddings.word": (sizes.vocab_size, hidden),
-        "embeddings.position": (sizes.max_length + sizes.position_offset, hidden),
-        "embeddings.type": (sizes.type_vocab_size, hidden),
-        "relative_bias": (sizes.relative_buckets, sizes.heads),
-        "classifier.weight": (sizes.labels, hidden),
-        "classifier.out_proj.weight": (sizes.labels, hidden),
-        "classifier.bias": (sizes.labels,),
-        "classifier.out_proj.bias": (sizes.labels,),
-    }
-    if name in known:
-        return known[name]
-    end = name.split(".", 2)[-1] if name.startswith("layer.") else name
-    known = {"up.weight": (sizes.intermediate_size, hidden), "up.bias": (sizes.intermediate_size,)}
-    known |= {"down.weight": (hidden, sizes.intermediate_size)}
-    square = end.endswith(".weight") and "norm" not in end
-    return known.get(end, (hidden, hidden) if square else (hidden,))

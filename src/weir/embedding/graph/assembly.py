@@ -202,13 +202,13 @@ class Numbers:
         return self._assembly.weight(f"{name}.int8", values), self._assembly.weight(f"{name}.scale", scales)
 
     def product(
-        self, value: str, name: str, weight: Array, bias: Array, ranges: Array | None = None
+        self, value: str, name: str, weight: Array, bias: Array | None, ranges: Array | None = None
     ) -> tuple[str, str]:
         """Multiply `value` [..., in] by `weight` [out, in]. Return the product, and the name of the bias if it remains to be added, else "".
 
         `ranges` [in], if known, is the greatest absolute value expected of each input; it makes int8 more precise.
         """
-        bias_name = self.vector(f"{name}.bias", bias)
+        bias_name = "" if bias is None else self.vector(f"{name}.bias", bias)
         if not self.is_int8:
             return self._assembly.add("MatMul", value, self.matrix(f"{name}.weight", weight)), bias_name
         if ranges is not None:
@@ -219,7 +219,7 @@ class Numbers:
         return self._assembly.add("DynamicQuantizeMatMul", value, matrix, scale, "", bias_name, domain=FUSED), ""
 
     def dense(
-        self, value: str, name: str, weight: Array, bias: Array, activation: str, ranges: Array | None = None
+        self, value: str, name: str, weight: Array, bias: Array | None, activation: str, ranges: Array | None = None
     ) -> str:
         """Return `value` after a dense layer: product, bias and activation. Raises SettingsError naming an unknown activation."""
         out, missing = self.product(value, name, weight, bias, ranges)
@@ -233,6 +233,8 @@ class Numbers:
         """Return `value` after the activation with this name. Raises SettingsError if there is none."""
         if activation == "gelu":
             return self._assembly.add("Gelu", value, domain=FUSED)
+        if activation in _TANH_GELU:
+            return self._assembly.add("FastGelu", value, domain=FUSED)
         if activation in ("silu", "swish"):
             return self._assembly.add("Mul", value, self._assembly.add("Sigmoid", value))
         if activation in ("relu", "tanh", "sigmoid"):

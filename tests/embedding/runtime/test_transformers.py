@@ -1,0 +1,136 @@
+"""Random checkpoints of transformers' own configuration classes: the onnx runtime gives what transformers gives, in each pooling.
+
+JinaBERT v2 has no class in transformers; graph/test_families.py compares it with plain numpy.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.embedding import tiny, tiny_tokens
+from tests.embedding.graph.running import cosines
+
+from weir.embedding.checkpoint.reading import read_checkpoint
+from weir.embedding.model import TextEncoder, TokenIds, padded_inputs
+from weir.embedding.recipe import Pooling, Recipe
+from weir.embedding.runtime import Runtime, RuntimeOptions, open_runtime
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+
+VOCABULARY, EXACT = 200, 0.99999
+SIZES = {
+    "vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 64,
+    "max_position_embeddings": 66, "pad_token_id": 1,
+}  # fmt: skip
+GEMMA = {
+    "num_key_value_heads": 2, "head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 8,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}  # fmt: skip
+DEBERTA = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}
+# The class of each configuration without "Config", and what it is given beside the sizes.
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("Bert", {}),
+    "roberta": ("Roberta", {}),
+    "xlm-roberta": ("XLMRoberta", {}),
+    "camembert": ("Camembert", {}),
+    "distilbert": ("DistilBert", {"dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 64}),
+    "mpnet": ("MPNet", {}),
+    "electra": ("Electra", {"embedding_size": 16}),
+    "electra-large": ("Electra", {"embedding_size": 32}),
+    "albert": ("Albert", {"embedding_size": 16}),
+    "deberta-v2": ("DebertaV2", {**DEBERTA, "max_relative_positions": 16, "type_vocab_size": 2}),
+    "deberta-v3": (
+        "DebertaV2", {**DEBERTA, "position_buckets": 8, "norm_rel_ebd": "layer_norm", "share_att_key": True, "position_biased_input": False},
+    ),
+    "modernbert": ("ModernBert", {"local_attention": 8, "cls_token_id": 2, "sep_token_id": 3, "bos_token_id": 2, "eos_token_id": 3}),
+    "nomic-bert": ("NomicBert", {}),
+    "gte": ("Gte", {}),
+    "qwen2": ("Qwen2", {"num_key_value_heads": 2}),
+    "qwen3": ("Qwen3", {"num_key_value_heads": 2, "head_dim": 16}),
+    "gemma3": ("Gemma3Text", {**GEMMA, "use_bidirectional_attention": True}),
+    "gemma3-causal": ("Gemma3Text", GEMMA),
+}  # fmt: skip
+POOLINGS = [Pooling.NONE, Pooling.MEAN, Pooling.MAX, Pooling.CLS, Pooling.SEP, Pooling.WEIGHTED_MEAN, Pooling.MEAN_SQRT]
+
+
+def save(directory: Path, family: str, *, classifies: bool = False, **more: Any) -> Path:
+    """Write a random model of transformers' class, or of that with a classifier."""
+    import torch
+    import transformers
+
+    name, given = FAMILIES[family]
+    config = getattr(transformers, f"{name}Config")(**{**SIZES, **given, **more})
+    torch.manual_seed(0)
+    kind = transformers.AutoModelForSequenceClassification if classifies else transformers.AutoModel
+    network = kind.from_config(config)
+    with torch.no_grad():
+        for name, weight in network.named_parameters():
+            weight.normal_(0, 0.25 if classifies else 0.15)
+            if "norm" in name.lower() and name.endswith("weight") and config.model_type != "gemma3_text":
+                weight.add_(1.0)
+    network.save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(tmp_path_factory.mktemp("model"), request.param)
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_vectors_are_those_of_transformers(directory: Path, pooling: Pooling, tmp_path: Path) -> None:
+    checkpoint, chance = read_checkpoint(directory), np.random.default_rng(5)
+    texts = [TokenIds(chance.integers(5, VOCABULARY, count).astype(np.int32), 0) for count in (7, 40, 1, 23)]
+    inputs = padded_inputs(texts, pad_id=checkpoint.architecture.pad_id, mask_special=False)
+    found, expected = (_opened(directory, kind, pooling, tmp_path).run(*inputs) for kind in ("onnx", "torch"))
+    kept = inputs.mask > 0 if pooling is Pooling.NONE else slice(None)
+    assert cosines(found[kept], expected[kept]).min() >= EXACT
+    assert np.abs(found[kept] - expected[kept]).max() < 2e-4
+
+
+def _opened(directory: Path, kind: str, pooling: Pooling, cache: Path) -> Runtime:
+    return open_runtime(read_checkpoint(directory), Recipe(pooling), RuntimeOptions(kind, cache=cache))
+
+
+@pytest.mark.parametrize(
+    ("family", "more"),
+    [
+        *((family, {}) for family in ("electra", "albert", "deberta-v3", "nomic-bert", "gte", "qwen2", "qwen3", "gemma3-causal")),
+        ("modernbert", {"classifier_pooling": "cls"}), ("modernbert", {"classifier_pooling": "mean"}),
+    ],
+)  # fmt: skip
+def test_classifiers_are_those_of_transformers(family: str, more: dict[str, Any], tmp_path: Path) -> None:
+    directory = save(tmp_path / "model", family, classifies=True, num_labels=3, **more)
+    assert read_checkpoint(directory).architecture.labels == 3
+    texts = [
+        TokenIds(np.random.default_rng(5).integers(5, VOCABULARY, count).astype(np.int32), 0) for count in (7, 40, 3)
+    ]
+    inputs = padded_inputs(texts, pad_id=1, mask_special=False)
+    found, expected = (
+        _opened(directory, kind, Pooling.CLASSIFICATION, tmp_path).run(*inputs) for kind in ("onnx", "torch")
+    )
+    assert np.abs(found - expected).max() < 1e-4
+    assert np.ptp(found, axis=0).max() > 0.05  # texts differ
+
+
+@pytest.mark.parametrize("family", ["modernbert", "nomic-bert", "gte", "qwen3", "gemma3", "deberta-v3"])
+@pytest.mark.parametrize("pooling", ["mean", "cls", "lasttoken"])
+def test_texts_are_encoded_as_by_sentence_transformers(family: str, pooling: str, tmp_path: Path) -> None:
+    import sentence_transformers
+
+    vocabulary = tiny_tokens.write(tmp_path, "bert")
+    save(tmp_path, family, vocab_size=vocabulary, pad_token_id=0)
+    tiny.sentence_files(tmp_path, pooling=pooling, prompts={"query": "find: "})
+    texts = ["First do it", "then do it right, " * 4, "do"]
+    theirs = sentence_transformers.SentenceTransformer(str(tmp_path), device="cpu")
+    ours = TextEncoder(str(tmp_path), prompt="query", cache=str(tmp_path / "cache"))
+    ours.load_shared()
+    ours.load()
+    found = np.stack(ours.predict(ours.preprocess_batch(texts)))
+    assert cosines(found, theirs.encode(texts, prompt_name="query")).min() >= EXACT
