@@ -76,7 +76,7 @@ LIMITS = {
     "simulation": (11, 2_452),
     "telemetry": (6, 1_246),
     "tuning": (4, 563),
-    "weir": (34, 2_678),
+    "weir": (35, 3_054),
     "wire": (12, 2_643),
     "workers": (24, 4_986),
 }

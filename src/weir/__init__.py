@@ -102,6 +102,8 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "ray":
+        return import_module("weir.ray")
     if name not in _LAZY:
         raise AttributeError(f"module 'weir' has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(_LAZY[name]), name)

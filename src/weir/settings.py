@@ -124,8 +124,9 @@ class Declared(NamedTuple):
 
     @property
     def flag(self) -> str:
-        """The flag. For a table of values it is in the singular, as each flag gives one value."""
-        name = self.name.removesuffix("s") if isinstance(self.default, dict) else self.name
+        """The flag. For a table it is in the singular where each flag gives one value, not all of them as JSON."""
+        one_each = isinstance(self.default, dict) and self.metavar != "JSON"
+        name = self.name.removesuffix("s") if one_each else self.name
         return "--" + name.replace("_", "-")
 
     @property

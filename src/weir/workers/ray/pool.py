@@ -428,9 +428,8 @@ class RayExecutor(ProcessPool):
                 await self._link.connect()
         except TimeoutError:
             limit = self._settings.start_timeout
-            raise SettingsError(
-                f"ray_address={self._address!r}: Ray has not answered within start_timeout={limit}"
-            ) from None
+            what = "Ray has not answered" if self._address else "no Ray could be started on this machine"
+            raise SettingsError(f"ray_address={self._address!r}: {what} within start_timeout={limit}") from None
         except OSError as error:
             raise SettingsError(f"ray_address={self._address!r}: {error}") from error
 
