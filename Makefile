@@ -13,6 +13,7 @@
 #   make protos  compile the messages of gRPC anew
 #   make fuzz    feed every parser that strangers reach for five minutes each (SECONDS=...), from the corpus that is kept
 #   make storm   attack a server in every protocol at once for MINUTES=60, with honest clients beside whose answers are checked
+#   make wheel   build the wheel, install it with each extra into an empty environment and serve (EXTRAS="client grpc" for some)
 #   make lock    pin what is installed now, for CI
 #   make clean   remove the environments and caches
 
@@ -23,6 +24,7 @@ QUICK ?=
 REPORT ?= docs/reproduction
 MINUTES ?= 60
 SECONDS ?= 300
+EXTRAS ?=
 ARGS ?=
 # The tests of one file run in one process, in order: they may share a server.
 JOBS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n : 8)))
@@ -47,7 +49,7 @@ PROTOS := src/weir/wire/protos
 APT := $(if $(filter 0,$(shell id -u)),,sudo -n) apt-get -qq
 CHROMIUM := { $(APT) update && $(APT) install --yes --no-install-recommends chromium chromium-driver; } >/dev/null 2>&1
 
-.PHONY: serve test test-browser test-torch test-sklearn test-ray check docs bench reproduce soak fuzz storm protos lock clean
+.PHONY: serve test test-browser test-torch test-sklearn test-ray check docs bench reproduce soak fuzz storm protos wheel lock clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.serve
@@ -108,6 +110,9 @@ fuzz: $(VENV)/.fuzz
 
 storm: $(VENV)/.bench
 	$(BIN)/python -m tests.fuzz.storm --minutes $(MINUTES)
+
+wheel: $(VENV)/.pip
+	$(BIN)/python .ci/wheel.py $(EXTRAS)
 
 lock: $(VENV)/.check $(VENV)/.bench $(VENV)/.fuzz .venvs/docs/.site
 	( echo "# Made by \`make lock\`: the versions that CI installs. pyproject.toml has the floors."; \

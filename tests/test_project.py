@@ -1,0 +1,90 @@
+"""What an open project has is there, can be read by those that read it, and says what is so."""
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import weir
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+YAML = [
+    *WORKFLOWS, *sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")), ROOT / ".github" / "dependabot.yml",
+    ROOT / ".pre-commit-config.yaml", ROOT / "CITATION.cff",
+]  # fmt: skip
+
+
+def read(path: Path) -> Any:
+    return yaml.safe_load(path.read_text())
+
+
+def steps(workflow: Path) -> list[dict[str, Any]]:
+    return [step for job in read(workflow)["jobs"].values() for step in job["steps"]]
+
+
+@pytest.mark.parametrize("path", YAML, ids=lambda path: path.name)
+def test_each_file_is_yaml_with_tables_at_the_top(path: Path) -> None:
+    assert isinstance(read(path), dict)
+
+
+def test_each_target_of_make_that_is_named_exists() -> None:
+    rules = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {
+        target
+        for path in [*WORKFLOWS, ROOT / "CONTRIBUTING.md", ROOT / ".pre-commit-config.yaml"]
+        for target in re.findall(r"\bmake ([a-z][\w-]*)", path.read_text())
+    }
+    matrix = read(ROOT / ".github" / "workflows" / "ci.yml")["jobs"]["models"]["strategy"]["matrix"]["target"]
+    assert named | set(matrix) <= rules
+    assert {"check", "test", "wheel", *matrix} <= named | set(matrix)
+
+
+def test_the_pythons_of_the_workflows_are_those_that_are_declared() -> None:
+    declared = [
+        found[1] for line in PROJECT["classifiers"] if (found := re.search(r"Python :: (\d+\.\d+)$", line)) is not None
+    ]
+    for workflow, job in (("ci.yml", "test"), ("release.yml", "try")):
+        matrix = read(ROOT / ".github" / "workflows" / workflow)["jobs"][job]["strategy"]["matrix"]
+        assert matrix["python"] == declared
+    assert PROJECT["requires-python"] == f">={declared[0]}"
+
+
+def test_only_the_job_that_publishes_may_write_and_it_has_no_secret() -> None:
+    for workflow in WORKFLOWS:
+        assert read(workflow)["permissions"] == {"contents": "read"}
+        assert "secrets." not in workflow.read_text()
+        may = {name: job["permissions"] for name, job in read(workflow)["jobs"].items() if "permissions" in job}
+        assert may == ({"publish": {"id-token": "write"}} if workflow.name == "release.yml" else {})
+    jobs = read(ROOT / ".github" / "workflows" / "release.yml")["jobs"]
+    assert (jobs["publish"]["needs"], jobs["try"]["needs"]) == ("try", "build")
+    assert any("pypi-publish" in step.get("uses", "") for step in jobs["publish"]["steps"])
+
+
+def test_the_wheel_is_tried_with_extras_that_exist() -> None:
+    extras = {"none", *PROJECT["optional-dependencies"]}
+    for workflow in WORKFLOWS:
+        for step in steps(workflow):
+            found = re.search(r'EXTRAS="([^"]+)"|wheel\.py --wheel \S+ (.+)', step.get("run", ""))
+            if found is not None:
+                assert set((found[1] or found[2]).split()) <= extras
+
+
+def test_the_tag_of_a_release_is_compared_with_the_version_that_is_there() -> None:
+    (line,) = [step["run"] for step in steps(ROOT / ".github" / "workflows" / "release.yml") if "_version" in step.get("run", "")]  # fmt: skip
+    assert "src/weir/_version.py" in line
+    assert f'__version__ = "{weir.__version__}"' in (ROOT / "src" / "weir" / "_version.py").read_text()
+    assert read(ROOT / "CITATION.cff")["version"] == weir.__version__
+
+
+def test_what_the_stability_page_calls_public_can_be_imported() -> None:
+    page = (ROOT / "docs" / "reference" / "stability.md").read_text()
+    for name in re.findall(r"`(weir(?:\.[a-z]+)?)`", page):
+        if name not in ("weir.platforms", "weir.protocols", "weir.doors"):
+            __import__(name)
+    for group in ("weir.platforms", "weir.protocols", "weir.doors"):
+        assert group in page
