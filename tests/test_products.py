@@ -16,6 +16,7 @@ from weir.app import App
 from weir.catalog.registry import Registry
 from weir.errors import SettingsError
 from weir.frontends.frontend import Frontend, FrontendContext
+from weir.frontends.grpc.services import NO_CALLS, AddedCalls
 from weir.frontends.http.auth_middleware import Refuse
 from weir.frontends.http.fast.plan import RouteHandler
 from weir.messages import Observer
@@ -73,6 +74,9 @@ class Shop:
             return PlainTextResponse(f"welcome to {', '.join(context.registry.services)}")
 
         return [Route("/welcome", greet)]
+
+    def grpc_calls(self, context: FrontendContext, most: int) -> AddedCalls:
+        return NO_CALLS
 
     def fast_routes(self, context: FrontendContext) -> Sequence[RouteHandler]:
         return []

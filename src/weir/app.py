@@ -139,7 +139,8 @@ class App:
         )
         self.registry.changed.append(self.server.routes_changed)
         self._account = kserve.account
-        grpc = make_grpc(kserve, settings.grpc, settings.http)
+        added = None if product is None else partial(product.grpc_calls, context)
+        grpc = make_grpc(kserve, settings.grpc, settings.http, added)
         self.frontends: list[Frontend] = [self.server, *([] if grpc is None else [grpc])]
         self.frontends += open_frontends(settings.doors.doors, context)
         self.frontends += () if product is None else product.frontends(context)

@@ -48,6 +48,7 @@ from weir.settings import Settings
 
 if TYPE_CHECKING:
     from weir.client.embedding import EmbeddingTransport
+    from weir.frontends.grpc.services import AddedCalls
 
 
 _ZMQ_PORT = 5555  # of bert-as-service
@@ -135,6 +136,13 @@ class EmbeddingProduct:
         """Return the handlers for the fast path. They answer small requests for models with one vector for each text."""
         models = {model.name for model in self._models if model.recipe.pooling is not Pooling.NONE}
         return [FastTexts(alike, models) for alike in self._texts]
+
+    def grpc_calls(self, context: FrontendContext, most: int) -> "AddedCalls":
+        """Return TEI's services."""
+        from weir.embedding.tei_grpc import SERVICES, handlers  # grpcio is optional
+        from weir.frontends.grpc.services import AddedCalls
+
+        return AddedCalls(SERVICES, handlers(self._shared, most, development=context.settings.http.development))
 
     def paths(self) -> Mapping[str, Any]:
         """Return the OpenAPI descriptions of the endpoints, by path."""

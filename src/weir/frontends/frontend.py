@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from weir.catalog.manager import Manager
     from weir.catalog.registry import Registry
+    from weir.frontends.grpc.services import AddedCalls
     from weir.frontends.http.auth_middleware import Refuse
     from weir.frontends.http.fast.plan import RouteHandler
     from weir.protocols.exchange import HttpProtocol
@@ -106,6 +107,9 @@ class Product(Protocol):
 
     def fast_routes(self, context: FrontendContext) -> "Sequence[RouteHandler]":
         """Return handlers that answer some of those routes on the fast path. The routes answer what the handlers do not. Called after `routes`."""
+
+    def grpc_calls(self, context: FrontendContext, most: int) -> "AddedCalls":
+        """Return the calls that the product adds to gRPC; a stream may have `most` requests under way. Called after `routes`, and only if gRPC is served."""
 
     def paths(self) -> Mapping[str, Any]:
         """Return the OpenAPI description of the routes, by path. In place of a schema there may be a type that msgspec knows."""

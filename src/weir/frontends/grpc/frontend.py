@@ -10,6 +10,9 @@ from weir.frontends.frontend import Frontend
 from weir.protocols.settings import PORT, HttpSettings
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from weir.frontends.grpc.services import AddedCalls
     from weir.protocols.kserve.context import KserveContext
 
 _LIBRARIES = ("grpc", "google")
@@ -38,8 +41,15 @@ class GrpcSettings:
         check(self)
 
 
-def make_frontend(context: "KserveContext", settings: GrpcSettings, http: HttpSettings) -> Frontend | None:
+def make_frontend(
+    context: "KserveContext",
+    settings: GrpcSettings,
+    http: HttpSettings,
+    added: "Callable[[int], AddedCalls] | None" = None,
+) -> Frontend | None:
     """Return the gRPC frontend, not started; None if there is no port. The certificate is that of `http`.
+
+    `added` takes the most requests of a stream that may be under way, and returns the calls that a product adds; it is not called without a port.
 
     If the installed grpcio lacks a private name that core.py needs, gRPC runs over grpc.aio, and a warning is logged once. Raises SettingsError if grpcio
     is not installed.
@@ -65,7 +75,7 @@ def make_frontend(context: "KserveContext", settings: GrpcSettings, http: HttpSe
             "grpcio %s has no %s in its core: gRPC runs over grpc.aio, which does more work for each call",
             grpc.__version__, ", ".join(missing),
         )  # fmt: skip
-        return GrpcServer(context, settings, http, AioCore)
+        return GrpcServer(context, settings, http, AioCore, added)
     from weir.frontends.grpc.core import Core
 
-    return GrpcServer(context, settings, http, Core)
+    return GrpcServer(context, settings, http, Core, added)

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ import grpc
 
 from weir.errors import SettingsError
 from weir.frontends.grpc.frontend import GrpcSettings
-from weir.frontends.grpc.services import Services
+from weir.frontends.grpc.services import NO_CALLS, AddedCalls, Services
 from weir.frontends.http.server import tls_context
 from weir.protocols.kserve.context import KserveContext
 from weir.protocols.settings import HttpSettings
@@ -26,12 +27,14 @@ _NO_LIMIT = (1 << 31) - 1
 class GrpcServer:
     """Serves the models of `context` over gRPC. TLS and the default address are those of `http`.
 
-    `core` is the class of the server underneath: core.Core, or aio.AioCore as a fallback.
+    `core` is the class of the server underneath: core.Core, or aio.AioCore as a fallback. For `added` see make_frontend.
     """
 
     def __init__(
-        self, context: KserveContext, settings: GrpcSettings, http: HttpSettings, core: "type[Core | AioCore]"
-    ) -> None:
+        self, context: KserveContext, settings: GrpcSettings, http: HttpSettings, core: "type[Core | AioCore]",
+        added: Callable[[int], AddedCalls] | None = None,
+    ) -> None:  # fmt: skip
+        self._added = added
         self._make_core = core
         self._settings = settings
         self._http = http
@@ -50,9 +53,9 @@ class GrpcServer:
     async def start(self) -> None:
         """Listen. Raises SettingsError when the address is taken or unusable, or the certificate unreadable."""
         credentials = tls_credentials(self._http)
-        self._services = Services(
-            self._context, self._settings.grpc_stream_requests, development=self._http.development
-        )
+        most = self._settings.grpc_stream_requests
+        added = NO_CALLS if self._added is None else self._added(most)
+        self._services = Services(self._context, most, development=self._http.development, added=added)
         core = self._make_core(
             self._services.handlers, channel_options(self._settings, self._http), self._services.admit, self._services.refuse_with,
             self._context.account, max_message_size=self._settings.grpc_max_message_size, patience=self._http.body_timeout,

@@ -5,16 +5,16 @@ Health is gRPC's health checking protocol (https://github.com/grpc/grpc/blob/mas
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grpc
 from google.protobuf import descriptor_pb2
 from google.protobuf.json_format import ParseDict
 
-from weir.errors import InvalidRequest, ModelNotFound, Overloaded, Unauthorized, Unsupported, WeirError, brief
+from weir.errors import Draining, InvalidRequest, ModelNotFound, Overloaded, Unauthorized, Unsupported, WeirError, brief
 from weir.frontends.grpc.call import Answer, Handler, IncomingCall, headers_of, in_task, parse, refuse, unary
 from weir.frontends.grpc.inference import StreamInference, UnaryInference
 from weir.profiling.machine import find_hardware
@@ -354,10 +354,21 @@ class UnsupportedCalls:
         raise Unsupported("log settings cannot be read or changed by a call: they are set when the server starts")
 
 
-class Services:
-    """The handlers of all calls: `handlers` maps paths to them. A stream may have `most` requests in flight."""
+class AddedCalls(NamedTuple):
+    """Calls that a product adds: the full names of its services, and the handlers of their methods by path."""
 
-    def __init__(self, context: KserveContext, most: int, *, development: bool) -> None:
+    services: Sequence[str]
+    handlers: Mapping[str, Handler]
+
+
+NO_CALLS = AddedCalls((), {})
+
+
+class Services:
+    """The handlers of all calls: `handlers` maps paths to them. A stream may have `most` requests in flight. `added` are calls of a product."""
+
+    def __init__(self, context: KserveContext, most: int, *, development: bool, added: AddedCalls = NO_CALLS) -> None:
+        self._names = (*ALL, *added.services)
         self._inference = UnaryInference(context, development=development)
         self._streaming = StreamInference(context, most, development=development)
         self._health = Health(context.registry, OWN)
@@ -373,6 +384,7 @@ class Services:
         self.handlers[f"/{INFERENCE}/ModelInfer"] = self._inference.handler()
         self.handlers[f"/{INFERENCE}/ModelStreamInfer"] = self._streaming.handler()
         self._watching = {True: 0, False: 0}  # calls of Watch, by whether the caller has the key
+        self.handlers |= {path: self._while_open(handler) for path, handler in added.handlers.items()}
         self._add_health()
         for version in VERSIONS:
             self._add_reflection(version)
@@ -396,6 +408,16 @@ class Services:
         self._inference.refusing = True
         self._streaming.refuse()
         self._health.refuse()
+
+    def _while_open(self, handler: Handler) -> Handler:
+        """Return `handler`, which refuses calls once `refuse` was called."""
+
+        def begin(call: IncomingCall, body: bytes) -> None:
+            if self._inference.refusing:
+                return refuse(Draining("the server is about to stop"), call, development=self._development)
+            handler.begin(call, body)
+
+        return Handler(begin, handler.takes_stream)
 
     def _add_health(self) -> None:
         check, watch = methods(SERVICE)
@@ -429,7 +451,7 @@ class Services:
 
     def _add_reflection(self, version: str) -> None:
         (method,) = methods(service_of(version))
-        reflection = Reflection(version, ALL)
+        reflection = Reflection(version, self._names)
 
         async def reflecting(call: IncomingCall, _: bytes) -> None:
             while (body := await call.read()) is not None:
