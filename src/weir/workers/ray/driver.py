@@ -44,7 +44,7 @@ from weir.workers.arena import Arena, ResultPlaces
 from weir.workers.arena import Mapping as SharedMapping
 from weir.workers.process.channel import RECEIVE_BYTES
 from weir.workers.process.entry import ignore_terminal_signals, prepare
-from weir.workers.ray.actor import Parcel, WorkerActor
+from weir.workers.ray.actor import NUMBER, Parcel, WorkerActor
 
 MESSAGE_BYTES = 128 << 10  # the longest message of the server
 PROBE = 3.0  # seconds to find out whether anything listens at an address
@@ -321,7 +321,8 @@ class HeldActor(threading.Thread):
         if frame.kind is Batch:
             buffers = [self._payload(ref) for ref in frame.refs]
             number, self._batches = self._batches, self._batches + 1
-            self._call("run", number, frame.refs, frame.data, *buffers).add_done_callback(self._forward)
+            more = (frame.refs, *buffers) if buffers else ()
+            self._call("run", NUMBER.pack(number) + frame.data, *more).add_done_callback(self._forward)
         elif frame.kind is Cancel:
             self._call("cancel", frame.data)
         elif frame.kind is Free and self._places is not None:
