@@ -160,7 +160,7 @@ $(VENV)/.test: $(VENV)/.serve
 # Ray brings versions of its own of what other tests need.
 .venvs/ray/.test: $(VENV)/.pip pyproject.toml
 	$(PYTHON) -m venv .venvs/ray
-	.venvs/ray/bin/python -m pip --disable-pip-version-check --quiet install --editable ".[ray]" "ray[serve]" hypothesis psutil pytest pytest-timeout
+	.venvs/ray/bin/python -m pip --disable-pip-version-check --quiet install --editable ".[client,ray]" "ray[serve]" hypothesis psutil pytest pytest-timeout
 	@touch $@
 
 $(VENV)/.check: $(VENV)/.test

@@ -6,7 +6,8 @@
   stands for anything. `weir serve` or `weir embed serve` that shows nothing runs in the background, on a free port that takes the place of 8000 from then on, until
   the page ends or serves again. What only computes, or ends before anything is started (HERE), is run in this process: to start Python
   takes longer.
-- `sh` and all other blocks are only shown; so is a block after a line `<!-- not run: REASON -->`.
+- `sh` and all other blocks are only shown; so is a block after a line `<!-- not run: REASON -->`, and one after `<!-- with ray: REASON -->` where Ray is not
+  installed.
 """
 
 import ast
@@ -22,6 +23,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```$", re.DOTALL | re.MULTILINE)
 FILE_NAME = re.compile(r"# ([\w/.-]+\.(?:py|toml))\n")
 NOT_RUN = re.compile(r"<!-- not run: .+ -->\s*\Z")
+WITH_RAY = re.compile(r"<!-- with ray: .+ -->\s*\Z")
 COMMAND = re.compile(r"^\$ ", re.MULTILINE)
 HERE = re.compile(r"weir (--help|embed|serve|simulate|solve)\b[^|&;<>$`]*")
 
@@ -55,7 +58,8 @@ def read_blocks(page: Path) -> list[Block]:
     return [
         Block(
             found["language"], textwrap.dedent(found["text"]), text.count("\n", 0, found.start()) + 1,
-            NOT_RUN.search(text, 0, found.start()) is not None,
+            NOT_RUN.search(text, 0, found.start()) is not None
+            or (WITH_RAY.search(text, 0, found.start()) is not None and find_spec("ray") is None),
         )
         for found in FENCE.finditer(text)
     ]  # fmt: skip
