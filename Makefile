@@ -6,6 +6,7 @@
 #   make test-torch  hold the torch runtime against the onnx runtime and sentence-transformers, and try LangChain, in an environment of its own (.venvs/torch)
 #   make test-sklearn  serve files of scikit-learn, in an environment of its own (.venvs/sklearn)
 #   make test-ray  run workers on a Ray of three nodes, and kill its actors and nodes under load, in an environment of its own (.venvs/ray)
+#   make test-clients  try clients and frameworks of others for texts, unchanged, in an environment of their own (.venvs/clients)
 #   make docs    check the documentation (links, code blocks, generated pages), and build its site in build/site
 #   make bench   measure beside the peers and write docs/benchmarks.md (PART=... for one part; QUICK=1: shorter, where it can be, and not written)
 #   make reproduce  recompute the paper that the solver follows, claim by claim, and write docs/reproduction (REPORT=... for another folder)
@@ -49,7 +50,7 @@ PROTOS := src/weir/wire/protos
 APT := $(if $(filter 0,$(shell id -u)),,sudo -n) apt-get -qq
 CHROMIUM := { $(APT) update && $(APT) install --yes --no-install-recommends chromium chromium-driver; } >/dev/null 2>&1
 
-.PHONY: serve test test-browser test-torch test-sklearn test-ray check docs bench reproduce soak fuzz storm protos wheel lock clean
+.PHONY: serve test test-browser test-clients test-torch test-sklearn test-ray check docs bench reproduce soak fuzz storm protos wheel lock clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.serve
@@ -78,6 +79,9 @@ test-sklearn: .venvs/sklearn/.test
 
 test-ray: .venvs/ray/.test
 	.venvs/ray/bin/python -m pytest -m ray tests/workers/ray $(ARGS)
+
+test-clients: .venvs/clients/.test
+	.venvs/clients/bin/python -m pytest -m clients tests/embedding/clients $(ARGS)
 
 check: $(VENV)/.check
 	$(BIN)/ruff check
@@ -161,6 +165,13 @@ $(VENV)/.test: $(VENV)/.serve
 .venvs/ray/.test: $(VENV)/.pip pyproject.toml
 	$(PYTHON) -m venv .venvs/ray
 	.venvs/ray/bin/python -m pip --disable-pip-version-check --quiet install --editable ".[client,ray]" "ray[serve]" hypothesis psutil pytest pytest-timeout
+	@touch $@
+
+# uv finds versions of these that fit each other in seconds, pip in an hour.
+.venvs/clients/.test: $(VENV)/.pip pyproject.toml
+	$(PYTHON) -m venv .venvs/clients
+	.venvs/clients/bin/python -m pip --quiet install uv
+	.venvs/clients/bin/uv pip install --quiet --python .venvs/clients/bin/python --editable ".[client,embed,grpc]" --group clients
 	@touch $@
 
 $(VENV)/.check: $(VENV)/.test

@@ -1,0 +1,226 @@
+"""Clients and frameworks of others, as they come from PyPI, against a server process: `make test-clients`, in an environment of their own.
+
+Each gets what the server answers to plain HTTP. Only the address, a key and the name of the model are stated.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from tests.embedding import tiny
+
+pytestmark = [
+    pytest.mark.clients,
+    pytest.mark.filterwarnings("ignore"),  # theirs, of many kinds
+]
+
+TEXTS = ["first do it", "then do it right", "then do it better"]
+QUERY = "who reads this"
+KEY = "a-key-that-is-long-enough"
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Yield the address of a server process of three models, which asks for a key."""
+    folder = tmp_path_factory.mktemp("models")
+    tiny.sentence_model(folder / "plain", prompts={"query": "who: ", "document": "it: "})
+    tiny.model(folder / "ranker", labels=1)
+    tiny.model(folder / "labeller", labels=3, id2label={"0": "sad", "1": "glad", "2": "mad"})
+    key = folder / "key"
+    key.write_text(KEY)
+    key.chmod(0o600)
+    command = [
+        sys.executable, "-m", "weir", "embed", "serve", *(str(folder / name) for name in ("plain", "ranker", "labeller")), "--port", "0",
+        "--executor", "thread", "--threads", "1", "--device-map", "cpu", "--no-calibrate", "--cache", str(folder / "cache"),
+        "--api-key-file", str(key),
+    ]  # fmt: skip
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            yield _address(process)
+        finally:
+            process.send_signal(signal.SIGTERM)
+
+
+def _address(process: "subprocess.Popen[str]") -> str:
+    """Return the server's address once it is ready."""
+    assert process.stdout is not None
+    address = ""
+    for line in process.stdout:
+        found = re.search(r"http://[\w.]+:\d+", line)
+        address = address or (found[0] if found else "")
+        if "ready" in line and address:
+            return address
+    raise AssertionError(f"the server ended: {process.wait()}")
+
+
+@pytest.fixture
+def plain(url: str) -> Any:
+    """Return a function that asks by plain HTTP."""
+
+    def ask(path: str, document: Any) -> Any:
+        answer = httpx.post(url + path, json=document, headers={"authorization": f"Bearer {KEY}"})
+        return answer.raise_for_status().json()
+
+    return ask
+
+
+@pytest.fixture
+def vectors(plain: Any) -> Any:
+    """Return a function that returns the vectors of texts with the prompt of this name."""
+
+    def get(texts: list[str], prompt_name: str | None = None) -> Any:
+        return np.array(plain("/embed", {"inputs": texts, "prompt_name": prompt_name}))
+
+    return get
+
+
+@pytest.fixture(autouse=True)
+def no_key_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.endswith(("_API_KEY", "_TOKEN", "_API_URL"))]:
+        monkeypatch.delenv(name)
+
+
+def close(found: Any, expected: Any) -> None:
+    """Check that vectors or scores are the same."""
+    np.testing.assert_allclose(np.array(found, np.float64), np.array(expected), atol=1e-5)
+
+
+def test_openai(url: str, vectors: Any) -> None:
+    import openai
+
+    with openai.OpenAI(base_url=f"{url}/v1", api_key=KEY) as client:
+        answer = client.embeddings.create(model="plain", input=TEXTS)
+        close([each.embedding for each in answer.data], vectors(TEXTS))
+        assert [each.id for each in client.models.list()] == ["plain", "ranker", "labeller"]
+        with pytest.raises(openai.NotFoundError, match="there is none of this name"):
+            client.embeddings.create(model="text-embedding-3-small", input=TEXTS)
+
+
+def test_cohere(url: str, vectors: Any, plain: Any) -> None:
+    import cohere
+
+    client = cohere.ClientV2(api_key=KEY, base_url=url)
+    answer = client.embed(
+        model="plain", texts=TEXTS, input_type="search_query", embedding_types=["float", "int8", "ubinary"]
+    )
+    close(answer.embeddings.float_, vectors(TEXTS, "query"))
+    assert np.array(answer.embeddings.ubinary).tolist() == np.packbits(vectors(TEXTS, "query") > 0, axis=1).tolist()
+    assert np.abs(answer.embeddings.int8).max() == 127
+    ranked = client.rerank(model="ranker", query=QUERY, documents=TEXTS, top_n=2)
+    expected = plain("/v2/rerank", {"query": QUERY, "documents": TEXTS, "top_n": 2})["results"]
+    assert [each.index for each in ranked.results] == [each["index"] for each in expected]
+    close([each.relevance_score for each in ranked.results], [each["relevance_score"] for each in expected])
+    with pytest.raises(cohere.BadRequestError, match="has no task rerank"):
+        client.rerank(model="plain", query=QUERY, documents=TEXTS)
+    first = cohere.Client(api_key=KEY, base_url=url)
+    close(first.embed(model="plain", texts=TEXTS, input_type="search_document").embeddings, vectors(TEXTS, "document"))
+    assert first.rerank(model="ranker", query=QUERY, documents=TEXTS).results[0].index == expected[0]["index"]
+
+
+def test_huggingface_hub(url: str, vectors: Any) -> None:
+    from huggingface_hub import InferenceClient
+
+    client = InferenceClient(model=url, token=KEY)
+    close(client.feature_extraction(TEXTS), vectors(TEXTS))
+    close(client.feature_extraction(TEXTS[0], normalize=True, prompt_name="query", truncate=True, truncation_direction="left"),
+          vectors(TEXTS[:1], "query"))  # fmt: skip
+    cosines = InferenceClient(model=f"{url}/similarity", token=KEY).sentence_similarity(TEXTS[0], other_sentences=TEXTS)
+    close(cosines, vectors(TEXTS) @ vectors(TEXTS)[0])
+
+
+def test_langchain_openai(url: str, vectors: Any) -> None:
+    from langchain_openai import OpenAIEmbeddings
+
+    embeddings = OpenAIEmbeddings(model="plain", base_url=f"{url}/v1", api_key=KEY, check_embedding_ctx_length=False)
+    close(embeddings.embed_documents(TEXTS), vectors(TEXTS))
+    close(embeddings.embed_query(TEXTS[0]), vectors(TEXTS[:1])[0])
+
+
+def test_langchain_huggingface(url: str, vectors: Any) -> None:
+    from huggingface_hub import InferenceClient
+    from langchain_huggingface import HuggingFaceEndpointEmbeddings
+
+    # Current versions refuse an address as the model, and take a client.
+    embeddings = HuggingFaceEndpointEmbeddings(model="plain")
+    embeddings.client = InferenceClient(model=url, token=KEY)
+    close(embeddings.embed_documents(TEXTS), vectors(TEXTS))
+    close(embeddings.embed_query(TEXTS[0]), vectors(TEXTS[:1])[0])
+
+
+def test_langchain_cohere(url: str, vectors: Any, plain: Any) -> None:
+    from langchain_cohere import CohereEmbeddings, CohereRerank
+
+    embeddings = CohereEmbeddings(model="plain", cohere_api_key=KEY, base_url=url)
+    close(embeddings.embed_documents(TEXTS), vectors(TEXTS, "document"))
+    close(embeddings.embed_query(TEXTS[0]), vectors(TEXTS[:1], "query")[0])
+    ranker = CohereRerank(model="ranker", cohere_api_key=KEY, base_url=url, top_n=2)
+    expected = plain("/v2/rerank", {"query": QUERY, "documents": TEXTS, "top_n": 2})["results"]
+    assert [each["index"] for each in ranker.rerank(TEXTS, QUERY)] == [each["index"] for each in expected]
+
+
+def test_llama_index_openai_like(url: str, vectors: Any) -> None:
+    from llama_index.embeddings.openai_like import OpenAILikeEmbedding
+
+    embedding = OpenAILikeEmbedding(model_name="plain", api_base=f"{url}/v1", api_key=KEY, embed_batch_size=2)
+    close(embedding.get_text_embedding_batch(TEXTS), vectors(TEXTS))
+    close(embedding.get_query_embedding(TEXTS[0]), vectors(TEXTS[:1])[0])
+
+
+def test_llama_index_text_embeddings_inference(url: str, vectors: Any) -> None:
+    from llama_index.embeddings.text_embeddings_inference import TextEmbeddingsInference
+
+    embedding = TextEmbeddingsInference(
+        model_name="plain", base_url=url, auth_token=f"{KEY}", text_instruction=" ", query_instruction=" "
+    )
+    close(embedding.get_text_embedding_batch(TEXTS), vectors(TEXTS))
+    close(embedding.get_query_embedding(TEXTS[0]), vectors(TEXTS[:1])[0])
+
+
+def test_haystack(url: str, vectors: Any) -> None:
+    from haystack import Document
+    from haystack.components.embedders import OpenAIDocumentEmbedder, OpenAITextEmbedder
+    from haystack.utils import Secret
+
+    said = {"api_base_url": f"{url}/v1", "api_key": Secret.from_token(KEY), "model": "plain"}
+    documents = OpenAIDocumentEmbedder(progress_bar=False, **said).run([Document(content=text) for text in TEXTS])[
+        "documents"
+    ]
+    close([each.embedding for each in documents], vectors(TEXTS))
+    close(OpenAITextEmbedder(**said).run(TEXTS[0])["embedding"], vectors(TEXTS[:1])[0])
+
+
+def test_chromadb(url: str, vectors: Any, tmp_path: Path) -> None:
+    import chromadb
+    from chromadb.utils.embedding_functions import OpenAIEmbeddingFunction
+    from chromadb.utils.embedding_functions.huggingface_embedding_function import HuggingFaceEmbeddingServer
+
+    tei = HuggingFaceEmbeddingServer(url=f"{url}/embed", api_key=KEY)
+    close(tei(TEXTS), vectors(TEXTS))
+    openai = OpenAIEmbeddingFunction(api_key=KEY, api_base=f"{url}/v1", model_name="plain")
+    close(openai(TEXTS), vectors(TEXTS))
+    client = chromadb.PersistentClient(str(tmp_path), settings=chromadb.Settings(anonymized_telemetry=False))
+    collection = client.create_collection("texts", embedding_function=tei)
+    collection.add(ids=["0", "1", "2"], documents=TEXTS)
+    assert collection.query(query_texts=[TEXTS[1]], n_results=1)["ids"] == [["1"]]
+
+
+def test_qdrant(url: str, vectors: Any) -> None:
+    import openai
+    from qdrant_client import QdrantClient
+    from qdrant_client.models import Distance, PointStruct, VectorParams
+
+    with openai.OpenAI(base_url=f"{url}/v1", api_key=KEY) as client:
+        found = client.embeddings.create(model="plain", input=TEXTS).data
+    store = QdrantClient(":memory:")
+    store.create_collection("texts", vectors_config=VectorParams(size=tiny.HIDDEN, distance=Distance.COSINE))
+    store.upsert("texts", [PointStruct(id=each.index, vector=each.embedding) for each in found])
+    hits = store.query_points("texts", query=vectors(TEXTS[1:2])[0].tolist(), limit=2).points
+    assert hits[0].id == 1 and hits[0].score == pytest.approx(1.0, abs=1e-5)
