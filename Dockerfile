@@ -3,6 +3,7 @@
 # A server of sentence vectors: docker build --target texts -t weir-texts .
 #   docker run --init -p 8000:8000 -p 5555:5555 -p 5556:5556 -v "$PWD/bge-small-en:/model:ro" weir-texts /model
 # More of it: --build-arg EXTRAS=[grpc,onnx]. What your models import is installed in an image that starts FROM this one.
+ARG RAY=2.60.0
 FROM python:3.11-slim AS build
 ARG EXTRAS=""
 WORKDIR /build
@@ -32,6 +33,14 @@ EXPOSE 5555 5556
 ENV WEIR_ZMQ_PORT=5555
 ENTRYPOINT ["weir", "embed", "serve"]
 CMD ["--help"]
+
+# For KubeRay, which starts Ray in it: docker build --target ray -t weir-ray .
+FROM rayproject/ray:${RAY}-py311 AS ray
+ARG EXTRAS=""
+COPY --chown=ray pyproject.toml README.md LICENSE /tmp/weir/
+COPY --chown=ray src /tmp/weir/src
+RUN pip install --no-cache-dir "/tmp/weir${EXTRAS}"
+WORKDIR /srv/models
 
 FROM base
 COPY --from=build /opt/weir /opt/weir

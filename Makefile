@@ -78,7 +78,7 @@ test-sklearn: .venvs/sklearn/.test
 	.venvs/sklearn/bin/python -m pytest -m sklearn tests/catalog $(ARGS)
 
 test-ray: .venvs/ray/.test
-	.venvs/ray/bin/python -m pytest -m ray tests/workers/ray $(ARGS)
+	.venvs/ray/bin/python -m pytest -m ray tests/workers/ray tests/manifests/test_on_ray.py $(ARGS)
 
 test-clients: .venvs/clients/.test
 	.venvs/clients/bin/python -m pytest -m clients tests/embedding/clients $(ARGS)

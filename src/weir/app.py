@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any, Unpack
 import uvloop
 from starlette.types import ASGIApp
 
-from weir.catalog.loading import ServiceMaker, load_target, new_service
+from weir.catalog.loading import ServiceMaker, load_target, make_service, new_service
 from weir.catalog.manager import Manager
 from weir.catalog.registry import Registry, running
 from weir.catalog.repository.folder import FolderRepository, InlineConfigs, load_library, read_config, watching
-from weir.catalog.sources import TargetRepository, all_sources, read_models_to_start
+from weir.catalog.sources import ModelToServe, TargetRepository, all_sources, read_models_to_start
 from weir.errors import SettingsError, WeirError
 from weir.frontends.dashboard.routes import make_dashboard
 from weir.frontends.frontend import Frontend, FrontendContext, Product, open_frontends
@@ -308,15 +308,15 @@ def run(app: App, ready: Callable[[], None] = lambda: None) -> None:
         runner.run(app.run(ready))
 
 
-Target = str | type[Model] | type[Service] | Service
+Target = str | type[Model] | type[Service] | Service | ModelToServe
 
 # The environment variable of prometheus_client: the folder in which several processes share their metrics.
 SHARED = "PROMETHEUS_MULTIPROC_DIR"
 SHARE_INTERVAL = 1.0  # seconds; the shown counts of another process may be so old
 
 # Settings that the hosting server has, not the application.
-_OF_THE_HOST = ("host", "port", "uds", "uds_mode", "idle_timeout", "header_timeout", "tls_certfile", "tls_keyfile")
-_HTTP = {declared.name for declared in fields(HttpSettings)}.difference(_OF_THE_HOST)
+OF_THE_HOST = ("host", "port", "uds", "uds_mode", "idle_timeout", "header_timeout", "tls_certfile", "tls_keyfile")
+_HTTP = {declared.name for declared in fields(HttpSettings)}.difference(OF_THE_HOST)
 _CONTROL = {declared.name for declared in fields(ControlSettings)}
 _ACCESS = {declared.name for declared in fields(AccessSettings)}
 _KSERVE = {declared.name for declared in fields(KserveSettings)}
@@ -340,7 +340,7 @@ def asgi(
     process of that server has its own models and workers.
 
     Arguments:
-        models: classes, texts like "module:Class", or Services.
+        models: classes, texts like "module:Class", Services, or models with settings of their own.
         routes: maps a model's name to its own path or paths.
         metrics: whether metrics are collected and served at /metrics. A Service that was passed is included only if its own
             observers count. With the variable PROMETHEUS_MULTIPROC_DIR, the metrics are those of all processes that share it.
@@ -414,4 +414,6 @@ async def sharing_counts(exposition: Exposition | None) -> AsyncIterator[None]:
 def _service(model: Target, observers: Sequence[Observer], settings: dict[str, Any]) -> Service:
     if isinstance(model, Service):
         return model
+    if isinstance(model, ModelToServe):
+        return make_service(model, observers)
     return new_service(load_target(model) if isinstance(model, str) else model, observers=observers, **settings)

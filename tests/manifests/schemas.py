@@ -1,9 +1,9 @@
 """Whether objects are what the platforms take.
 
 Kubernetes' own objects are checked by the schemas that Kubernetes publishes (package kubernetes-validate), KServe's by the models of its
-client. No client on PyPI knows the objects of KEDA and of the Prometheus Operator for every Python that the tests run on, so their schemas stand
-here: the fields that we use, with the types and the rules of the published custom resource definitions (KEDA 2.16, operator 0.80). They
-are closed: a field that is misspelt, or in the wrong place, is refused.
+client. No client on PyPI that the tests could load knows the objects of KEDA, of the Prometheus Operator and of KubeRay, so their schemas stand
+here: the fields that we use, with the types and the rules of the published custom resource definitions (KEDA 2.16, operator 0.80, KubeRay
+1.4). They are closed: a field that is misspelt, or in the wrong place, is refused. The pods of a RayService are checked as pods.
 """
 
 import re
@@ -86,7 +86,22 @@ _SPECS = {
         )
     ),
 }  # fmt: skip
+_POD = _closed("spec", metadata={"type": "object"}, spec={"type": "object"})
+_SPECS["RayService"] = _closed(
+    "rayClusterConfig",
+    serveConfigV2=_TEXT,
+    rayClusterConfig=_closed(
+        "headGroupSpec",
+        rayVersion=_TEXT,
+        enableInTreeAutoscaling={"type": "boolean"},
+        headGroupSpec=_closed("template", rayStartParams=_TEXTS, template=_POD),
+        workerGroupSpecs=_list(
+            _closed("groupName template", groupName=_TEXT, replicas=_COUNT, minReplicas=_COUNT, maxReplicas=_COUNT, rayStartParams=_TEXTS, template=_POD)
+        ),
+    ),
+)  # fmt: skip
 _API = {
+    "RayService": "ray.io/v1",
     "ScaledObject": "keda.sh/v1alpha1",
     "PodMonitor": "monitoring.coreos.com/v1",
     "PrometheusRule": "monitoring.coreos.com/v1",
@@ -111,6 +126,17 @@ _PRIMITIVES: dict[str, type | tuple[type, ...]] = {
 
 def check(each: Object) -> None:
     """Raise an error that says where `each` is not what its platform takes."""
+    if each["kind"] == "RayService":
+        cluster = each["spec"]["rayClusterConfig"]
+        for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+            check(
+                {
+                    "apiVersion": "v1",
+                    "kind": "Pod",
+                    "metadata": {"name": "pod", **group["template"]["metadata"]},
+                    "spec": group["template"]["spec"],
+                }
+            )
     if each["kind"] in SCHEMAS:
         SCHEMAS[each["kind"]].validate(each)
     elif "kserve.io" in each["apiVersion"]:

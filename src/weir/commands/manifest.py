@@ -10,7 +10,7 @@ import typer
 
 from weir.commands.options import only, paragraphs, parameter, settings_parameters, text_of, with_signature
 from weir.embedding.server_settings import TEXT_VARIABLES
-from weir.manifests.settings import OF_KSERVE, PARTS, manifest_settings
+from weir.manifests.settings import OF_KSERVE, OF_KUBERNETES, OF_RAY, manifest_settings
 from weir.settings import declared_settings
 
 if TYPE_CHECKING:
@@ -49,6 +49,17 @@ def _kserve(manifest: "Manifest") -> list[dict[str, Any]]:
     return kserve(manifest)
 
 
+def _rayservice(manifest: "Manifest") -> list[dict[str, Any]]:
+    """Print a RayService, for KubeRay: Ray Serve with Weir in each of its replicas.
+
+    The settings become arguments of the application. Those of a server of its own, such as its ports and log, are Ray Serve's. Of
+    --replicas 2..10 Ray Serve chooses how many there are, and Ray asks Kubernetes for their pods.
+    """
+    from weir.manifests.rayservice import rayservice
+
+    return rayservice(manifest)
+
+
 class _Kind(NamedTuple):
     """A kind of manifest: what makes the objects, the headings of its settings, the default port, and an example."""
 
@@ -59,9 +70,12 @@ class _Kind(NamedTuple):
 
 
 _KINDS = {
-    "kubernetes": _Kind(_kubernetes, PARTS, 8000, "square:Square --image registry/square:1 --replicas 2..10 --monitor"),
+    "kubernetes": _Kind(
+        _kubernetes, OF_KUBERNETES, 8000, "square:Square --image registry/square:1 --replicas 2..10 --monitor"
+    ),
     # The port is where KServe expects a model server.
     "kserve": _Kind(_kserve, OF_KSERVE, 8080, "square:Square --image registry/square:1 --max-batch-size 32"),
+    "rayservice": _Kind(_rayservice, OF_RAY, 8000, "square:Square --image registry/square-ray:1 --replicas 2..10"),
 }
 
 

@@ -1,1 +1,1 @@
-"""Manifests for Kubernetes and KServe, filled from the settings of a server."""
+"""Manifests for Kubernetes, KServe and KubeRay, filled from the settings of a server."""

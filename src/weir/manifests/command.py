@@ -6,7 +6,7 @@ variable as a variable, and the file of --config as a ConfigMap. What a containe
 
 import math
 import tomllib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,6 +34,7 @@ class ServeCommand(NamedTuple):
         given: the targets and flags as they were given.
         variables: the environment variables, by name.
         config: the content of the file of settings, or None.
+        stated: the names of the settings that a flag, a variable or the file states.
     """
 
     settings: Settings
@@ -41,6 +42,7 @@ class ServeCommand(NamedTuple):
     given: Sequence[str]
     variables: Mapping[str, str]
     config: str | None
+    stated: Set[str]
 
     @property
     def port(self) -> int:
@@ -105,7 +107,7 @@ def read_command(
     by_variable = {catalog[name].variable: value for name, value in variables.items()}
     if "port" in added:
         settings = settings._replace(http=replace(settings.http, port=port))
-    command = ServeCommand(settings, words, given, by_variable, text)
+    command = ServeCommand(settings, words, given, by_variable, text, stated)
     if any("drain_timeout" in each for each in command.of_models):
         return command
     # The grace period of the pod follows from it, so what a model's class may say must not count.

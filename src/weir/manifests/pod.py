@@ -8,6 +8,7 @@ after the server would have ended by itself.
 
 from typing import Any
 
+from weir._version import __version__
 from weir.manifests.command import CONFIG_FILE, CONFIG_FOLDER, PRE_STOP
 from weir.manifests.settings import Manifest
 
@@ -25,10 +26,10 @@ def container(manifest: Manifest, name: str, args: list[str]) -> dict[str, Any]:
         ports.append({"name": "grpc", "containerPort": command.grpc_port})
     return {
         "name": name,
-        "image": manifest.objects.image,
+        "image": manifest.objects.image or f"weir:{__version__}",
         "command": ["weir", "serve"],
         "args": args,
-        **_environment(manifest),
+        **environment(manifest),
         "ports": ports,
         "resources": resources(manifest),
         **probes(manifest),
@@ -73,13 +74,14 @@ def config_name(manifest: Manifest) -> str:
     return f"{manifest.name}-config"
 
 
-def resources(manifest: Manifest) -> dict[str, Any]:
-    """Return what a pod asks for. There is no limit of CPUs: it would stop the server in the middle of a batch."""
+def resources(manifest: Manifest, memory: str = "1Gi") -> dict[str, Any]:
+    """Return what a pod asks for, with `memory` unless another is stated. There is no limit of CPUs: it would stop the server in the middle of a batch."""
     objects = manifest.objects
+    memory = objects.memory or memory
     gpus = {"nvidia.com/gpu": str(objects.gpus)} if objects.gpus else {}
     return {
-        "requests": {"cpu": objects.cpu, "memory": objects.memory, **gpus},
-        "limits": {"memory": objects.memory, **gpus},
+        "requests": {"cpu": objects.cpu, "memory": memory, **gpus},
+        "limits": {"memory": memory, **gpus},
     }
 
 
@@ -99,7 +101,7 @@ def _asking(manifest: Manifest, path: str) -> dict[str, Any]:
     return {"httpGet": {"path": path, "port": command.port, "scheme": command.scheme}, "timeoutSeconds": 5}
 
 
-def _environment(manifest: Manifest) -> dict[str, Any]:
+def environment(manifest: Manifest) -> dict[str, Any]:
     """Return `env` and `envFrom`, each if there is any."""
     variables: list[dict[str, Any]] = [
         {"name": name, "value": text} for name, text in manifest.command.variables.items()

@@ -13,6 +13,7 @@ from weir.manifests.command import ServeCommand
 from weir.settings import Declared, declared_by, value_of
 from weir.workers.settings import WorkerSettings
 
+RAY = "2.60.0"  # the version in the image of the Dockerfile
 _NAME = re.compile(r"[a-z](?:[a-z0-9-]{0,48}[a-z0-9])?")
 _REPLICAS = re.compile(r"([0-9]{1,5})(?:\.\.([0-9]{1,5}))?")
 # A key, which may have a domain before a slash, and a value.
@@ -54,9 +55,9 @@ def parse_replicas(text: str) -> tuple[int, int] | None:
 class ObjectSettings:
     """The Kubernetes objects, and what each pod gets."""
 
-    image: str = setting(
-        f"weir:{__version__}", "image of the containers, with Weir, the models and what they import", metavar="IMAGE",
-        rule=_matching(r"\S+", "must be the name of an image"),
+    image: str | None = setting(
+        None, "image of the containers, with Weir, the models and what they import (default: weir, or weir-ray, of this version)",
+        metavar="IMAGE", rule=_matching(r"\S+", "must be the name of an image"),
     )  # fmt: skip
     object_name: str | None = setting(
         None, "name of the objects (default: the first model's name)", rule=NAMED, metavar="NAME"
@@ -71,7 +72,12 @@ class ObjectSettings:
         "1", "pods that serve; of MIN..MAX an autoscaler chooses how many", rule=REPLICAS, metavar="N"
     )
     cpu: str = setting("1", "CPUs that each pod asks for", rule=CPUS, metavar="CPUS")
-    memory: str = setting("1Gi", "memory that each pod asks for, and may use at most", rule=BYTES, metavar="BYTES")
+    memory: str | None = setting(
+        None,
+        "memory that each pod asks for, and may use at most (default: 1Gi; with Ray 4Gi)",
+        rule=BYTES,
+        metavar="BYTES",
+    )
     gpus: int = setting(0, "NVIDIA GPUs of each pod", rule=AT_LEAST_ZERO)
     secret: list[str] = setting(
         [], "Secret whose entries become variables of the containers, such as HF_TOKEN", metavar="NAME"
@@ -140,16 +146,34 @@ class InferenceServiceSettings:
         check(self)
 
 
-# Those of every kind of manifest, and of one kind.
-PARTS: Mapping[str, type[Any]] = {
+@dataclass(frozen=True)
+class RaySettings:
+    """What only Ray Serve has."""
+
+    ray_version: str = setting(
+        RAY,
+        "version of Ray in the image",
+        rule=_matching(r"[0-9]+\.[0-9]+\.[0-9]+", f"must be a version, such as {RAY}"),
+    )
+    target_ongoing_requests: int | None = setting(
+        None, "requests that each replica should have under way, of a range of replicas (default: twice max_batch_size times workers)",
+        rule=AT_LEAST_ONE,
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+# The settings of each kind of manifest, by heading.
+OF_KUBERNETES: Mapping[str, type[Any]] = {
     "Kubernetes": ObjectSettings, "Autoscaling": AutoscalingSettings, "Monitoring": MonitoringSettings,
 }  # fmt: skip
+OF_KSERVE: Mapping[str, type[Any]] = {**OF_KUBERNETES, "KServe": InferenceServiceSettings}
+OF_RAY: Mapping[str, type[Any]] = {"Kubernetes": ObjectSettings, "Ray": RaySettings}
+_ALL = {**OF_KSERVE, **OF_RAY}
 
 
-OF_KSERVE: Mapping[str, type[Any]] = {**PARTS, "KServe": InferenceServiceSettings}
-
-
-def manifest_settings(parts: Mapping[str, type[Any]] = OF_KSERVE) -> dict[str, Declared]:
+def manifest_settings(parts: Mapping[str, type[Any]] = _ALL) -> dict[str, Declared]:
     """Return the settings of `weir manifest` beside those of `weir serve`, by name."""
     return {each.name: each for part, kind in parts.items() for each in declared_by(kind, part, of_model=False)}
 
@@ -159,7 +183,7 @@ class Manifest(NamedTuple):
 
     Attributes:
         command: what the containers run.
-        objects, scaling, monitoring, serving: the settings of the objects themselves.
+        objects, scaling, monitoring, serving, ray: the settings of the objects themselves.
     """
 
     command: ServeCommand
@@ -167,6 +191,7 @@ class Manifest(NamedTuple):
     scaling: AutoscalingSettings
     monitoring: MonitoringSettings
     serving: InferenceServiceSettings
+    ray: RaySettings
 
     @property
     def name(self) -> str:
@@ -184,6 +209,11 @@ class Manifest(NamedTuple):
         """The rows that may wait in each pod: as many as its workers take at once, unless stated otherwise."""
         if self.scaling.target_waiting_rows is not None:
             return self.scaling.target_waiting_rows
+        return self.at_once
+
+    @property
+    def at_once(self) -> int:
+        """The rows that the workers of a pod take at once."""
         return max(map(_at_once, self.command.of_models))
 
     def metadata(self, name: str | None = None, **more: Any) -> dict[str, Any]:
@@ -222,7 +252,7 @@ def read_manifest(command: ServeCommand, flags: Mapping[str, Sequence[str]]) -> 
     values = {name: value_of(catalog[name], texts) for name, texts in flags.items()}
     parts = [
         kind(**{name: value for name, value in values.items() if catalog[name].part == part})
-        for part, kind in OF_KSERVE.items()
+        for part, kind in _ALL.items()
     ]
     manifest = Manifest(command, *parts)
     _check_together(manifest, values)
@@ -234,7 +264,7 @@ def _check_together(manifest: Manifest, values: Mapping[str, Any]) -> None:
     objects, scaling, monitored = manifest.objects, manifest.scaling, manifest.monitoring.monitor
     catalog = manifest_settings()
     if not objects.scales:
-        for name in ("autoscaler", "target_waiting_rows", "prometheus"):
+        for name in ("autoscaler", "target_waiting_rows", "prometheus", "target_ongoing_requests"):
             if name in values:
                 raise SettingsError(
                     f"{catalog[name].flag}={values[name]}: nothing scales without a range, such as --replicas 2..10"
