@@ -72,9 +72,14 @@ ROWS: dict[str, list[Panel]] = {
             "postprocess {{model}}": _mean("weir_postprocess_time_seconds"),
         }, "Mean of each step, decoding and encoding included.", stacked=True),
         Panel("Parts of streams", "ops", {"{{model}}": f"sum by (model) ({_rate('weir_stream_parts_total')})"}),
+        Panel("Bulk work", "short", {
+            "waiting rows {{model}}": _level("weir_bulk_waiting_rows"), "rows per second {{model}}": f"sum by (model) ({_rate('weir_bulk_rows_total')})",
+        }, "It is computed where there is room beside other requests."),
+        Panel("Response time of bulk work", "s", _quantiles("weir_bulk_total_time_seconds")),
     ],
     "Workers": [
         Panel("Workers", "short", {"{{model}} {{state}}": _level("weir_workers", "model, state")}, "By state.", stacked=True),
+        Panel("Workers by node", "short", {"{{model}} {{node}}": f"sum by (model, node) (weir_worker_place{{{FILTER}}})"}, "Of workers in a cluster.", stacked=True),
         Panel("Busy", "percentunit", {
             "{{model}}": f'{_level("weir_running_batches")} / sum by (model) (weir_workers{{{FILTER},state="ready"}})',
         }, "Batches under way, as a share of the workers that are ready. With pipeline_depth 2 each holds two."),

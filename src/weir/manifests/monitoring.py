@@ -39,8 +39,8 @@ class Queries:
 
     @property
     def waiting_rows(self) -> str:
-        """The query of the rows that wait in all pods together."""
-        return f"sum({self.metric('waiting_rows')})"
+        """The query of the rows that wait in all pods together, but those of bulk work, which is meant to wait."""
+        return f"sum({self.metric('waiting_rows')}) - sum({self.metric('bulk_waiting_rows')})"
 
     @property
     def pods(self) -> str:
