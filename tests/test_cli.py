@@ -118,6 +118,34 @@ def test_the_table_says_what_is_served_and_a_curl_line_works() -> None:
         assert client.post("/sq", json=5).json() == 25
 
 
+def test_model_without_requests_has_no_worker_and_the_first_answer_says_that_it_waited_for_one() -> None:
+    flags = ("--workers", "0..2", "--scale-to-zero-after", "0.3")
+    with serving(target("Square"), *flags) as (served, client):
+        assert "1 of 0..2" in served.table
+
+        def scaling() -> dict[str, Any]:
+            explained: dict[str, Any] = client.get("/models/square/policy").json()["scaling"]
+            return explained
+
+        while scaling()["present"]:
+            pass
+        assert scaling()["because"] == "there was no request for 0.3 s"
+        assert client.get("/health/ready").status_code == 200
+        assert "weir_workers_wanted{" in client.get("/metrics").text
+        first = client.post("/infer/square", json=3)
+        assert first.json() == 9
+        assert 0.0 < float(first.headers["x-start-time"]) < 30.0
+        tensor = {"inputs": [{"name": "input", "shape": [1], "datatype": "BYTES", "data": ["4"]}]}
+        second = client.post("/infer/square", json=4)
+        assert second.json() == 16
+        assert "x-start-time" not in second.headers
+        while scaling()["present"]:
+            pass
+        woken = client.post("/v2/models/square/infer", json=tensor).json()
+        assert woken["outputs"][0]["data"] == ["16"]
+        assert woken["parameters"]["start_time"] > 0.0
+
+
 def test_curl_s_own_way_of_asking_is_read_as_json(shared: Served) -> None:
     with connected(shared) as connection:
         connection.sendall(
@@ -198,6 +226,16 @@ def test_settings_come_from_file_environment_and_flags(tmp_path: Path) -> None:
         (["nowhere.py:Square"], "no file "),
         ([target("Sqare")], "has no 'Sqare'; its models: Square"),
         ([target("Square"), "--max-batch-size", "0"], "--max-batch-size=0: must be 1 or more"),
+        (
+            [target("Square"), "--workers", "0"],
+            "--workers='0': must be 1 or more, or the fewest and the most, as in 1..16",
+        ),
+        ([target("Square"), "--workers", "4..1"], "--workers='4..1': must be 1 or more, or the fewest and the most"),
+        (
+            [target("Square"), "--workers", "1..2", "--executor", "inline"],
+            "a range needs workers that the server starts",
+        ),
+        ([target("Square"), "--target-load", "2"], "--target-load=2.0: must be greater than 0 and at most 1"),
         ([target("Square"), "--max-batchsize", "3"], "No such option: --max-batchsize"),
         ([target("Square"), "--policy", "gredy"], "gredy"),
         ([target("Square"), "--policy", "full", "--policy", "greedy"], "--policy: given 2 times"),

@@ -61,24 +61,24 @@ def test_our_own_house_has_no_circles_and_no_name_twice(capsys: pytest.CaptureFi
 # Room by room: files and code lines. The goal of the rooms that stood when the house was rebuilt was 260 files and 33,000 lines.
 # Lower a pair whenever its room has become smaller; only the commit that adds a capability may raise one, by what it adds.
 LIMITS = {
-    "batching": (13, 2_239),
+    "batching": (13, 2_242),
     "bench": (12, 2_049),
     "catalog": (16, 3_005),
     "client": (8, 1_697),
     "commands": (15, 1_322),
     "embedding": (53, 10_180),
-    "frontends": (32, 6_025),
+    "frontends": (32, 6_078),
     "manifests": (8, 871),
-    "policy": (18, 2_555),
+    "policy": (18, 2_562),
     "profiling": (6, 1_013),
-    "protocols": (14, 1_812),
-    "serving": (10, 2_809),
+    "protocols": (14, 1_828),
+    "serving": (10, 2_874),
     "simulation": (11, 2_452),
-    "telemetry": (6, 1_246),
-    "tuning": (4, 563),
-    "weir": (35, 3_057),
+    "telemetry": (6, 1_249),
+    "tuning": (5, 851),
+    "weir": (35, 3_068),
     "wire": (12, 2_643),
-    "workers": (24, 4_990),
+    "workers": (24, 5_052),
 }
 
 

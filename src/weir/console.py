@@ -101,7 +101,7 @@ class Loading(SilentObserver):
     def show(self, services: Sequence[Service]) -> None:
         """Begin to show the workers of `services`."""
         for service in services:
-            self._rows[service.name] = self._progress.add_task(service.name, total=service.workers.workers)
+            self._rows[service.name] = self._progress.add_task(service.name, total=service.workers.first_workers)
         self._progress.start()
 
     def close(self) -> None:
@@ -157,7 +157,10 @@ def _served(app: App) -> Table:
         table.add_column(column, overflow="fold", no_wrap=column == "url")  # nothing is cut off in a narrow terminal
     for name, service in app.registry.services.items():
         routes = [f"/infer/{name}", *(path for path, routed in app.registry.routes.items() if routed is service)]
-        workers = f"{service.workers.workers} {service.workers.executor}"
+        fixed = service.workers.scale is None
+        workers = (
+            f"{service.worker_count}{'' if fixed else f' of {service.workers.workers}'} {service.workers.executor}"
+        )
         size = str(service.batching.max_batch_size)
         table.add_row(name, workers, _policy_of(service), size, " ".join(routes), app.server.address)
     return table

@@ -32,8 +32,12 @@ class CommonKeywords(TypedDict, total=False):
     """0 keeps arrival order; with any other number requests wait in proportion to their rows, or, where padded, to their costs"""
     max_overtakes: int
     """Batches that may go before the oldest of the requests larger than a row"""
-    workers: int
-    """Worker processes of each model"""
+    workers: Any
+    """Worker processes of each model; or the fewest and the most, as in 1..16: then as many as the load needs (0..4: none without requests)"""
+    target_load: float | None
+    """With a range of workers: share of what they can serve that is used at most; without it, what the policy's promise about latency allows, or the knee of the cost"""
+    scale_to_zero_after: float
+    """With workers from 0 on: seconds without a request after which there is none"""
     worker_socket: str | None
     """Where external workers attach: unix:PATH or tcp:HOST:PORT"""
     ray_address: str | None

@@ -166,11 +166,12 @@ class Dispatch:
         begun: the entries that have received a part, or None.
         bulk: how many of its rows are bulk work.
         missed: whether a deadline of its requests passed, or a caller gave up shortly before.
+        woken_at: the instant at which a worker was ready after there had been none; None if there was always one.
     """
 
     __slots__ = (
         "attempt", "at", "batch_id", "begun", "bulk", "cost", "entries", "limit", "missed", "oldest_age", "padding", "plain", "reason",
-        "requests", "rows", "seconds", "slices", "waiting", "wakeup", "worker",
+        "requests", "rows", "seconds", "slices", "waiting", "wakeup", "woken_at", "worker",
     )  # fmt: skip
 
     def __init__(
@@ -198,6 +199,11 @@ class Dispatch:
         self.entries: list[tuple[Request, int, int]] | None = None
         self.begun: set[int] | None = None
         self.missed = False
+        self.woken_at: float | None = None
+
+    def started_for(self, arrival: float) -> float:
+        """Return for how many seconds a request that arrived at the instant `arrival` has waited for a worker to start."""
+        return 0.0 if self.woken_at is None else max(0.0, self.woken_at - arrival)
 
     def explain(self) -> dict[str, Any]:
         """Return the explanation as a JSON-able dict with the fields of DispatchRecord."""

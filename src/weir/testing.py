@@ -28,7 +28,7 @@ from weir.messages import (
     Request,
     Timing,
 )  # fmt: skip
-from weir.workers.executor import Block, Listener
+from weir.workers.executor import Block, Listener, free_index
 
 Answer = Callable[[list[Any]], list[Any]]
 
@@ -119,7 +119,7 @@ class FakeExecutor:
         self._answer = answer
         self._places = places
         self._start_error = start_error
-        self._states = [FakeWorkerState(index) for index in range(workers)]
+        self._states = {index: FakeWorkerState(index) for index in range(workers)}
         self._listener: Listener | None = None
 
     @property
@@ -140,7 +140,7 @@ class FakeExecutor:
             raise self._start_error
         self._listener = listener
         self.started, self.stopped = True, False
-        for worker in range(len(self._states)):
+        for worker in self._states:
             self.revive(worker)
 
     def run(self, worker: int, batch: Batch) -> None:
@@ -167,27 +167,28 @@ class FakeExecutor:
         """Forget the pending batches."""
         self.stopped = True
         self.pending.clear()
-        for state in self._states:
+        for state in self._states.values():
             state.state, state.in_flight = "stopped", 0
 
     async def add_worker(self) -> None:
         """Report one more worker as ready, or raise the start error."""
         if self._start_error is not None:
             raise self._start_error
-        self._states.append(FakeWorkerState(len(self._states)))
-        self.revive(len(self._states) - 1)
+        worker = free_index(self._states)
+        self._states[worker] = FakeWorkerState(worker)
+        self.revive(worker)
 
-    async def remove_worker(self) -> None:
-        """Forget the last worker."""
-        self._states.pop()
+    async def remove_worker(self, worker: int | None = None) -> None:
+        """Forget the worker."""
+        del self._states[max(self._states) if worker is None else worker]
 
     def states(self) -> Sequence[FakeWorkerState]:
         """Return the state of each worker."""
-        return self._states
+        return [self._states[worker] for worker in sorted(self._states)]
 
     def gauges(self) -> dict[str, Any]:
         """Return numbers for metrics."""
-        restarts = sum(state.restarts for state in self._states)
+        restarts = sum(state.restarts for state in self._states.values())
         return {"arena_bytes": 0, "arena_free_bytes": 0, "restarts": restarts}
 
     # Called by the test.
@@ -219,7 +220,7 @@ class FakeExecutor:
 
     def end(self, reason: str = "no worker is coming back") -> None:
         """Report that there is no worker and that none can be started; `revive` brings one back."""
-        for state in self._states:
+        for state in self._states.values():
             state.state, state.reason = "failed", reason
         self.listener.unavailable(reason)
 

@@ -97,7 +97,7 @@ def test_a_recorded_trace_is_played(
         (["--deadline", "soon"], "--deadline=soon: must be a duration greater than 0, such as 20ms"),
         (["--max-queue-delay", "0"], "--max-queue-delay=0: must be a duration greater than 0"),
         (["--latency-weight", "-1"], "latency_weight=-1.0: must be a number, 0 or more"),
-        (["--workers", "0"], "workers='0': must be a number of workers from 1 to 1024"),
+        (["--workers", "0"], "workers='0': must be 1 or more"),
         (["--seed", "-1"], "seed=-1: must be 0 or more"),
         (["--latency-objective", "20ms"], "latency_objective='20ms': must be a percentile and a duration"),
         (["--latency-objective", "p99=1ms"], "latency_objective=p99=1ms: a row alone takes"),
@@ -186,9 +186,9 @@ def test_rule_without_a_deadline_shows_no_late_answers(
     [
         (
             ["--workers", "3..1"],
-            "workers='3..1': must be a number of workers from 1 to 1024, or the fewest and the most",
+            "workers='3..1': must be 1 or more, or the fewest and the most",
         ),
-        (["--workers", "0"], "workers='0': must be a number of workers"),
+        (["--workers", "0"], "workers='0': must be 1 or more"),
         (["--workers", "2", "--scaling", "hpa"], "--scaling=['hpa']: needs a range of workers, as in --workers 1..16"),
         (["--workers", "2", "--target-load", "0.5"], "--target-load=0.5: needs a range of workers"),
         (["--workers", "1..2", "--scaling", "ray:goal=1"], "'goal' is no option of ray"),

@@ -37,7 +37,7 @@ def test_text_that_is_no_range_is_refused_in_one_line(text: str) -> None:
     with pytest.raises(SettingsError) as raised:
         WorkerRange.parse(text)
     assert str(raised.value) == (
-        f"workers={text!r}: must be a number of workers from 1 to 1024, or the fewest and the most, as in 1..16 or 0..4"
+        f"workers={text!r}: must be 1 or more, or the fewest and the most, as in 1..16 or 0..4; at most 1024"
     )
 
 
@@ -85,7 +85,7 @@ def seconds_of(forecast: ArrivalForecast, rows: Sequence[int], horizon: float = 
 def test_rate_is_the_mean_over_the_last_horizon() -> None:
     made = seconds_of(ArrivalForecast(), [0] + [10] * 8 + [30] * 4)
     assert made[0] == (0.0, 0.0), "nothing is known yet"
-    assert [round(each.rate) for each in made] == [0, *[10] * 8, 15, 20, 25, 30]
+    assert [each.rate for each in made] == [0, 2.5, 5, 7.5, *[10] * 5, 15, 20, 25, 30]
 
 
 def test_rate_of_few_rows_is_the_mean_over_more_time() -> None:
@@ -124,7 +124,7 @@ def test_forecast_counts_anew_on_another_queue_or_clock() -> None:
     forecast = ArrivalForecast()
     seconds_of(forecast, [0, *[100] * 20])
     assert forecast.observe(30.0, 0, 4.0) == (0.0, 0.0)
-    assert forecast.observe(31.0, 50, 4.0).rate == 50.0
+    assert forecast.observe(31.0, 50, 4.0).rate == 12.5, "nothing came before"
     assert forecast.observe(1.0, 60, 4.0) == (0.0, 0.0)
 
 
@@ -230,6 +230,17 @@ def test_queue_that_could_not_be_answered_in_time_needs_workers() -> None:
     assert decision.by_queue == math.ceil(decision.queue / 15.0) == decision.workers
     assert decision.by_rate == 1
     assert decision.high_rate > decision.rate == pytest.approx(3.0)
+
+
+def test_worker_is_not_taken_away_if_the_queue_would_need_it_again() -> None:
+    unsure = Capacity("p99=2s", CAPACITY.rates, 10.0, slack=1.5, exceeded=1e-6)
+    rule, seconds = WorkerScaling(WorkerRange(1, 4), unsure), 60
+    for second in range(seconds):
+        decision = rule.decide(observed(float(second), arrivals=10 * second, ready=3))
+    # At 17 rows/s, 3 workers have no queue; of 2 the last row would still be in time, of 1 it would not.
+    assert decision.queue == 0.0
+    assert decision.high_rate == pytest.approx(10.0 + 4.75 * math.sqrt(10.0 / 4.0), rel=0.01)
+    assert decision.by_queue == math.ceil(4.0 * decision.high_rate / (10.0 * 5.5)) == 2
 
 
 def test_range_bounds_what_is_needed_and_says_so() -> None:

@@ -144,13 +144,14 @@ def test_bytes_in_and_out() -> None:
 def test_levels_are_read_when_somebody_asks() -> None:
     metrics = Metrics()
     metrics.worker_changed("square", 0, "lost", "killed")
-    levels = Levels(7, 5, 2, {"ready": 1, "lost": 1}, 3, 1 << 20, 1 << 19)
+    levels = Levels(7, 5, 2, {"ready": 1, "lost": 1}, 4, 3, 1 << 20, 1 << 19)
     samples = shown(metrics, {"square": levels})
     model = (("model", "square"),)
     assert samples["weir_waiting_rows", model] == 7
     assert samples["weir_waiting_requests", model] == 5
     assert samples["weir_running_batches", model] == 2
     assert samples["weir_worker_restarts_total", model] == 3
+    assert samples["weir_workers_wanted", model] == 4
     assert samples["weir_arena_bytes", model] == 1 << 20
     assert samples["weir_arena_free_bytes", model] == 1 << 19
     assert samples["weir_workers", (("model", "square"), ("state", "lost"))] == 1

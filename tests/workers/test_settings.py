@@ -1,3 +1,4 @@
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -5,6 +6,7 @@ import pytest
 
 from weir import Model, Ray, Service
 from weir.errors import SettingsError
+from weir.policy.scaling import RANGE_RULE
 from weir.workers.settings import WorkerSettings, parse_address
 
 
@@ -81,3 +83,28 @@ def test_without_ray_the_error_says_what_to_install() -> None:
     with pytest.raises(SettingsError) as caught:
         Service(Square, executor=Ray(workers=2))
     assert str(caught.value) == "executor='ray': Ray is not installed; install it with: pip install 'weir-serving[ray]'"
+
+
+@pytest.mark.parametrize(
+    ("given", "kept", "first", "most"),
+    [(1, 1, 1, 1), ("3", 3, 3, 3), ("1..16", "1..16", 1, 16), (" 0..4", "0..4", 1, 4), ("2 .. 3", "2..3", 2, 3)],
+)
+def test_workers_are_a_number_or_a_range(given: object, kept: object, first: int, most: int) -> None:
+    settings = WorkerSettings(workers=given)
+    assert settings.workers == kept
+    assert (settings.first_workers, settings.most_workers) == (first, most)
+    assert (settings.scale is None) == isinstance(kept, int)
+    assert replace(settings, threads=2).workers == kept
+
+
+@pytest.mark.parametrize("given", [0, -1, True, 1.5, "x", "4..2", "0", "1..5000", None])
+def test_other_workers_are_refused(given: object) -> None:
+    with pytest.raises(SettingsError) as raised:
+        WorkerSettings(workers=given)
+    assert str(raised.value) == f"workers={given!r}: {RANGE_RULE}"
+
+
+@pytest.mark.parametrize(("name", "value"), [("target_load", 0.0), ("target_load", 1.5), ("scale_to_zero_after", 0.0)])
+def test_what_a_range_keeps_has_its_rules(name: str, value: Any) -> None:
+    with pytest.raises(SettingsError, match=f"{name}={value}: must be"):
+        WorkerSettings(**{name: value})

@@ -639,6 +639,11 @@ class Batcher:
         return self._queue.arrivals
 
     @property
+    def offered(self) -> int:
+        """How many rows have arrived so far: those accepted, and those refused because the queue was full."""
+        return self._queue.arrivals + self._refused
+
+    @property
     def counts(self) -> dict[Reason, int]:
         """How many batches were cut for each reason. Not to be changed."""
         return self._history.counts

@@ -485,7 +485,7 @@ class Manager:
 
     async def _unload_worker(self, endpoint: str) -> None:
         service = self.registry.get(endpoint)
-        if service.workers.workers > 1:
+        if service.worker_count > 1:
             await service.remove_worker()
             self._endpoints.resized(endpoint, -1)
         else:

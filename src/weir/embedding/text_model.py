@@ -22,6 +22,7 @@ from weir.embedding.settings import ComputingSettings, TextSettings
 from weir.embedding.texts import ModelFacts, TextTask, TokenizerOptions, server_prompt
 from weir.errors import SettingsError
 from weir.workers.process.launch import available_cpus
+from weir.workers.settings import WorkerSettings
 
 if TYPE_CHECKING:
     from weir.embedding.exchange import EmbeddingContext
@@ -42,12 +43,12 @@ class TextModelSpec(NamedTuple):
 
     @property
     def workers(self) -> int:
-        """The number of workers: as set, else one for each CPU, or for each `threads` CPUs, if processes compute with onnxruntime on CPUs; else 1.
+        """The number of workers, at most: as set, else one for each CPU, or for each `threads` CPUs, if processes compute with onnxruntime on CPUs; else 1.
 
         Single texts gain little from a second thread, and workers with onnxruntime share the weights. Workers with torch share nothing.
         """
         if "workers" in self.settings:
-            return int(self.settings["workers"])
+            return WorkerSettings(workers=self.settings["workers"]).most_workers
         computing = self.computing
         share_weights = self.settings.get("executor", "process") == "process" and computing.runtime == "onnx"
         if not share_weights or may_use_gpu(computing.device_map):
@@ -86,7 +87,7 @@ class TextModelSpec(NamedTuple):
         """Return the settings of the queue and the workers."""
         settings = {key: value for key, value in self.settings.items() if key != "threads"}
         if settings.get("executor", "process") == "process":
-            settings["workers"] = self.workers
+            settings.setdefault("workers", self.workers)
             settings["threads"] = self.threads  # limits other libraries in a worker process, too
         return settings
 

@@ -78,7 +78,7 @@ class QueuedRequest(RequestBase):
 
     def finish(self, output: Any, dispatch: Dispatch) -> None:
         """Send the response."""
-        self._session.finish(self, output)
+        self._session.finish(self, output, dispatch.started_for(self.arrival))
 
     def fail(self, error: WeirError) -> None:
         """Send the error."""
@@ -295,12 +295,12 @@ class Session:
         """Release what `queued` held: it has ended."""
         self._ended(queued.inference_request.id, queued.size_bytes)
 
-    def finish(self, queued: QueuedRequest, output: Any) -> None:
-        """Answer `queued`. A long answer is written in a thread, and the answers after it wait until it has been sent."""
+    def finish(self, queued: QueuedRequest, output: Any, waited: float) -> None:
+        """Answer `queued`, which has `waited` so many seconds for a worker to start. A long answer is written in a thread, and the answers after it wait until it has been sent."""
         self.forget(queued)
         service, request = queued.exchange.service, queued.inference_request
         try:
-            response = response_of(service, request, [queued.kind], [output])
+            response = response_of(service, request, [queued.kind], [output], waited)
             response.parameters = {**response.parameters, FINAL: True}
             size = bytes_to_write(response, binary_outputs(request))
             write = partial(write_response, request, response)

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 from weir.errors import SettingsError
 
 MOST_WORKERS = 1024  # of one model
-RANGE_RULE = f"must be a number of workers from 1 to {MOST_WORKERS}, or the fewest and the most, as in 1..16 or 0..4"
+RANGE_RULE = f"must be 1 or more, or the fewest and the most, as in 1..16 or 0..4; at most {MOST_WORKERS}"
 
 
 class WorkerRange(NamedTuple):
@@ -175,14 +175,19 @@ class ArrivalForecast:
             self._rows.append(arrivals)
         rate, window = self._windowed(now, horizon)
         self._judge(now, horizon)
-        if len(self._at) > 1:  # else nothing is known yet, and there is no estimate to be judged
+        if window >= horizon:  # else it says little, and what it says is not to be judged
             self._past.append((now, rate))
         self._forget(now - max(window, WINDOW_HORIZONS * horizon) - horizon)
         return Forecast(rate, sqrt(max(rate / window, self._variance or 0.0)))  # at least that of Poisson arrivals
 
     def _windowed(self, now: float, horizon: float) -> tuple[float, float]:
-        """Return the mean rate over the last horizon, and its length; over more if there were few rows."""
+        """Return the mean rate over the last horizon, and its length; over more if there were few rows.
+
+        Before the first horizon is over, nothing is taken to have arrived before the first observation.
+        """
         rows, seconds = self._since(now - horizon)
+        if now - self._at[0] < horizon:
+            return rows / horizon, seconds
         if rows < WINDOW_ROWS:
             enough = bisect_right(self._rows, self._rows[-1] - WINDOW_ROWS) - 1
             longest = now - WINDOW_HORIZONS * horizon
@@ -302,9 +307,18 @@ class WorkerScaling:
         high = forecast.rate + NormalDist().inv_cdf(1.0 - capacity.exceeded) * forecast.error
         queue = queue_at_start(seen, high, capacity.max_rate)
         by_rate = capacity.needed(forecast.rate)
-        by_queue = min(ceil(queue / (capacity.max_rate * capacity.slack) - 1e-9), MOST_NEEDED)
+        by_queue = self._by_queue(seen, high, queue)
         workers, reason = self._wanted(seen, by_rate, by_queue, max(seen.start_up, LEAST_HOLD))
         return ScalingDecision(workers, reason, forecast.rate, high, by_rate, by_queue, queue)
+
+    def _by_queue(self, seen: ScalingObservation, high: float, queue: float) -> int:
+        """Return how many workers the queue needs: to serve in time the `queue` rows that will wait under the present
+        workers; and of these as many as would also do if there were no more.
+        """
+        speed, slack = self.capacity.max_rate, self.capacity.slack
+        more = queue / (speed * slack)
+        enough = (seen.waiting + high * seen.start_up) / (speed * (seen.start_up + slack))
+        return ceil(min(max(more, min(enough, seen.ready + len(seen.starting))), MOST_NEEDED) - 1e-9)
 
     def _wanted(self, seen: ScalingObservation, by_rate: int, by_queue: int, hold: float) -> tuple[int, ScalingReason]:
         if self._is_idle(seen):

@@ -26,7 +26,15 @@ from weir.model import is_tensor_model
 from weir.protocols.content_negotiation import accept_of, accepted_coding, coding_of, content_type_of, write_types
 from weir.protocols.exchange import EventSource, Exchange
 from weir.protocols.offloading import written
-from weir.protocols.response import Headers, HttpResponse, batch_body, error_answer, error_body, explain_headers
+from weir.protocols.response import (
+    Headers,
+    HttpResponse,
+    batch_body,
+    error_answer,
+    error_body,
+    explain_headers,
+    start_headers,
+)
 from weir.protocols.settings import HttpSettings
 from weir.serving.calls import StreamedCall
 from weir.serving.inference import (
@@ -310,7 +318,8 @@ class NativeProtocol:
 
         def headers() -> Headers:
             explained = head.explain and request.dispatch is not None
-            return explain_headers(request.arrival, request.dispatch) if explained and request.dispatch else []
+            own = explain_headers(request.arrival, request.dispatch) if explained and request.dispatch else []
+            return own + start_headers(request.arrival, request.dispatch)
 
         return EventSource(_events(head, request), failure, headers)
 
@@ -338,7 +347,11 @@ def items_answer(
         if isinstance(only, WeirError):
             raise only
         body = only
-    headers = [(b"content-type", head.accept.encode()), *response.headers]
+    headers = [
+        (b"content-type", head.accept.encode()),
+        *response.headers,
+        *start_headers(response.arrival, response.dispatch),
+    ]
     if head.explain and response.dispatch is not None:
         headers.extend(explain_headers(response.arrival, response.dispatch))
     return HttpResponse(200, headers, body)

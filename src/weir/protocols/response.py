@@ -140,6 +140,13 @@ def explain_headers(arrival: float, dispatch: Dispatch) -> Headers:
     return headers
 
 
+def start_headers(arrival: float, dispatch: Dispatch | None) -> Headers:
+    """Return the header that says for how many seconds a request, which arrived at `arrival`, has waited for a worker to start;
+    none if it has not."""
+    seconds = 0.0 if dispatch is None else dispatch.started_for(arrival)
+    return [(b"x-start-time", b"%.6f" % seconds)] if seconds else []
+
+
 def echo_headers(head: Any) -> Headers:
     """Return the headers of the request that the response repeats: X-Request-Id."""
     return [] if head.request_id is None else [(b"x-request-id", head.request_id)]

@@ -235,6 +235,7 @@ class Driver:
         outside: requests that wait for room in the batcher's queue.
         outside_bulk: bulk requests that do; they have a queue of their own there too.
         streaming: whether requests have several answers.
+        workerless: is called when requests arrive and there is no worker.
         handed_later: whether the executor calls `handed` when a batch actually goes to its worker.
         draining: whether no more requests are accepted.
         not_ready_reason: why requests are not accepted; "" if they are.
@@ -256,6 +257,8 @@ class Driver:
         self._leaving: dict[int, asyncio.Event] = {}
         self._accepted: dict[int, Request] = {}  # by id(), see note_accepted
         self._alertness: Alertness | None = None
+        self.workerless: Callable[[], None] = lambda: None
+        self._woken_at: float | None = None  # when there was a worker again after there had been none
         self._delivery = delivery
         self._clock = clock
         self._polling = False
@@ -325,7 +328,7 @@ class Driver:
             limit.arm(give_up)
 
     async def remove_worker(self, worker: int, seconds: float) -> None:
-        """Give `worker`, which must be the last one, no more batches, let it finish those that it has, and stop it. Batches that
+        """Give `worker` no more batches, let it finish those that it has, and stop it. Batches that
         are unfinished after `seconds` seconds run again on another worker."""
         empty = self._leaving[worker] = asyncio.Event()
         limit = Timer(self._clock, self._loop, empty.set)
@@ -336,7 +339,7 @@ class Driver:
         finally:
             limit.cancel()
             self.worker_lost(worker, "")
-            await self.executor.remove_worker()
+            await self.executor.remove_worker(worker)
             del self._leaving[worker]
 
     # Requests.
@@ -456,6 +459,8 @@ class Driver:
             self.failed = self.not_ready_reason = ""
         self._worker_changed(worker, "ready", "")
         now = self._clock()
+        if not self.batcher.workers:
+            self._woken_at = now
         self.batcher.worker_ready(worker, places, now)
         self._poll(Wakeup.WORKER, now)
 
@@ -511,6 +516,8 @@ class Driver:
         now = self._clock()
         self.batcher.took_turn(now - self._turn_began)
         self._poll(Wakeup.ARRIVAL, now)
+        if not self.batcher.workers:
+            self.workerless()
         if self._alertness is not None:
             self._alertness.expect(now, now)
 
@@ -555,6 +562,8 @@ class Driver:
 
     def _run_all(self, dispatches: list[Dispatch], now: float) -> None:
         for dispatch in dispatches:
+            if self._woken_at is not None:
+                self._note_woken(dispatch, self._woken_at)
             batch = to_batch(dispatch)
             try:
                 self.executor.run(dispatch.worker, batch)
@@ -564,6 +573,13 @@ class Driver:
                 self._delivery.dispatched(dispatch)
             if self._alertness is not None:
                 self._alertness.expect(now + self.batcher.service.expected(dispatch.rows), now)
+
+    def _note_woken(self, dispatch: Dispatch, woken_at: float) -> None:
+        """Tell a batch that its requests have waited for a worker to start; the first one that has not is the last to be asked."""
+        if dispatch.at - dispatch.oldest_age < woken_at:
+            dispatch.woken_at = woken_at
+        else:
+            self._woken_at = None
 
     def handed(self, batch_id: int) -> None:
         """Record that a batch with hooks has only now gone to its worker: the time before counts as waiting."""

@@ -22,6 +22,7 @@ from weir.workers.settings import WorkerSettings
 
 if TYPE_CHECKING:
     from weir.tuning.policy_tuner import PolicyTuner
+    from weir.tuning.workers import WorkerTuner
 
 JSON_TYPES = (bool, int, float, str, list, dict, type(None))
 
@@ -97,6 +98,8 @@ class Generation:
             from weir.tuning.policy_tuner import make_tuner  # loads numpy, which only a solved policy needs
 
             self.tuner = make_tuner(label, self.policy, largest, clock, partial(sleep, clock))
+        self._clock = clock
+        self.scaler = self._make_scaler()
         views = [each for each in observers if isinstance(each, Metrics)]
         self.recorder = Recorder(detailed=bool(views))
         self.observers = (self.recorder, *(each for each in observers if not isinstance(each, Metrics)))
@@ -110,8 +113,15 @@ class Generation:
         self.unmet: Callable[[], str] = lambda: ""
         self.ended: Callable[[], None] = lambda: None
         self._hooks = hooks
-        self._clock = clock
         self.driver = self._new_driver()
+
+    def _make_scaler(self) -> "WorkerTuner | None":
+        if self.workers.scale is None:
+            return None
+        from weir.tuning.workers import WorkerTuner  # loads numpy
+
+        largest, clock = self.batching.max_batch_size, self._clock
+        return WorkerTuner(self.label, self.workers, largest, self.tuner, clock=clock, pause=partial(sleep, clock))
 
     def _new_driver(self) -> Driver:
         largest, hooks = self.batching.max_batch_size, self._hooks
@@ -127,7 +137,7 @@ class Generation:
             executor = with_profile(executor, self.tuner, self.model, self.workers, largest)
         batcher = Batcher(self.batching, self.policy)
         self.recorder.window = self.window = RollingWindow(self._clock, lambda: batcher.arrivals, largest)
-        more = [] if self.tuner is None else [self.tuner]
+        more = [each for each in (self.tuner, self.scaler) if each is not None]
         delivery = Delivery(self.label, (*self.observers, *more))
         driver = Driver(batcher, executor, delivery, self._clock)
         driver.streaming = self.streaming
@@ -136,6 +146,12 @@ class Generation:
         if any(hooks):
             driver.executor = HookedExecutor(executor, hooks.before, hooks.after, driver.handed)
             driver.handed_later = True
+        if self.scaler is not None:
+            self.scaler.attach(
+                batcher, lambda: len(driver.outside), lambda: [state.index for state in driver.executor.states()],
+                driver.executor.add_worker, partial(driver.remove_worker, seconds=self.settings.drain_timeout), driver.unavailable,
+            )  # fmt: skip
+            driver.workerless = self.scaler.decide
         return driver
 
     def _policy_solved(self) -> None:
@@ -151,6 +167,7 @@ class Generation:
 
     async def start(self) -> None:
         """Start the workers, on the running event loop; return when all are ready. Raises what the executor raises."""
+        began = self._clock()
         await self.driver.start()
         if self.settings.loop_spin and not isinstance(self._clock, TimekeepingClock):
             from weir.serving.loop_spin import stay_alert
@@ -159,29 +176,53 @@ class Generation:
         self.window.forget()
         if self.tuner is not None:
             self.tuner.open()
+        if self.scaler is not None:
+            self.scaler.open(self._clock() - began)
 
     async def stop(self, drain_timeout: float | None = None) -> None:
         """Accept no more requests, finish the accepted ones within `drain_timeout` seconds (None: the setting), fail the rest
         with Draining, and stop the workers. Idempotent."""
+        seconds = self.settings.drain_timeout if drain_timeout is None else drain_timeout
+        if self.scaler is not None:
+            if self.driver.phase is DriverPhase.RUNNING:
+                await self.driver.drain(seconds)  # first, since requests may wait for a worker that starts
+                seconds = 0.0
+            await self.scaler.close()
         if self.tuner is not None:
             await self.tuner.close()
-        await self.driver.stop(self.settings.drain_timeout if drain_timeout is None else drain_timeout)
+        await self.driver.stop(seconds)
         self.ended()
 
     async def add_worker(self) -> None:
         """Start one more worker; return when it is ready. Raises ModelNotReady unless the generation runs, and what the
         executor raises."""
-        await self._running_driver().executor.add_worker()
+        driver = self._running_driver()
+        self._check_fixed()
+        await driver.executor.add_worker()
         self.workers = replace(self.workers, workers=self.workers.workers + 1)
 
     async def remove_worker(self) -> None:
         """Let the last worker finish its batches for up to the setting `drain_timeout`, and stop it. Raises Conflict for the only
         worker, and ModelNotReady unless the generation runs."""
-        driver, count = self._running_driver(), self.workers.workers
+        driver = self._running_driver()
+        self._check_fixed()
+        count = self.workers.workers
         if count == 1:
             raise Conflict(f"model {self.label!r} has one worker left; stop the service to end it too")
         self.workers = replace(self.workers, workers=count - 1)
         await driver.remove_worker(count - 1, self.settings.drain_timeout)
+
+    def _check_fixed(self) -> None:
+        """Raise Conflict if the number of workers follows the load."""
+        if self.workers.scale is not None:
+            raise Conflict(
+                f"model {self.label!r} has workers={self.workers.workers}: as many as the load needs, so none can be added or removed by hand"
+            )
+
+    @property
+    def worker_count(self) -> int:
+        """The present number of workers, whatever their state."""
+        return int(self.workers.workers) if self.workers.scale is None else len(self.driver.executor.states())
 
     def _running_driver(self) -> Driver:
         if self.driver.not_ready_reason == "loading" or self.driver.phase is not DriverPhase.RUNNING:
@@ -236,7 +277,8 @@ class Generation:
 
     def explain_policy(self, name: str) -> dict[str, Any]:
         """Return what the policy of the model `name` decides and what was measured under it, as a JSON-able dict."""
-        return explain_policy(name, self.batching.policy, self.driver.batcher, self.window, self.tuner)
+        explained = explain_policy(name, self.batching.policy, self.driver.batcher, self.window, self.tuner)
+        return explained | {"scaling": None if self.scaler is None else self.scaler.explain()}
 
 
 def summary(explained: dict[str, Any]) -> dict[str, Any]:

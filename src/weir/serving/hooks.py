@@ -244,10 +244,11 @@ class HookedExecutor:
         """Add a worker to the inner executor."""
         await self._inner.add_worker()
 
-    async def remove_worker(self) -> None:
-        """Remove the last worker of the inner executor. The listener has already given up the worker's batches."""
-        self._forget(len(self._inner.states()) - 1)
-        await self._inner.remove_worker()
+    async def remove_worker(self, worker: int | None = None) -> None:
+        """Remove a worker of the inner executor. The listener has already given up the worker's batches."""
+        index = self._inner.states()[-1].index if worker is None else worker
+        self._forget(index)
+        await self._inner.remove_worker(index)
 
     def states(self) -> Sequence[WorkerState]:
         """Return the states of the real workers."""

@@ -377,17 +377,19 @@ def check_outputs(service: "Service", request: InferenceRequest) -> None:
 
 
 def response_of(
-    service: "Service", request: InferenceRequest, kinds: Sequence[Kind], outputs: Sequence[Any]
+    service: "Service", request: InferenceRequest, kinds: Sequence[Kind], outputs: Sequence[Any], waited: float = 0.0
 ) -> InferenceResponse:
     """Return the response to `request`, whose queue entries were of `kinds` and ended with `outputs`.
 
-    It has the requested outputs, in the order in which the model declares them. Raises the error of the first item that failed, with the item's index.
+    If it has `waited` so many seconds for a worker to start, its parameter `start_time` says so. It has the requested outputs, in the order in which the model declares them. Raises the error of the first item that failed, with the item's index.
     """
     if is_tensor_model(service.model):
         values = _requested_arrays(service, request, outputs[0])
     else:
         values = [_items(_flat(kinds, outputs))]
     response = InferenceResponse(service.name, values, version=service.version, id=request.id)
+    if waited:
+        response.parameters["start_time"] = round(waited, 6)
     if request.without_batch:
         take_batch(response)
     return response
@@ -694,7 +696,8 @@ class ModelInference:
         entries, timeout, priority = entries_for_one_answer(service, request, call.door, call.timeout)
         kinds = [entry.kind for entry in entries]
         ended = await Gathering(service, call, timeout, priority, alone=False).run([*entries])
-        return response_of(service, request, kinds, [each.end for each in ended])
+        waited = max([each.dispatch.started_for(each.arrival) for each in ended if each.dispatch], default=0.0)
+        return response_of(service, request, kinds, [each.end for each in ended], waited)
 
     async def infer_items(self, head: ItemHead, body: bytes, call: InferenceCall) -> ItemsResponse:
         """See Inference."""

@@ -154,8 +154,19 @@ class Service:
 
     @property
     def workers(self) -> WorkerSettings:
-        """The settings of the workers; their field `workers` is the present number of workers."""
+        """The settings of the workers; their field `workers` is the present number of workers, or its range as a text."""
         return self.generation.workers
+
+    @property
+    def worker_count(self) -> int:
+        """The present number of workers, whatever their state."""
+        return self.generation.worker_count
+
+    @property
+    def wanted_workers(self) -> int:
+        """How many workers there shall be: as the settings say, or as the load needs."""
+        scaler = self.generation.scaler
+        return self.worker_count if scaler is None else scaler.wanted
 
     @property
     def statistics(self) -> Recorder:
@@ -376,7 +387,7 @@ class Service:
     @property
     def stream_size(self) -> int:
         """How many items a stream keeps under way: one full batch for every place of every worker, and as many waiting."""
-        return 2 * self.batching.max_batch_size * self.workers.workers * self.workers.pipeline_depth
+        return 2 * self.batching.max_batch_size * self.workers.most_workers * self.workers.pipeline_depth
 
     # Hooks, for subclasses.
 

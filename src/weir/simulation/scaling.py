@@ -61,9 +61,10 @@ class CapacityRequest:
         profile: the costs of a batch on one worker.
         most: the most workers.
         start_up: seconds that a worker takes to start.
-        objective: the latency SLO to be kept; or else
-        target_load: the share of what the workers can serve that is used at most; or else the knee of the cost by
-        prices: the weights of latency and energy.
+        objective: the latency SLO to be kept.
+        target_load: the share of what the workers can serve that is used at most. Without both, it is the knee of the
+            cost.
+        prices: the weights of latency and energy in that cost.
         waits: whether the policy waits for the best control limit; otherwise it never waits.
     """
 
@@ -112,9 +113,9 @@ def measure_capacity(
 
 
 def _goal(request: CapacityRequest) -> str:
-    if request.objective is not None:
-        return str(request.objective)
-    return "knee" if request.target_load is None else f"load={request.target_load:g}"
+    objective = [] if request.objective is None else [str(request.objective)]
+    load = [] if request.target_load is None else [f"load={request.target_load:g}"]
+    return ", ".join(objective + load) or "knee"
 
 
 def _slack(request: CapacityRequest) -> float:
@@ -143,7 +144,7 @@ class _Measured:
         self.figures = [self._figures(load) for load in LOADS]
         self.share = request.target_load or 1.0
         if objective is not None:
-            self.share = self._highest(objective)
+            self.share = min(self._highest(objective), self.share)
 
     def _rate(self, load: float) -> float:
         return load * self._count * self._request.profile.max_rate
@@ -443,9 +444,7 @@ class ScalingTrial:
         allowed: the fewest and the most workers.
         start_up: seconds that a worker takes to start.
         policy: when a batch is cut; `smdp` is solved for each number of workers.
-        objective: a latency SLO; or else
-        target_load: the share of what workers can serve that is used at most; or else the knee of the cost by
-        prices: the weights of latency and energy.
+        objective, target_load, prices: what the workers shall keep: see CapacityRequest.
         deadline: each request's timeout in seconds.
         idle_after: seconds without a request after which Weir keeps no worker.
         settings: of the batcher; by default they do not limit the policy.

@@ -24,7 +24,7 @@ from weir.telemetry.recorder import Histogram, Metrics, Recorder
 class Levels(NamedTuple):
     """What can be read of a running model at any moment.
 
-    `workers` has the number of workers by state, and `policy` the figures of its policy by the keys of _POLICY, where
+    `workers` has the number of workers by state, `wanted_workers` says how many there shall be, and `policy` the figures of its policy by the keys of _POLICY, where
     None is not shown; sizes are in rows, requests, batches and bytes, as the names say.
     """
 
@@ -32,6 +32,7 @@ class Levels(NamedTuple):
     waiting_requests: int
     running_batches: int
     workers: Mapping[str, int]
+    wanted_workers: int
     restarts: int
     arena_bytes: int
     arena_free_bytes: int
@@ -182,6 +183,8 @@ class Exposition(Collector):
             yield _gauge(name, text, "model", [((model,), getattr(levels, attribute)) for model, levels in present])
         workers = [((model, state), count) for model, levels in present for state, count in levels.workers.items()]
         yield _gauge("weir_workers", "Workers, by state.", "model state", workers)
+        wanted = [((model,), levels.wanted_workers) for model, levels in present]
+        yield _gauge("weir_workers_wanted", "Workers that there shall be.", "model", wanted)
         restarts = [((model,), levels.restarts) for model, levels in present]
         yield _counter("weir_worker_restarts", "Workers that were replaced.", "model", restarts)
         places = [((model, *place), 1) for model, levels in present for place in levels.places]

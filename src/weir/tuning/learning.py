@@ -64,7 +64,7 @@ class OnlineProfile:
         self._known = sizes[-1]
         means, deviations, counts = np.array([_usual(self._seconds[size]) for size in sizes]).T
         every = np.arange(1.0, len(self._seconds))
-        times = _extended(np.array(sizes, dtype=np.float64), 1000.0 * rising(means, counts), every)
+        times = extended(np.array(sizes, dtype=np.float64), 1000.0 * rising(means, counts), every)
         energies, source = (times, "time") if self._power is None else (self._power * times, "stated")
         cv = np.minimum(np.interp(every, sizes, deviations / means), LARGEST_CV)
         about = {"how": f"learned from {self._batches} batches, of up to {sizes[-1]} rows"}
@@ -96,7 +96,7 @@ def rising(means: Floats, weights: Floats) -> Floats:
     return np.repeat([mean for mean, _, _ in pools], [count for _, _, count in pools])
 
 
-def _extended(sizes: Floats, times: Floats, every: Floats) -> Floats:
+def extended(sizes: Floats, times: Floats, every: Floats) -> Floats:
     """Return the times for the sizes `every`, from `times` at `sizes`; in ms, shape of `every`.
 
     Between known sizes they are interpolated. Beyond them they are on the straight line through the first and the

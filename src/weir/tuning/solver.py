@@ -19,7 +19,9 @@ from weir.workers.settings import WorkerSettings
 if TYPE_CHECKING:
     from weir.policy.cost.objective import LatencySLO, Prices
     from weir.policy.cost.profile import Profile
+    from weir.policy.scaling import Capacity
     from weir.policy.solve.bank import Bank
+    from weir.simulation.scaling import CapacityRequest
 
 NAME = "the solving process"
 NICENESS = 10  # of the solving process, beside the server's
@@ -36,8 +38,8 @@ class SolveRequest(NamedTuple):
 
 
 class Solver(Model):
-    """Runs in the solving process. It answers a SolveRequest with the content of a bank file, or with the reason why
-    there is no bank as a text.
+    """Runs in the solving process. It answers a SolveRequest with the content of a bank file, a CapacityRequest with the
+    Capacity, and both with a text that says why there is none.
     """
 
     def __init__(self, niceness: int = NICENESS) -> None:
@@ -48,14 +50,17 @@ class Solver(Model):
         os.nice(self._niceness)
         import weir.simulation.banks  # noqa: F401 - takes long
 
-    def predict(self, batch: list[SolveRequest]) -> list[bytes | str]:
+    def predict(self, batch: list[Any]) -> list[Any]:
         """Solve each request."""
         return [self._solve(request) for request in batch]
 
-    def _solve(self, request: SolveRequest) -> bytes | str:
+    def _solve(self, request: "SolveRequest | CapacityRequest") -> "bytes | Capacity | str":
         from weir.simulation.banks import make_bank
+        from weir.simulation.scaling import measure_capacity
 
         try:
+            if not isinstance(request, SolveRequest):
+                return measure_capacity(request)
             bank = make_bank(request.profile, request.prices, workers=request.workers, objective=request.objective)
         except SettingsError as error:
             return error.message
@@ -84,6 +89,18 @@ class SolvingProcess:
         """
         from weir.policy.solve.bank import Bank
 
+        answer = await self._answered(request, limit)
+        try:
+            return Bank.from_bytes(answer, f"{NAME}'s answer", profile=request.profile)
+        except SettingsError as error:
+            raise ModelError(error.message) from error
+
+    async def capacity(self, request: "CapacityRequest", limit: float) -> "Capacity":
+        """Return what each number of workers can do. It raises what `solve` raises."""
+        found: Capacity = await self._answered(request, limit)
+        return found
+
+    async def _answered(self, request: "SolveRequest | CapacityRequest", limit: float) -> Any:
         try:
             async with asyncio.timeout(limit), self._turn:
                 answer = await self._solved(request)
@@ -96,10 +113,7 @@ class SolvingProcess:
             raise
         if isinstance(answer, str):
             raise SettingsError(answer)
-        try:
-            return Bank.from_bytes(answer, f"{NAME}'s answer", profile=request.profile)
-        except SettingsError as error:
-            raise ModelError(error.message) from error
+        return answer
 
     async def close(self) -> None:
         """End the process, if there is one, and wait until it has ended. Idempotent."""
@@ -108,7 +122,7 @@ class SolvingProcess:
             self._end(ModelError(f"{NAME} was ended"))
             await pool.stop()
 
-    async def _solved(self, request: SolveRequest) -> bytes | str:
+    async def _solved(self, request: "SolveRequest | CapacityRequest") -> Any:
         if self._answer is not None and not self._answer.done():
             await asyncio.wait([self._answer], timeout=DROPPED_LIMIT)
             if not self._answer.done():
@@ -122,8 +136,7 @@ class SolvingProcess:
         self._answer = asyncio.get_running_loop().create_future()
         self._pool.run(0, Batch(next(self._ids), [request], OBJECT, OBJECT))
         await asyncio.wait([self._answer])
-        answer: bytes | str = self._answer.result()
-        return answer
+        return self._answer.result()
 
     # Events of the pool (Listener).
 

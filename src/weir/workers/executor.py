@@ -5,7 +5,7 @@ methods and all calls of the listener happen on the event loop's thread.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 from weir.errors import Conflict
@@ -119,19 +119,25 @@ class Executor(Protocol):
         """End all workers (each calls `unload`) and free everything. Idempotent; never raises for a dead worker."""
 
     async def add_worker(self) -> None:
-        """Start one more worker while the others run; return when it is ready and the listener has been told. It gets the highest index.
+        """Start one more worker while the others run; return when it is ready and the listener has been told. It gets the lowest index that no
+        worker has. Calls may overlap: workers start side by side.
 
         Raises what `start` raises, and the others go on; Conflict if there can be no more.
         """
 
-    async def remove_worker(self) -> None:
-        """End the worker of the highest index, which has no batch and gets none. Never raises for a dead worker."""
+    async def remove_worker(self, worker: int | None = None) -> None:
+        """End `worker` (None: that of the highest index), which has no batch and gets none. Never raises for a dead worker."""
 
     def states(self) -> Sequence[WorkerState]:
         """Return the state of each worker, by index."""
 
     def gauges(self) -> dict[str, Any]:
         """Return numbers for metrics: at least `arena_bytes`, `arena_free_bytes` (0 without an arena) and `restarts`."""
+
+
+def free_index(taken: Collection[int]) -> int:
+    """Return the lowest index that is not in `taken`."""
+    return next(index for index in range(len(taken) + 1) if index not in taken)
 
 
 class ExecutorBase:
@@ -148,7 +154,7 @@ class ExecutorBase:
         """Raise Conflict."""
         raise Conflict(f"{type(self).__name__} has a fixed number of workers: none can be added")
 
-    async def remove_worker(self) -> None:
+    async def remove_worker(self, worker: int | None = None) -> None:
         """Raise Conflict."""
         raise Conflict(f"{type(self).__name__} has a fixed number of workers: none can be removed")
 

@@ -18,7 +18,7 @@ from typing import Any
 from weir.errors import ModelError, SettingsError, WeirError
 from weir.messages import Batch, EventKind, Events, Timing
 from weir.model import Model, overrides
-from weir.workers.executor import ExecutorBase, Listener, TimeLimit
+from weir.workers.executor import ExecutorBase, Listener, TimeLimit, free_index
 from weir.workers.process.launch import unpinned
 from weir.workers.run.runner import Runner, load_shared
 from weir.workers.run.steps import copies, model_error
@@ -396,7 +396,7 @@ class ThreadExecutor(ExecutorBase):
         self._stop_grace = stop_grace
         self._hang_grace = hang_grace
         self._shared = SharedLoad(model, params, max_batch_size) if overrides(model, "load_shared") else None
-        self._workers: list[WorkerThread] = []
+        self._workers: dict[int, WorkerThread] = {}  # by index
         self._listener: Listener
 
     async def start(self, listener: Listener) -> None:
@@ -407,22 +407,27 @@ class ThreadExecutor(ExecutorBase):
         """
         refuse_settings(self._settings, ("env", "threads"))
         self._listener = listener
-        self._workers = [self._make_worker(index) for index in range(self._settings.workers)]
-        await self._load(self._workers)
+        self._workers = {index: self._make_worker(index) for index in range(self._settings.first_workers)}
+        await self._load(list(self._workers.values()))
 
     async def add_worker(self) -> None:
         """Load and warm up one more instance. Raises what `start` raises; the others go on."""
-        worker = self._make_worker(len(self._workers))
-        self._workers.append(worker)
+        worker = self._make_worker(free_index(self._workers))
+        index = worker.state.index
+        self._workers[index] = worker
         try:
             await self._load([worker])
         except BaseException:
-            self._workers.remove(worker)
+            self._workers.pop(index, None)
             raise
 
-    async def remove_worker(self) -> None:
-        """Have the last thread finish its batches, unload and end."""
-        await _end([self._workers.pop()], self._stop_grace)
+    async def remove_worker(self, worker: int | None = None) -> None:
+        """Have the thread finish its batches, unload and end."""
+        index = max(self._workers) if worker is None else worker
+        try:
+            await _end([self._workers[index]], self._stop_grace)
+        finally:
+            del self._workers[index]
 
     def _make_worker(self, index: int) -> WorkerThread:
         return WorkerThread(
@@ -431,8 +436,9 @@ class ThreadExecutor(ExecutorBase):
         )  # fmt: skip
 
     def _hung(self) -> None:
-        if all(worker.hangs for worker in self._workers):
-            self._listener.unavailable(f"each worker of {self._name!r} hangs: {self._workers[0].state.reason}")
+        workers = list(self._workers.values())
+        if all(worker.hangs for worker in workers):
+            self._listener.unavailable(f"each worker of {self._name!r} hangs: {workers[0].state.reason}")
 
     async def _load(self, workers: Sequence[WorkerThread]) -> None:
         loads = [worker.start() for worker in workers]
@@ -460,11 +466,11 @@ class ThreadExecutor(ExecutorBase):
 
     async def stop(self) -> None:
         """Have every thread finish its batches, unload and end."""
-        await _end(self._workers, self._stop_grace)
+        await _end(list(self._workers.values()), self._stop_grace)
 
     def states(self) -> Sequence[LocalState]:
         """Return the state of each worker, by index."""
-        return [worker.state for worker in self._workers]
+        return [self._workers[index].state for index in sorted(self._workers)]
 
 
 async def _end(workers: Sequence[WorkerThread], grace: float) -> None:

@@ -4,10 +4,12 @@ import ipaddress
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from numbers import Integral
 from typing import Any, NamedTuple
 
 from weir.config import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, check, one_of, setting
 from weir.errors import SettingsError
+from weir.policy.scaling import RANGE_RULE, WorkerRange
 
 
 class WorkerAddress(NamedTuple):
@@ -71,11 +73,41 @@ def _is_json_object(text: str) -> bool:
 RULE = "must be unix:PATH or tcp:HOST:PORT"
 
 
+def as_workers(value: Any) -> int | str | None:
+    """Return a number of workers as an int, and a range as its text; None if `value` is neither."""
+    if isinstance(value, str):
+        try:
+            stated = WorkerRange.parse(value)
+        except SettingsError:
+            return None
+        return str(stated) if ".." in value else stated.most
+    return int(value) if value is not True and isinstance(value, Integral) and int(value) >= 1 else None
+
+
+def is_workers(value: Any) -> bool:
+    """Tell whether `value` is a number or a range of workers; this is the rule of a setting."""
+    return as_workers(value) is not None
+
+
 @dataclass(frozen=True)
 class WorkerSettings:
     """How batches are run. Durations are in seconds."""
 
-    workers: int = setting(1, "worker processes of each model", rule=AT_LEAST_ONE)
+    workers: Any = setting(
+        1,
+        "worker processes of each model; or the fewest and the most, as in 1..16: then as many as the load needs (0..4: none without requests)",
+        rule=(is_workers, RANGE_RULE),
+        metavar="N or N..M",
+    )
+    target_load: float | None = setting(
+        None,
+        "with a range of workers: share of what they can serve that is used at most; without it, what the policy's promise about latency "
+        "allows, or the knee of the cost",
+        rule=(lambda value: 0 < value <= 1, "must be greater than 0 and at most 1"),
+    )
+    scale_to_zero_after: float = setting(
+        60.0, "with workers from 0 on: seconds without a request after which there is none", rule=POSITIVE
+    )
     executor: str = setting(
         "process",
         "where predict runs: process, thread or inline; ray: in actors of a Ray cluster; external: in workers that attach from outside (worker_socket)",
@@ -150,11 +182,33 @@ class WorkerSettings:
         affinity: Any = self.cpu_affinity
         _wrap(self, "cpu_affinity", isinstance(affinity, list) and all(isinstance(each, int) for each in affinity))
         check(self)
+        if self.workers is None:
+            raise SettingsError(f"workers={self.workers!r}: {RANGE_RULE}")
+        object.__setattr__(self, "workers", as_workers(self.workers))
+        if self.scale is not None and self.executor in ("inline", "external"):
+            raise SettingsError(
+                f"workers={self.workers}, executor={self.executor!r}: a range needs workers that the server starts (process, thread)"
+            )
         if (self.worker_socket is None) == (self.executor == "external"):
             raise SettingsError(
                 f"worker_socket={self.worker_socket!r}, executor={self.executor!r}: external workers need a worker_socket to "
                 "attach to, others have none"
             )
+
+    @property
+    def scale(self) -> WorkerRange | None:
+        """The fewest and the most workers, if their number follows the load; None if it is fixed."""
+        return WorkerRange.parse(self.workers) if isinstance(self.workers, str) else None
+
+    @property
+    def first_workers(self) -> int:
+        """The number of workers to start with. A range from 0 starts with one, which shows whether the model loads."""
+        return max(self.scale.least, 1) if self.scale else int(self.workers)
+
+    @property
+    def most_workers(self) -> int:
+        """The number of workers that there may be at most."""
+        return self.scale.most if self.scale else int(self.workers)
 
 
 def _wrap(settings: WorkerSettings, name: str, is_for_all: bool) -> None:
@@ -172,7 +226,7 @@ class Ray:
     `runtime_env` is `ray_runtime_env`.
     """
 
-    workers: int | None = None
+    workers: int | str | None = None
     address: str | None = None
     num_cpus: float | None = None
     num_gpus: float | None = None

@@ -193,16 +193,17 @@ class Form:
         """Return the tensors of a message that fits, as read-only arrays."""
         return {name: numpy.ndarray(shape, dtype, body[begin:end]) for name, dtype, shape, begin, end in self._tensors}
 
-    def respond(self, service: "Service", output: Any) -> bytes | Writing:
-        """Return the response message for `output`, or its writing. Raises what `response_of` raises."""
-        if type(output) is dict and all(map(output.__contains__, self._names)):
+    def respond(self, service: "Service", output: Any, waited: float = 0.0) -> bytes | Writing:
+        """Return the response message for `output`, or its writing; `waited` is as for `response_of`, and so is what it raises."""
+        if type(output) is dict and not waited and all(map(output.__contains__, self._names)):
             arrays = [output[name] for name in self._names]
             pieces = self._answers.get(tuple([array.shape for array in arrays]))
             if pieces is not None and [array.dtype for array in arrays] == self._dtypes:
                 parts = [part for piece, array in zip(pieces, arrays, strict=True) for part in (piece, array.tobytes())]
                 return b"".join(parts)
-        response = response_of(service, self._request, [self.entry.kind], [output])
-        self._learn(response)
+        response = response_of(service, self._request, [self.entry.kind], [output], waited)
+        if not waited:
+            self._learn(response)
         return Writing.of(response)
 
     def _learn(self, response: InferenceResponse) -> None:
@@ -263,7 +264,7 @@ class Inferred(RequestBase):
 
     def __init__(
         self, call: IncomingCall, exchange: Exchange, entry: QueueEntry, timeout: float, priority: int, received_bytes: int,
-        respond: Callable[[Any], bytes | Writing], *, development: bool,
+        respond: Callable[[Any, float], bytes | Writing], *, development: bool,
     ) -> None:  # fmt: skip
         super().__init__(
             entry.payload, exchange.service.now(), timeout, kind=entry.kind, content_type=entry.content_type,
@@ -284,7 +285,7 @@ class Inferred(RequestBase):
     def finish(self, output: Any, dispatch: Dispatch) -> None:
         """Send the response. A long one is written in a thread."""
         try:
-            answer = self._respond(output)
+            answer = self._respond(output, dispatch.started_for(self.arrival))
             if isinstance(answer, Writing):
                 if answer.size_bytes > LONG_ANSWER:
                     self._call.charge(answer.size_bytes)
@@ -360,8 +361,8 @@ class UnaryInference:
             return
         (entry,), timeout, priority = entries_for_one_answer(service, request, FRONTEND, exchange.timeout)
 
-        def respond(output: Any) -> Writing:
-            return exchange.writing(response_of(service, request, [entry.kind], [output]))
+        def respond(output: Any, waited: float) -> Writing:
+            return exchange.writing(response_of(service, request, [entry.kind], [output], waited))
 
         Inferred(call, exchange, entry, timeout, priority, len(body), respond, development=self._development).submit()
         if is_tensor_model(service.model):

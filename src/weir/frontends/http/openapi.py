@@ -250,6 +250,39 @@ class MeasuredFigures(PolicyFigures):
     batches: int
 
 
+class WorkersFigures(TypedDict):
+    """What so many workers do at the present rate; null: the queue grows without end. `utilisation` is their busy share."""
+
+    workers: int
+    response_time_ms: float | None
+    p99_ms: float | None
+    utilisation: float
+
+
+class ScalingReport(TypedDict):
+    """How many workers there are and shall be, why, and what one more or one less would give. What is unknown is null."""
+
+    allowed: Annotated[str, Meta(description="the fewest and the most workers", examples=["1..16"])]
+    present: int
+    ready: int
+    starting: int
+    wanted: int
+    reason: Annotated[str | None, Meta(description="rate, queue, held, first, idle, least or most")]
+    because: Annotated[str, Meta(description="the reason as a sentence")]
+    goal: Annotated[str | None, Meta(description="what the workers keep: p99=20ms, load=0.7, or the knee of the cost")]
+    solved: Annotated[bool, Meta(description="whether what workers can do has been simulated, not only assumed")]
+    rate: Annotated[float | None, Meta(description="the estimated arrival rate in rows per second")]
+    high_rate: Annotated[float | None, Meta(description="a rate that is hardly exceeded while a worker starts")]
+    start_up_seconds: float
+    starts: int
+    stops: int
+    failures: Annotated[int, Meta(description="workers that could not be started")]
+    error: Annotated[str | None, Meta(description="why the last one could not be started")]
+    one_less: WorkersFigures | None
+    now: WorkersFigures | None
+    one_more: WorkersFigures | None
+
+
 class PolicyReport(TypedDict):
     """What a policy does and what came of it. Rates and the capacity are in rows per second; what is unknown is null."""
 
@@ -269,6 +302,7 @@ class PolicyReport(TypedDict):
     drift: dict[str, float | None] | None
     solved: dict[str, Any] | None
     learning: bool
+    scaling: Annotated[ScalingReport | None, Meta(description="null: the number of workers is fixed")]
     guards: NotRequired[Annotated[dict[str, float | None], Meta(description="the longest waits, in seconds")]]
     max_waiting: NotRequired[int | None]
     beside_greedy: NotRequired[

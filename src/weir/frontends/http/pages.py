@@ -290,6 +290,7 @@ def levels_of(service: "Service") -> Levels:
         waiting_requests=state["waiting_requests"],
         running_batches=state["in_flight_batches"],
         workers=Counter(worker["state"] for worker in state["workers"]),
+        wanted_workers=service.wanted_workers,
         restarts=gauges.get("restarts", 0),
         arena_bytes=gauges.get("arena_bytes", 0),
         arena_free_bytes=gauges.get("arena_free_bytes", 0),

@@ -309,7 +309,7 @@ def config(service: "Service") -> ModelConfig:
         "max_batch_size": batching.max_batch_size if is_batched(service.model) else 0,
         "input": [_declared(tensor) for tensor in service.inference.inputs(service)],
         "output": [_declared(tensor) for tensor in service.inference.outputs(service)],
-        "instance_group": [{"name": service.name, "kind": "KIND_CPU", "count": service.workers.workers}],
+        "instance_group": [{"name": service.name, "kind": "KIND_CPU", "count": service.worker_count}],
         "model_transaction_policy": {"decoupled": service.streaming},
         "dynamic_batching": _waits(service.policy),
         "parameters": {name: {"string_value": value} for name, value in parameters.items()},

@@ -11,7 +11,7 @@ from weir.messages import Batch
 from weir.model import Model, is_tensor_model, overrides
 from weir.wire.frames import Start
 from weir.workers.arena import Arena, SharedBlock, create_memory
-from weir.workers.executor import Listener
+from weir.workers.executor import Listener, free_index
 from weir.workers.process.launch import Launch, Template, unpinned
 from weir.workers.process.supervision import SupervisedWorker
 from weir.workers.settings import WorkerSettings
@@ -40,10 +40,11 @@ class ProcessPool:
         self._stop_grace = stop_grace
         self._arena: Arena | None = None
         self._template: Template | None = None
-        self._workers: list[SupervisedWorker] = []
+        self._workers: dict[int, SupervisedWorker] = {}  # by index
         self._listener: Listener
         self._source = b""
         self._looking: asyncio.TimerHandle | None = None
+        self._preparing = asyncio.Lock()  # only one call loads the template
         self._awaited: dict[SupervisedWorker, asyncio.Future[None]] = {}  # workers that have never been ready
 
     async def start(self, listener: Listener) -> None:
@@ -57,43 +58,45 @@ class ProcessPool:
             self._source = self._pack()
             self._arena = self._make_arena()
             await self._prepare()
-            self._workers = [self._make_worker(index) for index in range(self._settings.workers)]
-            await asyncio.gather(*[self._begin(worker) for worker in self._workers])
+            self._workers = {index: self._make_worker(index) for index in range(self._settings.first_workers)}
+            await asyncio.gather(*[self._begin(worker) for worker in self._workers.values()])
         except BaseException:
             await self._end()
             raise
-        for worker in self._workers:
+        for worker in self._workers.values():
             worker.announce()
         self._look()
 
     def _look(self) -> None:
-        for worker in self._workers:
+        for worker in self._workers.values():
             worker.look()
         self._looking = asyncio.get_running_loop().call_later(LOOK_EVERY, self._look)
 
     async def add_worker(self) -> None:
         """Start one more process; return when it has loaded and warmed up. Raises what `start` raises; the others go on."""
-        if self._template is None:
-            await self._load_template()
-        worker = self._make_worker(len(self._workers))
-        self._workers.append(worker)
+        async with self._preparing:
+            if self._template is None:
+                await self._load_template()
+        worker = self._make_worker(free_index(self._workers))
+        self._workers[worker.index] = worker
         try:
             await self._begin(worker)
         except BaseException:
             self._awaited.pop(worker, None)
-            self._workers.remove(worker)
             await _ended([worker])
+            self._workers.pop(worker.index, None)
             raise
         worker.announce()
 
-    async def remove_worker(self) -> None:
-        """Have the last process unload and end; kill it after the grace."""
-        worker = self._workers.pop()
-        worker.stop(self._stop_grace)
+    async def remove_worker(self, worker: int | None = None) -> None:
+        """Have the process unload and end; kill it after the grace."""
+        leaving = self._workers[max(self._workers) if worker is None else worker]
+        leaving.stop(self._stop_grace)
         try:
-            await asyncio.wait([worker.stopped])
+            await asyncio.wait([leaving.stopped])
         finally:
-            await _ended([worker])
+            await _ended([leaving])
+            self._workers.pop(leaving.index, None)
 
     def _begin(self, worker: SupervisedWorker) -> asyncio.Future[None]:
         ready = self._awaited[worker] = asyncio.get_running_loop().create_future()
@@ -118,10 +121,11 @@ class ProcessPool:
         No process is left when this returns or is cancelled, except one that does not end although it was killed: a warning names it.
         """
         try:
-            for worker in self._workers:
+            workers = list(self._workers.values())
+            for worker in workers:
                 worker.stop(self._stop_grace)
-            if self._workers:
-                await asyncio.wait([worker.stopped for worker in self._workers])
+            if workers:
+                await asyncio.wait([worker.stopped for worker in workers])
         finally:
             awaited = list(self._awaited.values())
             await self._end()
@@ -131,11 +135,11 @@ class ProcessPool:
 
     def states(self) -> Sequence[SupervisedWorker]:
         """Return the workers, which are their own states."""
-        return self._workers
+        return [self._workers[index] for index in sorted(self._workers)]
 
     def pids(self) -> list[int]:
         """Return the process ids of the workers, and that of the template."""
-        pids = [worker.pid for worker in self._workers]
+        pids = [worker.pid for worker in self.states()]
         return [pid for pid in (*pids, None if self._template is None else self._template.pid) if pid is not None]
 
     def gauges(self) -> dict[str, Any]:
@@ -143,8 +147,8 @@ class ProcessPool:
         return {
             "arena_bytes": 0 if self._arena is None else self._arena.size_bytes,
             "arena_free_bytes": 0 if self._arena is None else self._arena.free_bytes,
-            "results_held_bytes": sum(worker.held_bytes for worker in self._workers),
-            "restarts": sum(worker.restarts for worker in self._workers),
+            "results_held_bytes": sum(worker.held_bytes for worker in self._workers.values()),
+            "restarts": sum(worker.restarts for worker in self._workers.values()),
         }
 
     def worker_started(self, worker: SupervisedWorker) -> None:
@@ -157,7 +161,7 @@ class ProcessPool:
         """Note that `worker` did not become ready, at the start or again and again."""
         ready = self._awaited.pop(worker, None)
         if ready is None:
-            if all(other.keeps_failing for other in self._workers):
+            if all(other.keeps_failing for other in self._workers.values()):
                 self._listener.unavailable(f"no worker of {self._name!r} is left: {worker.reason}")
         elif not ready.done():
             ready.set_exception(error)
@@ -175,7 +179,7 @@ class ProcessPool:
 
     async def _prepare(self) -> None:
         """Do what has to be done before the first workers are started."""
-        if self._settings.workers > 1:
+        if self._settings.most_workers > 1:
             await self._load_template()
 
     async def _load_template(self) -> None:
@@ -220,7 +224,7 @@ class ProcessPool:
             self._looking.cancel()
             self._looking = None
         try:
-            await _ended(self._workers)  # before the template, which reaps them
+            await _ended(self.states())  # before the template, which reaps them
         finally:
             if self._template is not None:
                 self._template.close()

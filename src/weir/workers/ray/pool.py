@@ -448,7 +448,7 @@ class RayExecutor(ProcessPool):
 
     def unreachable(self, reason: str) -> None:
         """Note that there is no connection to Ray now."""
-        if all(worker.state != "ready" for worker in self._workers):
+        if all(worker.state != "ready" for worker in self._workers.values()):
             self._listener.unavailable(f"no worker of {self._name!r} is left: {reason}")
 
     def _look(self) -> None:

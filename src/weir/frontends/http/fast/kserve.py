@@ -30,7 +30,7 @@ from weir.protocols.kserve.protocol import (
     size_to_read,
 )
 from weir.protocols.offloading import LONG_ANSWER, LONG_BODY, work_later
-from weir.protocols.response import trace_headers
+from weir.protocols.response import start_headers, trace_headers
 from weir.protocols.shared_memory import Memory
 from weir.serving.delivery import discard, is_block
 from weir.serving.generation import Generation
@@ -56,12 +56,13 @@ _MAX_HEADER = 4 << 10  # bytes: a longer JSON header before binary tensors gets 
 class KserveRequest(HttpRequest):
     """One request of `connection`. If `inference_request` is None, the worker reads the body and writes the response."""
 
-    __slots__ = ("inference_request", "layout", "memory")
+    __slots__ = ("dispatch", "inference_request", "layout", "memory")
 
     def __init__(self, connection: "Connection", plan: "RoutePlan", payload: Any) -> None:
         super().__init__(connection, plan, payload)
         self.inference_request: InferenceRequest | None = None
         self.layout: Layout | None = None
+        self.dispatch: Dispatch | None = None  # the batch that answered it
         self.memory: Memory | None = None  # for outputs in regions of shared memory
 
     def leave(self) -> None:
@@ -217,18 +218,20 @@ class KserveRequest(HttpRequest):
         if self.inference_request is None:
             super()._finish_otherwise(output, dispatch)
             return
+        self.dispatch = dispatch
         try:
-            reply = None if self.layout is None else self.layout.reply(output)
-            reply = reply or self._reply(self.inference_request, output)
+            waited = dispatch.started_for(self.arrival)
+            reply = None if self.layout is None or waited else self.layout.reply(output)
+            reply = reply or self._reply(self.inference_request, output, waited)
         except Exception as error:
             self._send(error)
         else:
             if reply is not None:
                 self._send(reply)
 
-    def _reply(self, request: InferenceRequest, output: Any) -> KserveReply | None:
+    def _reply(self, request: InferenceRequest, output: Any, waited: float) -> KserveReply | None:
         """Return the reply; None if a thread writes it, because it is long."""
-        response = response_of(self.head.service, request, [self.kind], [output])
+        response = response_of(self.head.service, request, [self.kind], [output], waited)
         write = partial(reply_to, request, response, self.memory or self._memory())
         size = bytes_to_write(response, binary_outputs(request))
         if size > LONG_ANSWER:
@@ -236,7 +239,7 @@ class KserveRequest(HttpRequest):
             self.stop_thread = work_later(size, write, self._has_written, writes=True)
             return None
         reply = write()
-        if self.layout is not None:
+        if self.layout is not None and not waited:
             self.layout.remember(output, response, reply)
         return reply
 
@@ -256,7 +259,8 @@ class KserveRequest(HttpRequest):
             self._answer(reply.as_answer())
         else:
             self._count(size)
-            self.connection.answer_parts(self.plan, reply.headers + trace_headers(self), reply.parts)
+            headers = [*reply.headers, *start_headers(self.arrival, self.dispatch), *trace_headers(self)]
+            self.connection.answer_parts(self.plan, headers, reply.parts)
 
 
 class HotKserve(KserveProtocol):

@@ -18,6 +18,7 @@ from weir.protocols.response import (
     compressed,
     echo_headers,
     explain_headers,
+    start_headers,
     trace_headers,
 )
 from weir.serving.delivery import discard
@@ -126,7 +127,12 @@ class HttpRequest(RequestBase):
         connection = self.connection
         shared = connection.shared
         plan = self.plan
-        if type(output) is bytes and len(output) <= plan.plain_up_to and not shared.draining:
+        if (
+            type(output) is bytes
+            and len(output) <= plan.plain_up_to
+            and not shared.draining
+            and dispatch.woken_at is None
+        ):
             head = shared.heads.plain.get(plan.answer_type) or shared.heads.plain_head(plan.answer_type)
             connection.transport.write(b"%b%d\r\n\r\n%b" % (head, len(output), output))
             tally = plan.tally
@@ -142,7 +148,7 @@ class HttpRequest(RequestBase):
 
     def _finish_otherwise(self, output: Any, dispatch: Dispatch) -> None:
         head = self.head
-        headers = [(b"content-type", self.plan.answer_type.encode("latin-1"))]
+        headers = [(b"content-type", self.plan.answer_type.encode("latin-1")), *start_headers(self.arrival, dispatch)]
         if head.explain:
             headers += explain_headers(self.arrival, dispatch)
         if isinstance(output, bytes) or self._is_compressed(len(output.view)):

@@ -1,0 +1,374 @@
+"""Gives a running model as many workers as its load needs (policy/scaling.py decides how many).
+
+The service times come from the policy's profile, or are learned from the batches. What each number of workers can do is
+simulated for them, in another process; until that is done workers are used up to a share of what they can serve, and
+until there were a few batches their number stays. Start-up times are measured: each start of a worker counts.
+
+Workers start side by side, and are drained one after another, the one of the highest index first.
+"""
+
+import asyncio
+import logging
+import math
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weir.batching.batcher import Batcher
+from weir.errors import WeirError
+from weir.messages import Dispatch, Timing
+from weir.policy.cost.profile import Profile
+from weir.policy.scaling import (
+    MOST_WORKERS,
+    TARGET,
+    Capacity,
+    ScalingDecision,
+    ScalingObservation,
+    ScalingReason,
+    WorkerScaling,
+    assumed_capacity,
+)
+from weir.simulation.scaling import CapacityRequest
+from weir.telemetry.recorder import SilentObserver
+from weir.tuning.learning import extended, rising
+from weir.tuning.solver import SolvingProcess
+from weir.workers.settings import WorkerSettings
+
+if TYPE_CHECKING:
+    from weir.tuning.policy_tuner import PolicyTuner
+
+logger = logging.getLogger("weir")
+
+FEWEST = 3  # batches before a service time is known
+WEIGHT = 0.1  # of the latest batch of a size in the mean of that size
+LARGEST = 1024  # rows: the largest batch of a learned profile
+CHANGED = 0.15  # relative change of what a worker serves after which the capacity is simulated anew
+REST = 20.0  # simulations rest so many times as long as the last one took
+LONGEST_SIMULATION = 600.0  # seconds
+STARTS = 3  # the start-up time is the longest of so many
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds between a start that failed and the next try
+
+# While nothing is known of what workers do, their number stays, except that there may be none without requests.
+UNKNOWN = Capacity("nothing is known yet", (1e12,) * MOST_WORKERS, 1e12, 1.0)
+
+Pause = Callable[[float], Awaitable[None]]
+MeasureCapacity = Callable[[CapacityRequest, float], Coroutine[Any, Any, Capacity]]
+
+
+class LearnedTimes:
+    """The mean service time of each batch size that was ever seen. It does not forget a size that no longer comes: when
+    the load falls, batches are small, but what large ones take must still be known.
+    """
+
+    def __init__(self, max_batch_size: int) -> None:
+        self._largest = min(max_batch_size, LARGEST)
+        self._seen: dict[int, tuple[int, float]] = {}  # by rows: the number of batches, and their mean seconds
+        self.batches = 0
+
+    def observe(self, rows: int, seconds: float) -> None:
+        """Take note that a batch of `rows` rows took `seconds`."""
+        self.batches += 1
+        rows = min(rows, self._largest)
+        count, mean = self._seen.get(rows, (0, 0.0))
+        self._seen[rows] = count + 1, mean + max(WEIGHT, 1.0 / (count + 1)) * (seconds - mean)
+
+    def profile(self) -> Profile | None:
+        """Return the profile; None before there were a few batches. A single size is taken to be the time of all: then
+        batches grow, and show what is true.
+        """
+        if self.batches < FEWEST:
+            return None
+        sizes = sorted(self._seen)
+        counts, means = np.array([self._seen[size] for size in sizes]).T
+        times = 1000.0 * np.maximum(rising(means, counts), 1e-6)
+        every = np.arange(1.0, self._largest + 1)
+        table = np.full(self._largest, times[0]) if len(sizes) == 1 else extended(np.array(sizes, float), times, every)
+        return Profile(table, table, np.zeros(self._largest), energy_source="time")
+
+
+class WorkerTuner(SilentObserver):
+    """Starts and stops workers of one service between `open` and `close`.
+
+    Args:
+        model: the label of the model, for log lines.
+        settings: the range of workers, and what their number shall keep.
+        max_batch_size: in rows.
+        tuner: keeps the tables of the policy, if it is a solved one: it has the profile, the prices and the promise.
+        clock: returns seconds.
+        pause: sleeps for so many seconds of the clock.
+        measure: simulates a capacity within so many seconds; by default in another process.
+
+    Attributes:
+        decision: the last decision; None before there is one.
+        wanted: how many workers there shall be.
+        start_up: the seconds that a worker takes to start.
+        starts, stops, failures: how many workers were started and stopped, and how many starts have failed.
+        error: why the last start failed; "" if it succeeded.
+    """
+
+    def __init__(
+        self, model: str, settings: WorkerSettings, max_batch_size: int, tuner: "PolicyTuner | None", *,
+        clock: Callable[[], float], pause: Pause, measure: MeasureCapacity | None = None,
+    ) -> None:  # fmt: skip
+        assert settings.scale is not None  # only made for a range
+        self.allowed = settings.scale
+        self.decision: ScalingDecision | None = None
+        self.wanted = settings.first_workers
+        self.start_up = 0.0
+        self.starts = self.stops = self.failures = 0
+        self.error = ""
+        self._model = model
+        self._target_load = settings.target_load
+        self._idle_after = settings.scale_to_zero_after
+        self._tuner = tuner
+        self._learned = LearnedTimes(max_batch_size)
+        self._clock, self._pause = clock, pause
+        self._process = SolvingProcess()
+        self._measure = measure or self._process.capacity
+        self._rule = WorkerScaling(self.allowed, UNKNOWN, settings.scale_to_zero_after)
+        self._simulated_for: CapacityRequest | None = None
+        self._simulation: asyncio.Task[None] | None = None
+        self._rested = -math.inf  # the instant until which no capacity is simulated
+        self._start_times: deque[float] = deque(maxlen=STARTS)
+        self._starting: dict[asyncio.Task[None], float] = {}  # and when they began
+        self._stopping: asyncio.Task[None] | None = None
+        self._deciding: asyncio.Task[None] | None = None
+        self._next_start = -math.inf  # after a failure, the instant of the next try
+        self._next_pause = FIRST_PAUSE
+
+    # The life of a service.
+
+    def attach(
+        self, batcher: Batcher, outside: Callable[[], int], workers: Callable[[], list[int]], add: Callable[[], Awaitable[None]],
+        remove: Callable[[int], Awaitable[None]], broken: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        """Observe `batcher`, and resize with `add` and `remove`.
+
+        `outside` returns how many requests wait for room, and `workers` the indices of all workers, whatever their state;
+        `broken` is called with the reason if there is no worker and none can be started.
+        """
+        self._batcher, self._outside, self._workers = batcher, outside, workers
+        self._add, self._remove, self._broken = add, remove, broken
+
+    def open(self, start_up: float) -> None:
+        """Begin to decide. The first workers have started in `start_up` seconds."""
+        self._start_times.append(start_up)
+        self.start_up = start_up
+        self.wanted = len(self._workers())
+        self._deciding = asyncio.create_task(self._decide_again_and_again())
+
+    async def close(self) -> None:
+        """Stop deciding, starting and stopping workers. No process is left when it returns. Idempotent."""
+        tasks = [self._deciding, self._simulation, self._stopping, *self._starting]
+        running = [task for task in tasks if task is not None and not task.done()]
+        for task in running:
+            task.cancel()
+        if running:
+            await asyncio.wait(running)
+        await self._process.close()
+
+    def computed(self, model: str, dispatch: Dispatch, timing: Timing, now: float) -> None:
+        """Learn the time of a batch."""
+        if dispatch.seconds > 0.0:
+            self._learned.observe(dispatch.rows, dispatch.seconds)
+
+    async def _decide_again_and_again(self) -> None:
+        while True:
+            self.decide()
+            await self._pause(WorkerScaling.INTERVAL)
+
+    # Decisions.
+
+    def decide(self) -> None:
+        """Decide how many workers there shall be, and begin to start or stop some."""
+        self._update_rule()
+        seen = self._observation()
+        self.decision = self._rule.decide(seen)
+        # If a start has failed and there is no worker, the next try also says when the model can be served again.
+        self._resize(max(self.decision.workers, 0 if seen.ready or not self.error else 1))
+
+    def _observation(self) -> ScalingObservation:
+        now, batcher = self._clock(), self._batcher
+        starting = [max(self.start_up - (now - began), 0.0) for began in self._starting.values()]
+        lost = self._present() - batcher.workers - len(starting)
+        return ScalingObservation(
+            now, batcher.offered, batcher.waiting_rows + self._outside(), len(batcher.running), batcher.workers,
+            [*starting, *[self.start_up] * lost], self.start_up,
+        )  # fmt: skip
+
+    def _present(self) -> int:
+        """Return how many workers are ready or will be: those that start, also before the executor knows of them, and lost
+        ones, which the executor replaces.
+        """
+        ready = self._batcher.workers
+        return ready + max(len(self._workers()) - (self._stopping is not None) - ready, len(self._starting))
+
+    def _resize(self, wanted: int) -> None:
+        if wanted != self.wanted and self.decision is not None:
+            logger.info(
+                "model %r: %d workers instead of %d (%s; %.4g rows/s)", self._model, wanted, self.wanted,
+                self.decision.reason.value, self.decision.rate,
+            )  # fmt: skip
+        self.wanted = wanted
+        present = self._present()
+        if self._clock() >= self._next_start:
+            for _ in range(wanted - present):
+                task = asyncio.create_task(self._start_worker())
+                self._starting[task] = self._clock()
+                task.add_done_callback(lambda done: self._starting.pop(done, None))
+        if present > wanted and self._stopping is None and not self._starting:
+            self._stopping = asyncio.create_task(self._stop_workers())
+
+    async def _start_worker(self) -> None:
+        began = self._clock()
+        try:
+            await self._add()
+        except WeirError as error:
+            self.failures += 1
+            self.error = error.message
+            self._next_start = self._clock() + self._next_pause
+            self._next_pause = min(2.0 * self._next_pause, LONGEST_PAUSE)
+            logger.warning("model %r: a further worker has not started: %s", self._model, error.message)
+            if not self._batcher.workers:
+                self._broken(f"no worker of {self._model!r} can be started: {error.message}")
+            return
+        self.starts += 1
+        self.error, self._next_pause, self._next_start = "", FIRST_PAUSE, -math.inf
+        self._start_times.append(self._clock() - began)
+        self.start_up = max(self._start_times)
+
+    async def _stop_workers(self) -> None:
+        """Stop the workers of the highest indices until there are as many as wanted."""
+        try:
+            while len(workers := self._workers()) > self.wanted and not self._starting:
+                self.stops += 1
+                await self._remove(max(workers))
+        finally:
+            self._stopping = None
+
+    # What workers can do.
+
+    @property
+    def capacity(self) -> Capacity | None:
+        """What each number of workers can do, as far as it is known."""
+        return None if self._rule.capacity is UNKNOWN else self._rule.capacity
+
+    @property
+    def simulating(self) -> bool:
+        """Whether a capacity is being simulated now."""
+        return self._simulation is not None and not self._simulation.done()
+
+    def _update_rule(self) -> None:
+        """Use the present service times, and begin to simulate what they mean if they have changed much."""
+        request = self._request()
+        if request is None:
+            return
+        if self._is_outdated(request):
+            if not self.simulating and self._clock() >= self._rested:
+                self._simulation = asyncio.create_task(self._simulate(request))
+            if self._simulated_for is None:
+                self._rule.capacity = self._assumed(request)
+
+    def _request(self) -> CapacityRequest | None:
+        tuner = self._tuner
+        profile = None if tuner is None else tuner.profile
+        profile = profile or self._learned.profile()
+        if profile is None:
+            return None
+        solved = tuner is not None and tuner.profile is not None
+        made = CapacityRequest(
+            profile,
+            self.allowed.most,
+            self.start_up,
+            target_load=self._target_load,
+            waits=solved and tuner is not None and tuner.objective is None,
+        )
+        return made if tuner is None else replace(made, objective=tuner.objective, prices=tuner.prices)
+
+    def _assumed(self, request: CapacityRequest) -> Capacity:
+        profile = request.profile
+        batch = float(profile.service_time_ms[profile.best_batch_size - 1]) / 1000.0
+        return assumed_capacity(profile.max_rate, batch, request.start_up, request.most, self._target_load or TARGET)
+
+    def _is_outdated(self, request: CapacityRequest) -> bool:
+        known = self._simulated_for
+        if known is None:
+            return True
+        same = replace(request, profile=known.profile, start_up=known.start_up) == known
+        return not same or any(
+            abs(math.log(now / before)) > CHANGED
+            for now, before in (
+                (request.profile.max_rate, known.profile.max_rate),
+                (request.profile.service_time_ms[0], known.profile.service_time_ms[0]),
+                (max(request.start_up, 1.0), max(known.start_up, 1.0)),
+            )
+        )
+
+    async def _simulate(self, request: CapacityRequest) -> None:
+        began = self._clock()
+        try:
+            capacity = await self._measure(request, LONGEST_SIMULATION)
+        except (WeirError, TimeoutError) as error:
+            logger.warning(
+                "model %r: what its workers can do could not be simulated, so they are used up to %g of it: %s",
+                self._model, self._target_load or TARGET, str(error) or "it takes too long",
+            )  # fmt: skip
+            capacity = self._assumed(request)
+        await self._process.close()  # it is not needed again for long
+        self._simulated_for = request
+        self._rested = self._clock() + REST * (self._clock() - began)
+        self._rule.capacity = capacity
+
+    # Explanations.
+
+    def explain(self) -> dict[str, Any]:
+        """Return how many workers there are and shall be, why, and what one more or one less would give, as a JSON-able
+        dict. What is unknown is None. Rates are in rows per second, times in the unit of their names.
+        """
+        decision, capacity = self.decision, self.capacity
+        document: dict[str, Any] = {
+            "allowed": str(self.allowed),
+            "present": len(self._workers()),
+            "ready": self._batcher.workers,
+            "starting": len(self._starting),
+            "wanted": self.wanted,
+            "reason": None if decision is None else decision.reason.value,
+            "because": self._because(),
+            "goal": None if capacity is None else capacity.goal,
+            "solved": self._simulated_for is not None,
+            "rate": None if decision is None else decision.rate,
+            "high_rate": None if decision is None else decision.high_rate,
+            "start_up_seconds": self.start_up,
+            "starts": self.starts,
+            "stops": self.stops,
+            "failures": self.failures,
+            "error": self.error or None,
+        }
+        document |= {"one_less": None, "now": None, "one_more": None}
+        if decision is not None and capacity is not None:
+            for name, count in (("one_less", -1), ("now", 0), ("one_more", 1)):
+                found = capacity.predict(self.wanted + count, decision.rate)
+                document[name] = None if found is None else found.to_dict()
+        return document
+
+    def _because(self) -> str:
+        """Return a sentence that says why there shall be so many workers."""
+        decision, known = self.decision, self._rule.capacity
+        if decision is None or (known is UNKNOWN and decision.reason is not ScalingReason.IDLE):
+            return "too few batches have been run to know what a worker can do"
+        workers = "1 worker keeps" if decision.workers == 1 else f"{decision.workers} workers keep"
+        kept = known.rates[min(max(decision.workers, 1), len(known.rates)) - 1]
+        enough = f"{workers} {known.goal} up to {kept:.4g} rows/s"
+        return {
+            ScalingReason.RATE: f"{enough}, and {decision.rate:.4g} arrive",
+            ScalingReason.QUEUE: f"{decision.queue:.0f} rows would wait in {self.start_up:.3g} s, when a further worker could be ready, at "
+            f"{decision.high_rate:.4g} rows/s; {decision.workers} answer them in time",
+            ScalingReason.HELD: f"{enough}; {max(decision.by_rate, decision.by_queue)} would do now, but more were needed shortly before",
+            ScalingReason.FIRST: "a request waits and there was no worker",
+            ScalingReason.IDLE: f"there was no request for {self._idle_after:g} s",
+            ScalingReason.LEAST: f"there shall be at least {self.allowed.least}; {enough}, and {decision.rate:.4g} arrive",
+            ScalingReason.MOST: f"there may be at most {self.allowed.most}; {max(decision.by_rate, decision.by_queue)} are needed",
+        }[decision.reason]

@@ -1,0 +1,351 @@
+"""As many workers as the load needs: what a service decides, in virtual time, with workers that the test commands."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.serving.kit import Square, turns
+
+from weir import Conflict, DeadlineExceeded, ModelError, ModelNotReady, Service, SettingsError
+from weir.policy.scaling import Capacity
+from weir.simulation.scaling import CapacityRequest
+from weir.testing import FakeClock, FakeExecutor
+from weir.tuning.workers import FEWEST, LearnedTimes, WorkerTuner
+
+
+class Slots(FakeExecutor):
+    """An executor whose workers start when the test says so, or fail with its error."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.wanted: list[asyncio.Future[None]] = []
+        self.removed: list[int | None] = []
+
+    async def add_worker(self) -> None:
+        ready = asyncio.get_running_loop().create_future()
+        self.wanted.append(ready)
+        await ready
+        await super().add_worker()
+
+    async def remove_worker(self, worker: int | None = None) -> None:
+        self.removed.append(worker)
+        await super().remove_worker(worker)
+
+    def answer_everything(self) -> None:
+        while self.pending:
+            self.answer_next(lambda batch: batch)
+
+
+class Rig:
+    """A service with a range of workers. A batch takes a second, whatever its size; one worker serves 4 rows per second."""
+
+    def __init__(self, workers: str, **settings: Any) -> None:
+        self.clock, self.executor = FakeClock(), Slots()
+        self.simulated: list[tuple[CapacityRequest, asyncio.Future[Capacity]]] = []
+        self.service = Service(
+            Square, executor=self.executor, clock=self.clock, workers=workers, max_batch_size=4, **settings
+        )
+        assert self.service.generation.scaler is not None
+        self.scaler: WorkerTuner = self.service.generation.scaler
+        self.scaler._measure = self.simulate
+        self.calls: list[asyncio.Future[Any]] = []
+
+    async def simulate(self, request: CapacityRequest, limit: float) -> Capacity:
+        answer: asyncio.Future[Capacity] = asyncio.get_running_loop().create_future()
+        self.simulated.append((request, answer))
+        return await answer
+
+    async def pass_seconds(self, seconds: int, rows: int = 0) -> None:
+        """Let `rows` rows arrive in each of so many seconds; the batches that run are answered at their ends."""
+        for _ in range(seconds):
+            self.calls += [self.service.infer(1) for _ in range(rows)]
+            await turns()
+            self.clock.advance(1.0)
+            self.executor.answer_everything()
+            await turns(8)
+
+    async def start_all(self) -> None:
+        """Let every worker be ready that is starting."""
+        for ready in self.executor.wanted:
+            if not ready.done():
+                ready.set_result(None)
+        await turns(8)
+
+    @property
+    def starting(self) -> int:
+        return sum(not ready.done() for ready in self.executor.wanted)
+
+    @property
+    def scaling(self) -> dict[str, Any]:
+        explained: dict[str, Any] = self.service.explain_policy()["scaling"]
+        return explained
+
+
+@asynccontextmanager
+async def running(workers: str = "1..4", **settings: Any) -> AsyncIterator[Rig]:
+    rig = Rig(workers, **settings)
+    await rig.service.start()
+    await turns()
+    try:
+        yield rig
+    finally:
+        await rig.service.stop(0.0)
+        await asyncio.gather(*rig.calls, return_exceptions=True)
+
+
+def test_number_stays_until_service_times_are_known() -> None:
+    async def main() -> None:
+        async with running() as rig:
+            await rig.pass_seconds(FEWEST - 1, 4)
+            assert rig.scaling["because"] == "too few batches have been run to know what a worker can do"
+            assert (rig.scaling["wanted"], rig.starting, rig.simulated) == (1, 0, [])
+
+    asyncio.run(main())
+
+
+def test_workers_are_started_side_by_side_for_a_higher_rate() -> None:
+    async def main() -> None:
+        async with running() as rig:
+            await rig.pass_seconds(10, 10)
+            assert rig.scaling["wanted"] == 4
+            assert rig.starting == 3
+            await rig.pass_seconds(2, 10)
+            assert rig.starting == 3, "they are not asked for twice"
+            await rig.start_all()
+            assert rig.service.ready_workers == rig.service.worker_count == 4
+            assert (rig.scaling["starts"], rig.scaling["starting"]) == (3, 0)
+            assert rig.scaling["start_up_seconds"] > 1.0
+
+    asyncio.run(main())
+
+
+def test_workers_are_stopped_one_after_another_when_the_load_has_fallen() -> None:
+    async def main() -> None:
+        async with running() as rig:
+            await rig.pass_seconds(10, 10)
+            await rig.start_all()
+            await rig.pass_seconds(200, 1)
+            assert rig.executor.removed == [3, 2, 1]
+            assert rig.scaling["reason"] == "rate"
+            assert rig.scaling["because"] == "1 worker keeps load=0.8 up to 3.2 rows/s, and 1 arrive"
+            assert rig.service.wanted_workers == 1
+            assert rig.scaling["stops"] == 3
+
+    asyncio.run(main())
+
+
+def test_worker_that_leaves_finishes_its_batch() -> None:
+    async def main() -> None:
+        async with running(max_queue_delay=0.0) as rig:
+            await rig.pass_seconds(10, 10)
+            await rig.start_all()
+            await rig.pass_seconds(60, 1)
+            assert rig.executor.removed, "some have left"
+            assert all(call.done() and call.result() == 1 for call in rig.calls)
+
+    asyncio.run(main())
+
+
+def test_capacity_is_simulated_once_and_used() -> None:
+    async def main() -> None:
+        async with running() as rig:
+            await rig.pass_seconds(5, 2)
+            ((request, answer),) = rig.simulated
+            assert request.profile.max_rate == pytest.approx(4.0)
+            assert (request.most, request.objective, request.target_load, request.waits) == (4, None, None, False)
+            figures = [[(500.0 * count, 900.0 * count, 0.5)] for count in (4, 3, 2, 1)]
+            answer.set_result(Capacity("knee", [2.5, 5.0, 7.5, 10.0], 4.0, 1.0, loads=(1.0,), figures=figures))
+            await rig.pass_seconds(10, 2)
+            assert len(rig.simulated) == 1
+            scaling = rig.scaling
+            assert scaling["solved"]
+            assert scaling["because"] == "1 worker keeps knee up to 2.5 rows/s, and 2 arrive"
+            assert scaling["one_less"] is None
+            assert scaling["now"] == {"workers": 1, "response_time_ms": 2000.0, "p99_ms": 3600.0, "utilisation": 0.25}
+            assert scaling["one_more"]["p99_ms"] == 2700.0
+
+    asyncio.run(main())
+
+
+def test_capacity_that_cannot_be_simulated_is_assumed(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with running(target_load=0.5) as rig:
+            await rig.pass_seconds(5, 1)
+            rig.simulated[0][1].set_exception(ModelError("the solving process ended"))
+            await rig.pass_seconds(1)
+            assert rig.scaling["goal"] == "load=0.5"
+            assert rig.scaling["solved"]
+            assert "used up to 0.5 of it: the solving process ended" in caplog.text
+            await rig.pass_seconds(60, 1)
+            assert len(rig.simulated) == 1
+
+    asyncio.run(main())
+
+
+def test_no_worker_is_kept_without_requests_and_the_first_one_waits_for_a_start() -> None:
+    async def main() -> None:
+        async with running("0..2", scale_to_zero_after=20.0) as rig:
+            await rig.pass_seconds(5, 1)
+            await rig.pass_seconds(25)
+            assert (rig.service.worker_count, rig.scaling["reason"]) == (0, "idle")
+            assert rig.scaling["because"] == "there was no request for 20 s"
+            assert rig.service.ready
+            call = rig.service.infer(7)
+            await turns()
+            assert rig.starting == 1, "at once, not at the next decision"
+            await rig.pass_seconds(3)
+            assert not call.done()
+            await rig.start_all()
+            ((_, _),) = [(worker, batch) for worker, batch in rig.executor.pending]
+            rig.executor.answer_everything()
+            assert await call == 7
+
+    asyncio.run(main())
+
+
+def test_model_without_any_request_gets_no_worker_either() -> None:
+    async def main() -> None:
+        async with running("0..2", scale_to_zero_after=20.0) as rig:
+            await rig.pass_seconds(25)
+            assert rig.service.worker_count == 0
+
+    asyncio.run(main())
+
+
+def test_request_waits_for_a_start_only_until_its_deadline() -> None:
+    async def main() -> None:
+        async with running("0..2", scale_to_zero_after=5.0) as rig:
+            await rig.pass_seconds(10)
+            call = rig.service.infer(7, timeout=2.0)
+            await rig.pass_seconds(3)
+            with pytest.raises(DeadlineExceeded, match="no answer within the timeout of 2 s"):
+                await call
+
+    asyncio.run(main())
+
+
+def test_start_that_fails_is_tried_again_later_and_nobody_waits_for_it() -> None:
+    async def main() -> None:
+        async with running("0..2", scale_to_zero_after=5.0) as rig:
+            await rig.pass_seconds(10)
+            call = rig.service.infer(7)
+            await turns()
+            rig.executor.wanted[-1].set_exception(ModelError("no room on the GPU"))
+            await turns()
+            with pytest.raises(ModelNotReady, match="no worker of 'square' can be started: no room on the GPU"):
+                await call
+            assert rig.service.not_ready_reason == "no worker of 'square' can be started: no room on the GPU"
+            assert (rig.scaling["failures"], rig.scaling["error"]) == (1, "no room on the GPU")
+            tries = len(rig.executor.wanted)
+            await rig.pass_seconds(3)
+            assert len(rig.executor.wanted) == tries + 1
+            await rig.pass_seconds(20)
+            await rig.start_all()
+            assert rig.service.ready
+            assert rig.scaling["error"] is None
+
+    asyncio.run(main())
+
+
+def test_stop_waits_for_the_start_that_requests_wait_for() -> None:
+    async def main() -> None:
+        async with running("0..2", scale_to_zero_after=5.0) as rig:
+            await rig.pass_seconds(10)
+            call = rig.service.infer(7)
+            await turns()
+            stopping = asyncio.ensure_future(rig.service.stop(10.0))
+            await turns()
+            await rig.start_all()
+            rig.executor.answer_everything()
+            await stopping
+            assert await call == 7
+
+    asyncio.run(main())
+
+
+def test_lost_worker_is_not_replaced_twice() -> None:
+    async def main() -> None:
+        async with running() as rig:
+            await rig.pass_seconds(10, 10)
+            await rig.start_all()
+            rig.executor.lose(2)
+            before = len(rig.executor.wanted)
+            await rig.pass_seconds(3, 10)
+            assert len(rig.executor.wanted) == before, "the executor brings it back"
+            rig.executor.revive(2)
+
+    asyncio.run(main())
+
+
+def test_workers_of_a_range_are_not_added_by_hand() -> None:
+    async def main() -> None:
+        async with running() as rig:
+            for change in (rig.service.add_worker, rig.service.remove_worker):
+                with pytest.raises(Conflict, match=r"has workers=1\.\.4: as many as the load needs"):
+                    await change()
+
+    asyncio.run(main())
+
+
+def test_changes_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with running() as rig:
+            await rig.pass_seconds(10, 10)
+
+    with caplog.at_level(logging.INFO, "weir"):
+        asyncio.run(main())
+    assert any(line.startswith("model 'square': ") and "workers instead of 1" in line for line in caplog.messages)
+
+
+def test_fixed_number_of_workers_has_nothing_to_explain() -> None:
+    async def main() -> None:
+        async with Service(Square, executor=FakeExecutor(lambda batch: batch)) as service:
+            assert service.explain_policy()["scaling"] is None
+            assert service.wanted_workers == service.worker_count == 1
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("executor", ["inline", "external"])
+def test_range_needs_workers_that_can_be_started(executor: str) -> None:
+    socket: dict[str, Any] = {"worker_socket": "unix:/tmp/none"} if executor == "external" else {}
+    with pytest.raises(SettingsError, match="a range needs workers that the server starts"):
+        Service(Square, executor=executor, workers="1..2", **socket)
+
+
+# What is learned of service times.
+
+
+def test_times_are_learned_by_size_and_not_forgotten() -> None:
+    learned = LearnedTimes(8)
+    for rows, seconds in ((1, 1.0), (4, 2.5), (8, 4.5)):
+        for _ in range(10):
+            learned.observe(rows, seconds)
+    for _ in range(1000):
+        learned.observe(1, 1.0)
+    profile = learned.profile()
+    assert profile is not None
+    assert profile.service_time_ms == pytest.approx([1000.0, 1500.0, 2000.0, 2500.0, 3000.0, 3500.0, 4000.0, 4500.0])
+
+
+def test_one_size_is_taken_for_all_until_there_are_others() -> None:
+    learned = LearnedTimes(4)
+    assert learned.profile() is None
+    for _ in range(3):
+        learned.observe(1, 0.5)
+    profile = learned.profile()
+    assert profile is not None
+    assert np.all(profile.service_time_ms == 500.0)
+
+
+def test_huge_batches_are_learned_up_to_a_bound() -> None:
+    learned = LearnedTimes(1 << 30)
+    for rows in (1, 5000, 9000):
+        learned.observe(rows, 1.0)
+    profile = learned.profile()
+    assert profile is not None
+    assert profile.max_batch_size == 1024
