@@ -97,7 +97,7 @@ async def take_times() -> dict[str, float]:
 
 SEED = Rounds(
     "seed",
-    "The test this all began with",
+    "880 items to a model that sleeps",
     "880 items to a model that sleeps 0.001 · ln(n + 1) seconds for a batch of n, batches of up to 200, in process.",
     one=lambda name, case, seconds: ask_own("parts.in_process", "seed"),
     contenders=(WEIR,),

@@ -92,7 +92,7 @@ def _conclude_overload(result: Result, measured: Measurements) -> None:
 
 OVERLOAD = Rounds(
     "overload",
-    "Ten times too much",
+    "Overload by ten times",
     f"A model that takes 20 ms for a batch of up to 8, a line of {QUEUE}; capacity is what it answers to {QUEUE} connections.",
     start=_start_overload,
     one=_overload,
