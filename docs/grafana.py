@@ -79,6 +79,7 @@ ROWS: dict[str, list[Panel]] = {
     ],
     "Workers": [
         Panel("Workers", "short", {"{{model}} {{state}}": _level("weir_workers", "model, state")}, "By state.", stacked=True),
+        Panel("Workers wanted", "short", {"{{model}}": _level("weir_workers_wanted")}, "Of a range, by the arrival rate."),
         Panel("Workers by node", "short", {"{{model}} {{node}}": f"sum by (model, node) (weir_worker_place{{{FILTER}}})"}, "Of workers in a cluster.", stacked=True),
         Panel("Busy", "percentunit", {
             "{{model}}": f'{_level("weir_running_batches")} / sum by (model) (weir_workers{{{FILTER},state="ready"}})',

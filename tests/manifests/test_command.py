@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.documentation.pages import ROOT
 from tests.manifests.kit import command_of, of_kind, pod_of, printed, refused
 from tests.served import weir_here
 
@@ -18,7 +19,7 @@ SAMPLES: dict[str, list[str]] = {
     "cpu_affinity": ["0", "1-2"], "server_cpu_affinity": ["0"], "cors_origins": ["*"], "uds_mode": ["660"], "load": ["all"],
     "doors": ['mine={"port": 1}'], "protocols": ["mine"], "executor": ["external"], "worker_socket": ["unix:/run/weir.sock"], "log_level": ["debug"],
     "trace_endpoint": ["http://localhost:4318"], "host": ["::"], "api_key_file": ["/etc/keys"], "control_token_file": ["/etc/token"],
-    "pipeline_depth": ["2"], "liveness": ["process"], "log_format": ["text"], "small_request_size": ["0"], "grpc_port": ["8001"], "ray_address": ["auto"], "ray_runtime_env": ['{"pip": ["a"]}'], "resources": ["A10=1"], "placement": ["spread"], "load_niceness": ["3"],
+    "pipeline_depth": ["2"], "liveness": ["process"], "log_format": ["text"], "small_request_size": ["0"], "grpc_port": ["8001"], "workers": ["1..4"], "ray_address": ["auto"], "ray_runtime_env": ['{"pip": ["a"]}'], "resources": ["A10=1"], "placement": ["spread"], "load_niceness": ["3"],
 }  # fmt: skip
 REFUSED = {"uds", "api_key"}
 
@@ -201,6 +202,12 @@ def test_help_shows_what_there_is(kind: str) -> None:
         assert f"{declared.flag} " in shown.stdout
     assert f"weir manifest {kind} square:Square" in " ".join(shown.stdout.split())
     assert "--storage-uri" not in weir_here("manifest", "kubernetes", "--help", env={"COLUMNS": "200"}).stdout
+
+
+def test_the_reference_has_every_option_of_its_own() -> None:
+    page = (ROOT / "docs" / "reference" / "command-line.md").read_text()
+    section = page[page.index("## weir manifest") :].split("\n## ")[0]
+    assert [each.flag for each in manifest_settings().values() if f"`{each.flag}`" not in section] == []
 
 
 def test_it_needs_no_model_and_says_how_it_was_written() -> None:

@@ -36,7 +36,7 @@ def test_it_is_valid_and_serves_what_it_was_told(tmp_path: Path) -> None:
         "--cpu=500m",
         "--namespace=team",
     ]
-    objects = printed("rayservice", *words, env={"WEIR_WORKERS": "2", "WEIR_MAX_BODY_SIZE": "5"})
+    objects = printed("rayservice", *words, env={"WEIR_PIPELINE_DEPTH": "2", "WEIR_MAX_BODY_SIZE": "5"})
     check(objects[0])
     assert objects[0]["metadata"]["namespace"] == "team"
     (application,) = config_of(objects)["applications"]
@@ -44,7 +44,7 @@ def test_it_is_valid_and_serves_what_it_was_told(tmp_path: Path) -> None:
         "models": [
             {
                 "target": TARGET, "name": "square", "params": {"depth": [1, 2]}, "routes": ["/sq"],
-                "settings": {"drain_timeout": 60.0, "max_batch_size": 8, "workers": 2},
+                "settings": {"drain_timeout": 60.0, "max_batch_size": 8, "pipeline_depth": 2},
             }
         ],
         "server": {"liveness": "models", "explain": True, "max_body_size": 5},
@@ -52,7 +52,7 @@ def test_it_is_valid_and_serves_what_it_was_told(tmp_path: Path) -> None:
     (deployment,) = application["deployments"]
     assert deployment["num_replicas"] == 1
     assert deployment["ray_actor_options"] == {"num_cpus": 0.5, "num_gpus": 1}
-    assert deployment["max_ongoing_requests"] == 1024 + 16  # what its own queue and workers hold
+    assert deployment["max_ongoing_requests"] == 1024 + 8  # what its own queue and workers hold
     pod = objects[0]["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]["template"]["spec"]
     assert 60 + 12 < deployment["graceful_shutdown_timeout_s"] < pod["terminationGracePeriodSeconds"]
 
@@ -70,11 +70,12 @@ def test_it_scales_as_ray_serve_does() -> None:
 
 
 def test_pods_have_the_code_and_the_key() -> None:
-    objects = printed("rayservice", TARGET, "--secret=tokens", env={"WEIR_TIMEOUT": "5"})
+    objects = printed("rayservice", TARGET, "--secret=tokens", "--api-key-secret=keys", env={"WEIR_TIMEOUT": "5"})
     cluster = objects[0]["spec"]["rayClusterConfig"]
     for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
         (container,) = group["template"]["spec"]["containers"]
-        assert container["env"] == [{"name": "PYTHONPATH", "value": "/srv/models"}]
+        key = {"name": "WEIR_API_KEY", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "api-key"}}}
+        assert container["env"] == [{"name": "PYTHONPATH", "value": "/srv/models"}, key]
         assert container["envFrom"] == [{"secretRef": {"name": "tokens"}}]
     assert config_of(objects)["applications"][0]["args"]["models"][0]["settings"]["timeout"] == 5.0
 

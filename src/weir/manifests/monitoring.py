@@ -145,8 +145,8 @@ def monitoring(manifest: Manifest, job_label: str, selector: dict[str, str]) -> 
         "interval": "15s",
         "scheme": manifest.command.scheme.lower(),
     }
-    if manifest.monitoring.api_key_secret is not None:
-        credentials = {"name": manifest.monitoring.api_key_secret, "key": "api-key"}
+    if manifest.objects.api_key_secret is not None:
+        credentials = {"name": manifest.objects.api_key_secret, "key": "api-key"}
         endpoint["authorization"] = {"credentials": credentials}
     if endpoint["scheme"] == "https":
         endpoint["tlsConfig"] = {"insecureSkipVerify": True}  # pods are asked by address, which no certificate names

@@ -106,8 +106,8 @@ def environment(manifest: Manifest) -> dict[str, Any]:
     variables: list[dict[str, Any]] = [
         {"name": name, "value": text} for name, text in manifest.command.variables.items()
     ]
-    if manifest.monitoring.api_key_secret is not None:
-        source = {"name": manifest.monitoring.api_key_secret, "key": "api-key"}
+    if manifest.objects.api_key_secret is not None:
+        source = {"name": manifest.objects.api_key_secret, "key": "api-key"}
         variables.append({"name": "WEIR_API_KEY", "valueFrom": {"secretKeyRef": source}})
     secrets = [{"secretRef": {"name": name}} for name in manifest.objects.secret]
     return {**({"env": variables} if variables else {}), **({"envFrom": secrets} if secrets else {})}

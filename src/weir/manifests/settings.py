@@ -82,6 +82,9 @@ class ObjectSettings:
     secret: list[str] = setting(
         [], "Secret whose entries become variables of the containers, such as HF_TOKEN", metavar="NAME"
     )
+    api_key_secret: str | None = setting(
+        None, "Secret with the entry api-key, which every caller must send; Prometheus gets it too", metavar="NAME"
+    )
 
     def __post_init__(self) -> None:
         check(self)
@@ -125,9 +128,6 @@ class MonitoringSettings:
     """What the Prometheus Operator is told."""
 
     monitor: bool = setting(False, "also print a PodMonitor and a PrometheusRule, for the Prometheus Operator")
-    api_key_secret: str | None = setting(
-        None, "Secret with the entry api-key, which every caller must send; Prometheus gets it too", metavar="NAME"
-    )
 
     def __post_init__(self) -> None:
         check(self)
