@@ -72,10 +72,10 @@ test-browser: $(VENV)/.browser
 	$(BIN)/python -m pytest -m browser tests/frontends/dashboard/browser $(ARGS)
 
 test-torch: .venvs/torch/.test
-	.venvs/torch/bin/python -m pytest -m torch tests/catalog tests/embedding/runtime tests/embedding/test_langchain.py $(ARGS)
+	.venvs/torch/bin/python -m pytest -m torch tests/catalog tests/commands/test_new.py tests/embedding/runtime tests/embedding/test_langchain.py $(ARGS)
 
 test-sklearn: .venvs/sklearn/.test
-	.venvs/sklearn/bin/python -m pytest -m sklearn tests/catalog $(ARGS)
+	.venvs/sklearn/bin/python -m pytest -m sklearn tests/catalog tests/commands/test_new.py $(ARGS)
 
 test-ray: .venvs/ray/.test
 	.venvs/ray/bin/python -m pytest -m ray tests/workers/ray tests/manifests/test_on_ray.py $(ARGS)

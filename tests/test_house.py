@@ -65,7 +65,7 @@ LIMITS = {
     "bench": (12, 2_049),
     "catalog": (16, 3_005),
     "client": (8, 1_697),
-    "commands": (15, 1_322),
+    "commands": (16, 1_544),
     "embedding": (53, 10_180),
     "frontends": (32, 6_078),
     "manifests": (8, 871),
@@ -76,7 +76,7 @@ LIMITS = {
     "simulation": (11, 2_452),
     "telemetry": (6, 1_249),
     "tuning": (5, 851),
-    "weir": (35, 3_068),
+    "weir": (35, 3_069),
     "wire": (12, 2_643),
     "workers": (24, 5_052),
 }

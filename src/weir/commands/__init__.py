@@ -6,6 +6,7 @@ The modules are imported for every `weir --help`, so a function imports the libr
 from collections.abc import Mapping
 
 COMMANDS: Mapping[str, str] = {  # an example of each command, by name
+    "new": "weir new mood --template sklearn",
     "profile": "weir profile square:Square -o square.profile.toml",
     "solve": "weir solve square.profile.toml --latency-weight 1 --energy-weight 1 --reference-rate 200 -o square.policy.npz",
     "simulate": "weir simulate square.profile.toml --policy smdp,greedy,size-or-delay:size=32,delay=5ms --arrivals poisson:0.7",
