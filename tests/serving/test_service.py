@@ -451,3 +451,16 @@ def test_a_priority_or_key_that_cannot_be_is_refused_and_harms_nobody(name: str,
             assert rig.service.state()["waiting"] == 0
 
     asyncio.run(main())
+
+
+def test_a_notebook_shows_what_is_served_and_how() -> None:
+    async def main() -> list[str]:
+        service = Service(Square, executor=FakeExecutor(squares), max_batch_size=7, policy="full")
+        shown = [service._repr_html_()]
+        async with service:
+            shown.append(service._repr_html_())
+        return shown
+
+    before, running = asyncio.run(main())
+    assert "<caption>Service square</caption>" in before and "<td>ready</td>" not in before
+    assert all(f"<td>{text}</td>" in running for text in ("ready", "full", "7 rows", "0 rows"))

@@ -145,3 +145,9 @@ def test_a_bank_stands_beside_other_policies(tmp_path: Path) -> None:
     assert 1_000 < (tmp_path / "bank.png").stat().st_size < 150_000
     shown = re.findall(r"<text[^>]*>([^<]*)</text>", (tmp_path / "bank.svg").read_text())
     assert {"solved, mean", "solved, p99", "greedy, mean", "greedy", "rate (rows/s)", "power (W)"} <= set(shown)
+
+
+def test_a_notebook_shows_the_same_table(compared: Comparison) -> None:
+    html = compared._repr_html_()
+    assert html.startswith(f"<table><caption>{heading(compared)}</caption>")
+    assert html.count("<tr><td>") == len(compared.outcomes) and "<td>best</td>" in html

@@ -15,6 +15,7 @@ import msgspec
 
 from weir.batching.request_state import refuse
 from weir.errors import Conflict, InvalidRequest, ModelError, WeirError, for_caller
+from weir.figures import html_table
 from weir.messages import Express, Kind, Observer, Request
 from weir.model import Example, Measure, Model, check_model
 from weir.policy.decision import Policy
@@ -503,6 +504,20 @@ class Service:
         cheap to collect."""
         own = {"model": self.name, "ready": self.ready, "reason": self.not_ready_reason} | self.generation.present()
         return own if brief else own | self.generation.history() | {"policy": summary(self.explain_policy())}
+
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks: what is served, how, and how much waits and runs."""
+        state = self.generation.present()
+        rows = [
+            ("state", self.not_ready_reason or "ready"),
+            ("model", f"{self.generation.model.__module__}:{self.generation.model.__qualname__}"),
+            ("workers", f"{self.workers.workers} {self.workers.executor}"),
+            ("policy", self.batching.policy),
+            ("largest batch", f"{self.batching.max_batch_size} rows"),
+            ("waiting", f"{state['waiting']} rows"),
+            ("running", f"{state['in_flight']} rows"),
+        ]
+        return html_table(f"Service {self.label}", ("", ""), rows)
 
     def explain_policy(self) -> dict[str, Any]:
         """Return what the policy decides and what was measured under it, as a JSON-able dict. `GET /models/{model}/policy` shows

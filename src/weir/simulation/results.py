@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from weir.errors import SettingsError
+from weir.figures import html_table
 from weir.messages import Reason
 from weir.policy.cost.objective import LatencySLO, Prices
 from weir.policy.cost.profile import Profile
@@ -260,6 +261,14 @@ class Comparison:
     seed: int
     outcomes: Mapping[str, PolicyOutcome]
     objective: LatencySLO | None = None
+
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks: the one that `weir simulate` prints."""
+        from weir.simulation.report import heading, table  # which imports this module
+
+        columns = table(self).columns
+        rows = zip(*[list(column.cells) for column in columns], strict=True)
+        return html_table(heading(self), [str(column.header) for column in columns], rows)
 
     @property
     def best(self) -> str | None:

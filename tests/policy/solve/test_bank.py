@@ -298,3 +298,10 @@ def test_the_best_actions_of_a_rate_nearby_are_a_better_start_than_its_table() -
     )
     assert by_actions.improved.steps <= 8 < by_table.improved.steps
     assert np.array_equal(by_actions.table, alone.table)
+
+
+def test_a_notebook_shows_a_row_for_each_rate() -> None:
+    made = bank()
+    shown = made._repr_html_()
+    assert shown.count("<tr><td>") == len(made.rates)
+    assert all(f"<td>{limit}</td>" in shown for limit in made.limits())
