@@ -9,21 +9,21 @@ import pytest
 from tests.documentation.pages import ROOT
 from tests.served import CLEAN, weir_here
 
-from weir.commands.new import Template, files_of
+from weir.commands.new import ProjectKind, files_of
 
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     "template",
     [
-        Template.PLAIN,
-        Template.STREAM,
-        Template.ONNX,
-        pytest.param(Template.SKLEARN, marks=pytest.mark.sklearn),
-        pytest.param(Template.TORCH, marks=pytest.mark.torch),
+        ProjectKind.PLAIN,
+        ProjectKind.STREAM,
+        ProjectKind.ONNX,
+        pytest.param(ProjectKind.SKLEARN, marks=pytest.mark.sklearn),
+        pytest.param(ProjectKind.TORCH, marks=pytest.mark.torch),
     ],
 )
-def test_the_test_of_a_new_project_passes(template: Template, tmp_path: Path) -> None:
+def test_the_test_of_a_new_project_passes(template: ProjectKind, tmp_path: Path) -> None:
     done = weir_here("new", "my-model", "--template", template, cwd=tmp_path)
     assert done.returncode == 0, done
     shown = [line.strip() for line in done.stdout.splitlines()]
@@ -39,15 +39,15 @@ def test_the_test_of_a_new_project_passes(template: Template, tmp_path: Path) ->
         assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
-@pytest.mark.parametrize("template", Template)
-def test_each_file_is_complete(template: Template) -> None:
+@pytest.mark.parametrize("template", ProjectKind)
+def test_each_file_is_complete(template: ProjectKind) -> None:
     for name, text in files_of(template, "some").items():
         assert "{name}" not in text and "{make}" not in text and "{{" not in text, name
         assert text.endswith("\n")
         if name.endswith(".py"):
             compile(text, name, "exec")
     dockerfile = files_of(template, "some")["Dockerfile"]
-    assert ("RUN python " in dockerfile) == (template in (Template.SKLEARN, Template.ONNX))
+    assert ("RUN python " in dockerfile) == (template in (ProjectKind.SKLEARN, ProjectKind.ONNX))
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:

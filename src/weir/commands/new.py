@@ -10,7 +10,7 @@ import typer
 from weir.errors import SettingsError
 
 
-class Template(StrEnum):
+class ProjectKind(StrEnum):
     """What a new project serves."""
 
     PLAIN = "plain"
@@ -157,25 +157,25 @@ def _test(check: str) -> str:
     return text.replace("import weir\n", "import numpy as np\nimport weir\n", 1) if "np." in check else text
 
 
-_PROJECTS: Mapping[Template, _Project] = {
-    Template.PLAIN: _Project(
+_PROJECTS: Mapping[ProjectKind, _Project] = {
+    ProjectKind.PLAIN: _Project(
         {"model.py": _PLAIN, "test_model.py": _test('        assert client.infer("{name}", "weir") == 4')},
         "model.py:Lengths",
     ),
-    Template.SKLEARN: _Project(
+    ProjectKind.SKLEARN: _Project(
         {
             "train.py": _TRAIN,
             "test_model.py": _test('        assert client.infer("{name}", [5.1, 3.5, 1.4, 0.2]) == 0'),
         },
         "model.skops", "client,sklearn", make="train.py",
     ),
-    Template.TORCH: _Project(
+    ProjectKind.TORCH: _Project(
         {"model.py": _TORCH, "test_model.py": _test(_ARRAYS)}, "model.py:Classifier", more=("torch",)
     ),
-    Template.ONNX: _Project(
+    ProjectKind.ONNX: _Project(
         {"export.py": _EXPORT, "test_model.py": _test(_ARRAYS)}, "model.onnx", "client,onnx", ("onnx",), "export.py"
     ),
-    Template.STREAM: _Project(
+    ProjectKind.STREAM: _Project(
         {
             "model.py": _STREAM,
             "test_model.py": _test(
@@ -220,7 +220,7 @@ weir serve --config weir.toml
 """
 
 
-def files_of(template: Template, name: str) -> dict[str, str]:
+def files_of(template: ProjectKind, name: str) -> dict[str, str]:
     """Return the content of each file of a new project, by its name."""
     project = _PROJECTS[template]
     requirements = [f"weir-serving[{project.extras}]", *project.more, "pytest"]
@@ -237,7 +237,7 @@ def files_of(template: Template, name: str) -> dict[str, str]:
 
 def new(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Folder to write, and the name of the model.")],
-    template: Annotated[Template, typer.Option("--template", help="What the project serves.")] = Template.PLAIN,
+    template: Annotated[ProjectKind, typer.Option("--template", help="What the project serves.")] = ProjectKind.PLAIN,
 ) -> None:
     """Write a small project into a new folder: a model, a test of it, settings and a Dockerfile."""
     from weir.serving.settings import check_name
@@ -256,7 +256,7 @@ def new(
     typer.echo("next:\n" + "\n".join(f"  {line}" for line in _steps(name, template)))
 
 
-def _steps(name: str, template: Template) -> list[str]:
+def _steps(name: str, template: ProjectKind) -> list[str]:
     make = _PROJECTS[template].make
     commands = ["pip install -r requirements.txt", *([f"python {make}"] if make else [])]
     return [f"cd {name}", *commands, "pytest", "weir serve --config weir.toml"]
