@@ -17,6 +17,7 @@ from benchmarks.harness.result import Part, Result, count, markdown, millisecond
 from benchmarks.harness.rounds import Rounds
 from benchmarks.harness.servers import ROOT, VERSIONS, require_wrk
 from benchmarks.parts import (
+    autoscaling,
     core,
     embedding,
     endpoints,
@@ -199,6 +200,7 @@ IN_ORDER: tuple[Part | Rounds, ...] = (
     live.THEORY,
     live.LIVE,
     policies.PART,
+    autoscaling.PART,
     embedding.EMBEDDING,
     padding.PART,
     graphs.GRAPHS,

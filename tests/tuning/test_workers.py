@@ -11,7 +11,7 @@ import pytest
 from tests.serving.kit import Square, turns
 
 from weir import Conflict, DeadlineExceeded, ModelError, ModelNotReady, Service, SettingsError
-from weir.policy.scaling import Capacity
+from weir.policy.scaling import Capacity, ScalingDecision, ScalingReason
 from weir.simulation.scaling import CapacityRequest
 from weir.testing import FakeClock, FakeExecutor
 from weir.tuning.workers import FEWEST, LearnedTimes, WorkerTuner
@@ -315,6 +315,37 @@ def test_range_needs_workers_that_can_be_started(executor: str) -> None:
     socket: dict[str, Any] = {"worker_socket": "unix:/tmp/none"} if executor == "external" else {}
     with pytest.raises(SettingsError, match="a range needs workers that the server starts"):
         Service(Square, executor=executor, workers="1..2", **socket)
+
+
+@pytest.mark.parametrize(
+    ("reason", "queue", "because"),
+    [
+        (ScalingReason.RATE, 0.0, "2 workers keep load=0.8 up to 6.4 rows/s, and 5 arrive"),
+        (
+            ScalingReason.QUEUE, 12.4,
+            "12 rows would wait in 0 s, when a further worker could be ready, at 9 rows/s; 2 workers answer them in time",
+        ),
+        (
+            ScalingReason.QUEUE, 0.0,
+            "with fewer workers rows would be late in 0 s, when a further worker could be ready, at 9 rows/s",
+        ),
+        (
+            ScalingReason.HELD, 0.0,
+            "2 workers keep load=0.8 up to 6.4 rows/s; 1 would do now, but more were needed shortly before",
+        ),
+        (ScalingReason.FIRST, 0.0, "a request waits and there was no worker"),
+        (ScalingReason.LEAST, 0.0, "there shall be at least 1; 2 workers keep load=0.8 up to 6.4 rows/s, and 5 arrive"),
+        (ScalingReason.MOST, 0.0, "there may be at most 4; 1 are needed"),
+    ],
+)  # fmt: skip
+def test_each_reason_is_a_sentence(reason: ScalingReason, queue: float, because: str) -> None:
+    async def main() -> None:
+        async with running() as rig:
+            await rig.pass_seconds(5, 1)
+            rig.scaler.decision = ScalingDecision(2, reason, 5.0, 9.0, 1, 1, queue)
+            assert rig.scaling["because"] == because
+
+    asyncio.run(main())
 
 
 # What is learned of service times.

@@ -534,7 +534,10 @@ class ScalingTrial:
 
     def outcome(self, text: str) -> ScalingOutcome:
         """Return what the rule `text` does. Raises SettingsError."""
-        made = self.run(text)
+        return self.outcome_of(text, self.run(text))
+
+    def outcome_of(self, text: str, made: ScalingRun) -> ScalingOutcome:
+        """Return what the rule `text` has done in a run."""
         run, since = made.run, made.since
         counted = run.arrival >= since
         times = 1000.0 * (run.end - run.arrival)[counted]

@@ -364,11 +364,16 @@ class WorkerTuner(SilentObserver):
         enough = f"{workers} {known.goal} up to {kept:.4g} rows/s"
         return {
             ScalingReason.RATE: f"{enough}, and {decision.rate:.4g} arrive",
-            ScalingReason.QUEUE: f"{decision.queue:.0f} rows would wait in {self.start_up:.3g} s, when a further worker could be ready, at "
-            f"{decision.high_rate:.4g} rows/s; {decision.workers} answer them in time",
+            ScalingReason.QUEUE: self._of_queue(decision),
             ScalingReason.HELD: f"{enough}; {max(decision.by_rate, decision.by_queue)} would do now, but more were needed shortly before",
             ScalingReason.FIRST: "a request waits and there was no worker",
             ScalingReason.IDLE: f"there was no request for {self._idle_after:g} s",
             ScalingReason.LEAST: f"there shall be at least {self.allowed.least}; {enough}, and {decision.rate:.4g} arrive",
             ScalingReason.MOST: f"there may be at most {self.allowed.most}; {max(decision.by_rate, decision.by_queue)} are needed",
         }[decision.reason]
+
+    def _of_queue(self, decision: ScalingDecision) -> str:
+        ahead = f"in {self.start_up:.3g} s, when a further worker could be ready, at {decision.high_rate:.4g} rows/s"
+        if decision.queue >= 1.0:
+            return f"{decision.queue:.0f} rows would wait {ahead}; {decision.workers} workers answer them in time"
+        return f"with fewer workers rows would be late {ahead}"
