@@ -52,6 +52,7 @@ PARTS = {
     "Repository": "Models in a folder, and what is loaded at the start. These are settings of the server, not of a model.",
     "Telemetry": "What the server tells about itself. These are settings of the server, not of a model.",
     "Process": "What concerns the server's own process. These are settings of the server, not of a model.",
+    "Batch jobs": "Files of requests that run as bulk work. These are settings of the server, not of a model.",
 }
 
 TEXTS_INTRODUCTION = """## Texts

@@ -61,22 +61,23 @@ def test_our_own_house_has_no_circles_and_no_name_twice(capsys: pytest.CaptureFi
 # Room by room: files and code lines. The goal of the rooms that stood when the house was rebuilt was 260 files and 33,000 lines.
 # Lower a pair whenever its room has become smaller; only the commit that adds a capability may raise one, by what it adds.
 LIMITS = {
-    "batching": (13, 2_242),
+    "batching": (13, 2_246),
     "bench": (12, 2_049),
     "catalog": (16, 3_005),
     "client": (8, 1_697),
-    "commands": (16, 1_544),
+    "commands": (17, 1_624),
     "embedding": (53, 10_180),
     "frontends": (32, 6_078),
+    "jobs": (7, 1_152),
     "manifests": (8, 871),
-    "policy": (18, 2_578),
+    "policy": (18, 2_581),
     "profiling": (6, 1_013),
-    "protocols": (14, 1_828),
+    "protocols": (14, 1_831),
     "serving": (10, 2_882),
     "simulation": (11, 2_459),
     "telemetry": (6, 1_249),
     "tuning": (5, 852),
-    "weir": (35, 3_076),
+    "weir": (36, 3_124),
     "wire": (12, 2_643),
     "workers": (24, 5_052),
 }

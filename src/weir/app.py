@@ -37,6 +37,8 @@ from weir.frontends.http.application import Added, make_app
 from weir.frontends.http.pages import Held, code_of, make_exposition
 from weir.frontends.http.server import HttpServer
 from weir.frontends.websocket import WebSockets
+from weir.jobs.routes import JobRoutes, refusal
+from weir.jobs.running import Reply, call
 from weir.messages import Observer
 from weir.model import Model
 from weir.protocols.access import Access, AccessSettings, Control, ControlSettings
@@ -122,7 +124,11 @@ class App:
         )
         websockets = WebSockets(self.registry, settings.http, kserve.account)
         self._added = _added(product, context, metrics, exposition)
-        asgi = make_app(
+        self._jobs = None if settings.jobs.batch_dir is None else self._batch_jobs(settings)
+        if self._jobs is not None:
+            self._added = _with_jobs(self._added, self._jobs)
+            self.registry.reserve(["v1"])
+        self.asgi = asgi = make_app(
             self.registry, settings.http, metrics=None if exposition is None else exposition.render, context=kserve,
             websockets=websockets, added=self._added, log=log,
         )  # fmt: skip
@@ -146,6 +152,24 @@ class App:
         self.frontends += () if product is None else product.frontends(context)
         self._signalled = asyncio.Event()
         self._own_process = False
+
+    def _batch_jobs(self, settings: Settings) -> JobRoutes:
+        return JobRoutes(settings.jobs, settings.http, self.call, self._logger.info, lambda: self.registry.routes)
+
+    async def call(self, path: str, body: bytes) -> Reply:
+        """Return the response of this server's own application to a POST of JSON to `path`, as bulk work."""
+        return await call(self.asgi, path, body, self.access.own_key)
+
+    @asynccontextmanager
+    async def loaded(self) -> AsyncIterator[None]:
+        """While the block runs, have all models ready for `call`, with nothing listening. Raises what `run` raises for a model."""
+        try:
+            await self._start()
+            yield
+        finally:
+            await self.manager.stop(0.0)
+            if self._product is not None:
+                await self._product.stop()
 
     async def run(self, ready: Callable[[], None] = lambda: None, *, signals: bool = True) -> None:
         """Serve until a signal of ENDING, then finish what was accepted. A second signal ends the process at once.
@@ -185,6 +209,8 @@ class App:
                 self._logger.info("listening", address=frontend.address)
             self._added.begin()
             if await self._load():
+                if self._jobs is not None:
+                    self._jobs.start()
                 ready()
                 async with watching(self._watched, self.manager):
                     await self._signalled.wait()
@@ -193,6 +219,7 @@ class App:
                 self._refuse()
                 await asyncio.gather(*[frontend.drain(WRITE_TIMEOUT) for frontend in self.frontends])
         finally:
+            await self._stop_jobs()
             await self.manager.stop(0.0)
             await asyncio.gather(*[frontend.stop() for frontend in self.frontends])
             if self._product is not None:
@@ -227,6 +254,7 @@ class App:
         """Finish what was accepted, within each model's own drain_timeout."""
         self._logger.info("draining", **self._unfinished())
         self._refuse()
+        await self._stop_jobs()
         in_time = self._product is None or await self._product.drain()
         await self.manager.drain(None if in_time else 0.0)
         unfinished = self._unfinished()
@@ -235,6 +263,10 @@ class App:
         await self.manager.stop(0.0)  # fails what is unfinished
         if not all(await asyncio.gather(*[frontend.drain(WRITE_TIMEOUT) for frontend in self.frontends])):
             self._logger.warning("some answers were not read in time")
+
+    async def _stop_jobs(self) -> None:
+        if self._jobs is not None:
+            await self._jobs.stop()
 
     def _refuse(self) -> None:
         self.registry.ending = True
@@ -289,6 +321,17 @@ def _added(
     refusals = product.refusals()
     context.registry.reserve(prefix.split("/")[1] for prefix in refusals)
     return Added(routes, {**shown.paths, **product.paths()}, refusals, shown.begin)
+
+
+def _with_jobs(added: Added, jobs: JobRoutes) -> Added:
+    """Return `added` and the routes of batch jobs, which come first: a product may answer every other path below /v1."""
+
+    def begin() -> None:
+        added.begin()
+        jobs.begin()
+
+    refusals = {"/v1": refusal, **added.refusals}
+    return Added([*jobs.routes(), *added.routes], {**added.paths, **jobs.paths()}, refusals, begin)
 
 
 def _folder(settings: Settings) -> FolderRepository | None:

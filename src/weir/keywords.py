@@ -264,3 +264,15 @@ class ServerKeywords(ServiceKeywords, total=False):
     """Share of requests that are traced, among those whose callers have not decided"""
     server_cpu_affinity: list[int]
     """CPUs for the server's own process; workers use cpu_affinity, or all CPUs that the server had at its start"""
+    batch_dir: str | None
+    """Directory of batch jobs and their files; with it the server offers /v1/files and /v1/batches"""
+    batch_max_bytes: int
+    """What all files and answers of batch jobs may take together, in bytes"""
+    batch_max_file_size: int
+    """Largest uploaded file, in bytes"""
+    batch_max_requests: int
+    """Most requests of one batch job"""
+    batch_concurrency: int
+    """Requests of batch jobs that are under way at once"""
+    batch_expire_after: float
+    """Age at which files and finished jobs are removed, in seconds"""

@@ -24,6 +24,7 @@ from weir.config import Rule, check, from_text, from_texts, from_toml, setting
 from weir.errors import SettingsError
 from weir.frontends.frontend import FrontendsSettings
 from weir.frontends.grpc.frontend import GrpcSettings
+from weir.jobs.settings import JobSettings
 from weir.protocols.access import AccessSettings, ControlSettings
 from weir.protocols.settings import HttpSettings, KserveSettings
 from weir.serving.settings import ServiceSettings
@@ -79,6 +80,7 @@ SERVER_PARTS: dict[str, type[Any]] = {
     "Repository": RepositorySettings,
     "Telemetry": TelemetrySettings,
     "Process": ProcessSettings,
+    "Batch jobs": JobSettings,
 }
 
 
@@ -157,6 +159,7 @@ class Settings(NamedTuple):
     repository: RepositorySettings
     telemetry: TelemetrySettings
     process: ProcessSettings
+    jobs: JobSettings = JobSettings()
     more: Mapping[str, Any] = MappingProxyType({})
     general: Mapping[str, Any] = MappingProxyType({})
     overriding: Mapping[str, Any] = MappingProxyType({})

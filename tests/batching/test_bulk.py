@@ -32,6 +32,7 @@ def grown(limit: float, **settings: object) -> Mill:
     """Return a mill whose bulk batches may cost `limit`."""
     mill = Mill(**settings)  # type: ignore[arg-type]
     mill.batcher._bulk.size.limit = limit
+    mill.batcher._queue.last_arrival = 0.0
     return mill
 
 
@@ -51,7 +52,7 @@ class Notes:
 
 
 def test_the_first_batch_is_one_item_and_later_ones_take_the_time_that_they_may() -> None:
-    mill = Mill(bulk_delay=0.005)
+    mill = grown(0.0, bulk_delay=0.005)
     (cut,) = mill.submit(*bulk(600))
     assert (cut.rows, cut.bulk, cut.reason, cut.waiting) == (1, 1, Reason.BULK, 600)
     seconds = []
@@ -62,6 +63,21 @@ def test_the_first_batch_is_one_item_and_later_ones_take_the_time_that_they_may(
     assert 15 <= mill.batcher.bulk_limit <= 20.0
     assert mill.batcher.recent[-2]["bulk"] == mill.batcher.recent[-2]["rows"] >= 15
     assert mill.batcher.counts[Reason.BULK] == len(mill.cuts)
+
+
+def test_after_a_long_time_without_others_bulk_batches_are_larger() -> None:
+    mill = grown(4.0, bulk_delay=0.005, max_batch_size=256)
+    mill.submit(*bulk(1000))
+    (cut,) = mill.cuts
+    while mill.now < 10.0:
+        (cut,) = run(mill, cut, 0.001 * cut.rows) or mill.submit(*bulk(500, mill.now))
+        mill.submit(*bulk(max(0, 600 - mill.batcher.waiting_bulk), mill.now))
+    assert cut.rows > 80  # a hundredth of the ten seconds
+    mill.submit(*many(1, mill.now))
+    (cut,) = run(mill, cut, 0.001 * cut.rows)
+    assert cut.bulk < cut.rows
+    (cut,) = run(mill, cut, 0.001)
+    assert cut.rows <= 5
 
 
 def test_an_item_of_several_rows_or_more_cost_than_fits_goes_alone() -> None:

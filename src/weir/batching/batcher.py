@@ -343,7 +343,7 @@ class Batcher:
         dispatch.seconds = now - (alone_since if alone_since > dispatch.at else dispatch.at)
         self.service.learn(dispatch.rows, dispatch.seconds, now, dispatch.cost)
         if self._bulk_seen:
-            self._bulk.ended(dispatch, self.bulk_delay, now)
+            self._bulk.ended(dispatch, self.bulk_delay, now, self._queue.last_arrival)
         if not dispatch.missed:
             self._forecast.made_it()
         if self._tight < inf and (batch_id % SIGHT_BATCHES == 0 or batch_id in FIRST_SIGHTS):
@@ -436,12 +436,12 @@ class Batcher:
         """Cut batches of bulk requests for the workers that have nothing to do, and add them to `cut`."""
         bulk, places, settings = self._bulk, self._places, self.settings
         scheduler, most = bulk.queue.scheduler, self._max_cost
-        delay = self.bulk_delay
+        limit, delay = bulk.limit(self.bulk_delay, now, self._queue.last_arrival)
         while places.pick(empty=True) is not None and (group := scheduler.first()) is not None:
             if not self.draining:
                 if places.free == 1 and self._queue.scheduler.end_of_wait() < now + delay:
                     return  # the last free worker is kept for interactive requests whose wait is about to end
-                most = min(self._max_cost, bulk.size.limit)
+                most = min(self._max_cost, limit)
             waiting, (deadline, oldest_arrival) = group.waiting, group.rank()
             draft = self._take(group, settings.max_batch_size, most, now, None)
             if draft.requests:

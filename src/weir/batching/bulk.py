@@ -2,7 +2,7 @@
 
 They wait in a queue of their own, so that no policy sees them: neither their number nor their age makes it dispatch. A bulk batch is cut when a worker
 has nothing to do and no interactive request is to be dispatched. It is at most as large as takes the time that bulk work may add to an interactive
-request (policy/bulk.py), as a request that arrives meanwhile waits for its end.
+request (policy/bulk.py), as a request that arrives meanwhile waits for its end. While none has come for long, it may take longer.
 
 An interactive batch after which nothing interactive waits is filled up with bulk requests of the same key, as far as there is room. They make it
 longer, so this counts against the same time: what a bulk batch has already added to the requests that now wait is subtracted, and so is what was added
@@ -16,21 +16,22 @@ from weir.batching.group import FifoQueue, Group
 from weir.batching.queue import RequestQueue
 from weir.batching.settings import BatchingSettings
 from weir.messages import Dispatch, Request
-from weir.policy.bulk import DEFAULT_DELAY, BulkSize
+from weir.policy.bulk import DEFAULT_DELAY, BulkSize, delay_after
 from weir.policy.decision import PolicyBase
 
 
 class BulkWork:
     """The bulk requests that wait, and how many of them go next.
 
-    `queue` has bounds of its own, as those of interactive requests: bulk work never makes the queue full for them. `size` is that of a bulk batch.
+    `queue` has bounds of its own, as those of interactive requests: bulk work never makes the queue full for them. `size` is that of a bulk batch,
+    and `quiet_size` that after some time without interactive requests.
     """
 
-    __slots__ = ("_busy_until", "_delay", "_ended_at", "_left", "queue", "size")
+    __slots__ = ("_busy_until", "_delay", "_ended_at", "_left", "queue", "quiet_size", "size")
 
     def __init__(self, settings: BatchingSettings, lane: type[FifoQueue]) -> None:
         self.queue = RequestQueue(settings.max_queue_size, lane, settings.capacity, settings.max_queue_cost)
-        self.size = BulkSize()
+        self.size, self.quiet_size = BulkSize(), BulkSize()
         self._delay = settings.bulk_delay
         self._left = 1.0  # the part of `delay` that may still be added to the interactive requests of this busy time
         self._ended_at = -inf  # the instant at which the last bulk batch ended
@@ -47,12 +48,18 @@ class BulkWork:
             return self._delay
         return DEFAULT_DELAY if policy.bulk_delay is None else policy.bulk_delay
 
-    def ended(self, cut: Dispatch, delay: float, now: float) -> None:
-        """Note that the batch `cut` is back. One of bulk requests only may take `delay` seconds."""
+    def limit(self, delay: float, now: float, last_arrival: float) -> tuple[float, float]:
+        """Return how much a bulk batch may cost now, and how many seconds it may take. The last interactive request came at `last_arrival`."""
+        allowed = delay_after(now - last_arrival, delay)
+        return (self.size if allowed <= delay else self.quiet_size).limit, allowed
+
+    def ended(self, cut: Dispatch, delay: float, now: float, last_arrival: float) -> None:
+        """Note that the batch `cut` is back. One of bulk requests only may take `delay` seconds, or more if the last other request came long ago."""
         if cut.bulk < cut.rows:
             self._busy_until = now
         else:
             self.size.learn(cut.cost, cut.seconds, delay)
+            self.quiet_size.learn(cut.cost, cut.seconds, delay_after(now - last_arrival, delay))
             self._ended_at = now
 
     def serves(self, oldest_arrival: float, delay: float, *, alone: bool, spare: bool) -> None:

@@ -9,6 +9,8 @@ DEFAULT_DELAY = 0.005  # seconds that bulk work may add, where nothing else is s
 SLO_SHARE = 0.05  # the part of a latency objective that bulk work may add ...
 LEAST_DELAY = 0.002  # ... and the seconds that it may add in any case
 
+QUIET_SHARE = 0.01  # what bulk work may add to the request that ends a quiet time, as a part of that time
+
 GROWTH = 0.25  # how much of the way to a larger size one batch that took less time leads
 MOST_GROWTH = 2.0  # the largest size that is aimed at, as a multiple of what is known to take little enough time
 MOST_FALL = 0.5  # the smallest share of its size that one slow batch leaves
@@ -17,6 +19,14 @@ MOST_FALL = 0.5  # the smallest share of its size that one slow batch leaves
 def delay_within(deadline: float) -> float:
     """Return the seconds that bulk work may add to an interactive request whose answer is promised within `deadline` seconds."""
     return max(LEAST_DELAY, SLO_SHARE * deadline)
+
+
+def delay_after(quiet: float, delay: float) -> float:
+    """Return how many seconds a bulk batch may take when no interactive request has come for `quiet` seconds: `delay`, or more after a long time.
+
+    So a server without interactive requests does its bulk work in batches of any size.
+    """
+    return max(delay, QUIET_SHARE * quiet)
 
 
 class BulkSize:

@@ -8,6 +8,7 @@ import base64
 import binascii
 import hmac
 import ipaddress
+import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -182,6 +183,7 @@ class Access:
         keys = [settings.api_key] if settings.api_key is not None else [] if path is None else read_keys(path)
         self._digests = [_digest(key) for key in keys]
         self._control = control
+        self.own_key = secrets.token_urlsafe(32)  # of the server itself, for calls of its own application
 
     @property
     def required(self) -> bool:
@@ -195,6 +197,7 @@ class Access:
         if key is not None:
             given = _digest(key)
             known = [hmac.compare_digest(given, digest) for digest in self._digests]
+            known.append(hmac.compare_digest(given, _digest(self.own_key)))
             if any(known) or (self._control is not None and self._control.knows(key)):
                 return
         which = "came without it" if key is None else "came with another one"

@@ -1,0 +1,108 @@
+"""`weir batch`: runs a file of requests without a server."""
+
+import asyncio
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from weir.commands.options import check_writable, flag, only, settings_of
+from weir.errors import SettingsError
+
+if TYPE_CHECKING:
+    from weir.app import App
+    from weir.jobs.offline import Source
+    from weir.jobs.settings import JobSettings
+
+batch = typer.Typer(help="Run a file of requests without a server.", no_args_is_help=True)
+_CLASS = re.compile(r".+:[A-Za-z_]\w*")
+_INPUT, _MODELS = "Requests", "Models"
+
+
+@batch.callback()
+def _batch() -> None:
+    """Run a file of requests without a server."""
+
+
+@batch.command()
+def run(
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", help="Requests: .jsonl as of OpenAI's Batch API, or a table, .csv or .parquet."),
+    ],
+    targets: Annotated[
+        list[str],
+        typer.Argument(metavar="TARGET...", help="The models: module:Class, or directories and ids of text models."),
+    ],
+    output: Annotated[Path, flag("File that gets the answers, as JSON lines.", _INPUT, "--output", "-o")],
+    url: Annotated[str | None, flag("Where the rows of a table are sent, such as /v1/embeddings.", _INPUT)] = None,
+    column: Annotated[
+        str | None, flag("Column of a table with the values (default: text, or the only one).", _INPUT)
+    ] = None,
+    model: Annotated[str, flag("Model that requests for the rows of a table name.", _INPUT)] = "",
+    concurrency: Annotated[int, flag("Requests that are under way at once.", _INPUT)] = 512,
+    config: Annotated[
+        list[str] | None, flag("TOML file of settings, as for weir serve.", _MODELS, metavar="PATH")
+    ] = None,
+) -> None:
+    """Run the requests of FILE by the models of TARGET..., and write the answers to a file, in the order of the requests.
+
+    A run that was ended, also by a power cut, goes on where it was when it is started again. Failed requests go to OUTPUT with the
+    ending .errors.jsonl; the exit code is 1 then.
+    """
+    from weir.jobs.offline import Source
+    from weir.jobs.settings import JobSettings
+    from weir.telemetry.logs import logging_to
+    from weir.telemetry.settings import TelemetrySettings
+
+    check_writable(output)
+    settings = JobSettings(batch_concurrency=concurrency, batch_max_requests=1 << 40, batch_max_bytes=1 << 50)
+    only(config)
+    with logging_to(TelemetrySettings(log_level="warning")):
+        failed = asyncio.run(_run(Source(file, url, column, model), output, targets, config, settings))
+    raise typer.Exit(1 if failed else 0)
+
+
+async def _run(
+    source: "Source", output: Path, targets: list[str], config: list[str] | None, settings: "JobSettings"
+) -> int:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from weir.jobs.offline import run
+
+    app = await _app(targets, config)
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as shown:
+        task = shown.add_task(source.path.name, total=None)
+        async with app.loaded():
+            done = await run(
+                source, output, app.call, settings, max_line=app.settings.http.max_body_size,
+                progress=lambda done, total: shown.update(task, completed=done, total=total or None),
+            )  # fmt: skip
+    wrong = "" if done.errors is None else f", {done.failed} failed: {done.errors}"
+    typer.echo(f"{done.completed} answers: {done.output}{wrong}")
+    return done.failed
+
+
+def _is_class(target: str) -> bool:
+    return bool(_CLASS.fullmatch(target)) and not Path(target).exists()
+
+
+async def _app(targets: list[str], config: list[str] | None) -> "App":
+    """Return the application that has the models, which nothing listens for. Raises SettingsError."""
+    from weir.app import App
+
+    classes = [_is_class(target) for target in targets]
+    if any(classes) != all(classes):
+        raise SettingsError(f"TARGET {' '.join(targets)!r}: must all be module:Class, or all be text models")
+    if all(classes):
+        return App(settings_of(targets, config, {}))
+    from weir.embedding.calibration import no_progress
+    from weir.embedding.server import compose
+    from weir.embedding.server_settings import TEXTS
+
+    server = await compose(settings_of(targets, config, {}, TEXTS), lambda name: no_progress)
+    return App(server.settings, product=server.product)

@@ -1,0 +1,201 @@
+"""Runs a file of requests in this process, for `weir batch run`: the same jobs as those of a server, in a directory beside the output.
+
+The directory is removed when the output is complete. If the process ends before that, the next run goes on from it.
+"""
+
+import asyncio
+import csv
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from weir.errors import InvalidRequest, SettingsError
+from weir.jobs.requests import check_endpoint
+from weir.jobs.running import Ask, JobRunner
+from weir.jobs.settings import JobSettings
+from weir.jobs.store import ACTIVE, Job, JobStore
+
+STATE = ".weir-batch"  # what the name of the directory has behind that of the output
+_LOOK = 0.25  # seconds between two looks at the progress
+_FOREVER = 10 * 365 * 86400  # seconds
+_ROWS = 1000  # rows of a parquet file that are read at once
+
+Progress = Callable[[int, int], None]  # requests done, and their number
+
+
+class Source(NamedTuple):
+    """The file of requests, and how rows of a table become requests: each sends its `column` to `url`, naming `model` if that is not empty."""
+
+    path: Path
+    url: str | None = None
+    column: str | None = None
+    model: str = ""
+
+
+class Done(NamedTuple):
+    """What a run has written: the output, the file of errors or None, and how many requests succeeded and failed."""
+
+    output: Path
+    errors: Path | None
+    completed: int
+    failed: int
+
+
+async def run(
+    source: Source, output: Path, ask: Ask, settings: JobSettings, *, max_line: int, progress: Progress
+) -> Done:
+    """Send the requests of `source` by `ask`, and write the answers to `output`; failed ones to a file with the ending .errors.jsonl.
+
+    Raises SettingsError naming what is wrong with the file, or with the directory of an earlier run.
+    """
+    directory = Path(f"{output}{STATE}")
+    runner = JobRunner(JobStore(directory, max_bytes=settings.batch_max_bytes), settings, ask, max_line=max_line)
+    store = runner.store
+    try:
+        if not await runner.use(store.lead):
+            raise SettingsError(f"{directory}: another process works on it")
+        job = await runner.use(_job_for, store, source, directory, runner.now)
+        working = asyncio.create_task(runner.finish(job.id))
+        try:
+            while not working.done():
+                await asyncio.wait([working], timeout=_LOOK)
+                job = await runner.use(store.job, job.id)
+                progress(job.completed + job.failed, job.total)
+        finally:
+            working.cancel()
+            with suppress(asyncio.CancelledError):
+                job = await working
+        if job.status != "completed":
+            errors = "; ".join(each["message"] for each in job.errors or [])
+            shutil.rmtree(directory)
+            raise SettingsError(f"{source.path}: {errors or job.status}")
+        return await runner.use(_placed, store, job, output, directory)
+    finally:
+        begun = bool(await runner.use(store.jobs, after=None, limit=1))
+        await runner.stop()
+        if not begun:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def _job_for(store: JobStore, source: Source, directory: Path, now: int) -> Job:
+    """Return the job of an earlier run of the same file, or a new one. Raises SettingsError if the directory is that of another file."""
+    try:
+        stat = source.path.stat()
+    except OSError as error:
+        raise SettingsError(f"{source.path}: cannot be read: {error.strerror}") from error
+    of = {
+        "source": f"{source.path.resolve()} {stat.st_size} {stat.st_mtime_ns} {source.url} {source.column} {source.model}"
+    }
+    for job in store.jobs(after=None, limit=1):
+        if job.metadata != of:
+            raise SettingsError(f"{directory}: is of another file or other options; delete it to begin anew")
+        if job.status in (*ACTIVE, "completed"):
+            return job
+    name, path = store.begin_file()
+    endpoint = _write_input(source, path)
+    store.add_file(name, source.path.name, "batch", now, now + _FOREVER)
+    return store.add_job(endpoint, name, "run", of, now, now + _FOREVER)
+
+
+def _placed(store: JobStore, job: Job, output: Path, directory: Path) -> Done:
+    """Move the outputs of a job to their places, and remove the directory."""
+    errors = output.with_suffix(".errors.jsonl")
+    if job.error_file_id is not None:
+        shutil.copyfile(store.path(job.error_file_id), errors)
+    if job.output_file_id is None:
+        output.write_bytes(b"")
+    else:
+        part = output.with_name(f"{output.name}.part")
+        shutil.copyfile(store.path(job.output_file_id), part)
+        part.replace(output)
+    shutil.rmtree(directory)
+    return Done(output, None if job.error_file_id is None else errors, job.completed, job.failed)
+
+
+# Input: JSON lines as they are, or rows of a table.
+
+
+def _write_input(source: Source, path: Path) -> str:
+    """Write the requests of `source` as JSON lines to `path`. Return the endpoint that they are for."""
+    kind = source.path.suffix.lower()
+    if kind == ".jsonl":
+        shutil.copyfile(source.path, path)
+        return _endpoint(_url_of(source))
+    if kind not in (".csv", ".parquet"):
+        raise SettingsError(f"{source.path}: must be .jsonl, .csv or .parquet")
+    if source.url is None:
+        raise SettingsError(f"{source.path}: a table needs --url, where its rows are sent, such as /v1/embeddings")
+    endpoint = _endpoint(source.url)
+    values = _csv_values(source) if kind == ".csv" else _parquet_values(source)
+    with path.open("wb") as file:
+        for number, value in enumerate(values):
+            line = {
+                "custom_id": str(number),
+                "method": "POST",
+                "url": endpoint,
+                "body": _body(endpoint, value, source.model),
+            }
+            file.write(msgspec.json.encode(line) + b"\n")
+    return endpoint
+
+
+def _endpoint(url: str) -> str:
+    try:
+        return check_endpoint(url)
+    except InvalidRequest as error:
+        raise SettingsError(error.message.replace("endpoint", "url", 1)) from error
+
+
+def _url_of(source: Source) -> str:
+    """Return the url of the first request of a file of JSON lines."""
+    with source.path.open("rb") as file:
+        line = file.readline(1 << 26)
+    try:
+        url = json.loads(line)["url"]
+    except (ValueError, KeyError, TypeError) as error:
+        rule = "must be an object with custom_id, method, url and body"
+        raise SettingsError(f"{source.path}: line 1: {rule}") from error
+    if source.url not in (None, url):
+        raise SettingsError(f"{source.path}: line 1: url {url!r}: must be that of --url, {source.url}")
+    return str(url)
+
+
+def _body(endpoint: str, value: Any, model: str) -> Any:
+    """Return the body of a request for one value of a table: the value itself, or the text as the endpoint takes it."""
+    if endpoint != "/v1/embeddings":
+        return value
+    return {"input": value} | ({"model": model} if model else {})
+
+
+def _csv_values(source: Source) -> Iterator[str]:
+    with source.path.open(newline="", encoding="utf-8-sig") as file:
+        rows = csv.DictReader(file)
+        column = _column(source, list(rows.fieldnames or []))
+        for row in rows:
+            yield row[column]
+
+
+def _parquet_values(source: Source) -> Iterator[Any]:
+    try:
+        from pyarrow import parquet  # type: ignore[import-untyped,import-not-found,unused-ignore]
+    except ImportError as error:
+        raise SettingsError(f"{source.path}: needs pyarrow: pip install pyarrow") from error
+    file = parquet.ParquetFile(source.path)
+    column = _column(source, list(file.schema_arrow.names))
+    for batch in file.iter_batches(batch_size=_ROWS, columns=[column]):
+        yield from batch.column(0).to_pylist()
+
+
+def _column(source: Source, names: list[str]) -> str:
+    """Return the column that has the values: the one of the source, else `text`, else the only one."""
+    wanted = source.column or ("text" if "text" in names else names[0] if len(names) == 1 else None)
+    if wanted not in names:
+        raise SettingsError(
+            f"{source.path}: --column={wanted}: must be one of {', '.join(names) or 'none: the file is empty'}"
+        )
+    return str(wanted)

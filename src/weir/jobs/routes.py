@@ -1,0 +1,320 @@
+"""OpenAI's /v1/files and /v1/batches over HTTP, and what a server adds for them."""
+
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from weir.errors import CapacityError, DeadlineExceeded, InvalidRequest, MethodNotAllowed, TooLarge, WeirError
+from weir.jobs.requests import check_endpoint
+from weir.jobs.running import Ask, JobRunner
+from weir.jobs.settings import JobSettings
+from weir.jobs.store import Job, JobStore, StoredFile
+from weir.jobs.uploads import OVERHEAD, Upload
+from weir.protocols.response import HttpResponse
+from weir.protocols.settings import HttpSettings
+from weir.protocols.status import http_code
+
+_WINDOW = re.compile(r"(\d{1,4})([mhd])")
+_UNITS = {"m": 60, "h": 3600, "d": 86400}
+_LONGEST_WINDOW = 30 * 86400  # seconds
+_MOST_LISTED, _LISTED = 100, 20
+_MOST_FILES = 10_000
+_MOST_METADATA, _LONGEST_KEY, _LONGEST_VALUE = 16, 64, 512
+_MAX_BODY = 65536
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class BatchCall(msgspec.Struct):
+    """The body of a request that creates a job."""
+
+    input_file_id: str
+    endpoint: str
+    completion_window: str
+    metadata: dict[str, str] | None = None
+
+
+def error_body(error: BaseException) -> bytes:
+    """Return the error in OpenAI's form. What is no WeirError is not shown."""
+    known = isinstance(error, WeirError)
+    details = (error.details or {}) if isinstance(error, WeirError) else {}
+    kind = "invalid_request_error" if http_code(error) < 500 else "server_error"
+    message = error.message if isinstance(error, WeirError) else "internal error"
+    fields = {
+        "message": message,
+        "type": kind,
+        "param": details.get("param"),
+        "code": type(error).__name__ if known else None,
+    }
+    return msgspec.json.encode({"error": fields})
+
+
+def refusal(error: BaseException) -> HttpResponse:
+    """Return the response to a request without the server's key."""
+    return HttpResponse(http_code(error), [(b"content-type", b"application/json")], error_body(error))
+
+
+def seconds_of(window: str) -> int:
+    """Return how many seconds a completion window such as 24h has. Raises InvalidRequest naming the rule."""
+    found = _WINDOW.fullmatch(window)
+    seconds = int(found[1]) * _UNITS[found[2]] if found else 0
+    if not 0 < seconds <= _LONGEST_WINDOW:
+        rule = "must be minutes, hours or days, such as 24h, at most 30d"
+        raise InvalidRequest(f"completion_window={window[:20]!r}: {rule}", details={"param": "completion_window"})
+    return seconds
+
+
+def shown_file(file: StoredFile) -> dict[str, Any]:
+    """Return a file as OpenAI's clients read it."""
+    return {**file._asdict(), "object": "file", "status": "processed", "status_details": None}
+
+
+def shown_job(job: Job) -> dict[str, Any]:
+    """Return a job as OpenAI's clients read it."""
+    fields = job._asdict()
+    counts = {name: fields.pop(name) for name in ("total", "completed", "failed")}
+    del fields["answer_bytes"]
+    errors = fields.pop("errors")
+    return {
+        **fields, "object": "batch", "errors": None if errors is None else {"object": "list", "data": errors}, "request_counts": counts,
+    }  # fmt: skip
+
+
+class JobRoutes:
+    """The routes of batch jobs. They keep jobs in `store`, and wake the runner, which `start` makes on the event loop of the server.
+
+    `routes_of_models` returns further paths of inference.
+    """
+
+    def __init__(
+        self, settings: JobSettings, http: HttpSettings, ask: Ask, log: Callable[..., None],
+        routes_of_models: Callable[[], Mapping[str, Any]] = dict,
+    ) -> None:  # fmt: skip
+        """Open the directory of the settings. Raises SettingsError if it cannot be used."""
+        assert settings.batch_dir is not None  # the caller has looked
+        self._settings = settings
+        self._http = http
+        self._ask = ask
+        self._log = log
+        self._routes_of_models = routes_of_models
+        self._store = JobStore(settings.batch_dir, max_bytes=settings.batch_max_bytes)
+        self._made: JobRunner | None = None
+
+    def begin(self) -> None:
+        """Begin to serve files and jobs; this is called on the event loop. No job runs before `start`."""
+        self._made = JobRunner(self._store, self._settings, self._ask, max_line=self._http.max_body_size, log=self._log)
+
+    def start(self) -> None:
+        """Begin to run the jobs: the models are ready."""
+        self._runner.start()
+
+    async def stop(self) -> None:
+        """Stop running the jobs; they go on at the next start. Idempotent."""
+        made, self._made = self._made, None
+        if made is not None:
+            await made.stop()
+
+    @property
+    def _runner(self) -> JobRunner:
+        if self._made is None:
+            raise DeadlineExceeded("the server does not run")
+        return self._made
+
+    def routes(self) -> list[BaseRoute]:
+        """Return the routes."""
+        return [
+            Route("/v1/files", _answering({"POST": self._upload, "GET": self._files}), methods=["POST", "GET"]),
+            Route(
+                "/v1/files/{file}", _answering({"GET": self._file, "DELETE": self._delete}), methods=["GET", "DELETE"]
+            ),
+            Route("/v1/files/{file}/content", _answering({"GET": self._content}), methods=["GET"]),
+            Route("/v1/batches", _answering({"POST": self._create, "GET": self._batches}), methods=["POST", "GET"]),
+            Route("/v1/batches/{batch}", _answering({"GET": self._batch}), methods=["GET"]),
+            Route("/v1/batches/{batch}/cancel", _answering({"POST": self._cancel}), methods=["POST"]),
+        ]
+
+    def paths(self) -> dict[str, Any]:
+        """Return the OpenAPI description of the routes."""
+        return {
+            path: {
+                method: {
+                    "summary": summary,
+                    "operationId": name,
+                    "responses": {"200": {"description": "see OpenAI's reference"}},
+                }
+                for method, (name, summary) in methods.items()
+            }
+            for path, methods in _DESCRIBED.items()
+        }
+
+    # Files.
+
+    async def _upload(self, request: Request) -> Response:
+        store, most = self._store, self._settings.batch_max_file_size
+        stated = request.headers.get("content-length", "")
+        size = int(stated) if stated.isdigit() and len(stated) < 19 else most + OVERHEAD
+        if size > most + OVERHEAD:
+            raise TooLarge(f"file: must have at most {most} bytes (batch_max_file_size)")
+        runner = self._runner
+        await runner.use(store.reserve, size)
+        name, path = store.begin_file()
+        try:
+            upload = Upload(request.headers.get("content-type", ""), path, most)
+            await upload.read(_chunks(request), self._http.body_timeout)
+            purpose = upload.fields.get("purpose", "")
+            if purpose != "batch":
+                raise InvalidRequest(f"purpose={purpose[:40]!r}: must be batch", details={"param": "purpose"})
+            expires_at = _expiry(upload.fields, runner)
+            kept = await runner.use(store.add_file, name, upload.filename, purpose, runner.now, expires_at)
+        except TimeoutError:
+            raise DeadlineExceeded(f"body: nothing came for {self._http.body_timeout:g} s (body_timeout)") from None
+        finally:
+            path.unlink(missing_ok=True)
+            store.give_back(size)
+        return _json(shown_file(kept))
+
+    async def _files(self, request: Request) -> Response:
+        limit = _limit(request, _MOST_FILES, _MOST_FILES)
+        ascending = request.query_params.get("order", "desc") == "asc"
+        found = await self._runner.use(
+            self._store.files, purpose=request.query_params.get("purpose"), after=request.query_params.get("after"),
+            limit=limit + 1, ascending=ascending,
+        )  # fmt: skip
+        return _listed([shown_file(file) for file in found], limit)
+
+    async def _file(self, request: Request) -> Response:
+        return _json(shown_file(await self._runner.use(self._store.file, request.path_params["file"])))
+
+    async def _delete(self, request: Request) -> Response:
+        name = request.path_params["file"]
+        await self._runner.use(self._store.delete_file, name)
+        return _json({"id": name, "object": "file", "deleted": True})
+
+    async def _content(self, request: Request) -> Response:
+        path: Path = await self._runner.use(self._store.path, request.path_params["file"])
+        return FileResponse(path, media_type="application/octet-stream")
+
+    # Jobs.
+
+    async def _create(self, request: Request) -> Response:
+        body = b""
+        async for chunk in _chunks(request):
+            body += chunk
+            if len(body) > _MAX_BODY:
+                raise TooLarge(f"body: must have at most {_MAX_BODY} bytes")
+        try:
+            read = msgspec.json.decode(body, type=BatchCall)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise InvalidRequest(f"body: {error}") from error
+        _check_metadata(read.metadata)
+        check_endpoint(read.endpoint, self._routes_of_models())
+        runner = self._runner
+        ends = runner.now + seconds_of(read.completion_window)
+        job = await runner.use(
+            self._store.add_job,
+            read.endpoint,
+            read.input_file_id,
+            read.completion_window,
+            read.metadata,
+            runner.now,
+            ends,
+        )
+        runner.wake()
+        return _json(shown_job(job))
+
+    async def _batches(self, request: Request) -> Response:
+        limit = _limit(request, _LISTED, _MOST_LISTED)
+        found = await self._runner.use(self._store.jobs, after=request.query_params.get("after"), limit=limit + 1)
+        return _listed([shown_job(job) for job in found], limit)
+
+    async def _batch(self, request: Request) -> Response:
+        return _json(shown_job(await self._runner.use(self._store.job, request.path_params["batch"])))
+
+    async def _cancel(self, request: Request) -> Response:
+        job = await self._runner.use(self._store.step, request.path_params["batch"], "cancelling", self._runner.now)
+        self._runner.wake()
+        return _json(shown_job(job))
+
+
+_DESCRIBED = {
+    "/v1/files": {"post": ("uploadFile", "Upload a file of requests"), "get": ("listFiles", "List the files")},
+    "/v1/files/{file}": {"get": ("showFile", "Describe a file"), "delete": ("deleteFile", "Delete a file")},
+    "/v1/files/{file}/content": {"get": ("readFile", "Return what a file holds")},
+    "/v1/batches": {
+        "post": ("createBatch", "Run the requests of a file as bulk work"),
+        "get": ("listBatches", "List the batch jobs"),
+    },
+    "/v1/batches/{batch}": {"get": ("showBatch", "Describe a batch job")},
+    "/v1/batches/{batch}/cancel": {"post": ("cancelBatch", "Cancel a batch job")},
+}
+
+
+def _answering(handlers: Mapping[str, Handler]) -> Handler:
+    """Return a handler of all methods that answers errors in OpenAI's form."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            method = "GET" if request.method == "HEAD" else request.method
+            if method not in handlers:
+                raise MethodNotAllowed(f"{request.method} {request.url.path}: takes {', '.join(handlers)} only")
+            return await handlers[method](request)
+        except ClientDisconnect:
+            return Response(status_code=499)
+        except WeirError as error:
+            wait = error.retry_after if isinstance(error, CapacityError) else None
+            headers = {} if wait is None else {"retry-after": str(max(1, round(wait)))}
+            return Response(error_body(error), http_code(error), headers, media_type="application/json")
+
+    return answer
+
+
+async def _chunks(request: Request) -> AsyncIterator[bytes]:
+    async for chunk in request.stream():
+        if chunk:
+            yield chunk
+
+
+def _json(value: Any) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+def _listed(found: list[dict[str, Any]], limit: int) -> Response:
+    data, more = found[:limit], len(found) > limit
+    first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
+    return _json({"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": more})
+
+
+def _limit(request: Request, default: int, most: int) -> int:
+    text = request.query_params.get("limit", str(default))
+    if not (text.isascii() and text.isdigit() and len(text) < 7 and 1 <= int(text) <= most):
+        raise InvalidRequest(f"limit={text[:20]!r}: must be 1 to {most}", details={"param": "limit"})
+    return int(text)
+
+
+def _check_metadata(metadata: dict[str, str] | None) -> None:
+    for key, value in (metadata or {}).items():
+        if len(metadata or {}) > _MOST_METADATA or len(key) > _LONGEST_KEY or len(value) > _LONGEST_VALUE:
+            rule = (
+                f"must have at most {_MOST_METADATA} keys of {_LONGEST_KEY} characters, with values of {_LONGEST_VALUE}"
+            )
+            raise InvalidRequest(f"metadata: {rule}", details={"param": "metadata"})
+
+
+def _expiry(fields: Mapping[str, str], runner: JobRunner) -> int:
+    """Return the instant at which an uploaded file expires: as it states, at most that of the settings."""
+    text = fields.get("expires_after[seconds]", "")
+    latest = runner.expires_at()
+    if not text:
+        return latest
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) > 0):
+        raise InvalidRequest(
+            f"expires_after[seconds]={text[:20]!r}: must be a number of seconds", details={"param": "expires_after"}
+        )
+    return min(latest, int(time.time()) + int(text))

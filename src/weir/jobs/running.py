@@ -1,0 +1,290 @@
+"""Runs batch jobs: each request of a job is a call of the server's own application, as bulk work.
+
+A job is validated, run, and finalized. Its state is in the JobStore alone: after a restart, also one by `kill -9`, a job goes on where its last stored answer
+was. Answers that came meanwhile are stored together, in one transaction, while further requests run.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+from starlette.types import ASGIApp, Message
+
+from weir.errors import InvalidRequest, WeirError
+from weir.jobs.requests import EXPIRED, STOPPED, InputFile, answer_of, body_of
+from weir.jobs.settings import JobSettings
+from weir.jobs.store import Answer, Job, JobRequest, JobStore
+
+T = TypeVar("T")
+
+JOBS_AT_ONCE = 4  # jobs that share the requests under way; others wait
+LOOK_AGAIN = 5.0  # seconds after which another process is looked for that no longer runs the jobs, or has cancelled one
+CLEAN_EVERY = 600.0  # seconds
+RETRIED = (429, 503)  # statuses with which a server says that it has no room now; such a request is sent again
+RETRY_MIN, RETRY_MAX = 0.05, 5.0  # seconds until then
+CHUNK = 512  # requests that are read from the store at once
+LONGEST_CALL = 86400.0  # seconds
+
+
+class Reply(NamedTuple):
+    """The response to one request. `retry_after` is in seconds, 0 if it does not say."""
+
+    status: int
+    body: bytes
+    retry_after: float = 0.0
+
+
+Ask = Callable[[str, bytes], Awaitable[Reply]]  # sends a body to a path
+
+
+async def call(app: ASGIApp, path: str, body: bytes, key: str | None = None) -> Reply:
+    """Return the response of an ASGI application to a POST of JSON, as bulk work. `key` is the API key. Cancelling it withdraws the request."""
+    headers = [
+        (b"content-type", b"application/json"), (b"accept", b"application/json"), (b"content-length", b"%d" % len(body)),
+        (b"x-weir-class", b"bulk"), (b"x-request-timeout", b"%d" % LONGEST_CALL),
+    ]  # fmt: skip
+    if key is not None:
+        headers.append((b"authorization", b"Bearer " + key.encode()))
+    scope: dict[str, Any] = {
+        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http", "path": path,
+        "raw_path": path.encode(), "query_string": b"", "root_path": "", "headers": headers, "client": None, "server": None, "state": {},
+    }  # fmt: skip
+    unread, never = True, asyncio.Event()
+    status, retry_after, parts = 500, 0.0, list[bytes]()
+
+    async def receive() -> Message:
+        nonlocal unread
+        if not unread:
+            await never.wait()  # the caller does not leave
+        unread = False
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message: Message) -> None:
+        nonlocal status, retry_after
+        if message["type"] == "http.response.start":
+            status = message["status"]
+            stated = dict(message.get("headers", ())).get(b"retry-after", b"")
+            retry_after = float(stated) if stated.isdigit() else 0.0
+        elif message["type"] == "http.response.body":
+            parts.append(bytes(message.get("body", b"")))
+
+    await app(scope, receive, send)
+    return Reply(status, b"".join(parts), retry_after)
+
+
+class JobRunner:
+    """Runs the jobs of a store on the present event loop, each request by `ask`.
+
+    `log` is called with an event and its fields. `clock` returns seconds since 1970. The store is used by one thread, through `use`.
+    """
+
+    def __init__(
+        self, store: JobStore, settings: JobSettings, ask: Ask, *, max_line: int, log: Callable[..., None] = lambda event, **fields: None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:  # fmt: skip
+        self.store = store
+        self.settings = settings
+        self.clock = clock
+        self._ask = ask
+        self._max_line = max_line
+        self._log = log
+        self._thread = ThreadPoolExecutor(1, "weir-jobs")
+        self._room = asyncio.Semaphore(settings.batch_concurrency)
+        self._wake = asyncio.Event()
+        self._jobs: dict[str, asyncio.Task[None]] = {}
+        self._cancelled: set[str] = set()
+        self._main: asyncio.Task[None] | None = None
+
+    async def use(self, work: Callable[..., T], *arguments: Any, **named: Any) -> T:
+        """Return what `work`, a method of the store, returns; it runs in the thread that uses the store."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, partial(work, *arguments, **named))
+
+    def start(self) -> None:
+        """Begin to run the jobs, also those that an earlier process has left."""
+        if self._main is None:
+            self._main = asyncio.create_task(self._run())
+
+    def wake(self) -> None:
+        """Note that there is a new job, or that one was cancelled."""
+        self._wake.set()
+
+    async def stop(self) -> None:
+        """Stop running the jobs; they go on at the next start. What runs is withdrawn, and what was answered is stored."""
+        main, self._main = self._main, None
+        tasks = [task for task in (main, *self._jobs.values()) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.use(self.store.close)
+        self._thread.shutdown()
+
+    async def finish(self, job: str) -> Job:
+        """Run one job to its end, and return it."""
+        await self._job(job)
+        return await self.use(self.store.job, job)
+
+    @property
+    def now(self) -> int:
+        """The present instant."""
+        return int(self.clock())
+
+    def expires_at(self) -> int:
+        """When a file that is made now expires."""
+        return int(self.clock() + self.settings.batch_expire_after)
+
+    async def _run(self) -> None:
+        cleaned = -CLEAN_EVERY
+        while True:
+            self._wake.clear()
+            try:
+                if await self.use(self.store.lead):
+                    if time.monotonic() - cleaned >= CLEAN_EVERY:
+                        cleaned = time.monotonic()
+                        oldest = int(self.clock() - self.settings.batch_expire_after)
+                        await self.use(self.store.clean, self.now, oldest)
+                    await self._begin()
+            except Exception as error:
+                self._log("batch jobs", error=f"{type(error).__name__}: {error}")
+            try:
+                async with asyncio.timeout(LOOK_AGAIN):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue
+
+    async def _begin(self) -> None:
+        for job in await self.use(self.store.active):
+            if job.status == "cancelling":
+                self._cancelled.add(job.id)
+            if job.id not in self._jobs and len(self._jobs) < JOBS_AT_ONCE:
+                self._jobs[job.id] = task = asyncio.create_task(self._job(job.id))
+                task.add_done_callback(partial(self._ended, job.id))
+
+    def _ended(self, job: str, task: "asyncio.Task[None]") -> None:
+        self._jobs.pop(job, None)
+        self._cancelled.discard(job)
+        self._wake.set()
+
+    async def _job(self, name: str) -> None:
+        """Take a job from the state that it is in to its end."""
+        job = await self.use(self.store.job, name)
+        try:
+            if job.status == "validating":
+                job = await self._validated(job)
+            if job.status == "in_progress":
+                job = await self._work(job)
+            if job.status == "cancelling":
+                job = await self.use(self.store.end, name, "cancelled", self.now, self.expires_at())
+            elif job.status == "finalizing":
+                late = self.clock() >= job.expires_at and job.completed + job.failed < job.total
+                status, rest = ("expired", EXPIRED) if late else ("completed", None)
+                job = await self.use(self.store.end, name, status, self.now, self.expires_at(), rest)
+        except (WeirError, OSError) as error:
+            self._log("batch job failed", job=name, error=str(error))
+            errors = [{"code": "failed", "line": None, "message": str(error), "param": None}]
+            job = await self.use(self.store.end, name, "failed", self.now, self.expires_at(), STOPPED, errors)
+        self._log("batch job", job=name, status=job.status, requests=job.total, failed=job.failed)
+
+    async def _validated(self, job: Job) -> Job:
+        """Read the input file and store the places of its requests."""
+        settings = self.settings
+
+        def read() -> list[dict[str, Any]]:
+            lines = InputFile(
+                self.store.path(job.input_file_id),
+                job.endpoint,
+                max_requests=settings.batch_max_requests,
+                max_line=self._max_line,
+            )
+            try:
+                self.store.add_requests(job.id, _unless_wrong(lines), self.now)
+            except InvalidRequest as error:
+                details = error.details or {}
+                known = {
+                    "code": details.get("code", "invalid"),
+                    "line": details.get("line"),
+                    "message": error.message,
+                    "param": None,
+                }
+                return lines.errors or [known]
+            return []
+
+        errors = await self.use(read)
+        if errors:
+            return await self.use(self.store.step, job.id, "failed", self.now, errors)
+        return await self.use(self.store.job, job.id)
+
+    async def _work(self, job: Job) -> Job:
+        """Run the requests that have no answer yet. Return the job in the state in which it is to be finalized."""
+        path = await self.use(self.store.path, job.input_file_id)
+        file = os.open(path, os.O_RDONLY)
+        running: set[asyncio.Task[Answer]] = set()
+        answered: list[Answer] = []
+        try:
+            async with asyncio.timeout(max(0.0, job.expires_at - self.clock())):
+                await self._run_all(job, file, running, answered)
+        except TimeoutError:
+            pass
+        finally:
+            await self._withdraw(running, answered)
+            os.close(file)
+            if answered:
+                await asyncio.shield(self.use(self.store.put, job.id, answered))
+        if await self._is_cancelled(job):
+            return await self.use(self.store.job, job.id)
+        return await self.use(self.store.step, job.id, "finalizing", self.now)
+
+    async def _run_all(self, job: Job, file: int, running: set[asyncio.Task[Answer]], answered: list[Answer]) -> None:
+        last, waiting = -1, list[JobRequest]()
+        while not await self._is_cancelled(job):
+            if not waiting:
+                waiting = await self.use(self.store.pending, job.id, last, CHUNK)
+                last = waiting[-1].number if waiting else last
+                waiting.reverse()
+            while waiting and (not running or not self._room.locked()):
+                await self._room.acquire()
+                task = asyncio.create_task(self._answered(job, file, waiting.pop()))
+                task.add_done_callback(lambda _: self._room.release())
+                running.add(task)
+            if not running:
+                return
+            done, _ = await asyncio.wait(running, timeout=LOOK_AGAIN, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.sleep(0)  # the answers of a batch come together: store them together
+            done |= {task for task in running if task.done()}
+            running -= done
+            answered += [task.result() for task in done]
+            if answered:
+                storing, answered[:] = answered[:], []
+                await asyncio.shield(self.use(self.store.put, job.id, storing))
+
+    async def _withdraw(self, running: set[asyncio.Task[Answer]], answered: list[Answer]) -> None:
+        """End the requests that still run; keep the answers that came before that."""
+        for task in running:
+            task.cancel()
+        ends = await asyncio.gather(*running, return_exceptions=True)
+        answered += [end for end in ends if isinstance(end, Answer)]
+
+    async def _is_cancelled(self, job: Job) -> bool:
+        if job.id in self._cancelled:
+            return True
+        return (await self.use(self.store.job, job.id)).status == "cancelling"
+
+    async def _answered(self, job: Job, file: int, request: JobRequest) -> Answer:
+        """Return the answer to a request, which is sent again while the server has no room for it."""
+        body, wait = body_of(file, request), RETRY_MIN
+        while True:
+            reply = await self._ask(job.endpoint, body)
+            if reply.status not in RETRIED:
+                return answer_of(job.id, request, reply.status, reply.body)
+            await asyncio.sleep(min(max(wait, reply.retry_after), RETRY_MAX))
+            wait *= 2.0
+
+
+def _unless_wrong(lines: InputFile) -> Any:
+    """Yield the requests of a file; raise InvalidRequest at its end if something in it is wrong, so that none of them is kept."""
+    yield from lines
+    if lines.errors:
+        raise InvalidRequest(lines.errors[0]["message"])

@@ -1,0 +1,28 @@
+"""The settings of batch jobs."""
+
+from dataclasses import dataclass
+
+from weir.config import AT_LEAST_ONE, POSITIVE, check, setting
+
+
+@dataclass(frozen=True)
+class JobSettings:
+    """Where batch jobs are kept, and how much of them. Sizes are in bytes, durations in seconds."""
+
+    batch_dir: str | None = setting(
+        None,
+        "directory of batch jobs and their files; with it the server offers /v1/files and /v1/batches",
+        metavar="DIR",
+    )
+    batch_max_bytes: int = setting(
+        10 << 30, "what all files and answers of batch jobs may take together, in bytes", rule=AT_LEAST_ONE
+    )
+    batch_max_file_size: int = setting(200 << 20, "largest uploaded file, in bytes", rule=AT_LEAST_ONE)
+    batch_max_requests: int = setting(50_000, "most requests of one batch job", rule=AT_LEAST_ONE)
+    batch_concurrency: int = setting(128, "requests of batch jobs that are under way at once", rule=AT_LEAST_ONE)
+    batch_expire_after: float = setting(
+        30 * 86400.0, "age at which files and finished jobs are removed, in seconds", rule=POSITIVE
+    )
+
+    def __post_init__(self) -> None:
+        check(self)

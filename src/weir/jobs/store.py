@@ -1,0 +1,428 @@
+"""Keeps batch jobs in a directory: SQLite has jobs, requests and answers; each file is a file of its own, named by its id.
+
+The directory survives the process at any moment. An answer is stored together with the mark that its request is done, in one transaction, so no request
+whose answer was stored runs again, and none is lost. An output is written to a new file, which gets its name before the transaction that ends the job: if
+the process ends between the two, the file has no row, is removed at the next start, and is written again.
+
+A JobStore is used from one thread at a time. Instants are whole seconds since 1970, sizes are in bytes.
+"""
+
+import fcntl
+import json
+import os
+import secrets
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from weir.errors import Conflict, InvalidRequest, ModelNotFound, Overloaded, SettingsError, TooLarge
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS files (
+    id TEXT PRIMARY KEY, filename TEXT NOT NULL, purpose TEXT NOT NULL, bytes INTEGER NOT NULL, created_at INTEGER NOT NULL,
+    expires_at INTEGER NOT NULL
+);
+CREATE TABLE IF NOT EXISTS jobs (
+    id TEXT PRIMARY KEY, endpoint TEXT NOT NULL, input_file_id TEXT NOT NULL, completion_window TEXT NOT NULL, metadata TEXT,
+    status TEXT NOT NULL, created_at INTEGER NOT NULL, expires_at INTEGER NOT NULL, in_progress_at INTEGER, finalizing_at INTEGER,
+    completed_at INTEGER, failed_at INTEGER, expired_at INTEGER, cancelling_at INTEGER, cancelled_at INTEGER,
+    output_file_id TEXT, error_file_id TEXT, errors TEXT, total INTEGER NOT NULL DEFAULT 0, completed INTEGER NOT NULL DEFAULT 0,
+    failed INTEGER NOT NULL DEFAULT 0, answer_bytes INTEGER NOT NULL DEFAULT 0
+);
+CREATE TABLE IF NOT EXISTS requests (
+    job TEXT NOT NULL, number INTEGER NOT NULL, custom_id TEXT NOT NULL, start INTEGER NOT NULL, length INTEGER NOT NULL,
+    status INTEGER, answer BLOB, PRIMARY KEY (job, number), UNIQUE (job, custom_id)
+);
+"""
+
+ACTIVE = ("validating", "in_progress", "finalizing", "cancelling")  # the states of a job that has not ended
+COPIED = 1 << 20  # bytes that are read or written at once
+SUCCESS = 400  # a status below this is a success
+
+
+class StoredFile(NamedTuple):
+    """A file that was uploaded or is the output of a job."""
+
+    id: str
+    filename: str
+    purpose: str
+    bytes: int
+    created_at: int
+    expires_at: int
+
+
+class Job(NamedTuple):
+    """A batch job. `total`, `completed` and `failed` count its requests; the instants are None until they come."""
+
+    id: str
+    endpoint: str
+    input_file_id: str
+    completion_window: str
+    metadata: dict[str, str] | None
+    status: str
+    created_at: int
+    expires_at: int
+    in_progress_at: int | None
+    finalizing_at: int | None
+    completed_at: int | None
+    failed_at: int | None
+    expired_at: int | None
+    cancelling_at: int | None
+    cancelled_at: int | None
+    output_file_id: str | None
+    error_file_id: str | None
+    errors: list[dict[str, Any]] | None
+    total: int
+    completed: int
+    failed: int
+    answer_bytes: int
+
+
+class JobRequest(NamedTuple):
+    """One request of a job: its number, from 0 on, its custom_id, and where its line is in the input file."""
+
+    number: int
+    custom_id: str
+    start: int
+    length: int
+
+
+class Answer(NamedTuple):
+    """The answer to a request: the HTTP status, and the line of the output file without its end."""
+
+    number: int
+    status: int
+    line: bytes
+
+
+class JobStore:
+    """The jobs and files in `directory`, which is made if it is missing. At most `max_bytes` are kept.
+
+    Raises SettingsError if the directory cannot be used.
+    """
+
+    def __init__(self, directory: str | Path, *, max_bytes: int) -> None:
+        self._directory = Path(directory)
+        self._files = self._directory / "files"
+        self._max_bytes = max_bytes
+        self._reserved = 0  # bytes of uploads under way
+        self._lock: BinaryIO | None = None
+        try:
+            self._files.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._database = sqlite3.connect(
+                self._directory / "jobs.sqlite", check_same_thread=False, isolation_level=None
+            )
+            self._database.execute("PRAGMA journal_mode=WAL")
+            self._database.execute("PRAGMA synchronous=FULL")
+            self._database.executescript(_SCHEMA)
+        except (OSError, sqlite3.Error) as error:
+            raise SettingsError(f"batch_dir={str(directory)!r}: cannot be used: {error}") from error
+
+    def close(self) -> None:
+        """Close the database, and let another process run the jobs. Idempotent."""
+        self._database.close()
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def lead(self) -> bool:
+        """Return whether this process runs the jobs: it is the first of those that use the directory."""
+        if self._lock is None:
+            lock = (self._directory / "lock").open("wb")
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                lock.close()
+                return False
+            self._lock = lock
+        return True
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        self._database.execute("BEGIN IMMEDIATE")
+        try:
+            yield self._database
+        except BaseException:
+            self._database.execute("ROLLBACK")
+            raise
+        self._database.execute("COMMIT")
+
+    # Files.
+
+    @property
+    def used_bytes(self) -> int:
+        """What files, answers and uploads under way take together."""
+        (files,) = self._database.execute("SELECT coalesce(sum(bytes), 0) FROM files").fetchone()
+        (answers,) = self._database.execute("SELECT coalesce(sum(answer_bytes), 0) FROM jobs").fetchone()
+        return int(files) + int(answers) + self._reserved
+
+    def reserve(self, size: int) -> None:
+        """Keep room for `size` more bytes. Raises Overloaded if there is none now, and TooLarge if there never will be."""
+        if size > self._max_bytes:
+            raise TooLarge(f"file of {size} bytes: must be at most {self._max_bytes} (batch_max_bytes)")
+        used = self.used_bytes
+        if used + size > self._max_bytes:
+            raise Overloaded(
+                f"files of batch jobs take {used} bytes, {size} more would exceed {self._max_bytes} (batch_max_bytes); delete some",
+                retry_after=60.0,
+            )
+        self._reserved += size
+
+    def give_back(self, size: int) -> None:
+        """Give up room that was reserved."""
+        self._reserved -= size
+
+    def begin_file(self) -> tuple[str, Path]:
+        """Return the id of a new file, and the path at which it is to be written. `add_file` gives it its name."""
+        name = f"file-{secrets.token_hex(12)}"
+        return name, self._files / f"{name}.part"
+
+    def add_file(self, name: str, filename: str, purpose: str, now: int, expires_at: int) -> StoredFile:
+        """Keep the file that was written for the id `name`, under a `filename` that is only shown. Return what is kept."""
+        added = self._placed(name, filename, purpose, now, expires_at)
+        with self._transaction() as database:
+            _insert_file(database, added)
+        return added
+
+    def _placed(self, name: str, filename: str, purpose: str, now: int, expires_at: int) -> StoredFile:
+        part = self._files / f"{name}.part"
+        with part.open("rb") as written:
+            os.fsync(written.fileno())
+            size = os.fstat(written.fileno()).st_size
+        part.rename(self._files / name)
+        _sync(self._files)
+        return StoredFile(name, filename, purpose, size, now, expires_at)
+
+    def file(self, name: str) -> StoredFile:
+        """Return the file with the id `name`. Raises ModelNotFound."""
+        row = self._database.execute("SELECT * FROM files WHERE id = ?", (name,)).fetchone()
+        if row is None:
+            raise ModelNotFound(f"file {name[:80]!r}: there is none of this id")
+        return StoredFile(*row)
+
+    def path(self, name: str) -> Path:
+        """Return where the file with the id `name` is. Raises ModelNotFound: only ids of files that are kept make a path."""
+        return self._files / self.file(name).id
+
+    def files(self, *, purpose: str | None, after: str | None, limit: int, ascending: bool) -> list[StoredFile]:
+        """Return up to `limit` files, of one purpose if given, that come after the file `after`."""
+        rows = self._page("files", after, limit, ascending, "purpose", purpose)
+        return [StoredFile(*row) for row in rows]
+
+    def _page(
+        self, table: str, after: str | None, limit: int, ascending: bool, column: str = "", value: str | None = None
+    ) -> list[tuple[Any, ...]]:
+        rule, order = (">", "ASC") if ascending else ("<", "DESC")
+        conditions, values = [], []
+        if value is not None:
+            conditions.append(f"{column} = ?")
+            values.append(value)
+        if after is not None:
+            row = self._database.execute(f"SELECT rowid FROM {table} WHERE id = ?", (after,)).fetchone()
+            if row is None:
+                raise InvalidRequest(f"after={after[:80]!r}: there is nothing of this id")
+            conditions.append(f"rowid {rule} ?")
+            values.append(row[0])
+        where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
+        query = f"SELECT * FROM {table} {where} ORDER BY rowid {order} LIMIT ?"
+        return self._database.execute(query, (*values, limit)).fetchall()
+
+    def delete_file(self, name: str) -> None:
+        """Remove a file. Raises ModelNotFound, and Conflict while a job that has not ended reads it."""
+        path = self.path(name)
+        marks = ", ".join("?" * len(ACTIVE))
+        with self._transaction() as database:
+            query = f"SELECT id FROM jobs WHERE input_file_id = ? AND status IN ({marks})"
+            reading = database.execute(query, (name, *ACTIVE)).fetchone()
+            if reading is not None:
+                raise Conflict(f"file {name!r}: batch {reading[0]!r} reads it, which has not ended")
+            database.execute("DELETE FROM files WHERE id = ?", (name,))
+        path.unlink(missing_ok=True)
+
+    def clean(self, now: int, oldest: int) -> None:
+        """Remove files that have expired, jobs that ended before the instant `oldest`, and what a process has left half written."""
+        marks = ", ".join("?" * len(ACTIVE))
+        in_use = f"SELECT input_file_id FROM jobs WHERE status IN ({marks})"
+        with self._transaction() as database:
+            database.execute(f"DELETE FROM files WHERE expires_at <= ? AND id NOT IN ({in_use})", (now, *ACTIVE))
+            database.execute(f"DELETE FROM jobs WHERE created_at <= ? AND status NOT IN ({marks})", (oldest, *ACTIVE))
+        known = {row[0] for row in self._database.execute("SELECT id FROM files")}
+        for path in self._files.iterdir():
+            if path.name not in known and (self._reserved == 0 or not path.name.endswith(".part")):
+                path.unlink(missing_ok=True)
+
+    # Jobs.
+
+    def add_job(
+        self, endpoint: str, input_file_id: str, window: str, metadata: dict[str, str] | None, now: int, expires_at: int
+    ) -> Job:
+        """Add a job that is still to be validated. Raises ModelNotFound if there is no such file."""
+        self.file(input_file_id)
+        name = f"batch_{secrets.token_hex(12)}"
+        with self._transaction() as database:
+            database.execute(
+                "INSERT INTO jobs (id, endpoint, input_file_id, completion_window, metadata, status, created_at, expires_at) "
+                "VALUES (?, ?, ?, ?, ?, 'validating', ?, ?)",
+                (
+                    name,
+                    endpoint,
+                    input_file_id,
+                    window,
+                    None if metadata is None else json.dumps(metadata),
+                    now,
+                    expires_at,
+                ),
+            )
+        return self.job(name)
+
+    def job(self, name: str) -> Job:
+        """Return the job with the id `name`. Raises ModelNotFound."""
+        row = self._database.execute("SELECT * FROM jobs WHERE id = ?", (name,)).fetchone()
+        if row is None:
+            raise ModelNotFound(f"batch {name[:80]!r}: there is none of this id")
+        return _job_of(row)
+
+    def jobs(self, *, after: str | None, limit: int) -> list[Job]:
+        """Return up to `limit` jobs, the newest first, that come after the job `after`."""
+        return [_job_of(row) for row in self._page("jobs", after, limit, ascending=False)]
+
+    def active(self) -> list[Job]:
+        """Return the jobs that have not ended, the oldest first."""
+        marks = ", ".join("?" * len(ACTIVE))
+        rows = self._database.execute(f"SELECT * FROM jobs WHERE status IN ({marks}) ORDER BY rowid", ACTIVE)
+        return [_job_of(row) for row in rows.fetchall()]
+
+    def add_requests(self, job: str, requests: Iterable[JobRequest], now: int) -> int:
+        """JobStore the requests of a job that is valid, all or none of them, and begin it. Return how many there are.
+
+        Raises InvalidRequest naming a custom_id that comes twice.
+        """
+        with self._transaction() as database:
+            count = 0
+            for request in requests:
+                count += 1
+                try:
+                    database.execute(
+                        "INSERT INTO requests (job, number, custom_id, start, length) VALUES (?, ?, ?, ?, ?)",
+                        (job, *request),
+                    )
+                except sqlite3.IntegrityError:
+                    raise InvalidRequest(
+                        f"custom_id {request.custom_id[:80]!r}: must differ from those of all other requests",
+                        details={"line": request.number + 1, "code": "duplicate_custom_id"},
+                    ) from None
+            database.execute("UPDATE jobs SET total = ? WHERE id = ?", (count, job))
+            if self.job(job).status == "validating":  # it may have been cancelled meanwhile
+                _step(database, job, "in_progress", now)
+        return count
+
+    def pending(self, job: str, after: int, limit: int) -> list[JobRequest]:
+        """Return up to `limit` requests without an answer whose number is above `after`, in order."""
+        rows = self._database.execute(
+            "SELECT number, custom_id, start, length FROM requests WHERE job = ? AND number > ? AND status IS NULL "
+            "ORDER BY number LIMIT ?", (job, after, limit),
+        )  # fmt: skip
+        return [JobRequest(*row) for row in rows.fetchall()]
+
+    def put(self, job: str, answers: Sequence[Answer]) -> None:
+        """JobStore answers, and mark their requests as done; those that have an answer keep it. Raises TooLarge if there is no room for them."""
+        size = sum(len(answer.line) for answer in answers)
+        if self.used_bytes + size > self._max_bytes:
+            raise TooLarge(f"the answers would exceed {self._max_bytes} bytes in all (batch_max_bytes)")
+        with self._transaction() as database:
+            for number, status, line in answers:
+                changed = database.execute(
+                    "UPDATE requests SET status = ?, answer = ? WHERE job = ? AND number = ? AND status IS NULL",
+                    (status, line, job, number),
+                )
+                if changed.rowcount:
+                    column = "completed" if status < SUCCESS else "failed"
+                    database.execute(
+                        f"UPDATE jobs SET {column} = {column} + 1, answer_bytes = answer_bytes + ? WHERE id = ?",
+                        (len(line), job),
+                    )
+
+    def step(self, job: str, status: str, now: int, errors: list[dict[str, Any]] | None = None) -> Job:
+        """Note that the job has come to `status` at the instant `now`, with `errors` if it failed. One that has ended stays as it is, and so does one
+        that is being cancelled."""
+        with self._transaction() as database:
+            if self.job(job).status in ACTIVE[:3]:
+                _step(database, job, status, now)
+                if errors is not None:
+                    database.execute("UPDATE jobs SET errors = ? WHERE id = ?", (json.dumps(errors), job))
+        return self.job(job)
+
+    def end(
+        self, job: str, status: str, now: int, expires_at: int, unanswered: bytes | None = None,
+        errors: list[dict[str, Any]] | None = None,
+    ) -> Job:  # fmt: skip
+        """Write the output and the errors of a job to files, and end it with `status`.
+
+        `unanswered` is what the errors say of a request without an answer, behind its custom_id; None: nothing. `errors` say why the job failed.
+        """
+        files = [
+            self._written(job, good, f"{job}_{name}.jsonl", now, expires_at, unanswered) for name, good in _OUTPUTS
+        ]
+        with self._transaction() as database:
+            for column, made in zip(("output_file_id", "error_file_id"), files, strict=True):
+                if made is not None:
+                    _insert_file(database, made)
+                    database.execute(f"UPDATE jobs SET {column} = ? WHERE id = ?", (made.id, job))
+            shown = None if errors is None else json.dumps(errors)
+            database.execute("UPDATE jobs SET answer_bytes = 0, errors = ? WHERE id = ?", (shown, job))
+            database.execute("DELETE FROM requests WHERE job = ?", (job,))
+            _step(database, job, status, now)
+        return self.job(job)
+
+    def _written(
+        self, job: str, good: bool, filename: str, now: int, expires_at: int, unanswered: bytes | None
+    ) -> StoredFile | None:
+        """Write the answers that are successes (`good`) or not, in the order of the requests. Return the file; None if there is none."""
+        name, path = self.begin_file()
+        rows = self._database.execute(
+            "SELECT custom_id, status, answer FROM requests WHERE job = ? ORDER BY number", (job,)
+        )
+        written = 0
+        with path.open("wb") as file:
+            for custom_id, status, line in rows:
+                if status is None and not good and unanswered is not None:
+                    line = b'{"custom_id":%s,%s' % (json.dumps(custom_id).encode(), unanswered)
+                elif status is None or (status < SUCCESS) != good:
+                    continue
+                file.write(line + b"\n")
+                written += 1
+        if not written:
+            path.unlink()
+            return None
+        return self._placed(name, filename, "batch_output", now, expires_at)
+
+
+_OUTPUTS = (("output", True), ("error", False))
+
+
+def _insert_file(database: sqlite3.Connection, added: StoredFile) -> None:
+    database.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?)", added)
+
+
+def _step(database: sqlite3.Connection, job: str, status: str, now: int) -> None:
+    database.execute(f"UPDATE jobs SET status = ?, {status}_at = ? WHERE id = ?", (status, now, job))
+
+
+def _job_of(row: Sequence[Any]) -> Job:
+    fields: dict[str, Any] = dict(zip(Job._fields, row, strict=True))
+    for name in ("metadata", "errors"):
+        if fields[name] is not None:
+            fields[name] = json.loads(fields[name])
+    return Job(**fields)
+
+
+def _sync(directory: Path) -> None:
+    """Make the names of files in `directory` durable."""
+    with suppress(OSError):
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

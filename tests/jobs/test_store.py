@@ -1,0 +1,167 @@
+"""store.py: what is kept, in what order, within which bounds; and what a process that ends at any moment leaves."""
+
+from pathlib import Path
+
+import pytest
+
+from weir.errors import Conflict, InvalidRequest, ModelNotFound, Overloaded, SettingsError, TooLarge
+from weir.jobs.requests import EXPIRED
+from weir.jobs.store import Answer, JobRequest, JobStore, StoredFile
+
+
+def opened(tmp_path: Path, max_bytes: int = 1 << 20) -> JobStore:
+    return JobStore(tmp_path / "jobs", max_bytes=max_bytes)
+
+
+def upload(store: JobStore, body: bytes = b"x" * 10, now: int = 100, expires_at: int = 1000) -> StoredFile:
+    name, path = store.begin_file()
+    path.write_bytes(body)
+    return store.add_file(name, "in.jsonl", "batch", now, expires_at)
+
+
+def begun(store: JobStore, count: int = 3) -> str:
+    job = store.add_job("/infer/m", upload(store).id, "24h", {"a": "b"}, 100, 900)
+    store.add_requests(job.id, [JobRequest(number, f"r{number}", 10 * number, 10) for number in range(count)], 101)
+    return job.id
+
+
+def line(number: int, status: int = 200) -> Answer:
+    return Answer(number, status, b'{"n":%d}' % number)
+
+
+def test_a_job_from_its_file_to_its_output(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    job = begun(store)
+    assert (store.job(job).status, store.job(job).total, store.job(job).metadata) == ("in_progress", 3, {"a": "b"})
+    store.put(job, [line(2), line(0)])
+    store.put(job, [line(1, 500)])
+    store.step(job, "finalizing", 102)
+    ended = store.end(job, "completed", 103, 1000)
+    assert (ended.status, ended.completed, ended.failed, ended.answer_bytes) == ("completed", 2, 1, 0)
+    assert (ended.in_progress_at, ended.finalizing_at, ended.completed_at) == (101, 102, 103)
+    assert ended.output_file_id is not None
+    assert ended.error_file_id is not None
+    assert store.path(ended.output_file_id).read_bytes() == b'{"n":0}\n{"n":2}\n'
+    assert store.path(ended.error_file_id).read_bytes() == b'{"n":1}\n'
+    assert store.step(job, "cancelling", 104).status == "completed"
+    assert [each.id for each in store.jobs(after=None, limit=5)] == [job]
+    assert store.active() == []
+
+
+def test_an_answer_is_stored_once(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    job = begun(store)
+    store.put(job, [line(0)])
+    store.put(job, [Answer(0, 500, b"other"), line(1)])
+    assert (store.job(job).completed, store.job(job).failed) == (2, 0)
+    assert [request.number for request in store.pending(job, -1, 9)] == [2]
+    assert store.pending(job, 2, 9) == []
+
+
+def test_what_an_earlier_process_has_left_goes_on(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    job = begun(store)
+    store.put(job, [line(1)])
+    store.step(job, "finalizing", 102)
+    left = tmp_path / "jobs" / "files" / "file-left"
+    left.write_bytes(b"an output without its row")
+    (tmp_path / "jobs" / "files" / "file-half.part").write_bytes(b"half an upload")
+    again = opened(tmp_path)  # the first is never closed, as after a kill
+    again.clean(103, 0)
+    assert not left.exists()
+    assert len(list(left.parent.iterdir())) == 1
+    assert [each.id for each in again.active()] == [job]
+    assert [request.number for request in again.pending(job, -1, 9)] == [0, 2]
+    ended = again.end(job, "expired", 104, 1000, EXPIRED)
+    assert ended.error_file_id is not None
+    lines = again.path(ended.error_file_id).read_bytes().splitlines()
+    assert lines[0].startswith(b'{"custom_id":"r0","response":null,"error":{"code":"batch_expired"')
+    assert len(lines) == 2
+
+
+def test_only_one_process_runs_the_jobs(tmp_path: Path) -> None:
+    first, second = opened(tmp_path), opened(tmp_path)
+    assert first.lead()
+    assert first.lead()
+    assert not second.lead()
+    first.close()
+    first.close()
+    assert second.lead()
+    second.close()
+
+
+def test_a_custom_id_that_comes_twice_stores_no_request(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    job = store.add_job("/infer/m", upload(store).id, "24h", None, 100, 900).id
+    with pytest.raises(InvalidRequest, match=r"^custom_id 'a': must differ") as raised:
+        store.add_requests(job, [JobRequest(0, "a", 0, 1), JobRequest(1, "a", 1, 1)], 101)
+    assert raised.value.details == {"line": 2, "code": "duplicate_custom_id"}
+    assert (store.job(job).total, store.job(job).status) == (0, "validating")
+
+
+def test_a_job_that_was_cancelled_while_it_was_read_stays_so(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    job = store.add_job("/infer/m", upload(store).id, "24h", None, 100, 900).id
+    store.step(job, "cancelling", 101)
+    store.add_requests(job, [JobRequest(0, "a", 0, 1)], 102)
+    assert store.step(job, "finalizing", 103).status == "cancelling"
+    ended = store.end(job, "cancelled", 104, 1000)
+    assert (ended.status, ended.output_file_id, ended.error_file_id) == ("cancelled", None, None)
+
+
+def test_files_and_answers_are_bounded_together(tmp_path: Path) -> None:
+    store = opened(tmp_path, max_bytes=100)
+    with pytest.raises(TooLarge, match=r"^file of 101 bytes: must be at most 100 \(batch_max_bytes\)"):
+        store.reserve(101)
+    store.reserve(80)
+    with pytest.raises(Overloaded, match="take 80 bytes, 30 more would exceed 100"):
+        store.reserve(30)
+    store.give_back(80)
+    job = begun(store)
+    store.put(job, [line(0)])
+    assert store.used_bytes == 10 + 7
+    with pytest.raises(TooLarge, match="the answers would exceed 100 bytes"):
+        store.put(job, [Answer(1, 200, b"y" * 90)])
+    assert store.job(job).completed == 1
+
+
+def test_files_are_listed_and_deleted(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    files = [upload(store) for _ in range(3)]
+    names = [file.id for file in files]
+    listed = store.files(purpose="batch", after=None, limit=2, ascending=True)
+    assert [file.id for file in listed] == names[:2]
+    assert [file.id for file in store.files(purpose=None, after=names[1], limit=9, ascending=False)] == names[:1]
+    assert store.files(purpose="other", after=None, limit=9, ascending=True) == []
+    with pytest.raises(InvalidRequest, match="after='nope': there is nothing of this id"):
+        store.files(purpose=None, after="nope", limit=9, ascending=True)
+    store.add_job("/infer/m", names[0], "24h", None, 100, 900)
+    with pytest.raises(Conflict, match="reads it, which has not ended"):
+        store.delete_file(names[0])
+    store.delete_file(names[1])
+    with pytest.raises(ModelNotFound, match="there is none of this id"):
+        store.path(names[1])
+    with pytest.raises(ModelNotFound):
+        store.path("../jobs.sqlite")
+    with pytest.raises(ModelNotFound):
+        store.job("batch_none")
+    with pytest.raises(ModelNotFound):
+        store.add_job("/infer/m", names[1], "24h", None, 100, 900)
+
+
+def test_what_has_expired_is_removed_unless_a_job_reads_it(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    kept, gone = upload(store, expires_at=200), upload(store, expires_at=200)
+    job = store.add_job("/infer/m", kept.id, "24h", None, 100, 900).id
+    store.clean(300, 0)
+    assert [file.id for file in store.files(purpose=None, after=None, limit=9, ascending=True)] == [kept.id]
+    assert not (tmp_path / "jobs" / "files" / gone.id).exists()
+    store.end(job, "cancelled", 301, 1000)
+    store.clean(300, 100)
+    assert store.jobs(after=None, limit=9) == []
+
+
+def test_a_directory_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    (tmp_path / "jobs").write_text("a file")
+    with pytest.raises(SettingsError, match=r"batch_dir=.*jobs'?: cannot be used"):
+        opened(tmp_path)

@@ -1,0 +1,66 @@
+"""uploads.py: forms that arrive in any pieces, and forms that are wrong."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from weir.errors import InvalidRequest, TooLarge, UnsupportedMediaType, WeirError
+from weir.jobs.uploads import Upload
+
+TYPE = "multipart/form-data; boundary=b"
+
+
+def form(*parts: tuple[str, bytes]) -> bytes:
+    body = b"".join(
+        b"--b\r\nContent-Disposition: form-data; %s\r\n\r\n%s\r\n" % (head.encode(), text) for head, text in parts
+    )
+    return body + b"--b--\r\n"
+
+
+FILE = ('name="file"; filename="../../etc/in.jsonl"', b"one\r\n--two\r\n" * 50)
+PURPOSE = ('name="purpose"', b"batch")
+
+
+def read(tmp_path: Path, body: bytes, size: int = 7, most: int = 10_000, kind: str = TYPE) -> Upload:
+    async def chunks() -> AsyncIterator[bytes]:
+        for start in range(0, len(body), size):
+            yield body[start : start + size]
+
+    async def main() -> Upload:
+        upload = Upload(kind, tmp_path / "file", most)
+        await upload.read(chunks(), 5.0)
+        return upload
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("size", [1, 7, 100_000])
+def test_a_form_in_pieces_of_any_size(tmp_path: Path, size: int) -> None:
+    upload = read(tmp_path, form(PURPOSE, FILE), size)
+    assert (upload.filename, upload.fields, upload.size) == ("in.jsonl", {"purpose": "batch"}, len(FILE[1]))
+    assert (tmp_path / "file").read_bytes() == FILE[1]
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "error"),
+    [
+        (form(PURPOSE), InvalidRequest, "file: is missing"),
+        (form(FILE, FILE), InvalidRequest, "file: comes twice"),
+        (form(FILE)[:-9], InvalidRequest, "body: ends before its last boundary"),
+        (b"nothing of the kind", InvalidRequest, "body: is not a form"),
+        (form(('name="purpose"', b"x" * 2000)), InvalidRequest, "purpose: must have at most 1024 bytes"),
+        (form(*[(f'name="f{number}"', b"x") for number in range(20)]), InvalidRequest, "more than 16 fields"),
+        (form(('name="file"; filename="f"', b"x" * 20_000)), TooLarge, "must have at most 10000 bytes"),
+    ],
+)
+def test_wrong_forms(tmp_path: Path, body: bytes, kind: type[WeirError], error: str) -> None:
+    with pytest.raises(kind, match=error):
+        read(tmp_path, body)
+
+
+@pytest.mark.parametrize("kind", ["application/json", "multipart/form-data", ""])
+def test_other_types_are_refused(tmp_path: Path, kind: str) -> None:
+    with pytest.raises(UnsupportedMediaType, match="must be multipart/form-data with a boundary"):
+        read(tmp_path, b"", kind=kind)
