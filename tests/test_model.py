@@ -5,7 +5,7 @@ import numpy
 import pytest
 
 from weir.errors import SettingsError
-from weir.model import PAD, RAGGED, Model, Tensor, check_model, function_of, is_batched
+from weir.model import PAD, RAGGED, Model, Tensor, _device, check_model, function_of, is_batched
 from weir.serving.settings import compose
 
 X, Y = Tensor("x", "FP32", [-1, -1]), Tensor("y", "FP32", [-1, -1])
@@ -181,3 +181,21 @@ def test_what_a_batch_dimension_cannot_be(model: type[Model], message: str) -> N
     with pytest.raises(SettingsError) as refused:
         check_model(model)
     assert message in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("wanted", "worker", "gpus", "mps", "device"),
+    [
+        ("auto", 0, 0, False, "cpu"), ("auto", 3, 0, True, "mps"), ("auto", 0, 2, False, "cuda:0"),
+        ("auto", 3, 2, True, "cuda:1"), ("cuda", 2, 2, False, "cuda:0"), ("cuda:1", 0, 2, False, "cuda:1"),
+        ("cpu", 1, 2, False, "cpu"), ("xpu", 0, 0, False, "xpu"),
+    ],
+)  # fmt: skip
+def test_workers_get_the_gpus_in_turn(wanted: str, worker: int, gpus: int, mps: bool, device: str) -> None:
+    assert _device(wanted, worker, gpus, lambda: mps) == device
+
+
+@pytest.mark.parametrize(("wanted", "gpus"), [("cuda", 0), ("cuda:0", 0), ("cuda:2", 2), ("cuda:x", 1)])
+def test_a_gpu_that_is_not_there_is_refused(wanted: str, gpus: int) -> None:
+    with pytest.raises(SettingsError, match=rf"device='{wanted}': torch sees {gpus} GPUs here"):
+        _device(wanted, 0, gpus, lambda: False)

@@ -4,6 +4,7 @@ The server process uses only the class itself (its attributes, `measure`, `examp
 """
 
 import inspect
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import SequenceMatcher
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -196,20 +197,14 @@ class Model:
     def torch_device(self, wanted: str = "auto") -> str:
         """Return the name of the device for a network of torch: "cpu", "mps", or "cuda:" and a number. Call it in `load`.
 
-        "auto" and "cuda" give the workers the GPUs in turn; without a GPU, "auto" is the CPU. Any other name stays as it is.
-        Raises SettingsError for a GPU that the machine has not.
+        "auto" and "cuda" give the workers the GPUs in turn; without a GPU, "auto" is the CPU. Any other name stays as it is. The
+        log says which device the worker got. Raises SettingsError for a GPU that the machine has not.
         """
         import torch  # only models of torch call this
 
-        count = torch.cuda.device_count()
-        if wanted == "auto" and not count:
-            return "mps" if torch.backends.mps.is_available() else "cpu"
-        if wanted in ("auto", "cuda") and count:
-            return f"cuda:{self.worker_index % count}"
-        kind, _, number = wanted.partition(":")
-        if kind == "cuda" and (not count or (number.isdigit() and int(number) >= count)):
-            raise SettingsError(f"device={wanted!r}: torch sees {count} GPUs here; must be auto, cpu or one of them")
-        return wanted
+        device = _device(wanted, self.worker_index, torch.cuda.device_count(), torch.backends.mps.is_available)
+        logging.getLogger("weir").info("worker %d computes on %s", self.worker_index, device)
+        return device
 
     def preprocess(self, item: Any) -> Any:
         """Return what `predict` gets for one decoded and validated item."""
@@ -298,6 +293,17 @@ class Model:
         )
         _check_synchronous(made.__name__, "predict", function)
         return made
+
+
+def _device(wanted: str, worker: int, gpus: int, has_mps: Callable[[], bool]) -> str:
+    if wanted == "auto" and not gpus:
+        return "mps" if has_mps() else "cpu"
+    if wanted in ("auto", "cuda") and gpus:
+        return f"cuda:{worker % gpus}"
+    kind, _, number = wanted.partition(":")
+    if kind == "cuda" and (not number.isdigit() or int(number) >= gpus):
+        raise SettingsError(f"device={wanted!r}: torch sees {gpus} GPUs here; must be auto, cpu or one of them")
+    return wanted
 
 
 M = TypeVar("M", bound=Model)

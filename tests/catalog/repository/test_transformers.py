@@ -91,6 +91,23 @@ def test_only_the_text_without_a_mask_fails(folder: Path) -> None:
             client.infer("fill-mask", ["a"])
 
 
+def test_the_log_says_what_a_worker_computes_on(folder: Path) -> None:
+    device = "cuda:0" if torch_gpus() else "cpu"
+    with serving(f"hf:ner={folder}/ner", "--workers", "1") as (served, client):
+        assert client.post("/infer/ner", json="a good film").status_code == 200
+        served.until_logged(f"worker 0 computes on {device}")
+    with pytest.raises(
+        SettingsError, match=r"device='cuda:99': torch sees \d+ GPUs here; must be auto, cpu or one of them"
+    ):
+        InProcess(f"hf:ner={folder}/ner", executor="thread", params={"device": "cuda:99"}).start()
+
+
+def torch_gpus() -> int:
+    import torch
+
+    return int(torch.cuda.device_count())
+
+
 def test_wrong_parameters_are_refused(folder: Path) -> None:
     with (
         pytest.raises(SettingsError, match=r"options=3: must be an object of arguments by name"),
