@@ -63,7 +63,7 @@ def test_a_file_may_say_all_and_flags_win(tmp_path: Path) -> None:
     settings = text_settings([], {"max_length": ["64"]}, {"WEIR_WORKERS": "3"}, str(file))
     one, two = (read_model(model) for model in settings.models)
     assert (one.text.pooling, one.text.layers, one.text.max_length) == ("cls", [-2, -1], 64)
-    assert (two.text.pooling, two.text.layers, two.settings["workers"]) == ("mean", [], 3)
+    assert (two.text.pooling, two.text.layers, two.settings["workers"]) == ("mean", [], "3")
     assert settings.more["Callers"] == CallerSettings(max_texts=10)
     assert settings.more["ZeroMQ"] == ZeroMqSettings(zmq_port=5555)
 
@@ -116,7 +116,7 @@ def test_there_is_a_worker_for_each_cpu_unless_something_else_was_said(
 
 def test_every_setting_of_weir_serve_that_is_no_repository_is_there() -> None:
     gone = set(declared_settings()) - set(declared_settings(TEXTS))
-    assert gone == {"name", "params", "route", "model_repository", "load", "watch"}
+    assert gone == {"name", "params", "route", "model_repository", "load", "watch", "trust_type"}
 
 
 def test_a_server_of_nothing_is_the_small_model_or_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
