@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from weir.embedding.recipe import OF_SPECIAL_TOKENS, Pooling, chosen_recipe
+from weir.embedding.recipe import OF_SPECIAL_TOKENS, OF_TOKENS, Pooling, chosen_recipe
 from weir.embedding.runtime import CPU, RuntimeOptions, check_devices, device_of, may_use_gpu, open_runtime
 from weir.embedding.texts import Ids, PlainText, TextItem, Tokens, Words
 from weir.errors import InvalidRequest
@@ -115,8 +115,13 @@ class TextEncoder(Model):
         self._max_length = min(self.max_length or checkpoint.max_length, checkpoint.architecture.max_length)
         self._pad_id = checkpoint.architecture.pad_id
         prompt = server_prompt(self.prompt, checkpoint.prompts)
-        tokenizer = checkpoint.tokenizer(TokenizerOptions(**self.tokenizer_options, prompt=prompt))
+        tokenizer = checkpoint.tokenizer(
+            TokenizerOptions(**self.tokenizer_options, prompt=prompt, judges=self._recipe.pooling is Pooling.YES_NO)
+        )
         vocabulary = checkpoint.architecture.vocab_size
+        tokens = checkpoint.heads.tokens if self._recipe.pooling is Pooling.TOKENS else None
+        self._skipped = int(tokens is not None and tokens.skips_first)
+        self._special_ids = np.array(sorted(tokenizer.special_ids), np.int64)
         self._reader = ItemReader(tokenizer, max_length=self._max_length, truncate=self.truncate, vocabulary=vocabulary)
         if self.runtime_options.threads == 1 and not self.runtime_options.compiled and not may_use_gpu(self.devices):
             self._runtime = open_runtime(checkpoint, self._recipe, self.runtime_options, CPU)
@@ -149,8 +154,11 @@ class TextEncoder(Model):
             )  # fmt: skip
             for place, vector in zip(places, self._runtime.run(*inputs), strict=True):
                 answers[place] = vector
-        if self._recipe.pooling is Pooling.NONE:
-            answers = [self._trim(vectors, len(text.ids)) for vectors, text in zip(answers, batch, strict=True)]
+        if self._recipe.pooling is Pooling.SPARSE:
+            return [terms(weights, text.ids, self._special_ids) for weights, text in zip(answers, batch, strict=True)]
+        if self._recipe.pooling in OF_TOKENS:
+            begin = self._skipped
+            return [self._trim(vectors, len(text.ids))[begin:] for vectors, text in zip(answers, batch, strict=True)]
         return answers
 
     def _trim(self, vectors: Any, count: int) -> Any:
@@ -179,6 +187,23 @@ def estimated_tokens(item: Any) -> int:
     if isinstance(item, (list, tuple)):
         return sum(3 + len(part) // BYTES_PER_TOKEN if isinstance(part, str) else 1 for part in item) or 1
     return 1
+
+
+def terms(weights: NDArray[Any], ids: NDArray[Any], special_ids: NDArray[Any]) -> NDArray[np.float32]:
+    """Return the terms of a text, float32 [terms, 2]: the id of a word and its weight, in order of the ids. float32 has each id exactly, up to 2**24.
+
+    `weights` are those of all words of the vocabulary [words], or those of each token [tokens, 1]; of a token that occurs several times the largest counts,
+    and special tokens do not count.
+    """
+    if weights.ndim == 1:
+        (found,) = np.nonzero(weights > 0)
+        return np.stack([found, weights[found]], axis=1).astype(np.float32)
+    each = weights[: len(ids), 0]
+    counts = (each > 0) & ~np.isin(ids, special_ids)
+    found, places = np.unique(ids[counts], return_inverse=True)
+    largest = np.zeros(len(found), np.float32)
+    np.maximum.at(largest, places, each[counts])
+    return np.stack([found, largest], axis=1).astype(np.float32)
 
 
 class Inputs(NamedTuple):

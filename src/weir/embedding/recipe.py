@@ -29,6 +29,10 @@ class Pooling(Enum):
     CLASSIFICATION = "classification"  # the softmax of the model's classifier
     REGRESSION = "regression"  # the sigmoid of the model's classifier
     LOGITS = "logits"  # the numbers of the model's classifier as they are, from which scores and labels are made
+    SPARSE = "sparse"  # the terms of a text: for each the id of a word, and its weight (SPLADE, BGE-M3)
+    TOKENS = "tokens"  # one vector per token, made by the model's own head and scaled to length 1 (ColBERT, BGE-M3)
+    TOKEN_LOGITS = "token-logits"  # for each token the numbers of the model's classifier of tokens
+    YES_NO = "yes-no"  # how much likelier a decoder says "yes" than "no" about a query and a document, as a number (Qwen3-Reranker)
     WEIGHTED_MEAN = "weighted-mean"  # the weight of the token at place 1, 2, 3 ... is its place
     MEAN_SQRT = "mean-sqrt"  # the sum, divided by the square root of the number of tokens
     # The maximum of the means over every few consecutive tokens: SWEM-hier of Shen et al., 2018.
@@ -43,12 +47,16 @@ OF_SPECIAL_TOKENS = (
     Pooling.CLASSIFICATION,
     Pooling.REGRESSION,
     Pooling.LOGITS,
+    Pooling.YES_NO,
 )
+# These give a list for each text: of one vector for each token, or of terms.
+OF_TOKENS = (Pooling.NONE, Pooling.SPARSE, Pooling.TOKENS, Pooling.TOKEN_LOGITS)
 # A model's files may state that its vectors have length 1. That holds neither for the vectors of tokens nor for probabilities.
-NEVER_NORMALIZED = (Pooling.NONE, Pooling.CLASSIFICATION, Pooling.REGRESSION, Pooling.LOGITS)
+NEVER_NORMALIZED = (*OF_TOKENS, Pooling.CLASSIFICATION, Pooling.REGRESSION, Pooling.LOGITS, Pooling.YES_NO)
 # These use the model's own head, which was trained on the last layer: they read that layer, whichever layers the recipe names.
 WITH_CLASSIFIER = (Pooling.CLASSIFICATION, Pooling.REGRESSION, Pooling.LOGITS)
-OF_LAST_LAYER = (Pooling.POOLER, *WITH_CLASSIFIER)
+WITH_HEAD = (Pooling.SPARSE, Pooling.TOKENS, Pooling.TOKEN_LOGITS, Pooling.YES_NO)
+OF_LAST_LAYER = (Pooling.POOLER, *WITH_CLASSIFIER, *WITH_HEAD)
 # These give vectors of tokens or the output of a head. The dense layers of sentence-transformers are not applied to them, and they cannot be
 # joined with other poolings.
 NOT_JOINED = (Pooling.NONE, *OF_LAST_LAYER)
@@ -134,7 +142,7 @@ def chosen_recipe(
     precision: str = "fp32", window: int | None = None,
 ) -> Recipe:  # fmt: skip
     """Return the recipe for `checkpoint` with these options, see Recipe. For an option that is None the model's files decide; if they state no pooling,
-    it is the mean, or for a model that was trained to classify the numbers of its classifier.
+    it is the mean, or for a model that was trained with a head of its own what the head makes.
 
     Raises SettingsError for a name that does not exist. `dimensions_of` checks whether the model can do what the recipe states.
     """
@@ -143,7 +151,7 @@ def chosen_recipe(
     except ValueError:
         known = ", ".join(each.value for each in Precision)
         raise SettingsError(f"precision={precision!r}: must be one of {known}") from None
-    stated = checkpoint.poolings or ((Pooling.LOGITS,) if checkpoint.classifies else (Pooling.MEAN,))
+    stated = checkpoint.poolings or (checkpoint.pooling_of_head or Pooling.MEAN,)
     chosen, *joined = stated if pooling is None else poolings_named(pooling)
     recipe = Recipe(
         chosen,
@@ -207,12 +215,33 @@ def dimensions_of(checkpoint: "Checkpoint", recipe: Recipe, device: str | None =
     size = architecture.hidden_size * len(layers) * (len(recipe.poolings) + recipe.poolings.count(Pooling.MEAN_MAX))
     if recipe.pooling in WITH_CLASSIFIER:
         size = architecture.labels
+    if recipe.pooling in WITH_HEAD:
+        size = _size_of_head(checkpoint, recipe)
     size = _after_dense(checkpoint, recipe, size)
+    if recipe.dimensions is not None and recipe.pooling in WITH_HEAD and recipe.pooling is not Pooling.TOKENS:
+        raise SettingsError(f"dimensions={recipe.dimensions}: terms and labels have no dimensions to cut")
     if recipe.dimensions is not None and not 1 <= recipe.dimensions <= size:
         raise SettingsError(
             f"dimensions={recipe.dimensions}: must be from 1 to {size}, the size of the model's vectors"
         )
     return recipe.dimensions or size
+
+
+TERM = 2  # numbers of a term: the id of a word, and its weight
+
+
+def _size_of_head(checkpoint: "Checkpoint", recipe: Recipe) -> int:
+    """Return how many numbers there are for each term or token. Raises SettingsError if the checkpoint does not have the head."""
+    heads, pooling = checkpoint.heads, recipe.pooling
+    if pooling is Pooling.YES_NO:
+        return len(checkpoint.answers.weight)
+    if pooling is Pooling.SPARSE and (heads.words is not None or heads.weights is not None):
+        return TERM
+    head = heads.tokens if pooling is Pooling.TOKENS else heads.labels if pooling is Pooling.TOKEN_LOGITS else None
+    if head is not None:
+        return len(head.weight)
+    unread = f": {', '.join(heads.pickled)} are pickles, which --allow-pickle reads" if heads.pickled else ""
+    raise SettingsError(f"pooling={pooling.value!r}: {checkpoint.directory} has no head for it{unread}")
 
 
 def _after_dense(checkpoint: "Checkpoint", recipe: Recipe, size: int) -> int:

@@ -15,7 +15,7 @@ from weir.embedding.graph.cache import cache_directory, graphs_folder, prune
 from weir.embedding.inference import TextInference
 from weir.embedding.metrics import RunShapes
 from weir.embedding.model import RUN_TOKENS_CPU, RUN_TOKENS_GPU, TextEncoder, runs
-from weir.embedding.recipe import OF_LAST_LAYER, Pooling, Precision, chosen_recipe, dimensions_of
+from weir.embedding.recipe import OF_LAST_LAYER, OF_TOKENS, Pooling, Precision, chosen_recipe, dimensions_of
 from weir.embedding.requests import max_pooled_places
 from weir.embedding.runtime import may_use_gpu
 from weir.embedding.settings import ComputingSettings, TextSettings
@@ -155,7 +155,7 @@ class ServedTextModel:
             TokenizerOptions(
                 lowercase=None if text.cased is None else not text.cased, special_tokens=text.special_tokens,
                 word_special_tokens=text.word_special_tokens, pair_separator=text.pair_separator,
-                prompt=server_prompt(text.prompt, checkpoint.prompts),
+                prompt=server_prompt(text.prompt, checkpoint.prompts), judges=self.recipe.pooling is Pooling.YES_NO,
             )
         )  # fmt: skip
 
@@ -173,7 +173,7 @@ class ServedTextModel:
                 if self._checkpoint.architecture.labels == 1
                 else (TextTask.PREDICT,)
             )
-        return (TextTask.EMBED_ALL,) if self.recipe.pooling is Pooling.NONE else (TextTask.EMBED,)
+        return (_TASKS.get(self.recipe.pooling, TextTask.EMBED),)
 
     @property
     def weights_file(self) -> Path:
@@ -231,18 +231,18 @@ class ServedTextModel:
 
     def inference(self, context: "EmbeddingContext", encoder: Encoder) -> TextInference:
         """Return the inference of the model for protocols that are not made for texts. It encodes with `encoder`."""
-        return TextInference(context, encoder, of_tokens=self.recipe.pooling is Pooling.NONE)
+        return TextInference(context, encoder, of_tokens=self.recipe.pooling in OF_TOKENS)
 
     def encoder(self, service: "Service", budget: Budget | None = None) -> Encoder:
         """Return the encoder of the model over `service`, which has the batches of `budget`."""
-        dense = self._checkpoint.dense and self.recipe.pooling is not Pooling.NONE
+        dense = self._checkpoint.dense and self.recipe.pooling not in OF_TOKENS
         whole = dimensions_of(self._checkpoint, replace(self.recipe, dimensions=None))
         max_pooled = None if dense else max_pooled_places(self.recipe.poolings, whole)[: self.dimensions]
         return Encoder(
             service, self._tokenizer, dimensions=self.dimensions, max_length=self.max_length, name=self.name,
             truncate=self._spec.text.truncate, split=self._spec.text.split, normalize=self.recipe.normalize,
             fixed_length=self.max_length if self._spec.text.fixed_length else None, facts=self._facts(service), max_pooled=max_pooled,
-            tokens_per_second=0.0 if budget is None else budget.tokens_per_second, of_tokens=self.recipe.pooling is Pooling.NONE,
+            tokens_per_second=0.0 if budget is None else budget.tokens_per_second, of_tokens=self.recipe.pooling in OF_TOKENS,
         )  # fmt: skip
 
     def _facts(self, service: "Service") -> ModelFacts:
@@ -257,6 +257,13 @@ class ServedTextModel:
         )  # fmt: skip
 
 
+# What a model with one of these poolings can be called for.
+_TASKS = {
+    Pooling.NONE: TextTask.EMBED_ALL,
+    Pooling.TOKENS: TextTask.EMBED_ALL,
+    Pooling.SPARSE: TextTask.EMBED_SPARSE,
+    Pooling.YES_NO: TextTask.RERANK,
+}
 _DTYPES = {
     Precision.FP32: "float32",
     Precision.FP16: "float16",

@@ -357,6 +357,16 @@ def server_prompt(name: str | None, prompts: Mapping[str, str]) -> str | None:
         raise SettingsError(error.message) from None
 
 
+# What Qwen3-Reranker was trained with: the text around a pair, the pair itself, and the instruction where none is given.
+JUDGE_BEFORE = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct provided. Note that the answer can only be "
+    '"yes" or "no".<|im_end|>\n<|im_start|>user\n'
+)
+JUDGE_PAIR = "<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"
+JUDGE_AFTER = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+JUDGE_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+
+
 @dataclass(frozen=True)
 class TokenizerOptions:
     """How all texts of a served model are tokenized.
@@ -369,6 +379,7 @@ class TokenizerOptions:
         pair_separator: a separator such as "|||" that makes a pair of a text: in a string it stands between spaces, in a list it is a word.
         whole_words: treat each given word as one token, the unknown token if the vocabulary lacks it.
         prompt: the text that is put before every string that is not part of a pair; None for the default prompt of the model's files, "" for none.
+        judges: a pair is a query and a document, about which the model is asked whether one answers the other; see JUDGE_BEFORE.
     """
 
     lowercase: bool | None = None
@@ -378,6 +389,7 @@ class TokenizerOptions:
     pair_separator: str | None = None
     whole_words: bool = False
     prompt: str | None = None
+    judges: bool = False
 
 
 NO_TOKENIZER_OPTIONS = TokenizerOptions()

@@ -59,19 +59,18 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 POOLINGS = [Pooling.NONE, Pooling.MEAN, Pooling.MAX, Pooling.CLS, Pooling.SEP, Pooling.WEIGHTED_MEAN, Pooling.MEAN_SQRT]
 
 
-def save(directory: Path, family: str, *, classifies: bool = False, **more: Any) -> Path:
-    """Write a random model of transformers' class, or of that with a classifier."""
+def save(directory: Path, family: str, *, kind: str = "", **more: Any) -> Path:
+    """Write a random model of transformers' class; `kind` is the end of the name of the class of a head."""
     import torch
     import transformers
 
     name, given = FAMILIES[family]
     config = getattr(transformers, f"{name}Config")(**{**SIZES, **given, **more})
     torch.manual_seed(0)
-    kind = transformers.AutoModelForSequenceClassification if classifies else transformers.AutoModel
-    network = kind.from_config(config)
+    network = getattr(transformers, f"AutoModelFor{kind}" if kind else "AutoModel").from_config(config)
     with torch.no_grad():
         for name, weight in network.named_parameters():
-            weight.normal_(0, 0.25 if classifies else 0.15)
+            weight.normal_(0, 0.25 if kind else 0.15)
             if "norm" in name.lower() and name.endswith("weight") and config.model_type != "gemma3_text":
                 weight.add_(1.0)
     network.save_pretrained(directory)
@@ -106,7 +105,7 @@ def _opened(directory: Path, kind: str, pooling: Pooling, cache: Path) -> Runtim
     ],
 )  # fmt: skip
 def test_classifiers_are_those_of_transformers(family: str, more: dict[str, Any], tmp_path: Path) -> None:
-    directory = save(tmp_path / "model", family, classifies=True, num_labels=3, **more)
+    directory = save(tmp_path / "model", family, kind="SequenceClassification", num_labels=3, **more)
     assert read_checkpoint(directory).architecture.labels == 3
     texts = [
         TokenIds(np.random.default_rng(5).integers(5, VOCABULARY, count).astype(np.int32), 0) for count in (7, 40, 3)
@@ -134,3 +133,58 @@ def test_texts_are_encoded_as_by_sentence_transformers(family: str, pooling: str
     ours.load()
     found = np.stack(ours.predict(ours.preprocess_batch(texts)))
     assert cosines(found, theirs.encode(texts, prompt_name="query")).min() >= EXACT
+
+
+@pytest.mark.parametrize("family", ["bert", "distilbert", "xlm-roberta", "modernbert"])
+@pytest.mark.parametrize("strategy", ["max", "sum"])
+def test_sparse_vectors_are_those_of_sentence_transformers(family: str, strategy: str, tmp_path: Path) -> None:
+    import torch
+    import transformers
+    from sentence_transformers import SparseEncoder
+    from sentence_transformers.sparse_encoder.modules import MLMTransformer, SpladePooling
+
+    name, given = FAMILIES[family]
+    (tmp_path / "network").mkdir()
+    vocabulary = tiny_tokens.write(tmp_path / "network", "bert")
+    config = getattr(transformers, f"{name}Config")(**{**SIZES, **given, "vocab_size": vocabulary, "pad_token_id": 0})
+    network = transformers.AutoModelForMaskedLM.from_config(config)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for weight_name, weight in network.named_parameters():
+            weight.normal_(0, 0.15)
+            if "norm" in weight_name.lower() and weight_name.endswith("weight"):
+                weight.add_(1.0)
+    network.save_pretrained(tmp_path / "network")
+    theirs = SparseEncoder(modules=[MLMTransformer(str(tmp_path / "network")), SpladePooling(strategy)], device="cpu")
+    theirs.save_pretrained(str(tmp_path / "model"))
+    texts = ["First do it", "then do it right, " * 4, "do"]
+    ours = TextEncoder(str(tmp_path / "model"), cache=str(tmp_path / "cache"))
+    ours.load_shared()
+    ours.load()
+    expected = theirs.encode(texts, convert_to_sparse_tensor=False)
+    for terms, row in zip(ours.predict(ours.preprocess_batch(texts)), expected, strict=True):
+        found = np.zeros(vocabulary, np.float32)
+        found[terms[:, 0].astype(int)] = terms[:, 1]
+        assert cosines(found, row.numpy()) >= EXACT
+
+
+@pytest.mark.parametrize(
+    "family", ["bert", "distilbert", "roberta", "electra", "deberta-v3", "modernbert", "albert", "mpnet"]
+)
+def test_labels_of_tokens_are_those_of_transformers(family: str, tmp_path: Path) -> None:
+    import torch
+    import transformers
+
+    directory = save(tmp_path / "model", family, kind="TokenClassification", num_labels=4)
+    checkpoint = read_checkpoint(directory)
+    texts = [
+        TokenIds(np.random.default_rng(5).integers(5, VOCABULARY, count).astype(np.int32), 0) for count in (7, 40, 3)
+    ]
+    inputs = padded_inputs(texts, pad_id=1, mask_special=False)
+    found = open_runtime(checkpoint, Recipe(Pooling.TOKEN_LOGITS), RuntimeOptions("onnx", cache=tmp_path)).run(*inputs)
+    network = transformers.AutoModelForTokenClassification.from_pretrained(directory)
+    with torch.inference_mode():
+        expected = network(
+            torch.tensor(inputs.ids).long(), attention_mask=torch.tensor(inputs.mask).long()
+        ).logits.numpy()
+    assert np.abs(found - expected)[inputs.mask > 0].max() < 2e-4

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from weir.embedding.checkpoint.config import Architecture, JsonDocument, read_document, read_json
 from weir.embedding.checkpoint.families import JINA, SIZES, read_architecture, read_family
+from weir.embedding.checkpoint.heads import ModelHeads, TokenHead, is_token_classifier, read_answers, read_heads
 from weir.embedding.checkpoint.tensors import open_pickled, open_tensors
 from weir.embedding.checkpoint.weights import PICKLED_WEIGHTS, WEIGHTS, Store, Weights, no_weights_error
 from weir.embedding.recipe import Pooling
@@ -75,6 +76,9 @@ class ModelLayout:
         default_prompt: the name of the prompt that stands before every text, if any.
         dimensions: how many numbers at the start of each vector are kept; None for all.
         files: the files beside those of the network that affect the vectors.
+        splade: the configuration of the module that makes sparse vectors, if there is one.
+
+    A dense layer without a pooling makes token vectors.
     """
 
     network: Path
@@ -87,6 +91,7 @@ class ModelLayout:
     default_prompt: str | None = None
     dimensions: int | None = None
     files: tuple[Path, ...] = ()
+    splade: Path | None = None
 
     def layers(self, count: int) -> tuple[int, ...]:
         """Return the layers that are pooled by default, counted from the end, of a network with `count` layers.
@@ -108,8 +113,11 @@ def read_layout(directory: Path, *, allow_pickle: bool = False) -> ModelLayout:
         return ModelLayout(directory)
     modules = _modules(directory)
     (network_path, first), rest = modules[0], modules[1:]
+    if first == "MLMTransformer" and [kind for _, kind in rest] == ["SpladePooling"]:
+        return _sparse_layout(directory, network_path, directory / rest[0][0])
     if first != "Transformer":
         raise _unknown(directory, first, "must begin with a Transformer")
+    late = bool(rest) and rest[0][1] == "Dense" and {kind for _, kind in rest} <= {"Dense", "Normalize"}
     network, pooled, normalize = directory / network_path, None, False
     dense: list[Dense] = []
     files: list[Path] = [directory / MODULES]
@@ -120,21 +128,34 @@ def read_layout(directory: Path, *, allow_pickle: bool = False) -> ModelLayout:
         if kind == "Pooling" and pooled is None:
             pooled = _poolings(read_document(folder / "config.json"))
             files.append(folder / "config.json")
-        elif kind == "Dense" and pooled is not None:
+        elif kind == "Dense" and (pooled is not None or late):
             layer, path_of_weights = _dense(folder, allow_pickle)
             dense.append(layer)
             files += [folder / "config.json", path_of_weights]
-        elif kind == "Normalize" and pooled is not None:
+        elif kind == "Normalize" and (pooled is not None or late):
             normalize = True
         elif kind != "Dropout":  # has no effect after training
             raise _unknown(directory, kind, "must be Transformer, Pooling, Dense or Normalize, in this order")
-    if pooled is None:
-        raise _unknown(directory, first, "must be followed by a Pooling")
+    if late and len(dense) > 1:
+        raise _unknown(directory, "Dense", "must stand once behind a Transformer without a Pooling")
+    if pooled is None and not late:
+        raise _unknown(directory, first, "must be followed by a Pooling, or by a Dense for token vectors")
     max_length, lowercase = _text_settings(network)
     prompts, default, dimensions = _encoding_settings(directory)
     return ModelLayout(
         network, pooled, normalize, tuple(dense), max_length, lowercase, prompts, default, dimensions, tuple(files)
     )
+
+
+def _sparse_layout(directory: Path, network_path: str, pooling: Path) -> ModelLayout:
+    """Return the layout of a model of sentence-transformers that makes sparse vectors."""
+    network = directory / network_path
+    max_length, lowercase = _text_settings(network)
+    prompts, default, _ = _encoding_settings(directory)
+    return ModelLayout(
+        network, max_length=max_length, lowercase=lowercase, prompts=prompts, default_prompt=default, splade=pooling / CONFIG,
+        files=(directory / MODULES, pooling / CONFIG),
+    )  # fmt: skip
 
 
 def _modules(directory: Path) -> list[tuple[str, str]]:
@@ -259,7 +280,45 @@ class Checkpoint:
     @property
     def dense(self) -> tuple[Dense, ...]:
         """The dense layers between pooling and normalization."""
-        return self.layout.dense
+        return self.layout.dense if self.layout.pooled else ()
+
+    @cached_property
+    def heads(self) -> ModelHeads:
+        """The heads for sparse vectors, token vectors and labels of tokens. Raises SettingsError naming a file that does not fit."""
+        splade = None if self.layout.splade is None else read_document(self.layout.splade)
+        found = read_heads(self.directory, self._config, self.architecture, self.store, splade, self.allow_pickle)
+        if self.layout.dense and not self.layout.pooled:
+            layer = self.layout.dense[0]
+            return replace(found, tokens=TokenHead(layer.weight, layer.bias))
+        return found
+
+    @cached_property
+    def answers(self) -> TokenHead:
+        """The layer that tells yes from no. Raises SettingsError if the model cannot answer so."""
+        vocabulary = self.tokenizer().vocabulary
+        return read_answers(self.directory, self.architecture, self.store, vocabulary.get("yes"), vocabulary.get("no"))
+
+    @property
+    def pooling_of_head(self) -> Pooling | None:
+        """The pooling of the head that the files say the model was trained with; None if it was trained for vectors."""
+        if self.layout.splade is not None:
+            return Pooling.SPARSE
+        if self.layout.dense and not self.layout.pooled:
+            return Pooling.TOKENS
+        if is_token_classifier(self._config) and self.heads.labels is not None:
+            return Pooling.TOKEN_LOGITS
+        return Pooling.LOGITS if self.classifies else None
+
+    @property
+    def outputs(self) -> tuple[Pooling, ...]:
+        """The poolings of the heads that the checkpoint has, beside those that make one vector of a text."""
+        heads = self.heads
+        found = {
+            Pooling.SPARSE: heads.words or heads.weights,
+            Pooling.TOKENS: heads.tokens,
+            Pooling.TOKEN_LOGITS: heads.labels,
+        }
+        return tuple(pooling for pooling, head in found.items() if head is not None)
 
     @cached_property
     def _config(self) -> JsonDocument:
@@ -324,7 +383,7 @@ class Checkpoint:
     def content_hash(self) -> str:
         """Return a hash, in hexadecimal, of the files that affect the vectors: weights, configuration, modules. Reads all of the weights."""
         digest = hashlib.blake2b(digest_size=16)
-        for path in (self.layout.network / CONFIG, *self.store.paths, *self.layout.files):
+        for path in (self.layout.network / CONFIG, *self.store.paths, *self.layout.files, *self.heads.files):
             digest.update(f"{path.relative_to(self.directory)}:{path.stat().st_size}\n".encode())
             with path.open("rb") as file:
                 digest.update(hashlib.file_digest(file, "blake2b").digest())
@@ -343,9 +402,8 @@ def read_checkpoint(directory: Path, *, allow_pickle: bool = False) -> Checkpoin
     config = read_document(layout.network / CONFIG)
     family = read_family(config)
     store = Store(layout.network, allow_pickle=allow_pickle)
-    architecture = read_architecture(
-        config, has_pooler=bool(store.stored.pooler(family)), has_classifier=store.stored.head(family) is not None
-    )
+    labels_texts = store.stored.head(family) is not None and not is_token_classifier(config)
+    architecture = read_architecture(config, has_pooler=bool(store.stored.pooler(family)), has_classifier=labels_texts)
     store.weights(architecture)
     _check_dense(layout, architecture)
     return Checkpoint(directory, architecture, layout, store, allow_pickle)

@@ -61,6 +61,15 @@ class StoredNames:
                 return {here: self.in_files[name] for here, name in {**more, **names}.items()}
         return None
 
+    def beside(self, name: str) -> str | None:
+        """Return the name in the files of a weight that stands beside the network, or None if there is none."""
+        found = (prefix + name for prefix in self._outer_prefixes() if prefix + name in self.in_files)
+        return next((self.in_files[each] for each in found), None)
+
+    def words(self) -> str | None:
+        """Return the name in the files of the embeddings of words."""
+        return next((self.in_files[self.prefix + name] for name in WORD_NAMES if self.has(name)), None)
+
     def find(self, name: str) -> str:
         """Return the name in the files of the weight `name`, with its part if it is one. Raises SettingsError if the files do not have it."""
         stored, colon, part = name.partition(":")

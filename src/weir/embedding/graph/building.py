@@ -9,7 +9,8 @@ Inputs, all [batch, length], with padding on the right:
 - `types`, int32, only if the model has token types: 1 for a token of the second text of a pair;
 - `pool`, float32, only if the pooling weighs tokens: the weight of a token.
 
-The output is `vectors`, float32 [batch, dimensions], or [batch, length, dimensions] for Pooling.NONE.
+The output is `vectors`, float32 [batch, dimensions], or [batch, length, dimensions] for the poolings OF_TOKENS; for SPARSE [batch, words of the vocabulary], or the
+weight of each token [batch, length, 1].
 
 Run as a program, this module builds one graph and writes it to files, so that the memory that this takes is returned with the process.
 """
@@ -26,10 +27,21 @@ from numpy.typing import NDArray
 
 from weir.embedding.graph.assembly import Assembly, Graph, Numbers
 from weir.embedding.graph.layers import EncoderLayers, GeneralLayers
-from weir.embedding.recipe import OF_LAST_LAYER, Pooling, Precision, Recipe, dense_layers, dimensions_of, used_layers
+from weir.embedding.recipe import (
+    OF_LAST_LAYER,
+    OF_TOKENS,
+    WITH_HEAD,
+    Pooling,
+    Precision,
+    Recipe,
+    dense_layers,
+    dimensions_of,
+    used_layers,
+)
 
 if TYPE_CHECKING:
     from weir.embedding.checkpoint.config import Architecture
+    from weir.embedding.checkpoint.heads import TokenHead, WordHead
     from weir.embedding.checkpoint.reading import Checkpoint
 
 
@@ -39,7 +51,7 @@ _INT64 = 7  # onnx.TensorProto's number
 WEIGHTS = "weights.bin"  # the file beside the graph
 GRAPH = "graph.onnx"
 ALLOW_PICKLE = "allow-pickle"
-VERSION = 6  # of the graphs that this module builds. Raise it with each change of a graph, so that cached graphs are built again
+VERSION = 7  # of the graphs that this module builds. Raise it with each change of a graph, so that cached graphs are built again
 _LEAST = 1e-9  # the least divisor of a mean, so that a text without any counted token becomes zeros
 _LEAST_LENGTH = 1e-12  # the least divisor in normalization, as in torch.nn.functional.normalize
 _LOWEST = -3e38  # less than any value
@@ -84,7 +96,7 @@ class OutputLayers:
         """
         out = self._model_layer(read, *_OWN_LAYERS[family]) if family in _OWN_LAYERS else read
         if family == "modernbert":
-            out = self._norm(out, "head.norm")
+            out = self._norm_by(out, "head.norm", self._weights, "head.norm")
         elif family in _ON_POOLER:
             out = self.pooler(read)
         out = self._model_layer(out, _CLASSIFIERS.get(family, "classifier"))
@@ -94,12 +106,33 @@ class OutputLayers:
             return self._assembly.add("Sigmoid", out)
         return self._assembly.add("Softmax", out, axis=-1)
 
-    def _norm(self, value: str, name: str) -> str:
+    def _norm_by(self, value: str, name: str, weights: Mapping[str, Array], stored: str) -> str:
+        """Return `value` after a layer normalization with the weights called `stored`."""
         scales = [
-            self._assembly.weight(f"{name}.{part}", self._weights[f"{name}.{part}"].astype("float32"))
-            for part in ("weight", "bias") if f"{name}.{part}" in self._weights
+            self._assembly.weight(f"{name}.{part}", weights[f"{stored}.{part}"].astype("float32"))
+            for part in ("weight", "bias") if f"{stored}.{part}" in weights
         ]  # fmt: skip
         return self._assembly.add("LayerNormalization", value, *scales, axis=-1, epsilon=self._epsilon)
+
+    def words(self, rows: str, head: "WordHead") -> str:
+        """Return the language model's number for each word of the vocabulary, of each row: [rows, words]."""
+        weights = head.weights
+        out = self._numbers.dense(
+            rows, "words.dense", weights["dense.weight"], weights.get("dense.bias"), head.activation
+        )
+        out = self._norm_by(out, "words.norm", weights, "norm")
+        return self._numbers.dense(
+            out, "words.decoder", weights["decoder.weight"], weights.get("decoder.bias"), "identity"
+        )
+
+    def on_tokens(self, rows: str, head: "TokenHead") -> str:
+        """Return a dense layer of each row, [rows, out]."""
+        if head.before is not None:
+            rows = self._numbers.dense(
+                rows, "tokens.dense", head.before["dense.weight"], head.before.get("dense.bias"), "gelu"
+            )
+            rows = self._norm_by(rows, "tokens.norm", head.before, "norm")
+        return self._layer(rows, "tokens", head.weight, head.bias, "identity")
 
     def dense(self, value: str, layers: Sequence[Any]) -> str:
         """Return `value` after dense layers in order, see checkpoint.reading.Dense."""
@@ -164,6 +197,27 @@ class PoolingLayers:
         if pooling is Pooling.WEIGHTED_MEAN:
             return self._mean(self._assembly.add("Mul", weights, self._places(weights)))
         return self._mean(weights, root=pooling is Pooling.MEAN_SQRT)
+
+    def counted(self) -> str:
+        """Return the value of each token that counts, and zeros for others: [batch, length, size]."""
+        return self.add(Pooling.NONE)
+
+    def terms(self, head: "WordHead") -> str:
+        """Return the weight of each word of the vocabulary, [batch, words], of the numbers for each token: SPLADE.
+
+        It is the largest, or the sum over the tokens, of log(1 + number), 0 for numbers below 0. Source: Formal et al. 2021, equations 1 and 6.
+        """
+        add, one = self._assembly.add, self._assembly.constant(1.0, "float32")
+        if not head.sums:  # the logarithm of the largest is the largest logarithm
+            self._weights = self._weights or self._assembly.input("pool", "float32", ("batch", "length"))
+            self._value = self._highest(self._weights)
+        value = add("Relu", self._value)
+        for _ in range(1 + head.twice):
+            value = add("Log", add("Add", value, one))
+        if not head.sums:
+            return value
+        self._value = value
+        return add("ReduceSum", self.counted(), self._assembly.constant([1], "int64"), keepdims=0)
 
     def first(self) -> str:
         """Return the value of each text's first token, [batch, size]."""
@@ -244,25 +298,55 @@ def build(checkpoint: "Checkpoint", recipe: Recipe, device: str = "cpu") -> Grap
     layers = used_layers(checkpoint.architecture, recipe)
     values = {layer: encoder.add_layer(layer) for layer in range(max(layers))}
     # If only the first token of one layer is read, a CPU computes that layer for the first token alone; on a GPU the fused operator is faster.
-    of_first = all(pooling in _OF_FIRST for pooling in recipe.poolings)
+    of_first = all(pooling in _OF_FIRST for pooling in recipe.poolings) and recipe.pooling not in WITH_HEAD
     first_alone = of_first and len(layers) == 1 and device == "cpu" and checkpoint.architecture.like_bert
     values[max(layers)] = (encoder.add_layer_for_first_token if first_alone else encoder.add_layer)(max(layers))
     read = [values[layer] for layer in layers]
     value = read[0] if len(read) == 1 else assembly.add("Concat", *read, axis=-1)
-    if not first_alone:
-        value = encoder.rows.unpack(value)
     if numbers.dtype != "float32":
         value = numbers.cast(value, "float32")
     finisher = OutputLayers(assembly, numbers, weights, checkpoint.architecture.epsilon)
-    value = _pooled(finisher, PoolingLayers(assembly, value, recipe.window), recipe, checkpoint.architecture)
-    value = finisher.dense(value, dense_layers(checkpoint, recipe))
-    if recipe.dimensions is not None:
-        value = finisher.cut(value, dimensions)
-    if recipe.normalize:
-        value = finisher.normalize(value)
+    size: int | str = dimensions
+    if recipe.pooling in WITH_HEAD:
+        value, size = _of_head(assembly, encoder, finisher, value, checkpoint, recipe)
+    else:
+        value = value if first_alone else encoder.rows.unpack(value)
+        value = _pooled(finisher, PoolingLayers(assembly, value, recipe.window), recipe, checkpoint.architecture)
+        value = finisher.dense(value, dense_layers(checkpoint, recipe))
+        if recipe.dimensions is not None:
+            value = finisher.cut(value, dimensions)
+        if recipe.normalize:
+            value = finisher.normalize(value)
     assembly.add("Identity", value, result="vectors")
-    each = ("batch", "length") if recipe.pooling is Pooling.NONE else ("batch",)
-    return assembly.finish("sentence-encoder", "vectors", (*each, dimensions))
+    each = (
+        ("batch",)
+        if recipe.pooling not in OF_TOKENS or size == checkpoint.architecture.vocab_size
+        else ("batch", "length")
+    )
+    return assembly.finish("sentence-encoder", "vectors", (*each, size))
+
+
+def _of_head(
+    assembly: Assembly, encoder: EncoderLayers, finisher: OutputLayers, rows: str, checkpoint: "Checkpoint", recipe: Recipe
+) -> tuple[str, int]:  # fmt: skip
+    """Return what a head makes of the network's output, and the size of its last axis: [batch, words] for SPLADE, else [batch, length, size]."""
+    heads, pooling = checkpoint.heads, recipe.pooling
+    if pooling is Pooling.YES_NO:
+        last = PoolingLayers(assembly, encoder.rows.unpack(rows), recipe.window).add(Pooling.SEP)
+        return finisher.on_tokens(last, checkpoint.answers), 1
+    if pooling is Pooling.SPARSE and heads.weights is None:
+        assert heads.words is not None
+        numbers = encoder.rows.unpack(finisher.words(rows, heads.words))
+        return PoolingLayers(assembly, numbers, recipe.window).terms(heads.words), checkpoint.architecture.vocab_size
+    head = {Pooling.SPARSE: heads.weights, Pooling.TOKENS: heads.tokens, Pooling.TOKEN_LOGITS: heads.labels}[pooling]
+    assert head is not None
+    value, size = finisher.on_tokens(rows, head), len(head.weight)
+    if pooling is Pooling.SPARSE:
+        value = assembly.add("Relu", value)
+    if pooling is Pooling.TOKENS:
+        size = recipe.dimensions or size
+        value = finisher.normalize(finisher.cut(value, size))
+    return PoolingLayers(assembly, encoder.rows.unpack(value), recipe.window).counted(), size
 
 
 def _pooled(finisher: OutputLayers, pooler: PoolingLayers, recipe: Recipe, architecture: "Architecture") -> str:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from weir.embedding.recipe import (
     WITH_CLASSIFIER,
+    WITH_HEAD,
     Pooling,
     Precision,
     Recipe,
@@ -108,6 +109,8 @@ def open_torch(checkpoint: "Checkpoint", recipe: Recipe, options: RuntimeOptions
     """Load the network of `checkpoint` on `device`. See open_runtime."""
     if recipe.precision not in DTYPES:
         raise SettingsError(f"precision={recipe.precision.value!r}: the torch runtime has fp32, fp16 and bf16")
+    if recipe.pooling in WITH_HEAD:
+        raise SettingsError(f"pooling={recipe.pooling.value!r}: the onnx runtime alone computes it: set runtime onnx")
     dimensions = dimensions_of(checkpoint, recipe)
     torch = library()
     torch.set_num_threads(options.threads)

@@ -13,6 +13,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from weir.embedding.texts import (
+    JUDGE_AFTER,
+    JUDGE_BEFORE,
+    JUDGE_INSTRUCTION,
+    JUDGE_PAIR,
     NO_TOKENIZE_OPTIONS,
     NO_TOKENIZER_OPTIONS,
     TOO_LONG,
@@ -253,6 +257,10 @@ class Tokenizer:
             self.full_template = read_template(self.backend)
             self._encode([PROBE])
         self.template = self.full_template if options.special_tokens else SpecialTokens()
+        if options.judges:
+            with as_settings_error(directory):
+                before, after = (self._encode([text])[0].ids for text in (JUDGE_BEFORE, JUDGE_AFTER))
+            self.template = SpecialTokens(tuple(before), tuple(after))
         self.cls_id = self.full_template.first[0] if self.full_template.first else -1
         self.sep_id = self.full_template.last[-1] if self.full_template.last else -1
         added = self.backend.get_added_tokens_decoder()
@@ -390,6 +398,11 @@ class Tokenizer:
     def _check(self, text: Any, separator: str | None, prompt: str | None) -> CheckedText:
         checked = parse_text(text, separator, self.vocab_size)
         prompt = self.options.prompt if prompt is None else prompt
+        if self.options.judges and len(checked.texts) == 2:
+            query, document = checked.texts
+            return CheckedText(
+                texts=(JUDGE_PAIR.format(instruction=prompt or JUDGE_INSTRUCTION, query=query, document=document),)
+            )
         return CheckedText(texts=(prompt + checked.texts[0],)) if prompt and len(checked.texts) == 1 else checked
 
     def _ids(
