@@ -237,6 +237,7 @@ VERSIONS = {
     "triton": ["nvidia-pytriton==0.7.0"],
     "mlserver": ["mlserver==1.7.1", "uvloop<0.21"],  # with a newer uvloop its workers die at their start
     "infinity": ["infinity_emb==0.0.78", "infinity_emb[server,torch]", "click<8.2", "transformers<5"],
+    "ray-serve": ["ray==2.60.0", "ray[serve]", f"--editable={ROOT}"],
     "sentence-transformers": ["sentence-transformers==6.2.0", "fastapi", "uvicorn[standard]"],
 }
 # Installed before all else, so that pip does not look for another.

@@ -1,6 +1,7 @@
 """A Ray of three nodes on this machine, and an event loop whose connection to it lasts for a module."""
 
 import asyncio
+import contextlib
 import gc
 import os
 import time
@@ -82,10 +83,11 @@ def nothing_is_left_by_any() -> Iterator[None]:
 
 
 def actors() -> set[int]:
-    """Return the processes of actors and of drivers on this machine."""
+    """Return the processes of actors, on the nodes that these tests have started, and of drivers."""
     names = ("ray::WorkerActor", "weir.workers.ray.driver")
     found = set()
-    for process in psutil.process_iter(["cmdline"]):
-        if any(name in part for part in process.info["cmdline"] or () for name in names):
-            found.add(process.pid)
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            if any(name in part for part in process.cmdline() for name in names):
+                found.add(process.pid)
     return found

@@ -19,6 +19,7 @@ from tests.workers.models import (
     SlowAndPicky,
     Square,
 )
+from tests.workers.pools import Recorder
 from tests.workers.ray.clusters import Nodes, make_pool, started
 from tests.workers.ray.conftest import Loop
 
@@ -246,3 +247,39 @@ def test_what_cannot_start_says_why_in_one_line(nodes: Nodes, loop: Loop) -> Non
     text = refusal(loop, make_pool(Square, "127.0.0.1:9"))
     assert text.startswith("ray_address='127.0.0.1:9': nothing answers there (")
     assert "Connection refused" in text
+
+
+def test_another_version_of_ray_is_named(nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sitecustomize.py").write_text('import ray\n\nray.__version__ = "2.41.0"\n')
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    async def main() -> str:
+        with pytest.raises(SettingsError) as caught:
+            await make_pool(Square, nodes.address).start(Recorder())
+        return str(caught.value)
+
+    text = asyncio.run(main())
+    assert "\n" not in text
+    assert "Version mismatch" in text
+    assert "2.41.0" in text
+
+
+def test_files_travel_by_the_runtime_environment(nodes: Nodes, loop: Loop, tmp_path: Path) -> None:
+    (tmp_path / "vocabulary.txt").write_text("one two three")
+
+    class Words(Model):
+        """Reads a file that only the runtime environment brings to its node."""
+
+        def load(self) -> None:
+            self.words = Path("vocabulary.txt").read_text().split()
+
+        def predict(self, batch: list[int]) -> list[str]:
+            return [self.words[item] for item in batch]
+
+    async def main() -> None:
+        async with started(Words, nodes.address, ray_runtime_env={"working_dir": str(tmp_path)}) as pool:
+            assert await pool.ask(0, 2) == ["one", "three"]
+
+    loop.run(main())
+    text = refusal(loop, make_pool(Words, nodes.address))
+    assert "vocabulary.txt" in text

@@ -98,15 +98,17 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def connect(address: str, num_cpus: int | None = None) -> dict[str, Any]:
-    """Connect to the Ray at `address` ("auto": the one of this machine), or start one ("local"). Return what there is. Raises what Ray raises, and
-    OSError if nothing listens there."""
+def connect(address: str, runtime_env: dict[str, Any]) -> dict[str, Any]:
+    """Connect to the Ray at `address` ("auto": the one of this machine), or start one ("local"), with the runtime environment for all actors: only
+    here does Ray take folders of this machine. Return what there is. Raises what Ray raises, and OSError if nothing listens there."""
     if ":" in address:
         _probe(address)
     started = time.monotonic()
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a Ray that is started here reports nothing
-    more: dict[str, Any] = {"include_dashboard": False, "num_cpus": num_cpus} if address == "local" else {}
-    context = ray.init(address=address, logging_level=logging.WARNING, log_to_driver=True, **more)
+    more: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
+    context = ray.init(
+        address=address, logging_level=logging.WARNING, log_to_driver=True, runtime_env=runtime_env or None, **more
+    )
     return {
         "address": context.address_info["gcs_address"], "version": ray.__version__, "resources": ray.cluster_resources(),
         "nodes": sum(node["Alive"] for node in ray.nodes()), "seconds": time.monotonic() - started,
@@ -126,8 +128,10 @@ def _probe(address: str) -> None:
 
 def one_line(error: BaseException) -> str:
     """Return what `error` says in one line, without the parts that name the actor, which the server knows."""
-    text = str(error) or type(error).__name__
-    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith(("\t", "  "))]
+    lines = (str(error) or type(error).__name__).splitlines()
+    if any(line.startswith("Traceback") or line.lstrip().startswith('File "') for line in lines):
+        lines = [line for line in lines if line.strip()][-1:]  # what was raised
+    lines = [line.strip() for line in lines if line.strip() and not line.startswith("\t")]
     joined = " ".join(lines).partition(" Some common causes include")[0]
     for known in ("The actor died unexpectedly before finishing this task.", "The actor died because"):
         joined = joined.removeprefix(known).strip()

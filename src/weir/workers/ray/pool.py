@@ -49,17 +49,18 @@ MESSAGE_BYTES = 128 << 10
 
 
 class RayLink:
-    """The process that speaks with the Ray at `address`, for all models of this event loop that use it. It is started for the first one, again
-    when it has ended, and ended with the last one.
+    """The process that speaks with the Ray at `address`, for all models of this event loop that use it with the same runtime environment. It is
+    started for the first one, again when it has ended, and ended with the last one.
 
     Attributes:
         reason: why there is no connection; "" if there is one, or has never been.
     """
 
-    _all: ClassVar[dict[tuple[asyncio.AbstractEventLoop, str], "RayLink"]] = {}
+    _all: ClassVar[dict[tuple[asyncio.AbstractEventLoop, str, str], "RayLink"]] = {}
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, runtime_env: str) -> None:
         self.address = address
+        self._runtime_env = runtime_env
         self.reason = ""
         self._loop = asyncio.get_running_loop()
         self._users = 0
@@ -69,12 +70,12 @@ class RayLink:
         self._socket: socket.socket | None = None
 
     @classmethod
-    def shared(cls, address: str) -> "RayLink":
-        """Return the link of this event loop to `address`, for one more user."""
-        key = asyncio.get_running_loop(), address
+    def shared(cls, address: str, runtime_env: str = "{}") -> "RayLink":
+        """Return the link of this event loop to `address`, with this runtime environment (JSON), for one more user."""
+        key = asyncio.get_running_loop(), address, runtime_env
         link = cls._all.get(key)
         if link is None:
-            link = cls._all[key] = cls(address)
+            link = cls._all[key] = cls(address, runtime_env)
         link._users += 1
         return link
 
@@ -82,7 +83,7 @@ class RayLink:
         """Have one user less; end the process with the last one."""
         self._users -= 1
         if self._users == 0:
-            self._all.pop((self._loop, self.address), None)
+            self._all.pop((self._loop, self.address, self._runtime_env), None)
             if self._connecting is not None:
                 self._connecting.cancel()
                 await asyncio.wait([self._connecting])
@@ -137,7 +138,8 @@ class RayLink:
         if isinstance(popen, OSError):
             raise popen
         self._popen = popen
-        await self._loop.sock_sendall(ours, json.dumps({"address": self.address or "local"}).encode())
+        request = {"address": self.address or "local", "runtime_env": json.loads(self._runtime_env)}
+        await self._loop.sock_sendall(ours, json.dumps(request).encode())
         data = await self._loop.sock_recv(ours, MESSAGE_BYTES)
         answer: dict[str, Any] = json.loads(data) if data else {"refused": "the process that speaks with Ray has ended"}
         if "refused" in answer:
@@ -263,10 +265,8 @@ class ActorChild:
 
     def _request(self) -> dict[str, Any]:
         launch, settings = self._launch, self._launch.settings
-        environment = json.loads(settings.ray_runtime_env or "{}")
         variables = launch.variables()
-        if variables:
-            environment["env_vars"] = {**environment.get("env_vars", {}), **variables}
+        environment = {"env_vars": variables} if variables else {}
         return {
             "group": self._group, "label": f"{launch.name}/{launch.index}", "depth": settings.pipeline_depth,
             "num_cpus": settings.num_cpus, "num_gpus": settings.num_gpus, "resources": settings.resources,
@@ -422,7 +422,7 @@ class RayExecutor(ProcessPool):
         return self._address or "this machine"
 
     async def _prepare(self) -> None:
-        self._link = RayLink.shared(self._address)
+        self._link = RayLink.shared(self._address, self._settings.ray_runtime_env or "{}")
         try:
             async with asyncio.timeout(self._settings.start_timeout):
                 await self._link.connect()

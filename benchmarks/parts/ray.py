@@ -1,0 +1,84 @@
+"""Weir on Ray beside Ray Serve's `@serve.batch` and the drop-in for it: four workers that sleep, so that two cores suffice for all of them.
+
+Each contender runs in the environment of Ray Serve (peers/ray_serve.py), under open load that rises from rate to rate, until its p99 is half a second.
+"""
+
+from itertools import takewhile
+from typing import Any
+
+from benchmarks.harness.result import Result, middle, milliseconds, short
+from benchmarks.harness.rounds import Column, Measurements, Rounds
+from benchmarks.harness.servers import ask, python_of, script
+
+RATES = (100, 200, 400, 600, 800)
+COMPARED = 100  # requests/s at which busy seconds are compared: all keep up there
+LATEST = 0.05  # seconds of p99 within which a rate counts as kept
+
+WEIR, DROP_IN, DEFAULT = "Weir on Ray", "@weir.ray.batch", "@serve.batch, its defaults"
+SWEPT = {f"@serve.batch, {size} and {wait} ms": f"serve:{size},{wait}" for size in (32, 64) for wait in (5, 10, 20)}
+COMMANDS = {
+    WEIR: "weir:size-or-delay:size=64,delay=15ms", DROP_IN: "drop-in:32", DEFAULT: "serve:", **SWEPT,
+}  # fmt: skip
+
+
+def _one(name: str, case: Any, seconds: float) -> dict[str, Any]:
+    found: Any = ask([python_of("ray-serve"), script("ray_serve.py"), COMMANDS[name], str(seconds), *map(str, RATES)])
+    kept = [each["rate"] for each in takewhile(lambda each: each["p99"] <= LATEST and not each["failed"], found)]
+    by_rate = {each["rate"]: each for each in found}
+    figures: dict[str, Any] = {"rate": max(kept, default=0.0)}
+    for rate, each in by_rate.items():
+        figures |= {f"p99 {rate:g}": each["p99"], f"busy {rate:g}": each["busy"], f"size {rate:g}": each["size"]}
+    return figures
+
+
+def _at(title: str, figure: str, rate: int, show: Any) -> Column:
+    def cell(measured: Measurements, name: str, case: Any) -> str:
+        values = measured.of(name, case, f"{figure} {rate}")
+        return show(middle(values)) if values else "overloaded"
+
+    return Column(f"{title}, {rate}/s", cell)
+
+
+def _conclude(result: Result, measured: Measurements) -> None:
+    tuned = max(SWEPT, key=lambda name: (measured.middle(name), -measured.middle(name, figure=f"p99 {COMPARED}")))
+    result.values |= measured.values()
+    for name in (WEIR, DROP_IN, DEFAULT, tuned):
+        result.values[f"busy {name}"] = measured.middle(name, figure=f"busy {COMPARED}")
+    result.notes.append(
+        f"Of the sweep, {tuned} kept a p99 of {LATEST * 1000:g} ms at the highest rate, or came nearest; it is the tuned one."
+    )
+    rate, theirs = measured.middle(WEIR), measured.middle(tuned)
+    result.goal(
+        f"p99 within {LATEST * 1000:g} ms at 1.5 times the rate of the tuned one",
+        f"{rate:g}/s, {theirs:g}/s",
+        rate >= 1.5 * max(theirs, 1.0),
+    )
+    busy = {name: result.values[f"busy {name}"] for name in (WEIR, DEFAULT, tuned)}
+    result.at_most("busy seconds: at most half of the default's", busy[WEIR] / busy[DEFAULT], 0.5)
+    result.at_most("busy seconds: at most 0.8 of the tuned one's", busy[WEIR] / busy[tuned], 0.8)
+    result.goal(
+        "the drop-in keeps at least the rate of the tuned one",
+        f"{measured.middle(DROP_IN):g}/s",
+        measured.middle(DROP_IN) >= theirs,
+    )
+
+
+RAY = Rounds(
+    "ray",
+    "Weir on Ray, beside Ray Serve",
+    "Four workers, each an actor or replica that sleeps 20 + 0.5·b ms for a batch of b; single calls at Poisson instants, handle to handle, without HTTP. "
+    "*Kept* is the highest rate up to which the p99 is at most 50 ms; busy are the seconds that workers sleep for 1,000 requests. Weir waits at most 15 ms for a batch of "
+    "64; `@serve.batch` runs with its defaults, and with each setting of a sweep.",
+    one=_one,
+    contenders=tuple(COMMANDS),
+    heads=("contender",),
+    columns=(
+        Column("kept, requests/s", lambda measured, name, case: f"{measured.middle(name, case):g}"),
+        *[_at("p99 ms", "p99", rate, milliseconds) for rate in (100, 200, 400)],
+        *[_at("busy s per 1,000", "busy", rate, short) for rate in (100, 400)],
+        _at("mean batch", "size", 400, short),
+    ),
+    conclude=_conclude,
+    progress=("rate", "{:g} requests/s kept".format),
+    round="rising load",
+)
