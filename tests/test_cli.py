@@ -228,7 +228,7 @@ def test_settings_come_from_file_environment_and_flags(tmp_path: Path) -> None:
         ([target("Square"), "--max-batch-size", "0"], "--max-batch-size=0: must be 1 or more"),
         (
             [target("Square"), "--workers", "0"],
-            "--workers='0': must be 1 or more, or the fewest and the most, as in 1..16",
+            "--workers=0: must be 1 or more, or the fewest and the most, as in 1..16",
         ),
         ([target("Square"), "--workers", "4..1"], "--workers='4..1': must be 1 or more, or the fewest and the most"),
         (

@@ -77,7 +77,7 @@ LIMITS = {
     "simulation": (11, 2_459),
     "telemetry": (6, 1_249),
     "tuning": (5, 852),
-    "weir": (36, 3_128),
+    "weir": (36, 3_130),
     "wire": (12, 2_643),
     "workers": (24, 5_052),
 }

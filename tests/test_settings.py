@@ -8,6 +8,7 @@ import pytest
 from weir.catalog.sources import ModelToServe
 from weir.catalog.targets import ALL_FORMS, default_name
 from weir.errors import SettingsError
+from weir.policy.scaling import RANGE_RULE
 from weir.settings import (
     MODEL_PARTS,
     SERVER_PARTS,
@@ -155,8 +156,8 @@ def test_keys_in_the_wrong_place_are_refused(toml: Any) -> None:
 
 
 def test_a_value_against_its_rule_names_where_it_was_said(toml: Any) -> None:
-    assert refused("m:A", flags={"workers": ["0"]}) == "--workers=0: must be 1 or more"
-    assert refused("m:A", env={"WEIR_WORKERS": "0"}) == "WEIR_WORKERS=0: must be 1 or more"
+    assert refused("m:A", flags={"workers": ["0"]}) == f"--workers=0: {RANGE_RULE}"
+    assert refused("m:A", env={"WEIR_WORKERS": "0"}) == f"WEIR_WORKERS=0: {RANGE_RULE}"
     assert "weir.toml: models.a: workers=0: must be 1 or more" in refused("m:A", config=toml("[models.a]\nworkers = 0"))
     assert "--port=70000: must be a port number" in refused("m:A", flags={"port": ["70000"]})
 

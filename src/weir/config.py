@@ -148,6 +148,8 @@ def _is_inner(hint: Any, value: list[Any]) -> bool:
 
 
 def _scalar(hint: Any, text: str, source: str) -> Any:
+    if hint == int | str and re.fullmatch(r"\s*-?[0-9]{1,9}\s*", text):
+        return int(text)  # else a text that is a number would stay a text
     try:
         return _finite(msgspec.convert(text, hint, strict=False), source)
     except msgspec.ValidationError as error:

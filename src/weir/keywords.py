@@ -32,7 +32,7 @@ class CommonKeywords(TypedDict, total=False):
     """0 keeps arrival order; with any other number requests wait in proportion to their rows, or, where padded, to their costs"""
     max_overtakes: int
     """Batches that may go before the oldest of the requests larger than a row"""
-    workers: Any
+    workers: int | str
     """Worker processes of each model; or the fewest and the most, as in 1..16: then as many as the load needs (0..4: none without requests)"""
     target_load: float | None
     """With a range of workers: share of what they can serve that is used at most; without it, what the policy's promise about latency allows, or the knee of the cost"""

@@ -66,7 +66,7 @@ def test_a_model_that_is_reloaded_keeps_the_workers_that_it_was_given() -> None:
         shop = Workshop(one={"1": "a", "2": "b"})
 
         def workers() -> list[int]:
-            return [service.workers.workers for service in shop.registry.versions("one").values()]
+            return [service.workers.first_workers for service in shop.registry.versions("one").values()]
 
         await shop.manager.load_model("one")
         for _ in range(2):
@@ -142,7 +142,7 @@ def test_parameters_without_a_meaning_here_are_refused_by_name(name: str) -> Non
             "parameter 'input_size': is not a setting, and the constructor of Scaled takes factor, tag",
         ),
         ({"batch_size": "8"}, "parameter batch_size='8': must be of type int"),
-        ({"workers": True}, "parameter workers=True: must be of type int"),
+        ({"workers": True}, "parameter workers=True: must be of type int or str"),
         ({"timeout": "5ms"}, "parameter timeout='5ms': must be a number of milliseconds"),
         ({"backpressure": 1}, "parameter backpressure=1: must be of type bool"),
     ],

@@ -89,7 +89,7 @@ def test_without_ray_the_error_says_what_to_install() -> None:
     ("given", "kept", "first", "most"),
     [(1, 1, 1, 1), ("3", 3, 3, 3), ("1..16", "1..16", 1, 16), (" 0..4", "0..4", 1, 4), ("2 .. 3", "2..3", 2, 3)],
 )
-def test_workers_are_a_number_or_a_range(given: object, kept: object, first: int, most: int) -> None:
+def test_workers_are_a_number_or_a_range(given: Any, kept: object, first: int, most: int) -> None:
     settings = WorkerSettings(workers=given)
     assert settings.workers == kept
     assert (settings.first_workers, settings.most_workers) == (first, most)
@@ -97,11 +97,17 @@ def test_workers_are_a_number_or_a_range(given: object, kept: object, first: int
     assert replace(settings, threads=2).workers == kept
 
 
-@pytest.mark.parametrize("given", [0, -1, True, 1.5, "x", "4..2", "0", "1..5000", None])
-def test_other_workers_are_refused(given: object) -> None:
+@pytest.mark.parametrize("given", [0, -1, "x", "4..2", "0", "1..5000", None])
+def test_other_workers_are_refused(given: Any) -> None:
     with pytest.raises(SettingsError) as raised:
         WorkerSettings(workers=given)
     assert str(raised.value) == f"workers={given!r}: {RANGE_RULE}"
+
+
+@pytest.mark.parametrize("given", [True, 1.5])
+def test_workers_of_another_type_are_refused(given: Any) -> None:
+    with pytest.raises(SettingsError, match=f"workers={given}: must be a whole number"):
+        WorkerSettings(workers=given)
 
 
 @pytest.mark.parametrize(("name", "value"), [("target_load", 0.0), ("target_load", 1.5), ("scale_to_zero_after", 0.0)])

@@ -199,14 +199,14 @@ class Generation:
         driver = self._running_driver()
         self._check_fixed()
         await driver.executor.add_worker()
-        self.workers = replace(self.workers, workers=self.workers.workers + 1)
+        self.workers = replace(self.workers, workers=self.workers.first_workers + 1)
 
     async def remove_worker(self) -> None:
         """Let the last worker finish its batches for up to the setting `drain_timeout`, and stop it. Raises Conflict for the only
         worker, and ModelNotReady unless the generation runs."""
         driver = self._running_driver()
         self._check_fixed()
-        count = self.workers.workers
+        count = self.workers.first_workers
         if count == 1:
             raise Conflict(f"model {self.label!r} has one worker left; stop the service to end it too")
         self.workers = replace(self.workers, workers=count - 1)
@@ -222,7 +222,7 @@ class Generation:
     @property
     def worker_count(self) -> int:
         """The present number of workers, whatever their state."""
-        return int(self.workers.workers) if self.workers.scale is None else len(self.driver.executor.states())
+        return self.workers.first_workers if self.workers.scale is None else len(self.driver.executor.states())
 
     def _running_driver(self) -> Driver:
         if self.driver.not_ready_reason == "loading" or self.driver.phase is not DriverPhase.RUNNING:

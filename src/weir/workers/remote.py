@@ -410,7 +410,7 @@ class ExternalExecutor(ExecutorBase):
             there = len(self._ready())
             await self.stop()
             raise ModelError(
-                f"{self._name}: {there} of workers={self._settings.workers} external workers attached to {self.address} within "
+                f"{self._name}: {there} of workers={self._settings.first_workers} external workers attached to {self.address} within "
                 f"start_timeout={self._settings.start_timeout}"
             ) from None
         except BaseException:
@@ -455,7 +455,9 @@ class ExternalExecutor(ExecutorBase):
         logger.info("worker %d of %r attached", free, self._name)
         if self._announcing:
             self._listener.worker_ready(free, 1)
-        elif self._enough is not None and not self._enough.done() and len(self._ready()) >= self._settings.workers:
+        elif (
+            self._enough is not None and not self._enough.done() and len(self._ready()) >= self._settings.first_workers
+        ):
             self._enough.set_result(None)
 
     def answered(self, worker: RemoteWorker, events: Events) -> None:

@@ -93,7 +93,7 @@ def is_workers(value: Any) -> bool:
 class WorkerSettings:
     """How batches are run. Durations are in seconds."""
 
-    workers: Any = setting(
+    workers: int | str = setting(
         1,
         "worker processes of each model; or the fewest and the most, as in 1..16: then as many as the load needs (0..4: none without requests)",
         rule=(is_workers, RANGE_RULE),
