@@ -14,7 +14,7 @@ from benchmarks.harness import result as results
 from benchmarks.harness.report import PARTS
 from benchmarks.harness.result import Result, ratio, rotated, short, spread
 from benchmarks.harness.texts import COLUMNS, compare, paragraphs
-from benchmarks.parts import padding, text_memory
+from benchmarks.parts import classes, padding, text_memory
 from benchmarks.parts.overload import OpenLoop
 from benchmarks.parts.padding import simulate
 from benchmarks.parts.square import SQUARE as PART
@@ -185,6 +185,24 @@ def test_where_padding_costs_less_less_is_wasted() -> None:
         dear.took - dear.work
     )  # as many batches
     assert cheap.work - cheap.tokens == pytest.approx(0.2 * (dear.work - dear.tokens))
+
+
+def test_bulk_work_adds_little_to_interactive_texts_and_gets_the_idle_time() -> None:
+    whole = classes.traffic()
+    texts = classes.Traffic(whole.times[:1500], whole.tokens[:1500])
+    job = [200.0] * 3000
+    alone, beside = classes.by_weir(texts, ()), classes.by_weir(texts, job)
+    until = min(beside.done[-1], texts.times[-1])
+    there = texts.times <= until
+    p99, least = (np.quantile(seen.responses[there], 0.99) for seen in (beside, alone))
+    assert least < p99 <= least + classes.BULK_DELAY  # over the whole trace that is less than 5 %
+    idle = until - (classes.FIXED + classes.PER_TOKEN * texts.tokens[there]).sum()
+    assert (beside.done <= until).sum() * 200.0 * classes.PER_TOKEN >= 0.8 * idle
+    for rule in (classes.first_come, classes.like_infinity):
+        worse = classes.by_rule(texts, job, rule)
+        assert np.isfinite(worse.responses).all()
+        assert len(worse.done) == len(job)
+        assert np.quantile(worse.responses[there], 0.99) > 2 * p99
 
 
 def test_paragraphs_are_texts() -> None:

@@ -18,6 +18,7 @@ from benchmarks.harness.rounds import Rounds
 from benchmarks.harness.servers import ROOT, VERSIONS, require_wrk
 from benchmarks.parts import (
     autoscaling,
+    classes,
     core,
     embedding,
     endpoints,
@@ -205,6 +206,7 @@ IN_ORDER: tuple[Part | Rounds, ...] = (
     ray.RAY,
     embedding.EMBEDDING,
     padding.PART,
+    classes.PART,
     graphs.GRAPHS,
     kserve.HTTP,
     kserve.GRPC,

@@ -1,0 +1,196 @@
+"""Interactive texts beside a job of 20,000: what the job adds to them, and what it gets of the idle time. Virtual time, the real batcher.
+
+The interactive texts arrive as the requests of a real chat service did, and have as many tokens as those had. They bring one worker to half of what it can
+serve. The job keeps JOB_WAITING texts waiting until it is done.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from math import inf
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.harness.result import Part, Result, Run
+from weir.batching.settings import BatchingSettings
+from weir.messages import Dispatch
+from weir.policy.rules import Greedy
+from weir.simulation.engine import BulkRequest, Engine, EventLog, LogPart, MeasuredRequest
+
+Floats = NDArray[np.float64]
+
+TRACES = Path(__file__).parents[1] / "policies" / "traces"
+LOAD = 0.5
+TEXTS = 20_000
+FIXED, PER_TOKEN = 0.001, 20e-6  # seconds of a batch: about those of a small model on one core
+ROWS, JOB_WAITING = 64, 256
+BULK_DELAY = 0.01  # seconds
+INFINITY_ROWS, INFINITY_BATCHES = 32, 4  # infinity sorts up to four batches of 32 by length
+CHUNK = (128, 256)  # tokens of the texts of a job, from and to
+ALONE, WEIR, FIFO, INFINITY = "alone", "Weir", "first come, first served", "infinity's rule"
+MOST_ABOVE, MOST_SECONDS, LEAST_USED = 0.05, 0.002, 0.8
+
+
+class Traffic(NamedTuple):
+    """Interactive texts: when they arrive, in seconds, and their tokens; shape (texts,)."""
+
+    times: Floats
+    tokens: Floats
+
+
+class Seen(NamedTuple):
+    """What came of a run: the response times of the interactive texts in their order, and when each text of the job was done, in seconds."""
+
+    responses: Floats
+    done: Floats
+
+
+def traffic() -> Traffic:
+    """Return the trace at LOAD."""
+    times = np.loadtxt(TRACES / "azure-conv.csv", skiprows=1)
+    tokens = np.loadtxt(TRACES / "azure-conv-tokens.csv", skiprows=1)
+    work = float((FIXED + PER_TOKEN * tokens).sum())
+    return Traffic(times * work / LOAD / times[-1], tokens)
+
+
+def seconds_of(tokens: float) -> float:
+    """Return how long a batch of so many tokens takes without padding, which is in favour of those who do not batch by length."""
+    return FIXED + PER_TOKEN * tokens
+
+
+class Line:
+    """Says how long a batch of the engine takes: by its cost, padding included."""
+
+    def of(self, cut: Dispatch) -> float:
+        """Return the seconds."""
+        return FIXED + PER_TOKEN * cut.cost
+
+
+def by_weir(texts: Traffic, job: Sequence[float]) -> Seen:
+    """Run both through the batcher."""
+    parts: list[LogPart] = []
+    settings = BatchingSettings(
+        max_batch_size=ROWS,
+        max_queue_delay=inf,
+        max_queue_size=1 << 30,
+        padded=True,
+        max_padding=FIXED / PER_TOKEN / 2,
+        bulk_delay=BULK_DELAY,
+    )
+    bulk = (BulkRequest(number, tokens) for number, tokens in enumerate(job))
+    engine = Engine(settings, Greedy(), Line(), EventLog(parts.append), bulk=bulk)
+    pairs = zip(texts.times.tolist(), texts.tokens.tolist(), strict=True)
+    engine.accept(MeasuredRequest(index, at, cost=tokens) for index, (at, tokens) in enumerate(pairs))
+    engine.finish()
+    index, end = (np.concatenate([getattr(part, name) for part in parts]) for name in ("request", "end"))
+    responses = np.empty(len(texts.times))
+    interactive = index >= 0
+    responses[index[interactive]] = end[interactive] - texts.times[index[interactive]]
+    return Seen(responses, np.sort(end[~interactive]))
+
+
+Waiting = deque[tuple[int, float]]  # number of the text, negative for the job, and its tokens
+Rule = Callable[[Waiting], list[list[tuple[int, float]]]]
+
+
+def first_come(waiting: Waiting) -> list[list[tuple[int, float]]]:
+    """Return one batch, in the order of arrival."""
+    return [[waiting.popleft() for _ in range(min(ROWS, len(waiting)))]]
+
+
+def like_infinity(waiting: Waiting) -> list[list[tuple[int, float]]]:
+    """Return the next batches as infinity_emb's queue makes them: the oldest texts of up to four batches, sorted by length."""
+    batches = min(INFINITY_BATCHES, max(1, len(waiting) // INFINITY_ROWS))
+    oldest = [waiting.popleft() for _ in range(min(batches * INFINITY_ROWS, len(waiting)))]
+    if batches > 1:
+        oldest.sort(key=lambda text: text[1])
+    return [oldest[start : start + INFINITY_ROWS] for start in range(0, len(oldest), INFINITY_ROWS)]
+
+
+def by_rule(texts: Traffic, job: Sequence[float], rule: Rule) -> Seen:
+    """Run both through one queue, whose batches `rule` cuts."""
+    waiting: Waiting = deque()
+    arriving = deque(zip(range(len(texts.times)), texts.times.tolist(), texts.tokens.tolist(), strict=True))
+    left, of_job, now = deque(enumerate(job)), 0, 0.0
+    responses, done = np.empty(len(texts.times)), []
+    while arriving or waiting or left:
+        while arriving and arriving[0][1] <= now:
+            number, _, tokens = arriving.popleft()
+            waiting.append((number, tokens))
+        while left and of_job < JOB_WAITING:
+            number, tokens = left.popleft()
+            waiting.append((-1 - number, tokens))
+            of_job += 1
+        if not waiting:
+            now = arriving[0][1]
+            continue
+        for batch in rule(waiting):
+            now += seconds_of(sum(tokens for _, tokens in batch))
+            for number, _ in batch:
+                if number < 0:
+                    done.append(now)
+                    of_job -= 1
+                else:
+                    responses[number] = now - texts.times[number]
+    return Seen(responses, np.array(done))
+
+
+def measure(run: Run) -> Result:
+    """Run each kind of job beside the trace, in each way."""
+    texts = traffic()
+    alone = by_weir(texts, ()).responses
+    random = Random(1)
+    jobs = {
+        "as long as the requests": random.choices(texts.tokens.tolist(), k=TEXTS),
+        f"{CHUNK[0]} to {CHUNK[1]} tokens": [float(random.randint(*CHUNK)) for _ in range(TEXTS)],
+    }
+    result = Result(
+        ["texts of the job", "way", "interactive p50", "p99", "p99 above alone", "idle time used", "job done in"]
+    )
+    for name, job in jobs.items():
+        ways = {
+            WEIR: by_weir(texts, job),
+            FIFO: by_rule(texts, job, first_come),
+            INFINITY: by_rule(texts, job, like_infinity),
+        }
+        for way, seen in ways.items():
+            until = min(float(seen.done[-1]), float(texts.times[-1]))
+            beside = texts.times <= until
+            (p50, p99), least = (
+                np.quantile(seen.responses[beside], (0.5, 0.99)),
+                float(np.quantile(alone[beside], 0.99)),
+            )
+            idle = until - float((FIXED + PER_TOKEN * texts.tokens[beside]).sum())
+            used = float((seen.done <= until).sum()) * PER_TOKEN * float(np.mean(job)) / idle
+            result.rows.append([
+                name, way, f"{1000 * p50:.0f} ms", f"{1000 * p99:.0f} ms", f"{100 * (p99 / least - 1):+.1f} %", f"{100 * used:.0f} %", f"{seen.done[-1]:.0f} s"
+            ])  # fmt: skip
+            result.values |= {f"{way} {name} p99": p99, f"{way} {name} used": used}
+            run.step(
+                f"{way}, {name}: p99 {1000 * p99:.0f} ms beside {1000 * least:.0f} ms, {100 * used:.0f} % of the idle time"
+            )
+            if way == WEIR:
+                near = p99 <= max(least * (1 + MOST_ABOVE), least + MOST_SECONDS)
+                result.goal(f"{name}: p99 at most 5 % or 2 ms above alone", f"{100 * (p99 / least - 1):+.1f} %", near)
+                result.goal(f"{name}: at least 80 % of the idle time", f"{100 * used:.0f} %", used >= LEAST_USED)
+    result.notes.append(
+        f"{len(alone):,} texts arrive as the requests of a chat service of Azure did (benchmarks/policies/traces), with as many tokens (mean "
+        f"{texts.tokens.mean():.0f}, longest {texts.tokens.max():.0f}), scaled to {LOAD:.0%} load of one worker; alone their p99 is "
+        f"{1000 * float(np.quantile(alone, 0.99)):.0f} ms. A batch takes {1000 * FIXED:g} ms and {1e6 * PER_TOKEN:g} µs for each token; Weir's padding counts, that of the other two does not. The job has {TEXTS:,} "
+        f"texts. Weir's bulk batches take at most {1000 * BULK_DELAY:g} ms (`--bulk-delay`), or one text. p99 counts texts that arrived before the job was done, in both "
+        f"runs; the idle time used counts the tokens of the job, without what batches cost beyond them. infinity's rule is that of its queue: the oldest "
+        f"texts of up to {INFINITY_BATCHES} batches of {INFINITY_ROWS}, sorted by length; the job keeps {JOB_WAITING} texts waiting."
+    )
+    return result
+
+
+PART = Part(
+    "classes",
+    "Interactive and bulk work",
+    "Interactive texts beside a job of 20,000: what it adds to them, and what it gets of the idle time.",
+    lambda rounds: 6,
+    measure,
+)
