@@ -39,6 +39,8 @@ class HashingEncoder:
         self.entered: asyncio.Event | None = None
         self.left: asyncio.Event | None = None  # set when a call is cancelled
         self.scores: dict[str, Any] | None = None  # the numbers of a text, of a pair those of its second text
+        self.lists: dict[str, list[Any]] | None = None  # the rows of a text, of so many numbers each
+        self.lists_width = 2
         self._per_token = per_token
 
     async def encode(
@@ -79,6 +81,12 @@ class HashingEncoder:
         if self._per_token:
             vectors = np.repeat(vectors[:, None, :], max(map(len, kept)), axis=1)
         truncated = [len(read) > self.max_length for read in words]
+        if self.lists is not None:
+            rows = [self.lists[str(text)] for text in texts]
+            vectors = np.zeros((len(rows), max(map(len, rows)), self.lists_width), np.float32)
+            for place, row in enumerate(rows):
+                vectors[place, : len(row)] = np.array(row, np.float32).reshape(-1, self.lists_width)
+            return Encoded(vectors, list(map(len, kept)), truncated, lengths=list(map(len, rows)))
         lengths = [len(each) for each in kept] if self._per_token else None
         return Encoded(
             vectors,

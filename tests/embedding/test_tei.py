@@ -207,3 +207,22 @@ def test_a_score_that_is_no_number_is_an_error() -> None:
     encoder.scores = {"dam": [float("nan")]}
     answer = post("/rerank", {"query": "q", "texts": ["dam"]}, encoder)
     assert (answer.status_code, answer.json()["error"]) == (424, "a score of the model is not a number")
+
+
+def weigher() -> HashingEncoder:
+    """Return a model that weighs the terms of texts."""
+    encoder = HashingEncoder("weigher", facts=ModelFacts(tasks=(TextTask.EMBED_SPARSE,)))
+    encoder.lists = {"one": [[7, 0.5], [30_000, 1.25]], "two": [], "three": [[9, 2.0]]}
+    return encoder
+
+
+def test_texts_have_the_weights_of_their_terms() -> None:
+    answer = post("/embed_sparse", {"inputs": ["one", "two", "three"], "truncate": True}, HashingEncoder(), weigher())
+    assert answer.json() == [
+        [{"index": 7, "value": 0.5}, {"index": 30_000, "value": 1.25}],
+        [],
+        [{"index": 9, "value": 2.0}],
+    ]
+    assert post("/", {"inputs": "two"}, weigher()).json() == [[]]
+    wrong = post("/embed_sparse", {"inputs": "one"})
+    assert wrong.status_code == 424 and "has no task embed_sparse; it has embed" in wrong.json()["error"]

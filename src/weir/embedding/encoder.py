@@ -431,6 +431,9 @@ class Encoder:
             return
         try:
             whole = request.put(text_request.place, text_request.piece, output)
+        except WeirError as error:
+            self._fail(request, error)
+            return
         except (
             Exception
         ) as error:  # the output is not a vector, or there is no memory for all: the caller needs an answer

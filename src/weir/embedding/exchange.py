@@ -109,12 +109,12 @@ class TextExchange:
         priority: higher goes first.
         timeout: in seconds; None for the server's setting.
         trace: the caller's `traceparent`, or the Trace that the channel has begun.
-        work: computes what the request asks for, if that is not vectors; its result is then in `found`.
+        work: computes what the request asks for, if that is not vectors; its result is then in `found`. With `with_vectors` it is asked for both.
     """
 
     __slots__ = (
         "client", "client_name", "context", "door", "encoder", "form", "found", "identity", "options", "priority", "texts", "timeout",
-        "trace", "work",
+        "trace", "with_vectors", "work",
     )  # fmt: skip
 
     def __init__(
@@ -135,6 +135,7 @@ class TextExchange:
         self.form: Any = None
         self.work: Callable[[], Coroutine[Any, Any, Any]] | None = None
         self.found: Any = None
+        self.with_vectors = False
 
     @property
     def model(self) -> str:
@@ -147,6 +148,7 @@ class TextExchange:
         self.received(count)
         if self.work is not None:
             self.found = await self.work()
+        if self.work is not None and not self.with_vectors:
             return Encoded(numpy.empty((count, 0), numpy.float32), [0] * count, [False] * count)
         encoded = await self.encode(self.texts, self.options, self.timeout, self.trace)
         if encoded.foreign:

@@ -170,18 +170,30 @@ class EncodeRequest:
         return [(place, number, Tokens(piece.ids, piece.second)) for number, piece in enumerate(pieces)]
 
     def put(self, place: int, piece: int, output: Any) -> bool:
-        """Store the vector of a text, or of one of its pieces. Return whether all texts now have a vector or an error."""
+        """Store the vector of a text, or of one of its pieces. Return whether all texts now have a vector or an error.
+
+        Raises Overloaded or TooLarge if there is no memory for vectors of so many rows.
+        """
         vector = numpy.asarray(output, numpy.float32)
         if place in self.pieces:
             vector = self.pieces[place].put(piece, vector)
             if vector is None:
                 return False
+        if vector.ndim > 1:
+            self._charge(*vector.shape)
         if self.vectors is None:
             count, create = len(self.texts), numpy.empty if self.errors is None else numpy.zeros
             self.vectors = create((count, *vector.shape), numpy.float32) if vector.ndim == 1 else [None] * count
         self.vectors[place] = vector
         self.left -= 1
         return not self.left
+
+    def _charge(self, rows: int, size: int) -> None:
+        """Charge the memory of a text with more rows than were charged, such as terms: the array has as many for each text. Raises what Claim.take does."""
+        if self.claim is not None and rows > self.charged_tokens:
+            texts = len(self.texts if self.places is None else self.places)
+            self.claim.take(4 * size * texts * (rows - self.charged_tokens))
+            self.charged_tokens = rows
 
     def add_error(self, place: int, error: WeirError) -> bool:
         """Store the error of a text if the error does not end the request; return whether the request goes on."""

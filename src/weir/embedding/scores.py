@@ -87,6 +87,19 @@ def labelled(encoded: Encoded, facts: ModelFacts, *, raw: bool) -> list[list[Lab
     return [[Label(facts.labels[each.place], each.score) for each in ranking(row)] for row in rows]
 
 
+def likeliest(logits: NDArray[Any], facts: ModelFacts) -> list[Label]:
+    """Return the likeliest label of each row of `logits` [tokens, labels], with its probability. Raises ModelError for a score that is no number."""
+    shares = _checked(_softmax(logits))
+    best = shares.argmax(axis=-1).tolist()
+    return [Label(facts.labels[place], share) for place, share in zip(best, shares.max(axis=-1).tolist(), strict=True)]
+
+
+def terms(encoded: Encoded, row: int) -> list[tuple[int, float]]:
+    """Return the terms of the text `row`, which a sparse vector consists of: the id of a token of the vocabulary, and its weight."""
+    count = None if encoded.lengths is None else encoded.lengths[row]
+    return [(int(index), weight) for index, weight in encoded.vectors[row][:count].tolist()]
+
+
 def _sigmoid(logits: NDArray[Any]) -> NDArray[Any]:
     # Of a large negative number the exponential would overflow.
     small = numpy.exp(-numpy.abs(logits))

@@ -38,6 +38,7 @@ from weir.embedding.server_settings import given_settings
 from weir.embedding.settings import CallerSettings
 from weir.embedding.tei import Tei, tei_paths
 from weir.embedding.text_model import ServedTextModel, fetched, read_model
+from weir.embedding.token_labels import LabelsOfTokens, token_label_paths
 from weir.errors import SettingsError
 from weir.frontends.frontend import Frontend, FrontendContext
 from weir.frontends.http.auth_middleware import Refuse
@@ -56,14 +57,14 @@ _ZMQ_PORT = 5555  # of bert-as-service
 
 def text_routes(context: EmbeddingContext) -> tuple[list[list[HttpTexts]], list[BaseRoute]]:
     """Return what answers requests for vectors, scores and labels, in lists whose protocols write errors alike, and the routes of them all."""
-    openai, others = OpenAI(context), (Cohere(context), Tei(context), Infinity(context))
+    openai, others = OpenAI(context), (Cohere(context), Tei(context), Infinity(context), LabelsOfTokens(context))
     # OpenAI's route takes every other path below /v1, and its /embeddings begins as TEI's /embed does.
     return [part.texts for part in (openai, *others)], [route for part in (*others, openai) for route in part.routes()]
 
 
 def text_paths() -> Mapping[str, Any]:
     """Return the OpenAPI descriptions of these endpoints, by path."""
-    return {**openai_paths(), **tei_paths(), **cohere_paths(), **infinity_paths()}
+    return {**openai_paths(), **tei_paths(), **cohere_paths(), **infinity_paths(), **token_label_paths()}
 
 
 class EmbeddingProduct:

@@ -24,7 +24,7 @@ from weir.embedding.exchange import (
 from weir.embedding.http import HttpTexts, Listing, described_call, listing
 from weir.embedding.infinity import INFINITY_RERANK, InfinityRerank
 from weir.embedding.packing import packed, unit_vectors
-from weir.embedding.scores import labelled, ranking, read_pairs, relevance, without_nulls
+from weir.embedding.scores import labelled, ranking, read_pairs, relevance, terms, without_nulls
 from weir.embedding.texts import (
     TOO_LONG,
     Encoded,
@@ -133,6 +133,13 @@ class TeiRank(TypedDict, total=False):
     text: str
 
 
+class TeiTerm(TypedDict):
+    """A term of a sparse vector: the id of a token of the vocabulary, and its weight."""
+
+    index: int
+    value: float
+
+
 class TeiToken(TypedDict):
     """One token of a text. A special token stands for no characters."""
 
@@ -192,6 +199,30 @@ class EmbedProtocol(TeiProtocol):
             return [packed(vector[None, :length])[0] for vector, length in zip(part, lengths[start:stop], strict=True)]
 
         return listing(None, "", len(vectors), vectors[0].size, items, compute_headers(exchange, encoded))
+
+
+class SparseProtocol(TeiProtocol):
+    """POST /embed_sparse."""
+
+    def read(self, exchange: TextExchange, headers: Headers, body: bytes) -> None:
+        """Read the body into `exchange`. Raises InvalidRequest naming the field and the rule, and ModelNotFound."""
+        request = _read(body, EmbedRequest, "inputs")
+        exchange.texts = read_inputs(request.inputs, exchange.context)
+        exchange.encoder = encoder = exchange.context.encoder(request.model or "", TextTask.EMBED_SPARSE)
+        request.dimensions = None  # of dense vectors alone
+        exchange.options = _options(request, encoder)
+
+    def write(self, exchange: TextExchange, encoded: Encoded) -> Listing:
+        """Return the terms of each text."""
+
+        def items(start: int, stop: int) -> list[Any]:
+            return [
+                [{"index": index, "value": value} for index, value in terms(encoded, row)] for row in range(start, stop)
+            ]
+
+        return listing(
+            None, "", len(encoded.vectors), encoded.vectors[0].size, items, compute_headers(exchange, encoded)
+        )
 
 
 class SimilarityProtocol(TeiProtocol):
@@ -328,12 +359,14 @@ class Tei:
 
     def __init__(self, context: EmbeddingContext) -> None:
         self._context = context
-        embed, rerank, predict = ["/embed"], ["/rerank"], ["/predict"]
+        embed, rerank, predict, sparse = ["/embed"], ["/rerank"], ["/predict"], ["/embed_sparse"]
         tasks = next((encoder.facts.tasks for encoder in context.encoders.values()), ())
-        default = rerank if TextTask.RERANK in tasks else predict if TextTask.PREDICT in tasks else embed
+        ways = {TextTask.RERANK: rerank, TextTask.PREDICT: predict, TextTask.EMBED_SPARSE: sparse}
+        default = next((paths for task, paths in ways.items() if task in tasks), embed)
         default += ["/", "/invocations"]
         protocols = (
-            EmbedProtocol(*embed), EmbedProtocol("/embed_all", task=TextTask.EMBED_ALL), SimilarityProtocol("/similarity"),
+            EmbedProtocol(*embed), EmbedProtocol("/embed_all", task=TextTask.EMBED_ALL), SparseProtocol(*sparse),
+            SimilarityProtocol("/similarity"),
             RerankProtocol(*rerank), PredictProtocol(*predict), TokenizeProtocol("/tokenize"), DecodeProtocol("/decode"),
         )  # fmt: skip
         self.texts = [HttpTexts(protocol, context) for protocol in protocols]
@@ -544,6 +577,13 @@ def tei_paths() -> Mapping[str, Any]:
             SimilarityRequest,
             {"inputs": pairs},
             list[float],
+        ),
+        (
+            "/embed_sparse",
+            "Encode texts as weights of their terms, as TEI does",
+            EmbedRequest,
+            {"inputs": texts},
+            list[list[TeiTerm]],
         ),
         ("/predict", "Label texts, as TEI does", PredictRequest, {"inputs": texts[0]}, Any),
         ("/tokenize", "Show the tokens of texts, as TEI does", TokenizeBody, {"inputs": texts}, list[list[TeiToken]]),

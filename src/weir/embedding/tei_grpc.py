@@ -15,10 +15,10 @@ from weir.embedding.exchange import EmbeddingContext, TextExchange, check_text, 
 from weir.embedding.http import TextHead
 from weir.embedding.packing import unit_vectors
 from weir.embedding.requests import with_field_name
-from weir.embedding.scores import labelled, ranking, read_pairs, relevance
+from weir.embedding.scores import labelled, ranking, read_pairs, relevance, terms
 from weir.embedding.tei import NAME, model_info
 from weir.embedding.texts import Encoded, Text, TextOptionFields, TextTask
-from weir.errors import InvalidRequest, TooLarge, Unsupported, WeirError
+from weir.errors import InvalidRequest, TooLarge, WeirError
 from weir.frontends.grpc.call import Handler, IncomingCall, headers_of, in_task, parse, unary
 from weir.protocols.status import http_code
 from weir.wire.kserve_grpc import Method, message, methods
@@ -128,9 +128,11 @@ class TeiCalls:
         return message("tei.v1.EmbedAllResponse")(token_embeddings=tokens, metadata=_metadata(exchange, encoded))
 
     async def embed_sparse(self, request: Any, call: IncomingCall) -> Any:
-        """Refuse: there is no model that weighs the terms of texts. Raises InvalidRequest naming the tasks of the first model."""
-        self._context.encoder(task=TextTask.EMBED_SPARSE)
-        raise Unsupported("EmbedSparse: is not offered over gRPC")
+        """Return the terms of a text."""
+        exchange, encoded = await self._encoded(request, call, [request.inputs], TextTask.EMBED_SPARSE)
+        kind = message("tei.v1.SparseValue")
+        found = [kind(index=index, value=value) for index, value in terms(encoded, 0)]
+        return message("tei.v1.EmbedSparseResponse")(sparse_embeddings=found, metadata=_metadata(exchange, encoded))
 
     async def predict(self, request: Any, call: IncomingCall) -> Any:
         """Return the labels of a text."""

@@ -249,7 +249,7 @@ class ServedTextModel:
         pooling, batching = self.recipe.pooling, service.batching
         max_tokens = batching.max_batch_cost
         return ModelFacts(
-            tasks=self.tasks, labels=self._checkpoint.labels if pooling is Pooling.LOGITS else (),
+            tasks=self.tasks, labels=self._checkpoint.labels if pooling in _LABELLED else (),
             independent_labels=self._checkpoint.independent_labels, prompts=self._checkpoint.prompts, pooling="+".join(each.value for each in self.recipe.poolings),
             dtype=_DTYPES[self.recipe.precision], device="gpu" if may_use_gpu(self._spec.computing.device_map) else "cpu",
             truncates=self._spec.text.truncate, max_batch_size=batching.max_batch_size,
@@ -262,8 +262,10 @@ _TASKS = {
     Pooling.NONE: TextTask.EMBED_ALL,
     Pooling.TOKENS: TextTask.EMBED_ALL,
     Pooling.SPARSE: TextTask.EMBED_SPARSE,
+    Pooling.TOKEN_LOGITS: TextTask.PREDICT_TOKENS,
     Pooling.YES_NO: TextTask.RERANK,
 }
+_LABELLED = (Pooling.LOGITS, Pooling.TOKEN_LOGITS)
 _DTYPES = {
     Precision.FP32: "float32",
     Precision.FP16: "float16",

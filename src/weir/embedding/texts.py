@@ -177,6 +177,7 @@ class TextTask(StrEnum):
     EMBED_SPARSE = "embed_sparse"  # weights of a text's terms
     RERANK = "rerank"  # how well a document answers a query
     PREDICT = "predict"  # labels of a text or a pair, with their scores
+    PREDICT_TOKENS = "predict_tokens"  # labels of the tokens of a text
 
 
 class ModelFacts(NamedTuple):

@@ -333,15 +333,16 @@ class Checkpoint:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The labels of the classifier, in the order of its outputs. Raises SettingsError if config.json does not name each output once."""
+        """The labels of the classifier of texts or of tokens, in the order of its outputs. Raises SettingsError if config.json does not name each output once."""
+        of_tokens = self.heads.labels
+        count = self.architecture.labels if of_tokens is None else len(of_tokens.weight)
         named = self._config.values.get("id2label")
         if not isinstance(named, dict):
-            return tuple(f"LABEL_{place}" for place in range(self.architecture.labels))
-        found = [named.get(str(place)) for place in range(self.architecture.labels)]
+            return tuple(f"LABEL_{place}" for place in range(count))
+        found = [named.get(str(place)) for place in range(count)]
         labels = tuple(label for label in found if isinstance(label, str))
-        if len(labels) != len(found):
-            rule = f"must have a text for each number from 0 to {self.architecture.labels - 1}"
-            raise self._config.wrong("id2label", named, rule)
+        if len(labels) != count:
+            raise self._config.wrong("id2label", named, f"must have a text for each number from 0 to {count - 1}")
         return labels
 
     @property
