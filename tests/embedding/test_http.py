@@ -16,7 +16,7 @@ from tests.embedding.served_texts import MAX_TEXTS, Served, served
 
 from weir.embedding.encoder import SMALL_REQUEST
 from weir.embedding.http import Listing, listing, send_listing
-from weir.embedding.texts import ModelFacts
+from weir.embedding.texts import ModelFacts, TextTask
 from weir.errors import Cancelled, DeadlineExceeded, ModelError, Overloaded
 from weir.frontends.http.fast.handover import HandOver
 from weir.telemetry.tracecontext import CURRENT, Trace
@@ -157,6 +157,26 @@ def test_small_calls_stay_on_it(handed_over: list[bytes]) -> None:
                 await client.embeddings.create(model="hashing", input="a")
 
     asyncio.run(main())
+    assert not handed_over
+
+
+PAIRS = {"query": "a", "documents": ["b", "c"]}
+
+
+@pytest.mark.parametrize(("path", "said"), [
+    ("/embeddings", {"input": "a"}), ("/embed", {"inputs": "a"}), ("/rerank", {"query": "a", "texts": ["b"]}),
+    ("/rerank", PAIRS), ("/v1/rerank", PAIRS), ("/v2/rerank", PAIRS), ("/v2/embed", {"texts": ["a"]}), ("/predict", {"inputs": "a"}),
+    ("/classify", {"input": ["a"]}), ("/similarity", {"inputs": {"source_sentence": "a", "sentences": ["b"]}}), ("/tokenize", {"inputs": "a"}),
+    ("/decode", {"ids": [1]}), ("/embed?once=1", {"inputs": "a"}),
+])  # fmt: skip
+def test_small_calls_of_every_protocol_stay_on_it(path: str, said: Any, handed_over: list[bytes]) -> None:
+    facts = ModelFacts(tasks=(TextTask.EMBED, TextTask.RERANK, TextTask.PREDICT), labels=tuple("abcdefgh"))
+
+    async def main() -> httpx.Response:
+        async with served(HashingEncoder(facts=facts)) as server:
+            return await server.client.post(path, json=said)
+
+    assert asyncio.run(main()).status_code == 200
     assert not handed_over
 
 
