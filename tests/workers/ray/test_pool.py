@@ -240,7 +240,7 @@ def test_what_cannot_start_says_why_in_one_line(nodes: Nodes, loop: Loop) -> Non
         "start_timeout=4.0: no room: a worker asks for CPU 0.5, GPU 1, A10 1; the cluster has CPU 6 (6 free), GPU 0 (0 free), A10 0 (0 free) on 3 nodes"
         in text
     )
-    text = refusal(loop, make_pool(Square, address, workers=4, placement="strict-spread", start_timeout=6.0))
+    text = refusal(loop, make_pool(Square, address, workers=4, placement="strict-spread", start_timeout=20.0))
     assert "on 3 nodes, 3 with a worker already (placement=strict-spread)" in text
     assert "no weights to load" in refusal(loop, make_pool(FailsInLoad, address))
     assert "must be picklable to reach a worker" in refusal(loop, make_pool(Echo, address, {"a": threading.Lock()}))
