@@ -4,7 +4,6 @@ The server process uses only the class itself (its attributes, `measure`, `examp
 """
 
 import inspect
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import SequenceMatcher
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -200,6 +199,8 @@ class Model:
         "auto" and "cuda" give the workers the GPUs in turn; without a GPU, "auto" is the CPU. Any other name stays as it is. The
         log says which device the worker got. Raises SettingsError for a GPU that the machine has not.
         """
+        import logging  # not above: a worker process imports this module before it may load more
+
         import torch  # only models of torch call this
 
         device = _device(wanted, self.worker_index, torch.cuda.device_count(), torch.backends.mps.is_available)

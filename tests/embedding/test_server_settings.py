@@ -63,7 +63,7 @@ def test_a_file_may_say_all_and_flags_win(tmp_path: Path) -> None:
     settings = text_settings([], {"max_length": ["64"]}, {"WEIR_WORKERS": "3"}, str(file))
     one, two = (read_model(model) for model in settings.models)
     assert (one.text.pooling, one.text.layers, one.text.max_length) == ("cls", [-2, -1], 64)
-    assert (two.text.pooling, two.text.layers, two.settings["workers"]) == ("mean", [], "3")
+    assert (two.text.pooling, two.text.layers, two.settings["workers"]) == ("mean", [], 3)
     assert settings.more["Callers"] == CallerSettings(max_texts=10)
     assert settings.more["ZeroMQ"] == ZeroMqSettings(zmq_port=5555)
 

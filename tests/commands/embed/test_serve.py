@@ -30,7 +30,7 @@ def test_the_help_shows_the_settings_and_not_the_old_flags() -> None:
     ):
         assert flag in shown
     # Not the defaults of `weir serve`.
-    assert "Worker processes of each model (default: one for each CPU, or " in shown
+    assert "(0..4: none without requests) (default: one for each CPU, or " in shown
     assert "Largest batch, in rows; 1 switches batching off (default: measured at the first start" in shown
     assert "--max-seq-len" not in shown and "--model-repository" not in shown
 
@@ -40,7 +40,7 @@ def test_what_is_wrong_takes_one_line(tmp_path: Path) -> None:
     for arguments, said in (
         ((tmp_path / "nowhere",), f"{tmp_path}/nowhere: must be a directory with a model"),
         ((model, "--pooling_strategy", "MEDIAN"), "--pooling='MEDIAN': must be one of"),
-        ((model, "-num_worker=none"), "--workers='none': must be a whole number"),
+        ((model, "-num_worker=none"), "--workers='none': must be 1 or more, or the fewest and the most"),
         ((model, "-num_labels", "2"), "-num_labels: is not taken here: it is read from the model's files"),
         ((model, "--max_seq_len", "1000"), "model: max_length=1000: the model reads at most 64 tokens"),
     ):
