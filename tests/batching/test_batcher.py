@@ -15,7 +15,7 @@ from weir.batching.batcher import MARGIN, RECENT, Batcher, Choice, History, boun
 from weir.batching.collate import entries_of
 from weir.batching.service_time import ServiceTime
 from weir.batching.settings import BatchingSettings
-from weir.errors import DeadlineExceeded, InvalidRequest, ModelError
+from weir.errors import DeadlineExceeded, InvalidRequest, ModelError, Overloaded
 from weir.messages import Dispatch, EventKind, Events, Express, Kind, Reason, Wakeup
 from weir.policy.decision import Decision, Observation, Policy
 from weir.policy.rules import ControlLimit, FullBatches, Greedy, SizeOrDelay
@@ -498,6 +498,16 @@ def test_an_express_call_that_comes_too_late_expires() -> None:
     mill.advance(1.0)
     assert isinstance(request.ends[0], DeadlineExceeded)
     assert mill.batcher.is_empty
+
+
+def test_what_was_refused_for_want_of_room_was_offered_too() -> None:
+    batcher = Batcher(BatchingSettings(max_batch_size=2, max_queue_size=2), Greedy())
+    for number in range(2):
+        batcher.submit(Asked(number), 0.0)
+    for number in range(3):
+        with pytest.raises(Overloaded, match="2 rows wait"):
+            batcher.submit(Asked(number), 0.0)
+    assert (batcher.arrivals, batcher.offered) == (2, 5)
 
 
 # What can never be in a batch is refused, and the message says why.
