@@ -1,5 +1,6 @@
 """The tool that counts the house counts right."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -90,3 +91,14 @@ def test_our_own_house_grows_only_with_what_it_can_do() -> None:
         inside = [module for module in modules if module.room == room]
         assert len(inside) <= files, room
         assert sum(module.lines for module in inside) <= lines, room
+
+
+def test_no_file_has_the_marks_of_a_conflict() -> None:
+    root = SOURCE.parents[1]
+    folders = ("src", "tests", "docs", "benchmarks", "reproduction", "examples", "deploy", ".ci", ".github")
+    files = [
+        path for folder in folders for path in (root / folder).rglob("*") if path.is_file() and path.suffix != ".pyc"
+    ]
+    files += [path for path in root.iterdir() if path.is_file()]
+    marks = re.compile(rb"^(<{7} |>{7} )", re.MULTILINE)
+    assert [path.name for path in files if marks.search(path.read_bytes())] == []

@@ -5,7 +5,7 @@ Fields that cannot change an answer here, such as `priority` and `max_tokens_per
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
+from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict, cast
 from uuid import uuid4
 
 import msgspec
@@ -160,7 +160,7 @@ class CohereProtocol:
         return HttpResponse(http_code(error), error_headers(error), encode_safely(document))
 
     def _meta(self, **units: int) -> CohereMeta:
-        return {"api_version": {"version": self._version}, "billed_units": BilledUnits(**units)}  # type: ignore[typeddict-item]
+        return {"api_version": {"version": self._version}, "billed_units": cast(BilledUnits, units)}
 
 
 class CohereEmbed(CohereProtocol):

@@ -273,7 +273,7 @@ class _Splitter(Generic[Made]):
             raise FrameError(f"a frame of {len(data)} bytes that cannot be read: {error}") from None
 
     def _made(self, body: _Body, data: memoryview) -> Made:
-        raise NotImplementedError
+        raise NotImplementedError  # each of the two parsers makes frames of its own
 
 
 class RawFrame(NamedTuple):

@@ -160,7 +160,7 @@ class ExecutorBase:
 
     def states(self) -> Sequence[WorkerState]:
         """Return the state of each worker, by index."""
-        raise NotImplementedError
+        raise NotImplementedError  # implemented by every executor
 
     def gauges(self) -> dict[str, Any]:
         """Return how often workers were replaced; the sizes of the arena are 0."""
