@@ -31,13 +31,24 @@ def halves(batch: list[Any]) -> list[Any]:
     return [x / 2 for x in batch]
 
 
+@weir.model(max_batch_size=2)
+def thirds(batch: list[Any]) -> list[Any]:
+    return [x / 3 for x in batch]
+
+
 def test_a_class_a_function_and_a_file_are_served_in_a_thread(tmp_path: Path) -> None:
     (tmp_path / "twice.onnx").write_bytes(graph("n", 3))
-    with weir.running(Square, halves, str(tmp_path / "twice.onnx"), executor="thread", max_batch_size=4) as server:
+    cubes = weir.model(lambda batch: [x**3 for x in batch], Input=int)
+    with weir.running(
+        Square, halves, thirds, cubes, str(tmp_path / "twice.onnx"), executor="thread", max_batch_size=4
+    ) as server:
         assert server.address.startswith("http://127.0.0.1:") and server.addresses == [server.address]
         with HttpClient(server.address) as client:
             assert client.infer("square", 3) == 9
-            assert client.infer("halves", 3) == 1.5
+            assert (client.infer("halves", 3), client.infer("thirds", 3)) == (1.5, 1)
+            assert client.infer("function", 3) == 27
+            with pytest.raises(weir.RequestError, match="int"):
+                client.infer("function", "3")
             assert client.model_ready("twice")
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(server.address)

@@ -78,9 +78,9 @@ LIMITS = {
     "simulation": (11, 2_459),
     "telemetry": (6, 1_249),
     "tuning": (5, 852),
-    "weir": (36, 3_130),
+    "weir": (36, 3_144),
     "wire": (12, 2_643),
-    "workers": (24, 5_052),
+    "workers": (24, 5_054),
 }
 
 

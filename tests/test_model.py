@@ -4,6 +4,7 @@ from typing import Any
 import numpy
 import pytest
 
+import weir
 from weir.errors import SettingsError
 from weir.model import PAD, RAGGED, Model, Tensor, _device, check_model, function_of, is_batched
 from weir.serving.settings import compose
@@ -151,6 +152,23 @@ def test_a_function_is_a_model() -> None:
     for wrong in no_functions:
         with pytest.raises(SettingsError, match="must be a function: a list of items in, a list of answers out"):
             Model.from_function(wrong)
+
+
+def test_model_makes_a_class_of_a_function_and_is_a_decorator() -> None:
+    @weir.model
+    def halves(batch: list[float]) -> list[float]:
+        return [x / 2 for x in batch]
+
+    @weir.model(max_batch_size=8, Input=int)
+    def twice(batch: list[int]) -> list[int]:
+        return [2 * x for x in batch]
+
+    assert (halves.__name__, halves().predict([3])) == ("halves", [1.5])
+    assert (twice.max_batch_size, twice.Input, twice().predict([3])) == (8, int, [6])
+    assert list(weir.model(numpy.square, examples=[2])().predict([3])) == [9]
+    no_function: Any = Model
+    with pytest.raises(SettingsError, match="must be a function"):
+        weir.model(max_batch_size=8)(no_function)
 
 
 LIST, WHOLE = Tensor("l", "FP32", (-1,)), Tensor("w", "FP32", (), batch="none")

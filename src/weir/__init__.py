@@ -37,7 +37,7 @@ from weir.errors import (
     WorkerLost,
 )  # fmt: skip
 from weir.messages import BULK, Reason
-from weir.model import Example, External, Last, Measure, Model, Tensor
+from weir.model import Example, External, Last, Measure, Model, Tensor, model
 from weir.policy.decision import Decision, Observation, Policy
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     # what most programs need
-    "Model", "Service", "BlockingService", "External", "Ray",
+    "Model", "model", "Service", "BlockingService", "External", "Ray",
     # what a model's class may use
     "Example", "Last", "Measure", "Tensor",
     # the class of work of a request

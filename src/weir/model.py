@@ -6,7 +6,7 @@ The server process uses only the class itself (its attributes, `measure`, `examp
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import SequenceMatcher
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar, overload
 
 from weir.errors import SettingsError, Unsupported
 
@@ -290,7 +290,7 @@ class Model:
         made = type(
             name if name.isidentifier() else "Function",
             (cls,),
-            {**attributes, **named, "predict": predict, FUNCTION: staticmethod(function)},
+            {**attributes, **named, "predict": predict, FUNCTION: staticmethod(function), ATTRIBUTES: attributes},
         )
         _check_synchronous(made.__name__, "predict", function)
         return made
@@ -309,7 +309,29 @@ def _device(wanted: str, worker: int, gpus: int, has_mps: Callable[[], bool]) ->
 
 M = TypeVar("M", bound=Model)
 
-FUNCTION = "__weir_function__"  # the attribute of a class made by `Model.from_function` that holds the function
+# The attributes of a class made by `Model.from_function` that hold the function, and what else the class was given.
+FUNCTION, ATTRIBUTES = "__weir_function__", "__weir_attributes__"
+
+
+@overload
+def model(function: Callable[[list[Any]], Any], /, **attributes: Any) -> type[Model]: ...
+@overload
+def model(**attributes: Any) -> Callable[[Callable[[list[Any]], Any]], type[Model]]: ...
+def model(function: Callable[[list[Any]], Any] | None = None, /, **attributes: Any) -> Any:
+    """Return a model class made of a function that takes a list of items and returns a list of as many answers.
+
+    It is also a decorator, with or without attributes of the class (`max_batch_size`, `Input`, `examples` and so on):
+
+        @weir.model(max_batch_size=64)
+        def areas(batch):
+            return numpy.pi * numpy.asarray(batch) ** 2
+
+    Raises SettingsError as `Model.from_function` does.
+    """
+    if function is None:
+        return lambda decorated: Model.from_function(decorated, **attributes)
+    return Model.from_function(function, **attributes)
+
 
 # A name that is so similar to an attribute of Model counts as a typing mistake, unless it is another word, such as "encoder".
 _LIKENESS = 0.85

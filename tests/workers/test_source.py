@@ -31,8 +31,7 @@ def unpacked_elsewhere(packed: bytes, path: list[str]) -> str:
 def write_module(folder: Path, name: str, factor: int) -> Path:
     file = folder / f"{name}.py"
     file.write_text(
-        "import weir.model\nclass Times(weir.model.Model):\n"
-        f"    def predict(self, batch): return [{factor} * x for x in batch]\n"
+        f"import weir\nclass Times(weir.Model):\n    def predict(self, batch): return [{factor} * x for x in batch]\n"
     )
     return file
 
@@ -127,6 +126,22 @@ def test_a_function_travels_by_name_where_it_can_be_imported(tmp_path: Path, mon
     packed = pack_source(Model.from_function(cube, max_batch_size=4), {})
     assert b"functions_of_test" in packed and len(packed) < 500
     assert unpacked_elsewhere(packed, [str(tmp_path), *sys.path]) == "[27]"
+
+
+def test_what_a_function_was_given_and_a_decorated_function_travel_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "decorated_of_test.py").write_text(
+        "import weir\ndef cube(batch): return [x ** 3 for x in batch]\n"
+        "@weir.model(Input=int)\ndef square(batch): return [x ** 2 for x in batch]\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = importlib.import_module("decorated_of_test")
+    model, _ = unpack_source(pack_source(Model.from_function(module.cube, Input=float), {}))
+    assert model.Input is float and model().predict([3]) == [27]
+    packed = pack_source(module.square, {})
+    assert b"decorated_of_test" in packed and len(packed) < 500
+    assert unpacked_elsewhere(packed, [str(tmp_path), *sys.path]) == "[9]"
 
 
 def test_a_function_of_this_program_alone_travels_by_value() -> None:

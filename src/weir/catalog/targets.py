@@ -30,7 +30,7 @@ def target_of(model: Any) -> str:
     if isinstance(model, str):
         return model
     name = getattr(model, "__qualname__", type(model).__qualname__)
-    return f"{getattr(model, '__module__', None)}:{name}"
+    return f"{getattr(model, '__module__', None)}:{name.replace('<lambda>', 'function')}"
 
 
 def default_name(target: str) -> str:

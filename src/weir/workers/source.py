@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from weir.errors import SettingsError
-from weir.model import Model, check_model, function_of
+from weir.model import ATTRIBUTES, Model, check_model, function_of
 
 # The attribute of a module that was loaded from a file: its code as it was then, a `Text`.
 READ = "__weir_read__"
@@ -89,7 +89,9 @@ def _named(model: type) -> Named | None:
     found = _attribute(module, model.__qualname__)
     if found is None or (found is not model and found is not function_of(model)):
         return None
-    return Named(model.__module__, model.__qualname__, getattr(module, "__file__", None), getattr(module, READ, None))
+    file, text = getattr(module, "__file__", None), getattr(module, READ, None)
+    given = None if found is model else vars(model)[ATTRIBUTES] or None
+    return Named(model.__module__, model.__qualname__, file, text, given)
 
 
 def unpack_source(packed: bytes) -> tuple[type[Model], dict[str, Any]]:

@@ -67,7 +67,7 @@ def test_each_worker_is_a_process_of_its_own_and_knows_its_index() -> None:
 def test_a_model_may_be_named_instead_of_given(tmp_path: Path) -> None:
     file = tmp_path / "twice.py"
     file.write_text(
-        "import weir.model\nclass Twice(weir.model.Model):\n    def predict(self, batch): return [2 * x for x in batch]\n"
+        "import weir\nclass Twice(weir.Model):\n    def predict(self, batch): return [2 * x for x in batch]\n"
     )
 
     async def main() -> None:
