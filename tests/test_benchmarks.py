@@ -97,7 +97,7 @@ def test_a_part_says_how_many_steps_it_has(name: str) -> None:
     assert part.steps(3) >= part.steps(1) > 0
 
 
-def test_the_requests_that_memory_is_measured_by_are_all_different_and_as_many_as_was_said() -> None:
+def test_the_requests_that_memory_is_measured_by_are_all_different_and_as_many_as_given() -> None:
     numbers = [number for _, some in text_memory.shared(5_000, 5_000) for number in some]
     assert (
         sorted(numbers) == list(range(5_000, 10_000)) and len({text_memory.text(number) for number in numbers}) == 5_000

@@ -540,7 +540,7 @@ def test_draining_under_load_fails_no_request(pipes: Pipes) -> None:
     assert set(answers) == {200, 503} and answers.count(503) <= len(load)
 
 
-def test_what_is_not_finished_in_time_is_told_so(pipes: Pipes) -> None:
+def test_what_is_not_finished_in_time_is_reported(pipes: Pipes) -> None:
     with Served(target("Gated"), *pipes.flags, "--drain-timeout", "0.1") as served:
         served.until_ready()
         running = Asking(f"{served.url}/infer/gated", 3)

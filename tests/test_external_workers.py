@@ -91,7 +91,7 @@ class Picky(weir.Model):
 """
 
 
-def test_a_model_of_weir_attaches_and_its_errors_are_told_as_what_they_are(address: str, tmp_path: Path) -> None:
+def test_a_model_of_weir_attaches_and_its_errors_keep_their_types(address: str, tmp_path: Path) -> None:
     (tmp_path / "picky.py").write_text(PICKY)
     command = (sys.executable, "-m", "weir", "worker", f"{tmp_path}/picky.py:Picky", "--connect")
     with serving(address, *command) as (served, [worker]), client_of(served) as client:

@@ -70,7 +70,7 @@ def test_a_server_is_started_once_and_stopped_as_often_as_one_likes() -> None:
     server.stop()
 
 
-def test_what_cannot_be_served_is_said_before_anything_runs() -> None:
+def test_what_cannot_be_served_is_reported_before_anything_runs() -> None:
     with pytest.raises(weir.SettingsError, match="max_batch_size=0: must be 1 or more"):
         weir.running(Square, max_batch_size=0)
     with pytest.raises(weir.SettingsError, match="did you mean max_batch_size"):
@@ -115,7 +115,7 @@ def test_serve_says_where_it_cannot_run() -> None:
         asyncio.run(beside())
 
 
-def test_a_script_serves_until_it_is_told_to_end(tmp_path: Path) -> None:
+def test_a_script_serves_until_it_is_stopped(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import weir\n\n\nclass Square(weir.Model):\n    examples = [3]\n\n"

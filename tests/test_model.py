@@ -105,7 +105,7 @@ def test_words_of_their_own_are_no_slips() -> None:
     assert check_model(model) is model
 
 
-def test_a_setting_almost_said_is_refused() -> None:
+def test_a_setting_with_a_misspelt_name_is_refused() -> None:
     class Slow(Model):
         drain_timeouts = 3.0
 

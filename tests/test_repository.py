@@ -100,7 +100,7 @@ def test_a_chain_of_the_examples_asks_its_steps() -> None:
     assert data == {"OUTPUT0": [2 * x for x in first], "OUTPUT1": [2 * x for x in second]}
 
 
-def test_all_that_is_wrong_with_a_repository_is_said_at_once(tmp_path: Path) -> None:
+def test_all_that_is_wrong_with_a_repository_is_reported_at_once(tmp_path: Path) -> None:
     write(
         tmp_path,
         {

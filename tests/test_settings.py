@@ -155,7 +155,7 @@ def test_keys_in_the_wrong_place_are_refused(toml: Any) -> None:
     assert "must be tables" in refused("m:A", config=toml("models = 3"))
 
 
-def test_a_value_against_its_rule_names_where_it_was_said(toml: Any) -> None:
+def test_a_value_against_its_rule_names_where_it_was_set(toml: Any) -> None:
     assert refused("m:A", flags={"workers": ["0"]}) == f"--workers=0: {RANGE_RULE}"
     assert refused("m:A", env={"WEIR_WORKERS": "0"}) == f"WEIR_WORKERS=0: {RANGE_RULE}"
     assert "weir.toml: models.a: workers=0: must be 1 or more" in refused("m:A", config=toml("[models.a]\nworkers = 0"))
@@ -166,7 +166,7 @@ def test_rules_between_settings_hold_too() -> None:
     assert "tls_keyfile='k': needs tls_certfile too" in refused("m:A", flags={"tls_keyfile": ["k"]})
 
 
-def test_the_same_thing_said_twice_is_refused(toml: Any) -> None:
+def test_the_same_setting_given_twice_is_refused(toml: Any) -> None:
     assert "--policy: given 2 times (full, greedy)" in refused("m:A", flags={"policy": ["full", "greedy"]})
     assert "must be given once" in refused("m:A", flags={"params": ["a=1", "a=2"]})
     assert "is taken by m:A" in refused("m:A", "n:A")
@@ -202,5 +202,5 @@ def test_a_target_that_names_nothing_is_refused() -> None:
 @pytest.mark.parametrize(
     "table", ["[model.square]\nworkers = 2", '[Models.square]\ntarget = "m:A"', "[model]\nworkers = 2"]
 )
-def test_a_misspelt_table_of_models_is_told_its_name(toml: Any, table: str) -> None:
+def test_a_misspelt_table_of_models_is_named(toml: Any, table: str) -> None:
     assert "there is no such table; did you mean [models.NAME]?" in refused("m:A", config=toml(table))

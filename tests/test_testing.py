@@ -30,7 +30,7 @@ class Listener:
         self.ready.clear()
 
 
-def test_the_clock_stands_still_until_told_and_fires_each_timer_at_its_instant() -> None:
+def test_the_clock_stands_still_until_moved_and_fires_each_timer_at_its_instant() -> None:
     clock, fired = FakeClock(100.0), list[tuple[str, float]]()
     clock.call_at(103.0, lambda: fired.append(("late", clock())))
     clock.call_at(101.0, lambda: fired.append(("early", clock())))

@@ -56,7 +56,7 @@ def test_an_idle_worker_gets_what_there_is() -> None:
     assert mill.batcher.next_wakeup is None
 
 
-def test_the_policy_is_asked_only_with_a_place_free() -> None:
+def test_the_policy_is_called_only_with_a_place_free() -> None:
     policy = Notes()
     mill = Mill(policy, workers=0)
     mill.submit(*many(3))
@@ -220,7 +220,7 @@ def test_the_earliest_deadline_has_its_turn_first() -> None:
     assert [cut.requests[0].payload for cut in mill.cuts] == ["soon", "late", "later"]
 
 
-def test_while_one_group_waits_the_next_is_asked() -> None:
+def test_while_one_group_waits_the_next_is_considered() -> None:
     mill = Mill(ControlLimit(2))
     mill.submit(Asked("urgent", 0.0, 1.0, key="a"))
     (cut,) = mill.submit(Asked("x", key="b"), Asked("y", key="b"))
@@ -434,7 +434,7 @@ def test_a_worker_that_leaves_finishes_what_it_has_and_the_policy_counts_the_oth
     mill.run_all()
 
 
-def test_what_has_not_had_its_end_is_told_without_changing_it() -> None:
+def test_what_has_not_had_its_end_is_reported_without_changing_it() -> None:
     mill = Mill(max_batch_size=2)
     running, waiting = listed(3), Asked(0)
     mill.submit(running, waiting)

@@ -376,7 +376,7 @@ def test_a_policy_may_let_more_wait_once_the_line_is_full() -> None:
     assert isinstance(mill.batcher.policy_error, ValueError)
 
 
-def test_a_policy_without_a_bound_is_not_asked_for_more() -> None:
+def test_a_policy_without_a_bound_is_not_called_for_more() -> None:
     mill = Mill(Lengthening(), max_queue_size=2, max_queue_delay=1e6)
     mill.submit(*many(2))
     with pytest.raises(Overloaded, match="2 rows wait, max_queue_size=2"):

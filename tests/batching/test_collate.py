@@ -32,7 +32,7 @@ def test_a_plain_batch() -> None:
     )  # fmt: skip
 
 
-def test_content_types_that_differ_are_told_one_by_one() -> None:
+def test_content_types_that_differ_are_listed_one_by_one() -> None:
     batch = to_batch(dispatch(Asked(b"1", content_type=JSON), Asked(2), listed(2, accept=JSON)))
     assert batch.payloads == [b"1", 2, 0, 1]
     assert batch.content_types == [JSON, OBJECT, OBJECT, OBJECT]

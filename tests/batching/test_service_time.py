@@ -114,7 +114,7 @@ def test_before_any_padded_batch_was_measured() -> None:
     assert service.rate(64) == service.typical_rows() == inf and not service.is_trusted(0.0)
 
 
-def test_equal_rows_of_other_lengths_are_told_apart() -> None:
+def test_equal_rows_of_other_lengths_are_distinguished() -> None:
     service = learned_padded(*[(4, 4.0 * length) for length in (10, 100, 20, 50, 200, 5)] * 4)
     assert 0.25 < service.alone(1, 300.0) <= 0.31  # less by as much as the first guesses were wrong
     assert 0.0 <= service.alone(2, 10.0) <= 0.03

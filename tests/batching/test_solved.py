@@ -109,7 +109,7 @@ def test_an_arrival_beyond_the_bound_of_the_table_is_refused() -> None:
     assert mill.batcher.max_waiting == mill.settings.max_queue_size
 
 
-def test_a_bank_that_is_adopted_while_rows_wait_is_asked_at_once() -> None:
+def test_a_bank_that_is_adopted_while_rows_wait_is_called_at_once() -> None:
     policy = SolvedPolicy(bank())
     mill = mill_of(policy)
     drive(mill, bursts(200.0, 1e9, 0.0, 200))

@@ -71,7 +71,7 @@ def test_a_run_that_left_late_fails(served: Served, capsys: pytest.CaptureFixtur
     assert shown.err.startswith("weir: ") and "requests were sent late" in shown.err
 
 
-def test_what_is_wrong_takes_one_line_and_is_said_before_any_load(served: Served, tmp_path: Path) -> None:
+def test_what_is_wrong_takes_one_line_and_is_reported_before_any_load(served: Served, tmp_path: Path) -> None:
     square = f"{served.url}/infer/square"
     for arguments, wrong in (
         (("http://127.0.0.1:1/x", "--rate", 5), "no server there: Connection refused"),

@@ -46,6 +46,6 @@ def test_a_model_that_did_nothing_has_no_batches() -> None:
     assert batches_of(read_counts(shown(Metrics()), "square")) == Batches(0, 0.0, {}, {}, 0.0, 0.0, 0.0)
 
 
-def test_what_is_no_metrics_page_is_told() -> None:
+def test_what_is_no_metrics_page_is_reported() -> None:
     with pytest.raises(SettingsError, match="/metrics cannot be read"):
         read_counts('weir_batches_total{model="square" 5', "square")

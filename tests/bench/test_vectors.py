@@ -81,7 +81,7 @@ class Counting:
         yield self.connect
 
 
-def test_clients_ask_as_often_as_they_are_told_and_once_before_that() -> None:
+def test_clients_send_as_many_requests_as_configured_after_one_first() -> None:
     server = Counting()
     rates = measure(server.connect, Clients(3, 5, 2), Patience(4, 60.0))
     assert len(rates) == 3 and all(rate > 0 for rate in rates)
@@ -125,14 +125,14 @@ def test_an_error_of_one_steady_client_ends_the_others() -> None:
         measure_steady(connect, Clients(2, 1, 1, ahead=2), 3600.0)
 
 
-def test_texts_have_the_words_that_were_asked_for_and_are_always_the_same() -> None:
+def test_texts_have_the_words_that_were_requested_and_are_always_the_same() -> None:
     texts = texts_of(Clients(2, 3, 7), ["a", "b"])
     assert [len(each) for each in texts] == [3, 3]
     assert all(len(text.split()) == 7 for each in texts for text in each)
     assert texts == texts_of(Clients(2, 3, 7), ["a", "b"])
 
 
-def test_every_table_is_written_and_every_step_told() -> None:
+def test_every_table_is_written_and_every_step_reported() -> None:
     server, told = Counting(), list[str]()
     plan = TablesPlan(
         [20, 40], [1, 8], [1, 2], [32], [-1, -2], batch=4, patience=Patience(1, 0.0), small_and_large=False
@@ -158,7 +158,7 @@ def test_small_requests_are_compared_with_large_ones() -> None:
     assert "of the throughput of large ones (target: 0.9 or more)" in table.remark and len(told) == plan.steps
 
 
-def test_it_is_said_what_one_text_at_a_time_gets() -> None:
+def test_it_reports_what_one_text_at_a_time_gets() -> None:
     (table,) = Tables(
         TablesPlan([], [1, 8], [], [], [], patience=ONCE, small_and_large=False), Counting().serve, list[str]().append
     ).measure()

@@ -225,7 +225,7 @@ def test_branches_and_switches_in_a_file(tmp_path: Path) -> None:
         other.read("odd")
 
 
-def test_a_served_chain_is_asked_as_any_model(tmp_path: Path) -> None:
+def test_a_served_chain_is_called_as_any_model(tmp_path: Path) -> None:
     items = """
         platform = "ensemble"
         [[steps]]

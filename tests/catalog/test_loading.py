@@ -348,7 +348,7 @@ def test_a_model_that_fails_is_an_error_and_nothing_stays_behind() -> None:
         weir.profile(Fails, executor="inline", seconds=0.2)
 
 
-def test_what_cannot_be_measured_is_said_before_anything_is_started() -> None:
+def test_what_cannot_be_measured_is_reported_before_anything_is_started() -> None:
     class Bare(Model):
         def predict(self, batch: list[Any]) -> list[Any]:
             return batch

@@ -42,7 +42,7 @@ def test_a_model_is_loaded_replaced_and_unloaded() -> None:
     run(main())
 
 
-def test_what_is_unknown_is_said() -> None:
+def test_what_is_unknown_is_reported() -> None:
     async def main() -> None:
         shop = Workshop(one={"": "a"})
         for change in (
@@ -108,7 +108,7 @@ def test_versions_are_served_side_by_side() -> None:
     run(main())
 
 
-def test_while_a_model_loads_its_requests_are_told_so() -> None:
+def test_while_a_model_loads_its_requests_are_refused_with_the_reason() -> None:
     async def main() -> None:
         shop = Workshop(one={"": "a"})
         shop.gate = asyncio.Event()
@@ -185,7 +185,7 @@ def test_contradictory_changes_of_twenty_clients_end_in_one_state() -> None:
     run(main())
 
 
-def test_a_caller_who_leaves_does_not_undo_what_he_asked_for() -> None:
+def test_a_caller_who_leaves_does_not_undo_the_change_he_requested() -> None:
     async def main() -> None:
         shop = Workshop(one={"": "a"})
         shop.gate = asyncio.Event()

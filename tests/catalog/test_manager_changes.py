@@ -7,7 +7,7 @@ from weir import Draining, Overloaded
 from weir.catalog.manager import MAX_CHANGES, ChangeQueue
 
 
-def test_changes_are_made_in_the_order_in_which_they_were_asked_for() -> None:
+def test_changes_are_made_in_the_order_in_which_they_were_requested() -> None:
     async def main() -> None:
         changes, made = ChangeQueue(), list[int]()
 

@@ -60,7 +60,7 @@ def test_versions_are_ordered_as_people_count(ascending: list[str]) -> None:
     assert sorted(descending, key=version_order) == ascending
 
 
-def test_a_change_is_told_and_leaves_what_was_read_before_as_it_is() -> None:
+def test_a_change_is_announced_and_leaves_earlier_reads_as_they_are() -> None:
     one, other, two = named("one", version="1"), named("one", version="2"), named("two")
     registry = Registry([one, two], {"one": "/first"})
     before, told = registry.services, list[list[str]]()

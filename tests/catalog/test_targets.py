@@ -75,7 +75,7 @@ def test_an_onnx_file_is_served_by_its_name(tmp_path: Path) -> None:
         ("a.pkl", ["--allow-pickle"], "a: platform sklearn: scikit-learn is not installed (pip install 'weir-serving[sklearn]')"),
     ],
 )  # fmt: skip
-def test_what_a_file_needs_is_said(
+def test_what_a_file_needs_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, flags: list[str], message: str
 ) -> None:
     monkeypatch.setitem(sys.modules, "sklearn", None)  # as where it is not installed
@@ -92,7 +92,9 @@ def test_what_a_file_needs_is_said(
         ("hf:summarization=a/b", "summarization: hf:summarization: must be one of text-classification, "),
     ],
 )  # fmt: skip
-def test_what_a_task_needs_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, message: str) -> None:
+def test_what_a_task_needs_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, message: str
+) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     done = weir_here("check", target, cwd=tmp_path)
     assert done.returncode == 2 and done.stderr.startswith("weir: " + message.format(cwd=tmp_path)), done.stderr

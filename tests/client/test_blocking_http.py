@@ -121,7 +121,7 @@ def test_a_connection_that_ends_before_the_answer_is_lost_and_the_next_request_h
         assert client.send(ASKED, LONG).body == b"ok"
 
 
-def test_a_connection_that_has_ended_while_nobody_asked_is_not_used_again() -> None:
+def test_a_connection_that_ended_while_idle_is_not_used_again() -> None:
     with asking(GOOD, GOOD) as (peer, client):
         client.send(ASKED, LONG)
         client._idle[0].sock.shutdown(socket.SHUT_RDWR)
@@ -129,7 +129,7 @@ def test_a_connection_that_has_ended_while_nobody_asked_is_not_used_again() -> N
     assert peer.accepted == 2
 
 
-def test_a_server_that_ends_each_connection_is_asked_over_a_new_one() -> None:
+def test_a_server_that_ends_each_connection_is_called_over_a_new_one() -> None:
     last = Last(GOOD.replace(b"X-Said: once", b"Connection: close"))
     with asking(last, last) as (peer, client):
         assert client.send(ASKED, LONG).body == client.send(ASKED, LONG).body == b"ok"
@@ -163,7 +163,7 @@ def test_a_body_that_drips_is_not_waited_for() -> None:
         client.send(ASKED, 0.05)
 
 
-def test_who_finds_no_place_in_time_is_late_and_who_waits_is_told_of_the_end() -> None:
+def test_who_finds_no_place_in_time_is_late_and_who_waits_learns_of_the_end() -> None:
     cancelled = []
     with asking(b"", most=1) as (peer, client):
 

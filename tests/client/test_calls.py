@@ -65,7 +65,7 @@ def test_other_arrays_are_refused_and_tensors_are_taken_as_they_are() -> None:
     assert tensor_of("x", given) is given
 
 
-def test_what_is_said_beside_the_inputs() -> None:
+def test_what_is_given_beside_the_inputs() -> None:
     said = request_of(
         "m", {}, {"version": "2", "id": "7", "outputs": ["y"], "priority": 1, "timeout": 0.5, "parameters": {"a": 1}}
     )

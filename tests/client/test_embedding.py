@@ -215,7 +215,7 @@ def test_what_http_has_not_is_refused(running: Running, client: EmbeddingClient)
         EmbeddingClient("http://127.0.0.1:9", ignore_all_checks=True, retry=NEVER).encode(TEXTS)
 
 
-def test_the_server_tells_its_state_and_ends_when_asked(running: Running, client: EmbeddingClient) -> None:
+def test_the_server_reports_its_state_and_ends_on_request(running: Running, client: EmbeddingClient) -> None:
     assert client.server_config["max_seq_len"] == 6
     assert client.server_status["statistic"]["num_sys_request"] > 0
     client.terminate()
@@ -240,7 +240,7 @@ def test_a_server_on_a_unix_socket(tmp_path: Path) -> None:
 # What it has of bert-as-service's client.
 
 
-def test_lists_come_where_they_are_asked_for(running: Running) -> None:
+def test_lists_come_where_they_are_requested(running: Running) -> None:
     with EmbeddingClient(running.server.url, output="list", check_version=False) as client:
         assert client.encode(TEXTS) == EXPECTED.tolist()
         for text in TEXTS:
@@ -352,7 +352,7 @@ def test_what_is_fetched_later_fails_in_time(client: EmbeddingClient) -> None:
         client.fetch_all()
 
 
-def test_an_overloaded_server_is_asked_again(running: Running) -> None:
+def test_an_overloaded_server_is_tried_again(running: Running) -> None:
     refusals: list[Exception] = [Overloaded("full", retry_after=0.02), Draining("for a moment")]
     encode = running.encoder.encode
 

@@ -48,7 +48,7 @@ def test_models_are_described(client: Any) -> None:
     assert client.model_ready("nothing") is False
 
 
-def test_hardware_is_asked_for(client: Any) -> None:
+def test_hardware_is_requested(client: Any) -> None:
     assert client.has_hardware("CPU") is True
     assert client.has_hardware("CPU", 100_000) is False
 

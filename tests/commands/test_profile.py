@@ -73,7 +73,7 @@ def test_the_file_of_settings_that_will_serve_can_be_given(tmp_path: Path) -> No
         ((f"{MODELS}:Square", "--seconds", 1, "--seconds", 2), "--seconds: given 2 times"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line_before_anything_is_measured(
+def test_what_is_wrong_is_reported_in_one_line_before_anything_is_measured(
     arguments: tuple[object, ...], message: str, tmp_path: Path
 ) -> None:
     ended = weir_here("profile", *arguments, cwd=tmp_path)
@@ -83,7 +83,7 @@ def test_what_is_wrong_is_said_in_one_line_before_anything_is_measured(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_model_without_examples_is_told_how_to_give_items(tmp_path: Path) -> None:
+def test_for_a_model_without_examples_the_error_says_how_to_give_items(tmp_path: Path) -> None:
     (tmp_path / "bare.py").write_text(
         "import weir\n\n\nclass Bare(weir.Model):\n    def predict(self, batch):\n        return batch\n"
     )

@@ -25,7 +25,7 @@ def weir(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     return int(ended.value.code or 0)
 
 
-def test_it_compares_the_policies_and_writes_what_is_asked_for(
+def test_it_compares_the_policies_and_writes_what_is_requested(
     profile: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")
@@ -106,7 +106,7 @@ def test_a_recorded_trace_is_played(
         (["--figure", "nowhere/it.png"], "nowhere"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(
+def test_what_is_wrong_is_reported_in_one_line(
     profile: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

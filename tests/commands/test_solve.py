@@ -101,7 +101,7 @@ def test_one_rate_is_shown_with_its_values(
         (["-o", "nowhere/p.npz"], "nowhere"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(
+def test_what_is_wrong_is_reported_in_one_line(
     profile: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
 ) -> None:
     monkeypatch.chdir(profile.parent)
@@ -121,7 +121,7 @@ def test_a_profile_that_is_none_is_named(
         assert name in capsys.readouterr().err
 
 
-def test_progress_is_told_for_every_rate() -> None:
+def test_progress_is_reported_for_every_rate() -> None:
     import weir as public
 
     told: list[tuple[int, int]] = []

@@ -14,7 +14,7 @@ from weir.errors import Overloaded
 EXPECTED = np.stack([vector_of(text) for text in TEXTS])
 
 
-def test_vectors_come_in_all_the_types_that_are_asked_for() -> None:
+def test_vectors_come_in_all_the_types_that_are_requested() -> None:
     types = ["float", "int8", "ubinary", "base64"]
     answer = post(
         "/v2/embed", {"model": "hashing", "texts": TEXTS, "input_type": "search_query", "embedding_types": types}

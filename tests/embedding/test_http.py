@@ -119,7 +119,7 @@ def test_the_fast_lane_answers_as_the_application_does(path: str, said: dict[str
     Overloaded("full", retry_after=2.0), DeadlineExceeded("late"), ModelError("no"), ValueError("a bug"),
 ])  # fmt: skip
 @pytest.mark.parametrize("path", [OPENAI, ENCODE])
-def test_errors_of_the_encoder_have_the_shape_of_the_door(
+def test_errors_of_the_encoder_have_the_shape_of_the_endpoint(
     path: str, error: Any, handed_over: list[bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> httpx.Response:
@@ -283,7 +283,7 @@ def test_a_server_that_ends_finishes_it_and_refuses_the_next() -> None:
     asyncio.run(main())
 
 
-def test_a_head_that_is_none_is_refused_in_the_words_of_the_door() -> None:
+def test_a_head_that_is_none_is_refused_in_the_words_of_the_endpoint() -> None:
     async def main() -> None:
         async with served(HashingEncoder()) as server, dialled(server) as (reader, writer):
             writer.write(f"POST {OPENAI} HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n".encode())

@@ -99,7 +99,7 @@ def test_an_answer_says_which_texts_were_cut(client: Any, vectors: Any) -> None:
         client.infer("small", texts("it", LONG), parameters={"truncate": False})
 
 
-def test_parameters_mean_what_they_do_at_the_doors_of_texts(client: Any, vectors: Any) -> None:
+def test_parameters_mean_what_they_do_at_the_endpoints_of_texts(client: Any, vectors: Any) -> None:
     said = {"dimensions": "3", "prompt": "query", "truncate": "true", "client": "me"}
     result = client.infer("small", texts(*TEXTS), parameters=said)
     np.testing.assert_array_equal(result["output"], vectors(TEXTS, dimensions=3, prompt="query"))
@@ -209,7 +209,7 @@ def test_raw_and_generated(server: EmbeddingServer, vectors: Any) -> None:
     assert str(float(vectors(["it"], dimensions=2)[0, 0]))[:6] in said
 
 
-def test_calls_are_counted_by_door(server: EmbeddingServer) -> None:
+def test_calls_are_counted_by_endpoint(server: EmbeddingServer) -> None:
     with httpx.Client(base_url=server.url) as http, GrpcClient(grpc_of(server)) as client:
         client.infer("small", texts("it", LONG), parameters={"client": "counted"})
         with pytest.raises(InvalidRequest):
@@ -223,7 +223,7 @@ def test_calls_are_counted_by_door(server: EmbeddingServer) -> None:
     assert ("counted", "grpc") in {(row["identity"], row["door"]) for row in known}
 
 
-def test_a_model_that_is_loaded_anew_answers_at_all_doors(tmp_path: Path) -> None:
+def test_a_model_that_is_loaded_anew_answers_at_all_endpoints(tmp_path: Path) -> None:
     model = tiny.sentence_model(tmp_path / "small")
     # A process of its own: the model's code is read anew there too.
     with Served(model, "--cache", tmp_path / "cache", "--no-calibrate", command="embed serve") as served:
@@ -368,7 +368,7 @@ def test_lists_as_wholes(http: httpx.Client) -> None:
     assert one_line.status_code == 400 and "X-Client-Id" in one_line.text
 
 
-def test_headers_hold_as_at_the_native_door(http: httpx.Client) -> None:
+def test_headers_hold_as_at_the_native_endpoint(http: httpx.Client) -> None:
     said = {"X-Explain": "1", "X-Request-Id": "7", "X-Client-Id": "explained", "X-Request-Timeout": "20"}
     answer = http.post("/infer/small", json="it", headers=said)
     assert answer.headers["x-request-id"] == "7" and int(answer.headers["x-batch-size"]) >= 1

@@ -19,7 +19,7 @@ def test_documents_are_ranked() -> None:
     assert encoder.heard[0].texts[2] == ("q", "weir")
 
 
-def test_raw_scores_and_documents_are_answered_where_asked() -> None:
+def test_raw_scores_and_documents_are_answered_on_request() -> None:
     said = {"query": "q", "documents": ["bird", "dam"], "raw_scores": True, "return_documents": True}
     assert post("/rerank", said, ranker()).json()["results"] == [
         {"relevance_score": 2.0, "index": 1, "document": "dam"}, {"relevance_score": -2.0, "index": 0, "document": "bird"},

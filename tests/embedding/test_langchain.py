@@ -62,7 +62,7 @@ def chain(server: EmbeddingServer, http: Any, **said: Any) -> Any:
     return OpenAIEmbeddings(base_url=f"{server.url}/v1", api_key="none", model="small", http_client=http[0], **said)
 
 
-def test_told_to_send_texts_it_gets_their_vectors(server: EmbeddingServer, http: Any) -> None:
+def test_with_texts_in_the_settings_it_gets_their_vectors(server: EmbeddingServer, http: Any) -> None:
     client = chain(server, http, check_embedding_ctx_length=False)
     np.testing.assert_allclose(client.embed_documents(TEXTS), expected(server, TEXTS), atol=1e-6)
     np.testing.assert_allclose(client.embed_query(TEXTS[0]), expected(server, TEXTS[:1])[0], atol=1e-6)

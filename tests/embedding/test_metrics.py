@@ -41,7 +41,7 @@ def test_what_the_stock_statistic_has_is_counted() -> None:
     }  # fmt: skip
 
 
-def test_nobody_has_asked() -> None:
+def test_without_requests() -> None:
     assert TextClients().statistics() == {
         "num_data_request": 0, "num_total_seq": 0, "num_sys_request": 0, "num_total_request": 0, "num_total_client": 0,
         "num_active_client": 0,

@@ -79,7 +79,7 @@ def test_every_form_of_a_text_has_the_vector_of_its_tokens(directory: Path, cach
 
 
 @pytest.mark.parametrize(("content_type", "read"), [(JSON, json.loads), (MSGPACK, msgspec.msgpack.decode)])
-def test_doors_get_lists_of_numbers(directory: Path, cache: str, content_type: str, read: Any) -> None:
+def test_endpoints_get_lists_of_numbers(directory: Path, cache: str, content_type: str, read: Any) -> None:
     runner = loaded(directory, cache)
     (vector,) = encode(runner, "so sunny")
     body = json.dumps("so sunny").encode() if content_type == JSON else msgspec.msgpack.encode("so sunny")
@@ -174,7 +174,7 @@ def test_a_fixed_length_changes_no_vector(directory: Path, cache: str) -> None:
     assert same(encode(fixed, "so sunny")[0], encode(free, "so sunny")[0])
 
 
-def test_what_is_not_said_is_what_the_files_say(tmp_path: Path, cache: str) -> None:
+def test_the_defaults_are_what_the_files_declare(tmp_path: Path, cache: str) -> None:
     own = tiny.sentence_model(tmp_path / "cls", "distilbert", pooling="cls", normalize=False)
     (said,) = encode(loaded(own, cache), "so sunny")
     assert same(said, encode(loaded(own, cache, pooling="CLS_TOKEN", normalize=False, layers=[-1]), "so sunny")[0])
@@ -195,7 +195,7 @@ def test_what_is_not_said_is_what_the_files_say(tmp_path: Path, cache: str) -> N
         ({"layers": [-9]}, "-9"),
     ],
 )
-def test_what_cannot_be_is_said_when_the_model_is_loaded(
+def test_what_cannot_be_is_reported_when_the_model_is_loaded(
     directory: Path, cache: str, params: dict[str, Any], rule: str
 ) -> None:
     with pytest.raises(SettingsError, match=rule):
@@ -247,7 +247,7 @@ def test_shorter_texts_are_filled_up_and_do_not_count_there() -> None:
     assert [array.dtype.name for array in inputs] == ["int32", "int32", "int32", "float32"]
 
 
-def test_special_tokens_do_not_count_where_that_is_asked_unless_there_are_no_others() -> None:
+def test_special_tokens_do_not_count_on_request_unless_there_are_no_others() -> None:
     inputs = padded_inputs([read(2, 7, 8, 3), read(2, 3)], pad_id=0, mask_special=True)
     assert inputs.pool.tolist() == [[0, 1, 1, 0], [1, 1, 0, 0]]
 

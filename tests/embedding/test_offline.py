@@ -177,7 +177,7 @@ def test_the_picture_has_a_panel_for_each_layer(layers: LayerStudy, tmp_path: Pa
         draw(layers, tmp_path / "layers.png", "median")
 
 
-def test_progress_is_told(model: Path, cache: str) -> None:
+def test_progress_is_reported(model: Path, cache: str) -> None:
     told: list[tuple[int, int]] = []
     encode(model, TEXTS * 7, lambda done, of: told.append((done, of)), cache=cache)
     assert told == [(32, 35), (35, 35)]

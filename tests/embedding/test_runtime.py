@@ -10,7 +10,7 @@ from weir.errors import SettingsError
 TWO = [10, 90]  # bytes that are free
 
 
-def test_workers_go_round_the_devices_they_are_told() -> None:
+def test_workers_go_round_the_given_devices() -> None:
     devices = ["cuda:0", "1", "cpu"]
     assert [device_for(devices, worker, lambda: TWO) for worker in range(4)] == ["cuda:0", "cuda:1", "cpu", "cuda:0"]
 
@@ -41,5 +41,5 @@ def test_what_is_no_device_is_refused_by_name(name: str) -> None:
         device_for([name], 0, lambda: [])
 
 
-def test_nvidia_is_asked_only_where_it_is() -> None:
+def test_nvidia_is_queried_only_where_it_is() -> None:
     assert all(isinstance(size, int) for size in free_memory())

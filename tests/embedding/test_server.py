@@ -44,7 +44,7 @@ def client(server: EmbeddingServer) -> Iterator[EmbeddingClient]:
         yield made
 
 
-def test_every_door_gives_the_same_vectors(server: EmbeddingServer, client: EmbeddingClient) -> None:
+def test_every_endpoint_gives_the_same_vectors(server: EmbeddingServer, client: EmbeddingClient) -> None:
     vectors = client.encode(TEXTS)
     assert vectors.shape == (3, tiny.HIDDEN)
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
@@ -101,7 +101,7 @@ def test_either_end_of_a_text_is_kept(server: EmbeddingServer, client: Embedding
     assert found.headers["x-weir-truncated"] == "1"
 
 
-def test_the_zeromq_door_gives_them_too(server: EmbeddingServer, client: EmbeddingClient) -> None:
+def test_the_zeromq_endpoint_gives_them_too(server: EmbeddingServer, client: EmbeddingClient) -> None:
     assert server.zmq_ports is not None
     port, port_out = server.zmq_ports
     with BertClient("127.0.0.1", port, port_out, timeout=20_000) as other:
@@ -195,7 +195,7 @@ def test_tokens_of_stock_clients_are_taken_as_they_are(server: EmbeddingServer) 
         assert "[UNK]" not in tokens()[:3]
 
 
-def test_metrics_and_the_description_know_the_doors(server: EmbeddingServer) -> None:
+def test_metrics_and_the_description_know_the_endpoints(server: EmbeddingServer) -> None:
     with httpx.Client(base_url=server.url) as http:
         http.post("/encode", json={"texts": ["it"]})
         metrics = http.get("/metrics").text
@@ -206,7 +206,7 @@ def test_metrics_and_the_description_know_the_doors(server: EmbeddingServer) -> 
     assert {"/encode", "/v1/embeddings", "/infer/small"} <= set(paths)
 
 
-def test_the_bytes_of_every_door_are_counted(server: EmbeddingServer, client: EmbeddingClient) -> None:
+def test_the_bytes_of_every_endpoint_are_counted(server: EmbeddingServer, client: EmbeddingClient) -> None:
     assert server.zmq_ports is not None
     port, port_out = server.zmq_ports
     client.encode(TEXTS)
@@ -246,7 +246,7 @@ def test_whoever_may_control_it_can_end_it(folder: Path, scheme: str) -> None:
     server.close()
 
 
-def test_a_key_is_asked_for_at_every_door(folder: Path) -> None:
+def test_a_key_is_required_at_every_endpoint(folder: Path) -> None:
     settings = SETTINGS | {"cache": str(folder / "cache"), "api_key": "k3y"}
     with weir.embedding.serve(folder / "small", zmq_port=0, **settings) as server:
         for key, error in (("k3y", None), ("other", openai.AuthenticationError)):

@@ -17,7 +17,7 @@ from weir.settings import declared_settings, read_settings
 text_settings = partial(read_settings, kind=TEXTS)
 
 
-def test_models_are_named_by_their_directories_or_as_they_are_told() -> None:
+def test_models_are_named_by_their_directories_or_by_the_given_names() -> None:
     settings = text_settings(["models/bge-small", "other=/models/bge-small"], {"port": ["0"]}, {})
     assert [(model.name, model.target) for model in settings.models] == [
         ("bge-small", "models/bge-small"), ("other", "/models/bge-small"),
@@ -105,7 +105,7 @@ def test_what_is_computed_goes_to_the_model_and_the_rest_to_its_line() -> None:
         ({"executor": ["thread"]}, 1, 8),
     ],
 )
-def test_there_is_a_worker_for_each_cpu_unless_something_else_was_said(
+def test_there_is_a_worker_for_each_cpu_by_default(
     monkeypatch: pytest.MonkeyPatch, flags: dict[str, list[str]], workers: int, threads: int
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))

@@ -107,7 +107,7 @@ def test_texts_are_ranked_by_the_first_model_that_ranks() -> None:
     assert answer.headers["x-compute-characters"] == "19"
 
 
-def test_raw_scores_and_texts_are_answered_where_asked() -> None:
+def test_raw_scores_and_texts_are_answered_on_request() -> None:
     said = {"query": "q", "texts": ["bird", "dam"], "raw_scores": True, "return_text": True}
     expected = [{"index": 1, "score": 2.0, "text": "dam"}, {"index": 0, "score": -2.0, "text": "bird"}]
     assert post("/rerank", said, ranker()).json() == expected

@@ -34,7 +34,7 @@ def test_a_prompt_is_read_for_every_text_and_is_no_longer_than_that_allows() -> 
         prompt_text(f"x{longest}", {})
 
 
-def test_nothing_said_is_what_the_model_says() -> None:
+def test_the_default_is_what_the_model_declares() -> None:
     assert server_prompt(None, PROMPTS) is None
 
 
@@ -48,7 +48,7 @@ NAMED = {"query": "Instruct: Given a question, find passages\nQuery:", "passage"
     ({"instruction": "Find it"}, "Instruct: Find it\nQuery:"), ({"instruction": "x", "input_type": "query"}, "Instruct: x\nQuery:"),
     ({"instruction": "x", "input_type": "document"}, "passage"),
 ])  # fmt: skip
-def test_a_prompt_is_chosen_by_what_is_said_of_the_text(said: dict[str, str], chosen: str | None) -> None:
+def test_a_prompt_is_chosen_by_the_type_of_the_text(said: dict[str, str], chosen: str | None) -> None:
     assert chosen_prompt(NAMED, **said) == chosen
     if chosen is not None:
         prompt_text(chosen, NAMED)  # which the encoder will read

@@ -122,7 +122,7 @@ def test_the_metric_of_the_autoscaler_of_kubernetes_is_one(names: set[str]) -> N
             assert {each["pods"]["metric"]["name"] for each in objects["spec"]["metrics"]} <= names
 
 
-def test_another_namespace_of_metrics_is_asked_for(labels: dict[str, set[str]]) -> None:
+def test_another_namespace_of_metrics_can_be_chosen(labels: dict[str, set[str]]) -> None:
     objects = printed(
         "kubernetes", "models:Square", "--replicas=1..2", "--monitor", "--metrics-namespace=ours", "--namespace=team"
     )

@@ -23,7 +23,7 @@ def config_of(objects: list[Object]) -> Any:
     return yaml.safe_load(of_kind(objects, "RayService")["spec"]["serveConfigV2"])
 
 
-def test_it_is_valid_and_serves_what_it_was_told(tmp_path: Path) -> None:
+def test_it_is_valid_and_serves_what_was_configured(tmp_path: Path) -> None:
     (tmp_path / "weir.toml").write_text(
         f'max_batch_size = 8\n[models.square]\ntarget = "{TARGET}"\nroute = "/sq"\ndrain_timeout = 60\n'
     )
@@ -80,7 +80,7 @@ def test_pods_have_the_code_and_the_key() -> None:
     assert config_of(objects)["applications"][0]["args"]["models"][0]["settings"]["timeout"] == 5.0
 
 
-def test_the_image_has_the_version_of_ray_that_kuberay_is_told() -> None:
+def test_the_image_has_the_version_of_ray_that_kuberay_is_given() -> None:
     assert re.findall(r"^ARG RAY=(.*)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE) == [RAY]
     assert printed("rayservice", TARGET)[0]["spec"]["rayClusterConfig"]["rayVersion"] == RAY
 

@@ -213,7 +213,7 @@ def test_a_folder_is_no_bank(tmp_path: Path) -> None:
         load_policy(f"{tmp_path}/folder.npz")
 
 
-def test_a_bank_must_know_every_batch_that_it_may_be_asked_for() -> None:
+def test_a_bank_must_know_every_batch_that_it_may_be_requested() -> None:
     policy = SolvedPolicy(bank())
     load_policy(policy, max_batch_size=8)
     load_policy(policy)

@@ -151,7 +151,7 @@ def test_only_those_that_the_worker_sees() -> None:
     assert found(library, "0,-1,2").name == "P4"
 
 
-def test_why_there_is_none_is_said() -> None:
+def test_why_there_is_none_is_reported() -> None:
     for library, visible, why in (
         (Library(), None, "NVML: there is no GPU"),
         (Library("P4"), "", "NVML: there is no GPU in ''"),
@@ -239,7 +239,7 @@ def test_a_limit_is_known_only_if_every_package_says_one(powercap: Powercap) -> 
     assert find_rapl(powercap.root).limit_w is None
 
 
-def test_why_there_is_no_rapl_meter_is_said(powercap: Powercap) -> None:
+def test_why_there_is_no_rapl_meter_is_reported(powercap: Powercap) -> None:
     with pytest.raises(SettingsError, match=r"RAPL: there are no CPU packages in .* \(virtual machines have none\)"):
         find_rapl(powercap.root)
     folder = powercap.add("intel-rapl:0", "package-0")
@@ -249,7 +249,7 @@ def test_why_there_is_no_rapl_meter_is_said(powercap: Powercap) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_counter_for_root_only_is_said_to_be_that(powercap: Powercap) -> None:
+def test_a_counter_for_root_only_is_reported_as_such(powercap: Powercap) -> None:
     folder = powercap.add("intel-rapl:0", "package-0")
     (folder / "energy_uj").chmod(0)
     with pytest.raises(SettingsError, match="energy_uj is readable by root only"):

@@ -68,7 +68,7 @@ def test_the_seed_decides_the_order() -> None:
     assert drawn(1) == drawn(1) != drawn(2)
 
 
-def test_a_batch_has_exactly_the_rows_asked_for() -> None:
+def test_a_batch_has_exactly_the_rows_requested() -> None:
     items = items_of(Sized, [2, 3, 7])
     assert [rows for rows in range(1, 10) if items.can_fill(rows)] == [2, 3, 4, 5, 6, 7, 8, 9]
     for rows in (2, 3, 7, 8, 61):

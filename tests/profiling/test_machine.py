@@ -27,7 +27,7 @@ def test_the_cpu_has_a_name_also_where_nobody_says_it(tmp_path: Path) -> None:
     assert cpu_name(tmp_path / "missing")
 
 
-def test_meters_that_are_there_are_found_and_of_the_others_it_is_said_why_not() -> None:
+def test_meters_that_are_there_are_found_and_why_the_others_are_not_is_reported() -> None:
     def absent() -> Meter:
         raise SettingsError("NVML: no driver")
 

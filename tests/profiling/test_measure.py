@@ -70,7 +70,7 @@ def test_with_two_batches_in_flight_the_profile_is_of_the_cycle_and_says_what_a_
     assert profile.pipeline_depth == 2
 
 
-def test_only_the_sizes_asked_for_are_measured_and_the_ends() -> None:
+def test_only_the_sizes_requested_are_measured_and_the_ends() -> None:
     profile = profiled(lambda b: 0.001 * ceil(b / 10), 64, sizes=[8, 32])
     assert profile.about["sizes_measured"] == [1, 8, 32, 64]
 
@@ -80,7 +80,7 @@ def test_the_time_is_kept() -> None:
     assert 20.0 <= profile.about["seconds"] <= 22.0
 
 
-def test_how_it_was_measured_is_said_and_goes_into_the_file() -> None:
+def test_how_it_was_measured_is_reported_and_goes_into_the_file() -> None:
     profile = profiled(lambda b: 0.001, 4, power=70.0, seed=9)
     assert profile.energy_source == "stated"
     assert profile.energy_mj == pytest.approx([70.0] * 4)
@@ -91,7 +91,7 @@ def test_how_it_was_measured_is_said_and_goes_into_the_file() -> None:
     assert "warnings" not in about
 
 
-def test_without_energy_it_is_said_why() -> None:
+def test_without_energy_the_reason_is_reported() -> None:
     async def story() -> Profile:
         executor = TimedExecutor(FakeClock(), lambda b: 0.001)
         measuring = await started(executor)

@@ -13,7 +13,7 @@ def test_it_is_drawn_as_png_and_svg(tmp_path: Path) -> None:
         assert text in drawn
 
 
-def test_where_the_energy_is_from_is_said_and_at_which_sizes_it_was_read(tmp_path: Path) -> None:
+def test_where_the_energy_is_from_is_reported_and_at_which_sizes_it_was_read(tmp_path: Path) -> None:
     assert set(ENERGIES) == set(ENERGY_SOURCES)
     read = replace(GOOGLENET_P4, energy_source="nvml", about={"energy_sizes": [1, 8, 32]})
     draw_profile(read, tmp_path / "profile.png")

@@ -333,7 +333,7 @@ def test_it_steps_aside_for_a_listener_that_hears_of_all_workers_as_they_are() -
     on_loop(story())
 
 
-def test_who_comes_after_is_told_that_nobody_is_left() -> None:
+def test_who_comes_after_learns_that_nobody_is_left() -> None:
     async def story() -> None:
         executor, heard = FakeExecutor(), Heard()
         measuring = Measuring(executor)

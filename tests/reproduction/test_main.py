@@ -46,7 +46,7 @@ def test_the_command_writes_the_same_and_counts(
 
 
 @pytest.mark.parametrize("arguments", [["other"], ["-o", "no/such/folder"], ["-o", "a-file"]])
-def test_what_cannot_be_reproduced_is_said(
+def test_what_cannot_be_reproduced_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -96,7 +96,7 @@ def test_a_table_too_slow_for_the_rate_answers_never() -> None:
     assert computed.beyond(1e9) == 1.0
 
 
-def test_what_cannot_be_asked_is_named() -> None:
+def test_what_cannot_be_called_is_named() -> None:
     with pytest.raises(SettingsError, match=r"rate=0\.0: must be a number of rows per second, greater than 0"):
         response_time(GOOGLENET_P4, 0.0, greedy_table(32))
     with pytest.raises(SettingsError, match="table: 2 rows for 1 waiting"):

@@ -188,7 +188,7 @@ def test_what_cannot_be_solved_is_named(changes: dict[str, object], says: str) -
     assert says in raised.value.message
 
 
-def test_it_starts_where_it_is_told_to() -> None:
+def test_it_starts_at_the_given_place() -> None:
     rate = 0.5 * GOOGLENET_P4.max_rate
     cold = solve_truncated(GOOGLENET_P4, rate)
     warm = solve_truncated(GOOGLENET_P4, rate, start=solve_truncated(GOOGLENET_P4, 0.95 * rate).table)

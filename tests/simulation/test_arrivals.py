@@ -40,7 +40,7 @@ def times_of(text: str, count: int) -> Floats:
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_the_mean_rate_is_the_one_asked_for(text: str) -> None:
+def test_the_mean_rate_is_the_one_requested(text: str) -> None:
     arrivals = parse_arrivals(text, capacity=CAPACITY)
     times = arrivals.times(rng(), 200_000)
     assert len(times) == 200_000
@@ -59,7 +59,7 @@ def test_a_bare_number_is_a_load_and_a_rate_a_rate(text: str, rate: float) -> No
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_the_first_ones_do_not_depend_on_how_many_are_asked_for(text: str) -> None:
+def test_the_first_ones_do_not_depend_on_how_many_are_requested(text: str) -> None:
     few, many = times_of(text, 100), times_of(text, 3 * BLOCK)
     assert np.array_equal(few, many[:100])
 
@@ -225,7 +225,7 @@ def test_what_is_written_is_read_to_the_bit(tmp_path: Path) -> None:
     assert np.array_equal(read[1], rows)
 
 
-def test_rows_are_one_if_nothing_is_said(tmp_path: Path) -> None:
+def test_rows_are_one_by_default(tmp_path: Path) -> None:
     write_trace(tmp_path / "it.csv", [0.0, 0.5])
     assert (tmp_path / "it.csv").read_text() == "arrival_s,rows\n0.0,1\n0.5,1\n"
     (tmp_path / "bare.csv").write_text("arrival_s\n3\n3.5\n\n")

@@ -110,7 +110,7 @@ def test_with_two_in_flight_a_worker_computes_one_after_another() -> None:
     assert (seen.batches.start[1:] >= seen.batches.end[:-1]).all()
 
 
-def test_late_refused_and_expired_are_told_apart() -> None:
+def test_late_refused_and_expired_are_distinguished() -> None:
     slow = Profile.linear(alpha_ms=1.0, tau0_ms=100.0, max_batch_size=1)
     seen = run(
         slow, "greedy", at_ms(0.0, 1.0, 2.0, 3.0), settings=settings(max_batch_size=1, max_queue_size=2), deadline=0.05

@@ -342,7 +342,7 @@ def test_late_shares_are_those_of_the_exact_law() -> None:
     assert seen.late_share == pytest.approx(exact, abs=3.0 * seen.late_error)
 
 
-def test_a_trial_depends_on_nothing_but_what_is_asked() -> None:
+def test_a_trial_depends_on_nothing_but_its_arguments() -> None:
     trials, rule = Trials(P4, requests=2_000), Rule(limit_table(8, 32).tolist())
     first = trials(500.0, rule)
     trials(900.0, rule)

@@ -269,7 +269,7 @@ def test_policies_have_names() -> None:
     assert compared.outcomes["greedy"].policy == "greedy"
 
 
-def test_progress_is_told_to_the_end() -> None:
+def test_progress_is_reported_to_the_end() -> None:
     told: list[tuple[str, int, int]] = []
     simulate(
         NOISY, {"a": "greedy", "b": "full:4"}, "poisson:0.5", requests=20_000, progress=lambda *each: told.append(each)

@@ -84,6 +84,6 @@ def test_why_a_request_failed(kind: type[WeirError], reason: str) -> None:
     assert reason_of(kind) == reason
 
 
-def test_without_being_asked_for_there_are_none() -> None:
+def test_by_default_there_are_none() -> None:
     text, _ = make_exposition(Metrics(), Registry([])).render()
     assert b"nv_" not in text

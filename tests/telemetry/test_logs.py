@@ -179,7 +179,7 @@ def test_a_line_within_a_traced_request_carries_its_trace(log_format: str) -> No
     assert "trace_id" not in lines_of(settings, io.StringIO(), ("four", {}))[0]
 
 
-def test_a_full_disk_is_said_once_and_ends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_full_disk_is_logged_once_and_ends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with logging_to(TelemetrySettings(log_file="/dev/full"), io.StringIO()):
         for _ in range(3):
             get_logger("weir").info("a line")

@@ -157,7 +157,7 @@ def test_levels_are_read_when_somebody_asks() -> None:
     assert samples["weir_workers", (("model", "square"), ("state", "lost"))] == 1
 
 
-def test_names_follow_the_conventions_and_the_format_is_as_asked() -> None:
+def test_names_follow_the_conventions_and_the_format_is_as_requested() -> None:
     exposition = Exposition(Metrics(), code_of)
     text, content_type = exposition.render()
     assert content_type.startswith("text/plain")

@@ -228,7 +228,7 @@ def test_where_spans_go(endpoint: str, url: str) -> None:
         assert processor.span_exporter._endpoint == url
 
 
-def test_it_is_off_unless_it_is_asked_for() -> None:
+def test_it_is_off_by_default() -> None:
     assert open_tracing(TelemetrySettings(), "weir") == []
     (made,) = open_tracing(TelemetrySettings(trace_endpoint="http://localhost:4318"), "weir")
     with made:

@@ -110,7 +110,7 @@ def test_a_failure_leaves_the_tables_and_is_tried_again_ever_later() -> None:
     asyncio.run(check())
 
 
-def test_what_the_solver_refuses_is_not_asked_again() -> None:
+def test_what_the_solver_refuses_is_not_tried_again() -> None:
     async def check() -> None:
         async with running() as rig:
             await rig.worker(1, "ready")
@@ -384,7 +384,7 @@ def test_a_stop_leaves_nothing_to_do_for_those_whose_turn_it_was_not() -> None:
 BEFORE = Prices(2.0, 3.0, 100.0)
 
 
-def test_what_is_not_said_stays() -> None:
+def test_what_is_not_given_stays() -> None:
     objective = LatencySLO(0.02)
     assert changed_prices(BEFORE, objective, {}) == (BEFORE, objective)
     assert changed_prices(BEFORE, objective, {"energy_weight": 1}) == (Prices(2.0, 1, 100.0), objective)

@@ -122,7 +122,7 @@ def test_after_a_long_silence_all_is_forgotten() -> None:
     assert reading.seconds == pytest.approx(1.0)
 
 
-def test_it_forgets_when_told() -> None:
+def test_it_forgets_on_request() -> None:
     rig = Rig()
     rig.serve(0.010)
     rig.clock.advance(1.0)

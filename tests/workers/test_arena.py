@@ -254,7 +254,7 @@ def test_a_range_shorter_than_the_alignment_has_no_place() -> None:
     assert allocator.allocate(0) is None
 
 
-def test_what_is_asked_for_one_after_the_other_lies_so_though_holes_would_do() -> None:
+def test_what_is_taken_one_after_the_other_lies_so_though_holes_would_do() -> None:
     allocator = Allocator(64 * 100)
     places = [allocator.allocate(64) for _ in range(8)]
     allocator.free(64)

@@ -167,7 +167,7 @@ def test_the_time_limit_starts_anew_with_each_part_of_a_batch_that_is_run_again(
     asyncio.run(main())
 
 
-def test_a_worker_that_answers_what_it_was_not_asked_is_ended() -> None:
+def test_a_worker_that_answers_what_it_was_not_sent_is_ended() -> None:
     async def main() -> None:
         async with started(Obedient) as pool:
             batch = pool.send("fork_and_come_back")
@@ -248,7 +248,7 @@ def test_a_worker_that_the_system_refuses_for_a_while_comes_back(monkeypatch: py
 
 
 @pytest.mark.parametrize("what", ["socketpair", "memfd_create", "pidfd_open"])
-def test_a_system_that_refuses_what_a_worker_needs_is_asked_again(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_system_refuses_a_worker_is_tried_again(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module: Any = socket if what == "socketpair" else os
 
     async def main() -> None:

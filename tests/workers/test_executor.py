@@ -24,7 +24,7 @@ def exceeded() -> list[float]:
     return []
 
 
-def test_exceeding_it_is_told_once(exceeded: list[float]) -> None:
+def test_exceeding_it_is_reported_once(exceeded: list[float]) -> None:
     loop = Loop()
     limit = TimeLimit(loop, 1.0, lambda: exceeded.append(loop.now))
     limit.begin()

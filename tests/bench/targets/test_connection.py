@@ -44,7 +44,7 @@ def test_an_interim_answer_is_none() -> None:
 @pytest.mark.parametrize(
     "data", [b"garbage\r\n\r\n", b"HTTP/1.1 twohundred\r\n\r\n", b"\x16\x03\x01", b"HTTP/9.9 200 OK\r\n\r\n"]
 )
-def test_garbage_is_told(data: bytes) -> None:
+def test_garbage_is_reported(data: bytes) -> None:
     with pytest.raises(Garbage):
         AnswerReader().feed(data)
 
@@ -62,7 +62,7 @@ def test_garbage_is_told(data: bytes) -> None:
         ("301 Moved", b"", "301"),
     ],
 )
-def test_errors_are_told_by_code_and_type(status: str, body: bytes, outcome: str) -> None:
+def test_errors_have_a_code_and_a_type(status: str, body: bytes, outcome: str) -> None:
     (answer,) = AnswerReader().feed(with_body(status, body))
     assert outcome_of(answer) == outcome
     assert isinstance(error_of(answer), dict)

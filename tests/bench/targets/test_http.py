@@ -201,7 +201,7 @@ def test_a_server_that_goes_away_is_an_error_of_each_request() -> None:
     assert outcome.answered + sum(outcome.errors.values()) == outcome.requests
 
 
-def test_a_closed_loop_keeps_as_many_under_way_as_asked() -> None:
+def test_a_closed_loop_keeps_the_requested_number_under_way() -> None:
     under_way = most = answered = 0
 
     def clock() -> float:
@@ -231,7 +231,7 @@ def test_unix_sockets(tmp_path: Path) -> None:
     assert uvloop.run(run()).answered == 99
 
 
-def test_https_wants_a_certificate_that_can_be_trusted_unless_told_otherwise() -> None:
+def test_https_requires_a_trusted_certificate_by_default() -> None:
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(TLS / "certificate.pem", TLS / "key.pem")
 
@@ -250,7 +250,7 @@ def test_headers_of_the_user_win() -> None:
     assert b"application/json" not in server.heads[3] and b"X-Batch-Key: a\r\n" in server.heads[3]
 
 
-def test_what_answers_nothing_is_told_in_one_line() -> None:
+def test_what_answers_nothing_is_reported_in_one_line() -> None:
     async def sleep(number: int, writer: asyncio.StreamWriter) -> bool:
         await asyncio.sleep(30.0)
         return False
@@ -301,7 +301,7 @@ def test_more_connections_than_files_are_refused() -> None:
         uvloop.run(put_load("http://127.0.0.1:1/", steady(), HttpOptions(max_connections=10**9)))
 
 
-def test_where_there_is_no_server_it_is_said() -> None:
+def test_where_there_is_no_server_that_is_reported() -> None:
     for url, wrong in (
         ("http://127.0.0.1:1/x", "no server there: Connection refused"),
         ("http://unix:/nowhere.sock:/x", "no server there: No such file"),

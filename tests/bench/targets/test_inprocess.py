@@ -94,7 +94,7 @@ def test_what_cannot_be_measured_is_refused() -> None:
         InProcessTarget(Double, settings={"wrkers": 1})
 
 
-def test_a_tensor_model_is_asked_with_arrays() -> None:
+def test_a_tensor_model_is_sent_arrays() -> None:
     report = bench(InProcessTarget(Sums, name="sums"), rate=200, duration=0.2, max_lag_ms=1e9)
     assert report.outcome.answered == report.outcome.requests > 10
 

@@ -46,7 +46,7 @@ def put_load(running: Running, url: str, data: str | None = None, rows: int = 1)
 
 
 @pytest.mark.parametrize("url", URLS)
-def test_a_model_is_asked_what_its_metadata_say(running: Running, url: str) -> None:
+def test_a_model_is_sent_what_its_metadata_declare(running: Running, url: str) -> None:
     outcome = put_load(running, url, rows=3).outcome
     assert outcome.target == running.at(url)
     assert outcome.answered == outcome.requests > 50 and not outcome.errors
@@ -56,7 +56,7 @@ def test_a_model_is_asked_what_its_metadata_say(running: Running, url: str) -> N
 
 
 @pytest.mark.parametrize("url", ["{http}/v2/models/square/infer", "{ws}/square"])
-def test_an_item_model_is_asked_with_its_example(running: Running, url: str) -> None:
+def test_an_item_model_is_sent_its_example(running: Running, url: str) -> None:
     outcome = put_load(running, url).outcome
     assert outcome.answered == outcome.requests > 50
 
@@ -69,7 +69,7 @@ def test_the_given_request_is_sent_over_every_protocol(running: Running, url: st
 
 
 @pytest.mark.parametrize("url", ["{http}/v2/models/square/infer", "{ws}/square", "{grpc}/square"])
-def test_what_the_model_refuses_is_said_before_anything_is_measured(running: Running, url: str) -> None:
+def test_what_the_model_refuses_is_reported_before_anything_is_measured(running: Running, url: str) -> None:
     tensor = {"name": "other", "datatype": "BYTES", "shape": [1], "data": ["3"]}
     with pytest.raises(SettingsError, match="other"):
         put_load(running, url, json.dumps({"inputs": [tensor]}))

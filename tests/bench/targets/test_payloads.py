@@ -111,12 +111,12 @@ def test_nobody_knows_what_bytes_are() -> None:
         made_request(ENDPOINT, [DeclaredInput("input", "BYTES", (-1,))], rows=1)
 
 
-def test_what_is_said_is_sent() -> None:
+def test_what_is_given_is_sent() -> None:
     (request,) = given_requests(json.dumps({"inputs": [TENSOR]}), ENDPOINT)
     assert request.inputs[0].array.tolist() == [[1.5, 2.5]]
 
 
-def test_what_is_said_must_be_requests() -> None:
+def test_recorded_lines_must_be_requests() -> None:
     with pytest.raises(SettingsError, match="data: must be inference requests as JSON"):
         given_requests("3", ENDPOINT)
 

@@ -55,7 +55,7 @@ async def answer(socket: ServerConnection, asked: dict[str, Any]) -> None:
     await socket.send(json.dumps({"model_name": "it", "id": asked["id"], "outputs": []}))
 
 
-def test_answers_are_told_apart_by_id() -> None:
+def test_answers_are_distinguished_by_id() -> None:
     held: list[dict[str, Any]] = []
 
     async def backwards(socket: ServerConnection, number: int, asked: dict[str, Any]) -> None:

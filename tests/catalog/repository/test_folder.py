@@ -54,7 +54,7 @@ def test_the_file_says_which_versions_are_served(tmp_path: Path, said: str, serv
     assert [model.version for model in folder.read("one").versions] == served
 
 
-def test_the_file_says_what_is_to_be_said_of_a_model(tmp_path: Path) -> None:
+def test_the_file_configures_a_model(tmp_path: Path) -> None:
     text = """
         default = "2"
         target = "model.py:Plain"
@@ -307,7 +307,9 @@ def test_what_has_settled_is_loaded_and_what_has_gone_is_unloaded(tmp_path: Path
     asyncio.run(main())
 
 
-def test_a_model_that_breaks_is_said_and_the_old_one_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_model_that_breaks_is_reported_and_the_old_one_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def main() -> None:
         async with Told(tmp_path) as told:
             before = told.registry.get("one")

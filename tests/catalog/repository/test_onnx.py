@@ -67,7 +67,7 @@ def test_texts_are_bytes(tmp_path: Path) -> None:
         ({"one/1/a.onnx": graph("n", 3), "one/config.toml": '[[inputs]]\nname = "x"\ndatatype = "FP64"\nshape = [3]'}, "datatype 'FP64'"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, files: dict[str, Any], message: str) -> None:
+def test_what_is_wrong_with_a_file_is_reported(tmp_path: Path, files: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError) as refused:
         services(write(tmp_path, files), "one")
     assert message in refused.value.message

@@ -128,7 +128,7 @@ def test_what_cannot_be_is_refused_by_name(said: dict[str, Any], message: str) -
     assert message in refused(said)
 
 
-def test_all_that_is_wrong_is_said_at_once() -> None:
+def test_all_that_is_wrong_is_reported_at_once() -> None:
     message = refused({"max_batch_size": "x", "sequence_batching": {"x": 1}, "instance_group": 3})
     assert message.count("one: ") == 3
 
@@ -368,7 +368,7 @@ def test_a_configuration() -> None:
         ("a: " + "[" * (MAX_DEPTH + 3), f"x: line 1: lists are nested more than {MAX_DEPTH} deep"),
     ],
 )
-def test_what_is_broken_is_said_with_its_line(text: str, message: str) -> None:
+def test_what_is_broken_is_reported_with_its_line(text: str, message: str) -> None:
     with pytest.raises(SettingsError) as refused:
         read_pbtxt(text, "x")
     assert refused.value.message == message

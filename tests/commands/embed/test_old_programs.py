@@ -115,7 +115,7 @@ def test_clients_of_one_identity(started: Started) -> None:
             assert heard == [4 * 512 * tiny.HIDDEN] * 3
 
 
-def test_a_clone_that_has_asked_for_nothing_has_nothing_to_fetch(started: Started) -> None:
+def test_a_clone_without_requests_has_nothing_to_fetch(started: Started) -> None:
     """As its third example, which fetches in threads."""
     with connected(started) as client, connected(started, identity=client.identity) as clone:
         assert client.encode(LINES).shape == (512, tiny.HIDDEN)

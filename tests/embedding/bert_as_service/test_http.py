@@ -74,7 +74,7 @@ def test_texts_may_be_words_token_ids_or_pairs(said: Any, texts: Any) -> None:
     assert answer.json()["result"] == [vector_of(" ".join(words_of(text))).tolist() for text in texts]
 
 
-def test_how_texts_are_read_may_be_said() -> None:
+def test_how_texts_are_read_may_be_chosen() -> None:
     encoder = HashingEncoder()
     post(encoder, json={"id": 1, "texts": [["do", "it"]], "is_tokenized": True, "prompt": "query"})
     post(encoder, json={"id": 1, "texts": [["do", "it"]]})

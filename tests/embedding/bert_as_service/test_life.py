@@ -52,7 +52,7 @@ def test_calls_are_counted() -> None:
 # The end.
 
 
-def test_the_server_ends_when_it_is_asked_to() -> None:
+def test_the_server_ends_on_request() -> None:
     with Opened() as opened, opened.client() as client:
         client.terminate()
         assert opened.ended.wait(20)

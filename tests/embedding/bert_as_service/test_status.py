@@ -52,7 +52,7 @@ def test_every_field_has_a_value_of_its_type_when_fresh_and_when_used(tmp_path: 
     ({}, {"verbose": True}),  # as the program's logging is
     ({"pooling": "mean-sqrt"}, {"pooling_strategy": None, "port": None, "port_in": None, "port_out": None}),
 ])  # fmt: skip
-def test_fields_are_what_was_said(
+def test_fields_are_what_was_declared(
     tmp_path: Path, said: dict[str, Any], expected: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG", "weir")

@@ -304,7 +304,7 @@ def test_a_message_that_was_kept_waiting_gets_its_time() -> None:
         kept.close()
 
 
-def test_what_clients_hold_is_in_the_account_of_all_doors() -> None:
+def test_what_clients_hold_is_in_the_account_of_all_endpoints() -> None:
     account = Account(HttpSettings(max_waiting_bytes=2 * MIB))
     text = b'["!wait","' + b"x" * (MIB // 2) + b'"]'
     with Opened(account=account, zmq_grace=0.5) as opened:
@@ -338,7 +338,7 @@ def test_nothing_more_is_read_while_the_account_is_full() -> None:
         opened.until(lambda: account.held_bytes == 0)
 
 
-def test_connections_of_other_doors_leave_less_for_these() -> None:
+def test_connections_of_other_endpoints_leave_less_for_these() -> None:
     account = Account(HttpSettings(max_connections=3))
     account.counters.append(lambda: 2)
     with Opened(account=account) as opened:

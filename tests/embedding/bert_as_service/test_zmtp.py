@@ -48,7 +48,7 @@ def test_what_has_not_come_whole_is_held() -> None:
     assert parser.held == 5 + 4
 
 
-def test_subscriptions_are_said_in_two_ways() -> None:
+def test_subscriptions_have_two_forms() -> None:
     parser = ZmtpParser("PUB", 1024, 1)
     said = frame(b"\1a") + frame(b"\0a") + frame(b"\x09SUBSCRIBEb", COMMAND) + frame(b"\x06CANCELb", COMMAND)
     assert events(parser, GREETING + ready("SUB") + said) == [

@@ -57,7 +57,7 @@ def test_several_poolings_are_joined_as_they_stand(tmp_path: Path) -> None:
     )
 
 
-def test_lengths_are_the_smallest_that_is_said(tmp_path: Path) -> None:
+def test_lengths_are_the_smallest_that_is_declared(tmp_path: Path) -> None:
     for said, expected in ((None, 64), (40, 40), (1000, 64)):
         assert read_checkpoint(tiny.sentence_model(tmp_path, "roberta", max_length=said)).max_length == expected
     change(tmp_path / "sentence_bert_config.json", max_seq_length=None)

@@ -89,7 +89,7 @@ def test_a_directory_that_cannot_be_written_is_named(checkpoint: Checkpoint, tmp
         graph_file(checkpoint, MEAN, tmp_path / "file")
 
 
-def test_why_a_graph_cannot_be_made_is_told(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_why_a_graph_cannot_be_made_is_reported(checkpoint: Checkpoint, tmp_path: Path) -> None:
     activation = read_checkpoint(tiny.model(tmp_path / "other", tokenizer=False, hidden_act="mish"))
     with pytest.raises(SettingsError, match=r"its graph cannot be built: .*activation 'mish': must be one of gelu"):
         graph_file(activation, MEAN, tmp_path)

@@ -196,7 +196,7 @@ def test_nothing_is_read_but_what_the_rules_allow(videos: str, rules: Rules, tex
         ("http://good.example.evil.example/x", "from good.example"),
     ],
 )
-def test_addresses_that_may_not_be_asked(address: str, text: str) -> None:
+def test_addresses_that_may_not_be_called(address: str, text: str) -> None:
     with pytest.raises(weir.InvalidRequest, match=text):
         Rules(["good.example", "other.example:81"]).check(address)
 

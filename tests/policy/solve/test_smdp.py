@@ -72,7 +72,7 @@ def test_static_batches_at_low_rates_wait_for_the_rest(size: int) -> None:
     assert seen.batch_size == pytest.approx(size)
 
 
-def test_a_table_too_slow_for_the_rate_is_said_to_be() -> None:
+def test_a_table_too_slow_for_the_rate_is_reported() -> None:
     profile = GOOGLENET_P4
     seen = evaluate(profile, 0.9 * profile.max_rate, static_table(8))
     time = profile.service_time_ms[7]

@@ -99,7 +99,7 @@ def test_what_the_socket_does_not_take_at_once_is_sent_later_in_order(run: Calla
 
 
 @BOTH_LOOPS
-def test_the_end_is_told_once_and_sending_then_is_harmless(run: Callable[[Any], None]) -> None:
+def test_the_end_is_reported_once_and_sending_then_is_harmless(run: Callable[[Any], None]) -> None:
     async def main() -> None:
         async with ends() as pair:
             pair.other.send(encode_control(Ready()))

@@ -109,7 +109,7 @@ def test_where_it_could_not_be_taken_back_it_is_a_batch_process() -> None:
     assert said(5, MAY_NOT) == [f"0 {os.SCHED_BATCH}", "0 0"]
 
 
-def test_nothing_is_changed_where_nothing_is_asked_for() -> None:
+def test_nothing_is_changed_where_nothing_is_requested() -> None:
     assert said(0) == ["0 0", "0 0"]
 
 

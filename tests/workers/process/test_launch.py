@@ -63,7 +63,7 @@ def test_thread_limits_are_variables_that_the_workers_own_environment_overrides(
     assert not set(THREAD_VARIABLES) & set(environment(WorkerSettings()))
 
 
-def test_memory_is_kept_between_batches_unless_the_server_was_told_otherwise() -> None:
+def test_memory_is_kept_between_batches_by_default() -> None:
     assert environment(WorkerSettings()).items() >= (MALLOC | SILENCE).items()
     assert environment(WorkerSettings(), MALLOC_TRIM_THRESHOLD_="1")["MALLOC_TRIM_THRESHOLD_"] == "1"
 
@@ -181,7 +181,7 @@ def test_a_worker_that_dies_is_forked_again() -> None:
     asyncio.run(main())
 
 
-def test_the_code_that_a_forked_worker_exits_with_is_told() -> None:
+def test_the_code_that_a_forked_worker_exits_with_is_reported() -> None:
     async def main() -> None:
         async with started(Forked, workers=2) as pool:
             pool.send("exit")
@@ -421,7 +421,7 @@ def test_a_process_whose_loop_was_closed_meanwhile_is_ended(slow: SlowStarts) ->
     assert slow.started[0].returncode == -9
 
 
-def test_what_cannot_be_started_is_told() -> None:
+def test_what_cannot_be_started_is_reported() -> None:
     async def refusal(arguments: list[str], environment: dict[str, str]) -> Popen | OSError:
         told: asyncio.Future[Popen | OSError] = asyncio.get_running_loop().create_future()
         start_process(arguments, environment, [], told.set_result)

@@ -153,7 +153,7 @@ def test_stop_unloads_each_model_and_may_be_called_at_any_time(tmp_path: Path) -
     assert (tmp_path / "note").read_text() == "unloaded 0"
 
 
-def test_a_model_that_wants_to_know_is_told_what_ended_its_worker(tmp_path: Path) -> None:
+def test_a_model_that_accepts_it_receives_what_ended_its_worker(tmp_path: Path) -> None:
     async def main() -> None:
         async with started(ToldWhy, {"note": str(tmp_path / "note")}) as pool:
             pool.send("exit")

@@ -63,7 +63,7 @@ def test_every_way_of_saying_it_is_answered_alike() -> None:
         }
 
 
-def test_the_answer_has_id_version_and_only_what_was_asked_for() -> None:
+def test_the_answer_has_id_version_and_only_the_requested_outputs() -> None:
     first, second, third = answers(
         body(A, B, id="7", outputs=[{"name": "text"}]),
         body(B, A, id="8", outputs=[{"name": "text", "parameters": {"classification": 1}}, {"name": "sum"}]),

@@ -54,7 +54,7 @@ def test_the_order_of_a_life() -> None:
     assert made[0].log == [("load", 3), ("predict", [2]), ("predict", [2, 3, 2, 3]), ("predict", [5]), "unload"]
 
 
-def test_a_model_that_wants_to_know_is_told_what_went_wrong_in_the_warm_up(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_model_that_accepts_it_receives_what_went_wrong_in_the_warm_up(caplog: pytest.LogCaptureFixture) -> None:
     told: list[Any] = []
 
     class Picky(Life):
@@ -143,7 +143,7 @@ def test_events_say_which_failed_and_how_long_it_took() -> None:
     assert all(seconds >= 0 for seconds in mixed.timing)
 
 
-def test_each_answer_in_the_form_asked_for() -> None:
+def test_each_answer_in_the_form_requested() -> None:
     assert run(Square, [b"2", 3, b"\x04"], [JSON, OBJECT, MSGPACK], [MSGPACK, JSON, OBJECT]) == [b"\x04", b"9", 16]
 
 
