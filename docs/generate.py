@@ -5,7 +5,6 @@ import io
 import os
 import shlex
 import sys
-import textwrap
 from collections.abc import Callable, Iterable
 from enum import Enum
 from functools import partial
@@ -38,73 +37,43 @@ from weir.wire.tensors import BINARY_ONLY, DTYPES
 ROOT = Path(__file__).resolve().parents[1]
 WRITTEN = "<!-- Written by docs/generate.py from the code. -->"
 
-PARTS = {
-    "Model": "What belongs to one model.",
-    "Batching": "How requests become batches.",
-    "Workers": "How batches are run.",
-    "Service": "How callers are treated.",
-    "HTTP": "Where and how HTTP is served. These are settings of the server, not of a model.",
-    "gRPC": "Where and how gRPC is served; its certificate is that of HTTP. These are settings of the server, not of a model.",
-    "Frontends": "Frontends beside those that Weir has. These are settings of the server, not of a model.",
-    "Open Inference Protocol": "What all frontends of that protocol share. These are settings of the server, not of a model.",
-    "Access": "Who may call the server. These are settings of the server, not of a model.",
-    "Control": "Who may control the server. These are settings of the server, not of a model.",
-    "Repository": "Models in a folder, and what is loaded at the start. These are settings of the server, not of a model.",
-    "Telemetry": "What the server tells about itself. These are settings of the server, not of a model.",
-    "Process": "What concerns the server's own process. These are settings of the server, not of a model.",
-    "Batch jobs": "Files of requests that run as bulk work. These are settings of the server, not of a model.",
-}
-
 TEXTS_INTRODUCTION = """## Texts
 
-Those of `weir embed serve`, and keyword arguments of `weir.embedding.serve`; it has all others too, but those of Model and Repository. In a file, a model's
-table says its `directory`.
+Of `weir embed serve` and `weir.embedding.serve`, which have all others, too, except those of Model and Repository. Defaults that differ:"""
 
-Some of the others have defaults of their own here:"""
+TEXT_PARTS = ("Text", "Computing", "Callers", "ZeroMQ")
 
-TEXT_PARTS = {
-    "Text": "What is computed of a text.",
-    "Computing": "The runtime, the devices and the precision.",
-    "Callers": "What callers may ask for. These are settings of the server, not of a model.",
-    "ZeroMQ": "Where and how ZeroMQ is served. These are settings of the server, not of a model.",
-}
-
-MEASUREMENT = "Of `weir profile`, and keyword arguments of `weir.profile`: they are in no file and no variable, as they concern no server."
+MEASUREMENT = "Of `weir profile` and `weir.profile` only; in no file and no variable."
 
 SETTINGS = f"""# Settings
 
 {WRITTEN}
 
-Each setting is stated once, in the code, and can be given in five places. Low to high, the higher wins:
+A setting can be given in five places; a later one wins:
 
-1. the default, below;
-2. an attribute of the model's class (`max_batch_size = 32`), for those that concern one model;
-3. a TOML file, given by `--config weir.toml` or the variable `WEIR_CONFIG`: `max_batch_size = 32` at the top for every
-   model, or under `[models.NAME]` for one;
+1. the default;
+2. an attribute of the model's class (`max_batch_size = 32`), for the parts Model, Batching, Workers and Service; the others belong to the server;
+3. a TOML file, `--config weir.toml` or `WEIR_CONFIG`: `max_batch_size = 32` for every model, or under `[models.NAME]` for one;
 4. an environment variable: `WEIR_MAX_BATCH_SIZE=32`;
-5. a flag of `weir serve`: `--max-batch-size 32`. What is on or off has two: `--metrics` and `--no-metrics`.
+5. a flag: `--max-batch-size 32`. Switches have two: `--metrics` and `--no-metrics`.
 
-In Python they are keyword arguments of `Service`: `weir.Service(Square, max_batch_size=32)`.
-A wrong value ends the start with one line that names where it was said, the value and the rule. Durations are in
-seconds, sizes in bytes or rows, as said.
+In Python they are keyword arguments: `weir.Service(Square, max_batch_size=32)`. Durations are in seconds, sizes in bytes or rows.
 """
 
 ERRORS = f"""# Errors and codes
 
 {WRITTEN}
 
-Every error is a `weir.WeirError`. Over HTTP it is a JSON document, `{{"error": {{"type", "message", "model", "details"}}}}`,
-with the code below. `retry_after`, in seconds, travels in `details`, and rounded up in the header `Retry-After`. A message
-has at most 4096 characters, over gRPC at most 4096 bytes as the trailers carry it; the rest is cut off.
+Every error is a `weir.WeirError`. Over HTTP it is `{{"error": {{"type", "message", "model", "details"}}}}`; `retry_after`, in seconds, is in `details`, and rounded up in
+`Retry-After`. Messages are cut at 4096 characters.
 """
 
 METRICS = f"""# Metrics
 
 {WRITTEN}
 
-`GET /metrics` answers in Prometheus' text format, or in OpenMetrics if asked for. `--no-metrics` switches counting off.
-Counters end in `_total` there. The label `code` is the status for requests that came over HTTP or gRPC, and the name of the error
-(or `ok`) for calls in Python. Where a model has versions, every metric of it has the label `version` beside `model`.
+`GET /metrics` answers in Prometheus' format, or OpenMetrics if asked; `--no-metrics` switches it off. Counters end in `_total` there. `code` is the status of requests over HTTP
+or gRPC, and an error's name or `ok` for calls in Python. All metrics with the label `model` have `version`, too, if the model has versions.
 
 """
 
@@ -112,9 +81,8 @@ DATATYPES = f"""# Datatypes of tensors
 
 {WRITTEN}
 
-Those of the Open Inference Protocol, as a model declares them. As raw bytes they are little-endian and row-major. In JSON, data is flat
-or nested as the shape says. A number that does not fit (a fraction for an integer, one out of range) is refused, not rounded; NaN and
-infinities have no word in JSON: they are written as `null` and refused when read.
+Those of the Open Inference Protocol. Raw bytes are little-endian and row-major; JSON data is flat or nested. Numbers that do not fit are refused, not rounded; NaN and infinities
+are written as `null` in JSON and refused when read.
 
 """
 
@@ -124,15 +92,14 @@ RANGES = {"f": "numbers", "b": "`true`, `false`", "O": "strings, as UTF-8"}
 TEXT_METRICS = """
 ## Of texts
 
-`weir embed serve` also shows what is counted in texts and tokens; `weir_requests` and `weir_batches` of its models count texts, whatever call they came with.
+For `weir embed serve`, whose `weir_requests` and `weir_batches` count texts:
 
 """
 
 TRITON_METRICS = """
 ## Triton's names
 
-`--triton-metrics` shows what models have done under the names that Triton has too, with labels `model` and `version`, and `reason` (`REJECTED`, `CANCELED`,
-`BACKEND`, `OTHER`) for failures. They have no type, for Triton's counters do not end in `_total`. They begin anew when a model is loaded anew.
+With `--triton-metrics`; labels `model`, `version`, and for failures `reason` (`REJECTED`, `CANCELED`, `BACKEND`, `OTHER`). They restart when a model is loaded again.
 
 """
 
@@ -142,72 +109,74 @@ def settings_page() -> str:
     declared = declared_settings().values()
     sections = [SETTINGS]
     for part in (*MODEL_PARTS, *SERVER_PARTS):
-        rows = [_setting_row(each) for each in declared if each.part == part]
-        sections.append(f"## {part}\n\n{PARTS[part]}\n\n" + _table(("flag", "default", "meaning", "rule"), rows))
+        sections.append(f"## {part}\n\n{_settings_table(each for each in declared if each.part == part)}")
     own = [(f"`{each.flag}`", each.found) for each in declared_settings(TEXTS).values() if each.found]
     sections.append(f"{TEXTS_INTRODUCTION}\n\n{_table(('flag', 'default'), own)}")
     of_texts = declared_settings(TEXTS).values()
-    for part, text in TEXT_PARTS.items():
-        rows = [_setting_row(each) for each in of_texts if each.part == part]
-        sections.append(f"### {part}\n\n{text}\n\n" + _table(("flag", "default", "meaning", "rule"), rows))
-    rows = [_setting_row(each) for each in declared_by(ProfilingSettings, "Measurement")]
-    sections.append(f"## Measurement\n\n{MEASUREMENT}\n\n" + _table(("flag", "default", "meaning", "rule"), rows))
+    for part in TEXT_PARTS:
+        sections.append(f"### {part}\n\n{_settings_table(each for each in of_texts if each.part == part)}")
+    sections.append(
+        f"## Measurement\n\n{MEASUREMENT}\n\n{_settings_table(declared_by(ProfilingSettings, 'Measurement'))}"
+    )
     return "\n".join(sections)
 
 
-def _setting_row(declared: Declared) -> tuple[str, str, str, str]:
+def _settings_table(declared: Iterable[Declared]) -> str:
+    rows = ((f"`{_flag(each)}`", _default(each.default), _meaning(each)) for each in declared)
+    return _table(("flag", "default", "meaning"), rows)
+
+
+def _flag(declared: Declared) -> str:
+    return f"{declared.flag} {declared.metavar}" if "=" in (declared.metavar or "") else declared.flag
+
+
+def _meaning(declared: Declared) -> str:
+    """Return the help text, with the choices that it does not name."""
     rule = declared.rule[1] if declared.rule else ""
-    metavar = f" {declared.metavar}" if declared.metavar else ""
-    return f"`{declared.flag}{metavar}`", _default(declared.default), declared.help, rule
+    _, found, choices = rule.partition("must be one of ")
+    unnamed = found and any(choice not in declared.help for choice in choices.split(", ")) and " or " not in choices
+    return f"{declared.help}: {choices}" if unnamed else declared.help
 
 
 REPOSITORY = f"""# The model repository
 
 {WRITTEN}
 
-`MODEL/VERSION/FILE`, and beside the versions `MODEL/config.toml`, which may say ([how to](../how-to/serve-a-repository.md)):
+A model is a folder with versions, `MODEL/VERSION/FILE`, and an optional `MODEL/config.toml` ([how to](../how-to/serve-a-repository.md)):
 
 KEYS
-and every [setting](settings.md) of a model under its own name, such as `max_batch_size`, `policy` or `workers`. In `shape` the first dimension is the batch;
-it may be left out, as in AMD's files: requests may leave it out too then, are one row, and get their answer without it.
+and every [setting](settings.md) of a model by its name. In `shape`, the batch dimension comes first; without it, requests may leave it out and are one row.
 
 ## Files of Triton and AMD
 
-`config.toml` may also have the keys of the AMD Inference Server, and `config.pbtxt`, or the `config` of a load call, those of Triton:
+`config.toml` may have the keys of the AMD Inference Server; `config.pbtxt`, or the `config` of a load call, those of Triton:
 
 | key | read as |
 | --- | --- |
 | `platform`, `backend` | `platform` |
 | `input`, `output` with `name`, `data_type`, `dims` | `inputs`, `outputs` |
-| `reshape`, `optional` of these | of ONNX files: the shape that the file has for what requests send, and an input that the file has a value for |
-| `format` of these | shown in the model's configuration |
-| `allow_ragged_batch` of these | must be what the class says itself |
-| `max_batch_size` | `max_batch_size`; 0 is `batch_dimension = "none"`: the model does not batch, and runs each request whole and alone |
-| `instance_group` | `workers`, the sum of all `count`; `gpus`, `rate_limiter`, `passive`, `profile`, `secondary_devices` and `host_policy` are refused |
-| `dynamic_batching` | `policy` size-or-delay of the largest `preferred_batch_size` (without one, of the largest batch), and `max_queue_delay`; `preserve_ordering` is always so |
-| `model_transaction_policy` | `decoupled` must be what the class says itself (`streaming`) |
-| `parameters` | `intra_op_thread_count` and `inter_op_thread_count` of ONNX files; of others a warning is logged |
+| their `reshape`, `optional`, `format` | of ONNX files; `format` is only shown |
+| their `allow_ragged_batch`; `model_transaction_policy` | must agree with the class |
+| `max_batch_size` | `max_batch_size`; 0: requests run alone |
+| `instance_group` | `workers`, the sum of `count`; `gpus`, `rate_limiter`, `passive`, `profile`, `secondary_devices`, `host_policy` are refused |
+| `dynamic_batching` | size-or-delay of the largest `preferred_batch_size`, and `max_queue_delay` |
+| `parameters` | `intra_op_thread_count`, `inter_op_thread_count` of ONNX files; others warn |
 | `version_policy` | `versions` |
 | `default_model_filename` | `file` |
 
-Of their platforms we know these by our names: PLATFORMS.
-Nobody here runs FOREIGN.
+Platforms: PLATFORMS; not run: FOREIGN.
 
-Numbers may be texts and keys in camel case, as protocol buffers are written in JSON; what a server of ours answers at `/v2/models/NAME/config` can be sent
-back. A field that says nothing, as its value is the default, is passed over. All that is wrong with the models of a repository is said at once.
+Numbers may be texts, keys in camel case. `/v2/models/NAME/config` can be sent back. All errors of a repository are reported together.
 
-Refused are:
+Refused: REFUSED. `model_warmup` becomes `examples` and `warmup_sizes`.
 
-REFUSED
-Passed over with a warning are:
-
-WARNED
+Ignored with a warning: WARNED.
 """
 
 
 def _default(value: Any) -> str:
     if value is None or value in ([], {}):
-        return "none"
+        return ""
     if isinstance(value, bool):
         return "on" if value else "off"
     return f"`{value.value if isinstance(value, Enum) else value}`"
@@ -217,18 +186,16 @@ def errors_page() -> str:
     """Return the page of all errors: the tree, and the codes."""
     tree = (errors.__doc__ or "").split("\n\n")[1]
     rows = [
-        (f"`{kind.__name__}`", str(codes_of_type(kind).http), codes_of_type(kind).grpc, _first_line(kind))
+        (f"`{kind.__name__}`", str(codes_of_type(kind).http), codes_of_type(kind).grpc)
         for kind in _tree(errors.WeirError)
         if kind not in (errors.WeirError, errors.CapacityError, errors.SettingsError)
     ]
-    rows.append(("any other exception", str(TABLE[BaseException].http), TABLE[BaseException].grpc, "Our own mistake."))
+    rows.append(("any other exception", str(TABLE[BaseException].http), TABLE[BaseException].grpc))
     text = (
-        "`SettingsError` happens at start-up only. A caller sees no traceback, unless the server was started with "
-        "`--development`; in process, the original exception is `__cause__` where its class can be imported, the `ModelError` is of "
-        "that class too (`except ValueError` catches what the model raised as one), and an uncaught one shows the worker's "
-        "traceback, which `remote_traceback` has. 499 is never sent, for the connection is gone: metrics show it.\n"
+        "Callers see no traceback, unless the server runs with `--development`. In process, a `ModelError` is also of the original exception's class, where "
+        "that can be imported, has it as `__cause__`, and the worker's traceback as `remote_traceback`. 499 is only counted: the connection is gone.\n"
     )
-    return f"{ERRORS}\n```text\n{tree}\n```\n\n{_table(('error', 'HTTP', 'gRPC', ''), rows)}\n{text}"
+    return f"{ERRORS}\n```text\n{tree}\n```\n\n{_table(('error', 'HTTP', 'gRPC'), rows)}\n{text}"
 
 
 def _tree(kind: type[errors.WeirError]) -> Iterable[type[errors.WeirError]]:
@@ -238,33 +205,37 @@ def _tree(kind: type[errors.WeirError]) -> Iterable[type[errors.WeirError]]:
             yield from _tree(child)
 
 
-def _first_line(kind: type) -> str:
-    return (kind.__doc__ or "").partition("\n")[0]
-
-
 def metrics_page() -> str:
     """Return the page of all metrics."""
     shown = [*Exposition(Metrics(), lambda door, error: "").collect(), *Held(Account(HttpSettings())).collect()]
-    rows = [(f"`{family.name}`", family.type, _labels(family), family.documentation) for family in shown]
     reasons = ", ".join(f"`{reason.name.lower()}`" for reason in Reason)
-    text = f"The values of `reason` are {reasons}; they add up to the number of batches. Beside these there are the usual\n`process_*` metrics.\n"
-    usual = METRICS + _table(("metric", "type", "labels", ""), rows) + "\n" + text
-    return usual + TEXT_METRICS + _text_metrics() + TRITON_METRICS + _triton_names()
+    text = f"`reason` is one of {reasons}. The usual `process_*` metrics are there, too.\n"
+    usual = METRICS + _metrics_tables(shown) + text
+    return (
+        usual
+        + TEXT_METRICS
+        + _metrics_tables([*TextCounts().collect(), *PaddingMetrics().collect()]).rstrip("\n")
+        + "\n"
+        + TRITON_METRICS
+        + _triton_names()
+    )
 
 
-def _text_metrics() -> str:
-    families = [*TextCounts().collect(), *PaddingMetrics().collect()]
-    rows = [(f"`{family.name}`", family.type, _labels(family), family.documentation) for family in families]
-    return _table(("metric", "type", "labels", ""), rows)
+def _metrics_tables(families: list[Any]) -> str:
+    """Return a table of counters, one of histograms, and one of gauges."""
+    tables = []
+    for kind in ("counter", "histogram", "gauge"):
+        rows = [(f"`{each.name}`", _labels(each), each.documentation) for each in families if each.type == kind]
+        if rows:
+            tables.append(_table((kind, "labels", ""), rows) + "\n")
+    return "".join(tables)
 
 
 def repository_page() -> str:
     """Return the page of what a model's file in a repository may say."""
     keys = _table(("key", "meaning"), [(f"`{key}`", meaning) for key, meaning in KEYS.items()])
-    refused = _table(("key", "instead"), [(f"`{key}`", instead) for key, instead in REFUSED.items()])
+    refused, warned, foreign = (", ".join(f"`{each}`" for each in names) for names in (REFUSED, WARNED, FOREIGN))
     platforms = ", ".join(f"`{theirs}` (`{ours}`)" for theirs, ours in PLATFORMS.items())
-    foreign = textwrap.fill(", ".join(f"`{each}`" for each in FOREIGN), 120, break_on_hyphens=False)
-    warned = _table(("key", "why"), [(f"`{key}`", why) for key, why in WARNED.items()])
     text = REPOSITORY.replace("KEYS", keys).replace("REFUSED", refused).replace("WARNED", warned)
     return text.replace("PLATFORMS", platforms).replace("FOREIGN", foreign)
 

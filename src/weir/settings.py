@@ -56,7 +56,7 @@ class ProcessSettings:
     """Settings of the server's own process."""
 
     server_cpu_affinity: list[int] = setting(
-        [], "CPUs for the server's own process; workers use cpu_affinity, or all CPUs that the server had at its start", metavar="NUMBERS",
+        [], "CPUs of the server's own process; workers have cpu_affinity", metavar="NUMBERS",
         rule=(lambda value: all(number >= 0 for number in value), "must be numbers from 0 on"),
     )  # fmt: skip
 

@@ -236,18 +236,12 @@ class RepositorySettings:
     model_repository: str | None = setting(
         None, "folder of models, MODEL/VERSION/FILE, that can be loaded while serving", metavar="DIR"
     )
-    load: list[str] = setting(
-        [], "model to load at the start, or all, or none; without it all are loaded", metavar="NAME"
-    )
-    watch: bool = setting(
-        False, "load models of the repository when their files change, and unload models whose folders are deleted"
-    )
+    load: list[str] = setting([], "models to load at the start, or none (default: all)", metavar="NAME")
+    watch: bool = setting(False, "load and unload models when files in the repository change")
     allow_pickle: bool = setting(
         False, "load models from pickled files (.joblib, .pkl), which can run any code that their maker put into them"
     )
-    trust_type: list[str] = setting(
-        [], "type that a .skops file may contain, besides those that skops knows to be safe", metavar="TYPE"
-    )
+    trust_type: list[str] = setting([], "further type that a .skops file may contain", metavar="TYPE")
 
     def __post_init__(self) -> None:
         check(self)

@@ -41,47 +41,41 @@ class TextSettings:
     )  # fmt: skip
     window: int = setting(WINDOW, "consecutive tokens in each mean of the pooling hierarchical", rule=AT_LEAST_ONE)
     layers: list[int] = setting(
-        [], "layers that are pooled, counted from the end; several are concatenated: -4,-3,-2,-1 (default: -1 if the "
-        "model's files state a pooling or it has 1 layer, else -2)",
+        [], "layers to pool, counted from the end; several are concatenated: -4,-3,-2,-1 (default: -1 if the model's files state a pooling, else -2)",
         rule=_LAYERS, metavar="NUMBERS",
     )  # fmt: skip
     mask_special: bool = setting(False, "leave the first token and the last out of the pooling")
     hide_special: bool = setting(
         False,
-        "let no token attend to the first and the last, as -mask_cls_sep does, unless the pooling reads one of them",
+        "let no token attend to the first and the last, as -mask_cls_sep does",
     )
     special_tokens: bool = setting(True, "put the model's special tokens around a text")
-    word_special_tokens: bool = setting(
-        True, "put them around a list of words that are tokens too (is_tokenized), which -no_special_token prevents"
-    )
-    positions: bool = setting(True, "add the position embeddings, from which the model knows the order of the tokens")
+    word_special_tokens: bool = setting(True, "put special tokens around a list of words that are tokens, too")
+    positions: bool = setting(True, "add position embeddings")
     normalize: bool | None = setting(None, "scale vectors to length 1 (default: as the model's files state)")
     dimensions: int | None = setting(None, "keep only the first numbers of each vector", rule=AT_LEAST_ONE)
     max_length: int | None = setting(
         None,
-        "tokens of a text that are read, special ones included (default: the most that the model reads)",
+        "tokens of a text that are read, with special ones (default: the model's maximum)",
         rule=_LENGTH,
     )
     truncate: bool = setting(True, "cut texts that are longer than that; otherwise they are refused")
     split: bool = setting(
         False,
-        "split texts that are longer than --max-length, and take the mean of the pieces' vectors, weighted by their tokens",
+        "read texts longer than --max-length in pieces, and average their vectors",
     )
-    fixed_length: bool = setting(
-        False, "pad all texts, and the vectors of their tokens, to --max-length rather than to the longest of a batch"
-    )
+    fixed_length: bool = setting(False, "pad all texts to --max-length")
     cased: bool | None = setting(
         None,
-        "distinguish capital letters from small ones (default: as the model's files state, else if a vocab.txt has any)",
+        "distinguish capital letters (default: as the model's files state)",
     )
     pair_separator: str | None = setting(
         None,
-        "separator between the two texts of a pair, such as ' ||| ' (default: no text is a pair)",
+        "separator between two texts of a pair, such as ' ||| ' (default: no pairs)",
         metavar="TEXT",
     )
     prompt: str | None = setting(
-        None, "prompt before every text: the name of one of the model's prompts, or the text of a prompt, which ends with a space or a colon: "
-        "'query: ' (default: as the model's files state)",
+        None, "text before every text, ending with a space or a colon, or the name of one of the model's prompts (default: as the model's files state)",
         metavar="NAME",
     )  # fmt: skip
 
@@ -99,8 +93,7 @@ class ComputingSettings:
         rule=one_of(*(precision.value for precision in Precision)),
     )  # fmt: skip
     device_map: list[str] = setting(
-        [], "devices of the workers, in turn: cpu, a GPU's number, or auto for the GPU with most memory free "
-        "(default: auto, and the CPU where there is no GPU)",
+        [], "devices of the workers, in turn: cpu, a GPU's number, or auto, the GPU with the most free memory (default: auto, or cpu)",
         metavar="DEVICE",
     )  # fmt: skip
     gpu_memory_fraction: float | None = setting(
@@ -108,16 +101,16 @@ class ComputingSettings:
     )
     compile: bool = setting(False, "compile the model (torch only)")
     run_tokens: int | None = setting(
-        None, "tokens, padding included, that are computed at once (default: as many as a batch may have)",
+        None, "tokens computed at once, with padding (default: a whole batch)",
         rule=POSITIVE,
     )  # fmt: skip
     calibrate: bool = setting(
         True,
-        "measure at the first start of a model on a machine how large its batches should be, unless --max-batch-cost is set",
+        "measure the best batch size at a model's first start, unless --max-batch-cost is set",
     )
     cache: str | None = setting(
         None,
-        "folder for graphs and measurements (default: weir in the user's cache folder)",
+        "folder for graphs and measurements (default: in the user's cache)",
         metavar="DIR",
     )
 
@@ -127,7 +120,7 @@ class ComputingSettings:
     )
     max_cache_size: int = setting(
         16 << 30,
-        "size of the graphs in that folder, in bytes: a server that has started removes the least recently used ones beyond it, unless they are in use",
+        "size of the cached graphs in bytes; the least recently used ones beyond it are removed",
         rule=AT_LEAST_ZERO,
     )
 

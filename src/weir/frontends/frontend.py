@@ -150,7 +150,7 @@ class FrontendsSettings:
     """Frontends that installed packages bring."""
 
     doors: dict[str, Any] = setting(
-        {}, "open a frontend that an installed package brings, with its options: JSON, or else plain text",
+        {}, "open a package's frontend, with options as JSON or plain text",
         metavar="NAME=OPTIONS",
     )  # fmt: skip
 

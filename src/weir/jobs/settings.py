@@ -11,12 +11,10 @@ class JobSettings:
 
     batch_dir: str | None = setting(
         None,
-        "directory of batch jobs and their files; with it the server offers /v1/files and /v1/batches",
+        "directory of batch jobs and their files (default: no batch jobs)",
         metavar="DIR",
     )
-    batch_max_bytes: int = setting(
-        10 << 30, "what all files and answers of batch jobs may take together, in bytes", rule=AT_LEAST_ONE
-    )
+    batch_max_bytes: int = setting(10 << 30, "bytes of all files and answers of batch jobs", rule=AT_LEAST_ONE)
     batch_max_file_size: int = setting(200 << 20, "largest uploaded file, in bytes", rule=AT_LEAST_ONE)
     batch_max_requests: int = setting(50_000, "most requests of one batch job", rule=AT_LEAST_ONE)
     batch_concurrency: int = setting(128, "requests of batch jobs that are under way at once", rule=AT_LEAST_ONE)

@@ -29,11 +29,11 @@ class ControlSettings:
     allow_control: bool = setting(False, "let callers from other machines control this server, without a token")
     control_token_file: str | None = setting(
         None,
-        "file with the token that callers who control this server must send, also from this machine",
+        "file with the token for controlling the server, also from this machine",
         metavar="PATH",
     )
     allow_model_files: bool = setting(
-        False, "let those who may load models send code, files and variables with them, which run on this machine"
+        False, "let load calls bring code, files and variables, which run on this machine"
     )
 
     def __post_init__(self) -> None:
@@ -154,11 +154,11 @@ class AccessSettings:
     """Who may call the server."""
 
     api_key: str | None = setting(
-        None, "key that every caller must send; a list of processes shows flags, so set it as the variable or in a file",
+        None, "key that every caller must send; process lists show flags, so use the variable or a file",
         metavar="KEY", secret=True,
     )  # fmt: skip
     api_key_file: str | None = setting(
-        None, "file with the keys, one a line, of which every caller must send one", metavar="PATH"
+        None, "file with keys, one a line, of which callers must send one", metavar="PATH"
     )
 
     def __post_init__(self) -> None:

@@ -18,9 +18,9 @@ class HttpSettings:
 
     host: str = setting("127.0.0.1", "address to listen on")
     port: int = setting(8000, "port to listen on; 0 takes any free one", rule=PORT)
-    uds: str | None = setting(None, "path of a Unix socket to listen on instead of host and port", metavar="PATH")
+    uds: str | None = setting(None, "Unix socket to listen on, instead of host and port", metavar="PATH")
     uds_mode: str = setting(
-        "600", "permissions of that socket, octal: who may write to it may call, and control the server", rule=MODE
+        "600", "octal permissions of that socket; who may write to it controls the server", rule=MODE
     )
     max_body_size: int = setting(16 << 20, "largest request body in bytes, also after decompression", rule=AT_LEAST_ONE)
     max_header_size: int = setting(64 << 10, "largest head of a request, in bytes", rule=AT_LEAST_ONE)
@@ -32,37 +32,32 @@ class HttpSettings:
     )
     max_waiting_bytes: int | None = setting(
         None,
-        "bytes that requests and answers of all clients may hold at once; without it an eighth of the memory that the "
-        "process may have",
+        "bytes that all requests and answers may hold (default: an eighth of the process's memory)",
         rule=AT_LEAST_ONE,
     )
     stream_keep_alive: float = setting(
-        3.0, "a stream of events that is silent for this long gets a comment, so that it is not taken for dead",
+        3.0, "silence after which a stream of events gets a comment",
         rule=POSITIVE,
     )  # fmt: skip
     websocket_in_flight: int = setting(
         64,
-        "requests that a WebSocket may have under way; while it has, nothing is read from it. Requests that state a timeout do not "
-        "wait for that: 16 times as many may be under way, and others are refused",
+        "requests that a WebSocket may have running before reading stops; those with a timeout are read on, up to 16 times as many",
         rule=AT_LEAST_ONE,
     )
     websocket_ping: float = setting(20.0, "time between two pings on a WebSocket", rule=POSITIVE)
     compress_above: int = setting(
-        1024, "answers larger than this many bytes are compressed for clients that ask for it", rule=AT_LEAST_ZERO
+        1024, "size in bytes above which answers are compressed, if the client accepts it", rule=AT_LEAST_ZERO
     )
-    protocols: list[str] = setting(
-        [], "speak a protocol that an installed package brings, beside those that Weir has", metavar="NAME"
-    )
+    protocols: list[str] = setting([], "also speak a protocol of an installed package", metavar="NAME")
     cors_origins: list[str] = setting([], "origins whose pages may call this server; * for any")
     tls_certfile: str | None = setting(None, "certificate (PEM); switches TLS on", metavar="PATH")
     tls_keyfile: str | None = setting(None, "private key (PEM), if not in the certificate's file", metavar="PATH")
     liveness: str = setting(
         "process",
-        "what /health/live tells: process: that it answers; models: also that none of its models has lost all workers and "
-        "cannot start another, so that the orchestrator restarts the server",
+        "when /health/live fails: process, only if the server does not answer; models, also when a model cannot start any worker",
         rule=one_of("process", "models"),
     )
-    explain: bool = setting(False, "explain the batch in the headers of every answer, as X-Explain: 1 does for one")
+    explain: bool = setting(False, "explain the batch in every answer's headers, as X-Explain: 1 does")
     development: bool = setting(False, "show callers the tracebacks of errors; never where strangers can call")
 
     def __post_init__(self) -> None:
@@ -77,7 +72,7 @@ class KserveSettings:
 
     server_name: str = setting("weir", "name of the server in its metadata")
     allow_shared_memory: bool = setting(
-        False, "let clients on this machine register regions of shared memory (/dev/shm) for inputs and outputs"
+        False, "let clients on this machine register shared memory (/dev/shm) for tensors"
     )
 
     def __post_init__(self) -> None:

@@ -24,15 +24,14 @@ class ServiceSettings:
     drain_timeout: float = setting(30.0, "time that accepted requests get to finish when stopping", rule=AT_LEAST_ZERO)
     stream_buffer: int = setting(
         256,
-        "answers of a stream that are kept for a slow reader; a stream whose reader stays further behind is ended",
+        "answers that are kept for a slow reader before its stream ends",
         rule=AT_LEAST_ONE,
     )
-    backpressure: bool = setting(True, "calls in process wait while the queue is full; otherwise they get Overloaded")
+    backpressure: bool = setting(True, "calls in process wait while the queue is full; else they get Overloaded")
 
     loop_spin: float = setting(
         0.0,
-        "seconds before and after an expected or actual batch or request for which the event loop polls instead of sleeping; "
-        "takes CPU, saves some tenths of a millisecond per batch",
+        "seconds around expected events in which the event loop polls instead of sleeping; saves some tenths of a millisecond per batch, costs CPU",
         rule=AT_LEAST_ZERO,
     )
 

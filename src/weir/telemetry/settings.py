@@ -31,22 +31,18 @@ class TelemetrySettings:
     log_level: str = setting(
         "info", "least severe log lines shown", rule=one_of("debug", "info", "warning", "error", "critical")
     )
-    access_log: bool = setting(
-        False, "log each HTTP request of any path, and each request for a model of any protocol, when it ends"
-    )
+    access_log: bool = setting(False, "log each HTTP request, and each request to a model over any protocol")
     log_file: str | None = setting(None, "file that also gets every log line, as JSON", metavar="PATH")
     record: str | None = setting(
-        None, "file for the arrivals of requests, to simulate or replay them; one file per model if there are several",
+        None, "file for the arrivals of requests, to simulate or replay; one per model",
         metavar="PATH",
     )  # fmt: skip
 
     trace_endpoint: str | None = setting(
-        None, "where the spans of requests and batches go: URL of an OTLP receiver over HTTP, such as http://localhost:4318",
+        None, "OTLP receiver over HTTP for spans, such as http://localhost:4318",
         metavar="URL",
     )  # fmt: skip
-    trace_ratio: float = setting(
-        1.0, "share of requests that are traced, among those whose callers have not decided", rule=_SHARE
-    )
+    trace_ratio: float = setting(1.0, "share of requests to trace, unless their callers decide", rule=_SHARE)
 
     def __post_init__(self) -> None:
         check(self)

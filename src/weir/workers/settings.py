@@ -95,22 +95,21 @@ class WorkerSettings:
 
     workers: int | str = setting(
         1,
-        "worker processes of each model; or the fewest and the most, as in 1..16: then as many as the load needs (0..4: none without requests)",
+        "workers of each model; a range, such as 1..16 or 0..4, follows the load",
         rule=(is_workers, RANGE_RULE),
         metavar="N or N..M",
     )
     target_load: float | None = setting(
         None,
-        "with a range of workers: share of what they can serve that is used at most; without it, what the policy's promise about latency "
-        "allows, or the knee of the cost",
+        "with a range of workers: largest share of their capacity to use",
         rule=(lambda value: 0 < value <= 1, "must be greater than 0 and at most 1"),
     )
     scale_to_zero_after: float = setting(
-        60.0, "with workers from 0 on: seconds without a request after which there is none", rule=POSITIVE
+        60.0, "with workers from 0 on: seconds without a request until there is none", rule=POSITIVE
     )
     executor: str = setting(
         "process",
-        "where predict runs: process, thread or inline; ray: in actors of a Ray cluster; external: in workers that attach from outside (worker_socket)",
+        "where predict runs: process, thread, inline, ray (a Ray cluster) or external (workers that attach, see worker_socket)",
         rule=one_of("process", "thread", "inline", "ray", "external"),
     )
     worker_socket: str | None = setting(
@@ -118,7 +117,7 @@ class WorkerSettings:
     )
     ray_address: str | None = setting(
         None,
-        "the Ray that runs the workers: HOST:PORT, or auto for the one of this machine; without it RAY_ADDRESS, or else a Ray started for this server",
+        "Ray cluster: HOST:PORT, or auto for this machine's (default: RAY_ADDRESS, or a Ray of its own)",
         rule=(_is_ray_address, "must be HOST:PORT or auto"), metavar="ADDRESS",
     )  # fmt: skip
     num_cpus: float = setting(1.0, "CPUs that Ray sets aside for each worker", rule=AT_LEAST_ZERO)
@@ -129,11 +128,11 @@ class WorkerSettings:
     )  # fmt: skip
     placement: str = setting(
         "spread",
-        "how Ray places workers: spread over the nodes, pack on few, or strict-spread: at most one of this model on a node",
+        "how Ray places workers: spread over the nodes, pack on few, or strict-spread, at most one on a node",
         rule=one_of("spread", "pack", "strict-spread"),
     )
     ray_runtime_env: str | None = setting(
-        None, "the runtime environment of the workers on Ray, as JSON: working_dir, py_modules, pip", metavar="JSON",
+        None, "runtime environment on Ray: working_dir, py_modules, pip", metavar="JSON",
         rule=(_is_json_object, "must be a JSON object"),
     )  # fmt: skip
     pipeline_depth: int = setting(
@@ -141,39 +140,36 @@ class WorkerSettings:
     )
     predict_timeout: float | None = setting(
         None,
-        "a batch that runs longer ends its worker; of a streaming model, from one yield to the next",
+        "time after which a batch ends its worker; for streams, between two yields",
         rule=POSITIVE,
     )
     env: list[dict[str, str]] = setting(
         [],
-        "environment of each worker: one dict for all, or one per worker (CUDA_VISIBLE_DEVICES)",
+        "environment of the workers: one for all, or one each",
         metavar="NAME=VALUE",
     )
     cpu_affinity: list[list[int]] = setting(
-        [], "CPU numbers of each worker: one list for all, or one per worker", metavar="NUMBERS",
+        [], "CPU numbers of the workers: one list for all, or one each", metavar="NUMBERS",
         rule=(lambda value: all(number >= 0 for numbers in value for number in numbers), "must be numbers from 0 on"),
     )  # fmt: skip
     threads: int | None = setting(
         None, "threads of numeric libraries in each worker (OMP_NUM_THREADS and others)", rule=AT_LEAST_ONE
     )
-    retry_in_halves: bool = setting(
-        True, "if a batch raises an error, run it again in halves, so that only bad items fail"
-    )
+    retry_in_halves: bool = setting(True, "run a batch that raised again in halves, so that only bad items fail")
     load_niceness: int | None = setting(
         None,
-        "how much lower the priority of a new worker is while it loads, 0 to 19 (more than 10 for 20 seconds at most); without it 19 "
-        "for models loaded while others serve",
+        "how much the priority of a loading worker is lowered, 0 to 19 (default: 19 while others serve)",
         rule=(lambda value: 0 <= value <= 19, "must be 0 to 19"),
     )
     start_timeout: float = setting(300.0, "longest time for a worker to load and warm up", rule=POSITIVE)
     arena_bytes: int = setting(
         256 << 20,
-        "shared memory for large payloads, and again for large results; 0 switches it off",
+        "shared memory for large payloads, and again for results; 0 switches it off",
         rule=AT_LEAST_ZERO,
     )
     spin: float = setting(
         0.0005,
-        "seconds that an idle worker polls, yielding the CPU, before it sleeps; it sleeps at once if batches usually come later; 0 saves power",
+        "seconds that an idle worker polls before it sleeps; 0 saves power",
         rule=AT_LEAST_ZERO,
     )
 

@@ -34,18 +34,18 @@ if TYPE_CHECKING:
 KEYS: Mapping[str, str] = MappingProxyType(
     {
         "name": "name of the model; must be the folder's name",
-        "platform": "`python`, `onnx`, `ensemble`, or one that a package brings (entry point `weir.platforms`); the default follows from the files",
-        "target": "for platform python: `FILE.py:Class` in the version's folder, or `module:Class`; the default is the only model of `file`",
-        "file": "file in the version's folder; the default is `model.py`, or the only `.onnx` file",
-        "versions": 'versions to serve: "all" (the default), a list such as ["1", "3"], or the number of highest versions',
-        "default": "version for requests that name none; the default is the highest",
-        "steps": "for platform ensemble: tables with `model`, `version`, `inputs` and `outputs`, or with `branch`, or with `switch`",
+        "platform": "`python`, `onnx`, `ensemble`, or a package's (entry point `weir.platforms`); default: by the files",
+        "target": "python: `FILE.py:Class` in the version's folder, or `module:Class`; default: the only model of `file`",
+        "file": "file in the version's folder; default: `model.py`, or the only `.onnx` file",
+        "versions": '"all" (default), a list such as ["1", "3"], or how many of the highest',
+        "default": "version for requests that name none; default: the highest",
+        "steps": "ensemble: tables with `model`, `version`, `inputs` and `outputs`, or with `branch`, or with `switch`",
         "params": "table of arguments for the model's constructor",
         "route": "the model's own path, or a list of paths",
-        "inputs": "tables with `name`, `datatype` and `shape` of each input tensor; must agree with the model itself",
-        "outputs": "the same for each output tensor",
-        "batch_dimension": "whether the first dimension of a request's tensors is the batch: `required`, `optional` (a request of one row may leave it out) or `none` (each request runs alone, as it is); the default follows from the model itself and `max_batch_size` (0: none)",
-        "examples": "list of items, or of tables of arrays, for the warm-up and for health checks",
+        "inputs": "tables with `name`, `datatype` and `shape`; must agree with the model",
+        "outputs": "the same",
+        "batch_dimension": "`required`, `optional` (a request of one row may leave it out) or `none` (each request runs alone); default: by the model and `max_batch_size` (0: none)",
+        "examples": "items, or tables of arrays, for warm-up and health checks",
         "warmup_sizes": "batch sizes to warm up at",
     }
 )

@@ -22,30 +22,26 @@ class ZeroMqSettings:
     """
 
     zmq_port: int | None = setting(
-        None, "port that takes requests over ZeroMQ, 5555 in bert-as-service; 0 takes any free one; without it there is no ZeroMQ",
+        None, "port for requests over ZeroMQ, 5555 in bert-as-service; 0 takes any free one (default: no ZeroMQ)",
         rule=PORT,
     )  # fmt: skip
-    zmq_port_out: int | None = setting(
-        None, "port that the answers leave by; without it the one after zmq_port", rule=PORT
-    )
+    zmq_port_out: int | None = setting(None, "port for answers (default: the next one)", rule=PORT)
     zmq_max_message_size: int = setting(256 << 20, "largest request, with all its frames", rule=AT_LEAST_ONE)
     zmq_max_answer_size: int = setting(2 << 30, "largest answer: the vectors of one request", rule=AT_LEAST_ONE)
     zmq_max_in_flight: int = setting(
         256 << 20,
-        "requests under way; while they are more than this, nothing is read from any client",
+        "bytes of running requests before reading stops",
         rule=AT_LEAST_ONE,
     )
     zmq_max_unread: int = setting(
-        64 << 20, "answers that a client may leave unread before its next requests wait; all together four times that, and more are dropped",
+        64 << 20, "bytes of answers that a client may leave unread before its requests wait; beyond four times that for all, answers are dropped",
         rule=AT_LEAST_ONE,
     )  # fmt: skip
     zmq_grace: float = setting(
-        5.0, "time in which a client that has disconnected may come back and get its answers; then its requests are cancelled",
+        5.0, "time for a disconnected client to come back before its requests are cancelled",
         rule=POSITIVE,
     )  # fmt: skip
-    zmq_show_tokens: bool = setting(
-        False, "send the tokens of each text with the vectors, as -show_tokens_to_client did"
-    )
+    zmq_show_tokens: bool = setting(False, "send each text's tokens with the vectors")
 
     def __post_init__(self) -> None:
         check(self)
