@@ -72,8 +72,8 @@ METRICS = f"""# Metrics
 
 {WRITTEN}
 
-`GET /metrics` answers in Prometheus' format, or OpenMetrics if asked; `--no-metrics` switches it off. Counters end in `_total` there. `code` is the status of requests over HTTP
-or gRPC, and an error's name or `ok` for calls in Python. All metrics with the label `model` have `version`, too, if the model has versions.
+`GET /metrics` answers in Prometheus' format, or OpenMetrics if asked; `--no-metrics` switches it off. Counters end in `_total` there. The label `model` comes with `version` if the
+model has versions; `code` is a status, for calls in Python an error's name or `ok`.
 
 """
 
@@ -100,6 +100,7 @@ TRITON_METRICS = """
 ## Triton's names
 
 With `--triton-metrics`; labels `model`, `version`, and for failures `reason` (`REJECTED`, `CANCELED`, `BACKEND`, `OTHER`). They restart when a model is loaded again.
+Compute times count for each request of a batch.
 
 """
 
@@ -241,8 +242,7 @@ def repository_page() -> str:
 
 
 def _triton_names() -> str:
-    families = TritonNames(Metrics(), list).collect()
-    return _table(("metric", ""), [(f"`{family.name}`", family.documentation) for family in families])
+    return ", ".join(f"`{family.name}`" for family in TritonNames(Metrics(), list).collect()) + ".\n"
 
 
 def datatypes_page() -> str:
@@ -264,7 +264,7 @@ def _array_of(name: str) -> str:
 
 def _json_of(name: str) -> str:
     if name in BINARY_ONLY:
-        return "numbers at `/infer`; in that protocol none: binary data only"
+        return "numbers, but only at `/infer`"
     kind = DTYPES[name].kind
     if kind not in "ui":
         return RANGES[kind]

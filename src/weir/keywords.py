@@ -9,7 +9,7 @@ class CommonKeywords(TypedDict, total=False):
     max_batch_size: int
     """Largest batch, in rows; 1 switches batching off"""
     policy: Any
-    """When a batch is cut: greedy, size-or-delay:size=32,delay=5ms, full, control-limit:8, auto, FILE.npz, or module:Class"""
+    """When to cut a batch: greedy, size-or-delay:size=32,delay=5ms, full, control-limit:8, auto, FILE.npz, or module:Class"""
     max_queue_delay: float
     """Longest wait that a policy may impose, in seconds"""
     max_queue_size: int
@@ -17,83 +17,83 @@ class CommonKeywords(TypedDict, total=False):
     max_queue_cost: float | None
     """Largest sum of costs (see Model.measure) that may wait"""
     bulk_delay: float | None
-    """Seconds that bulk work may delay an interactive request (default: a twentieth of the latency objective, or 0.005)"""
+    """Seconds that bulk work may delay others (default: a twentieth of the latency objective, or 0.005)"""
     capacity: int | None
-    """Rows that may wait and run together; more are refused or wait outside (default for chains: 4096)"""
+    """Rows that may wait and run together (default for chains: 4096)"""
     max_batch_cost: float | None
     """Largest sum of costs in a batch (see Model.measure)"""
     padded: bool
-    """The model pads a batch to its longest item: costs are lengths"""
+    """The model pads batches: costs are lengths"""
     max_padding: float | None
     """Where padded: most padding in a batch, in units of cost"""
     padding_cost: float
-    """Where padded: cost of a padding token, as a share of a real one's"""
+    """Where padded: cost of a padding token as a share of a real one's"""
     small_request_size: int
-    """0 keeps the order of arrival; else requests wait in proportion to their rows, or costs if padded"""
+    """0 keeps the order of arrival; else requests wait in proportion to rows, or costs if padded"""
     max_overtakes: int
     """Batches that may overtake the oldest large request"""
     workers: int | str
-    """Workers of each model; a range, such as 1..16 or 0..4, follows the load"""
+    """Workers per model; a range, such as 1..16 or 0..4, follows the load"""
     target_load: float | None
-    """With a range of workers: largest share of their capacity to use"""
+    """Largest share of the workers' capacity to use, with a range"""
     scale_to_zero_after: float
-    """With workers from 0 on: seconds without a request until there is none"""
+    """With workers from 0 on: seconds without a request until none is left"""
     worker_socket: str | None
     """Where external workers attach: unix:PATH or tcp:HOST:PORT"""
     ray_address: str | None
-    """Ray cluster: HOST:PORT, or auto for this machine's (default: RAY_ADDRESS, or a Ray of its own)"""
+    """Ray cluster: HOST:PORT, or auto (default: RAY_ADDRESS, or a Ray of its own)"""
     num_cpus: float
-    """CPUs that Ray sets aside for each worker"""
+    """CPUs that Ray reserves for each worker"""
     num_gpus: float
-    """GPUs that Ray sets aside for each worker, 0.25 for a quarter"""
+    """GPUs that Ray reserves for each worker; 0.25: a quarter"""
     resources: dict[str, float]
-    """Other resources that Ray sets aside for each worker"""
+    """Other resources that Ray reserves for each worker"""
     placement: str
-    """How Ray places workers: spread over the nodes, pack on few, or strict-spread, at most one on a node"""
+    """How Ray places workers: spread over nodes, pack on few, or strict-spread, one per node"""
     ray_runtime_env: str | None
     """Runtime environment on Ray: working_dir, py_modules, pip"""
     pipeline_depth: int
-    """Batches that a worker holds at once; 2 hides decoding behind predict"""
+    """Batches that a worker holds; 2 hides decoding"""
     predict_timeout: float | None
-    """Time after which a batch ends its worker; for streams, between two yields"""
+    """Longest time of a batch, or between two yields, before its worker is ended"""
     env: list[dict[str, str]]
     """Environment of the workers: one for all, or one each"""
     cpu_affinity: list[list[int]]
     """CPU numbers of the workers: one list for all, or one each"""
     threads: int | None
-    """Threads of numeric libraries in each worker (OMP_NUM_THREADS and others)"""
+    """Threads of numeric libraries in each worker"""
     retry_in_halves: bool
-    """Run a batch that raised again in halves, so that only bad items fail"""
+    """Run a failed batch again in halves, so that only bad items fail"""
     load_niceness: int | None
-    """How much the priority of a loading worker is lowered, 0 to 19 (default: 19 while others serve)"""
+    """Niceness of a loading worker, 0 to 19 (default: 19 while others serve)"""
     start_timeout: float
     """Longest time for a worker to load and warm up"""
     arena_bytes: int
-    """Shared memory for large payloads, and again for results; 0 switches it off"""
+    """Shared memory for large payloads, and again for results; 0: none"""
     spin: float
-    """Seconds that an idle worker polls before it sleeps; 0 saves power"""
+    """Seconds that an idle worker polls before it sleeps"""
     drain_timeout: float
-    """Time that accepted requests get to finish when stopping"""
+    """Time for accepted requests to finish at the end"""
     stream_buffer: int
-    """Answers that are kept for a slow reader before its stream ends"""
+    """Answers kept for a slow reader before its stream ends"""
     backpressure: bool
-    """Calls in process wait while the queue is full; else they get Overloaded"""
+    """Calls in process wait while the queue is full, instead of failing"""
     loop_spin: float
-    """Seconds around expected events in which the event loop polls instead of sleeping; saves some tenths of a millisecond per batch, costs CPU"""
+    """Seconds around expected events in which the event loop polls instead of sleeping; costs CPU"""
 
 
 class ServiceKeywords(CommonKeywords, total=False):
     """The settings of weir.Service."""
 
     timeout: float
-    """Time until a request without a timeout of its own expires"""
+    """Time until a request without its own timeout expires"""
 
 
 class InProcessKeywords(CommonKeywords, total=False):
     """The settings of weir.inprocess."""
 
     executor: Any
-    """Where predict runs: process, thread, inline, ray (a Ray cluster) or external (workers that attach, see worker_socket)"""
+    """Where predict runs: process, thread, inline, ray, or external workers (see worker_socket)"""
     params: dict[str, Any]
     """Argument of the model's constructor: JSON, or else plain text"""
 
@@ -102,7 +102,7 @@ class AsgiKeywords(ServiceKeywords, total=False):
     """The settings of weir.asgi."""
 
     executor: Any
-    """Where predict runs: process, thread, inline, ray (a Ray cluster) or external (workers that attach, see worker_socket)"""
+    """Where predict runs: process, thread, inline, ray, or external workers (see worker_socket)"""
     params: dict[str, Any]
     """Argument of the model's constructor: JSON, or else plain text"""
     max_body_size: int
@@ -110,52 +110,52 @@ class AsgiKeywords(ServiceKeywords, total=False):
     max_header_size: int
     """Largest head of a request, in bytes"""
     body_timeout: float
-    """Longest time for the body of a request to arrive"""
+    """Longest time to receive a request's body"""
     max_connections: int
-    """Connections of every kind that may be open; more are refused"""
+    """Open connections of every kind"""
     max_waiting_bytes: int | None
     """Bytes that all requests and answers may hold (default: an eighth of the process's memory)"""
     stream_keep_alive: float
     """Silence after which a stream of events gets a comment"""
     websocket_in_flight: int
-    """Requests that a WebSocket may have running before reading stops; those with a timeout are read on, up to 16 times as many"""
+    """Running requests at which a WebSocket is read no further; 16 times as many with a timeout"""
     websocket_ping: float
     """Time between two pings on a WebSocket"""
     compress_above: int
-    """Size in bytes above which answers are compressed, if the client accepts it"""
+    """Bytes above which answers are compressed on request"""
     protocols: list[str]
     """Also speak a protocol of an installed package"""
     cors_origins: list[str]
     """Origins whose pages may call this server; * for any"""
     liveness: str
-    """When /health/live fails: process, only if the server does not answer; models, also when a model cannot start any worker"""
+    """What /health/live checks: process, that the server answers; models, also that every model can start workers"""
     explain: bool
-    """Explain the batch in every answer's headers, as X-Explain: 1 does"""
+    """Explain the batch in every answer's headers"""
     development: bool
-    """Show callers the tracebacks of errors; never where strangers can call"""
+    """Show callers tracebacks; never where strangers can call"""
     server_name: str
     """Name of the server in its metadata"""
     allow_shared_memory: bool
     """Let clients on this machine register shared memory (/dev/shm) for tensors"""
     api_key: str | None
-    """Key that every caller must send; process lists show flags, so use the variable or a file"""
+    """Key that every caller must send; prefer the variable or a file, because process lists show flags"""
     api_key_file: str | None
-    """File with keys, one a line, of which callers must send one"""
+    """File with keys, one a line"""
     allow_control: bool
     """Let callers from other machines control this server, without a token"""
     control_token_file: str | None
-    """File with the token for controlling the server, also from this machine"""
+    """File with the token for controlling the server"""
     allow_model_files: bool
-    """Let load calls bring code, files and variables, which run on this machine"""
+    """Let load calls bring code, files and variables, which run here"""
 
 
 class ServerKeywords(ServiceKeywords, total=False):
     """The settings of weir.serve and weir.running."""
 
     executor: Any
-    """Where predict runs: process, thread, inline, ray (a Ray cluster) or external (workers that attach, see worker_socket)"""
+    """Where predict runs: process, thread, inline, ray, or external workers (see worker_socket)"""
     name: str | None
-    """Name of the model (default: its class name in lower case)"""
+    """Name of the model (default: the class name in lower case)"""
     params: dict[str, Any]
     """Argument of the model's constructor: JSON, or else plain text"""
     route: list[str]
@@ -163,7 +163,7 @@ class ServerKeywords(ServiceKeywords, total=False):
     host: str
     """Address to listen on"""
     port: int
-    """Port to listen on; 0 takes any free one"""
+    """Port to listen on; 0: any free one"""
     uds: str | None
     """Unix socket to listen on, instead of host and port"""
     uds_mode: str
@@ -173,23 +173,23 @@ class ServerKeywords(ServiceKeywords, total=False):
     max_header_size: int
     """Largest head of a request, in bytes"""
     idle_timeout: float
-    """A connection without a request is closed after this long"""
+    """Time after which an idle connection is closed"""
     header_timeout: float
-    """Longest time for the head of a request to arrive"""
+    """Longest time to receive a request's head"""
     body_timeout: float
-    """Longest time for the body of a request to arrive"""
+    """Longest time to receive a request's body"""
     max_connections: int
-    """Connections of every kind that may be open; more are refused"""
+    """Open connections of every kind"""
     max_waiting_bytes: int | None
     """Bytes that all requests and answers may hold (default: an eighth of the process's memory)"""
     stream_keep_alive: float
     """Silence after which a stream of events gets a comment"""
     websocket_in_flight: int
-    """Requests that a WebSocket may have running before reading stops; those with a timeout are read on, up to 16 times as many"""
+    """Running requests at which a WebSocket is read no further; 16 times as many with a timeout"""
     websocket_ping: float
     """Time between two pings on a WebSocket"""
     compress_above: int
-    """Size in bytes above which answers are compressed, if the client accepts it"""
+    """Bytes above which answers are compressed on request"""
     protocols: list[str]
     """Also speak a protocol of an installed package"""
     cors_origins: list[str]
@@ -197,23 +197,23 @@ class ServerKeywords(ServiceKeywords, total=False):
     tls_certfile: str | None
     """Certificate (PEM); switches TLS on"""
     tls_keyfile: str | None
-    """Private key (PEM), if not in the certificate's file"""
+    """Private key (PEM), if not with the certificate"""
     liveness: str
-    """When /health/live fails: process, only if the server does not answer; models, also when a model cannot start any worker"""
+    """What /health/live checks: process, that the server answers; models, also that every model can start workers"""
     explain: bool
-    """Explain the batch in every answer's headers, as X-Explain: 1 does"""
+    """Explain the batch in every answer's headers"""
     development: bool
-    """Show callers the tracebacks of errors; never where strangers can call"""
+    """Show callers tracebacks; never where strangers can call"""
     grpc_port: int | None
-    """Port for gRPC; 0 takes any free one (default: no gRPC)"""
+    """Port for gRPC; 0: any free one (default: no gRPC)"""
     grpc_host: str | None
     """Address that gRPC listens on, if not that of HTTP"""
     grpc_max_message_size: int
     """Largest message that a client may send"""
     grpc_keepalive: float
-    """Silence after which a client is asked whether it is there"""
+    """Silence after which a client is pinged"""
     grpc_keepalive_timeout: float
-    """Longest time for it to answer; its calls are cancelled then"""
+    """Longest time to answer the ping"""
     grpc_stream_requests: int
     """Requests of one stream that may run before reading stops"""
     doors: dict[str, Any]
@@ -223,15 +223,15 @@ class ServerKeywords(ServiceKeywords, total=False):
     allow_shared_memory: bool
     """Let clients on this machine register shared memory (/dev/shm) for tensors"""
     api_key: str | None
-    """Key that every caller must send; process lists show flags, so use the variable or a file"""
+    """Key that every caller must send; prefer the variable or a file, because process lists show flags"""
     api_key_file: str | None
-    """File with keys, one a line, of which callers must send one"""
+    """File with keys, one a line"""
     allow_control: bool
     """Let callers from other machines control this server, without a token"""
     control_token_file: str | None
-    """File with the token for controlling the server, also from this machine"""
+    """File with the token for controlling the server"""
     allow_model_files: bool
-    """Let load calls bring code, files and variables, which run on this machine"""
+    """Let load calls bring code, files and variables, which run here"""
     model_repository: str | None
     """Folder of models, MODEL/VERSION/FILE, that can be loaded while serving"""
     load: list[str]
@@ -253,11 +253,11 @@ class ServerKeywords(ServiceKeywords, total=False):
     log_level: str
     """Least severe log lines shown"""
     access_log: bool
-    """Log each HTTP request, and each request to a model over any protocol"""
+    """Log each HTTP request, and each request to a model"""
     log_file: str | None
-    """File that also gets every log line, as JSON"""
+    """File for all log lines, as JSON"""
     record: str | None
-    """File for the arrivals of requests, to simulate or replay; one per model"""
+    """File for the arrivals of requests, one per model, to simulate or replay"""
     trace_endpoint: str | None
     """OTLP receiver over HTTP for spans, such as http://localhost:4318"""
     trace_ratio: float
@@ -273,6 +273,6 @@ class ServerKeywords(ServiceKeywords, total=False):
     batch_max_requests: int
     """Most requests of one batch job"""
     batch_concurrency: int
-    """Requests of batch jobs that are under way at once"""
+    """Running requests of batch jobs"""
     batch_expire_after: float
-    """Age at which files and finished jobs are removed, in seconds"""
+    """Seconds until files and finished jobs are removed"""

@@ -44,7 +44,7 @@ _KUBERNETES_PORT = re.compile(r"WEIR_PORT=(tcp|udp|sctp)://.*")
 class NamingSettings:
     """Settings that belong to one model only."""
 
-    name: str | None = setting(None, "name of the model (default: its class name in lower case)")
+    name: str | None = setting(None, "name of the model (default: the class name in lower case)")
     params: dict[str, Any] = setting(
         {}, "argument of the model's constructor: JSON, or else plain text", metavar="KEY=VALUE"
     )

@@ -13,7 +13,7 @@ class BatchingSettings:
     max_batch_size: int = setting(64, "largest batch, in rows; 1 switches batching off", rule=ROWS)
     policy: Any = setting(
         "greedy",
-        "when a batch is cut: greedy, size-or-delay:size=32,delay=5ms, full, control-limit:8, auto, FILE.npz, or module:Class",
+        "when to cut a batch: greedy, size-or-delay:size=32,delay=5ms, full, control-limit:8, auto, FILE.npz, or module:Class",
         metavar="POLICY",
     )
     max_queue_delay: float = setting(0.1, "longest wait that a policy may impose, in seconds", rule=AT_LEAST_ZERO)
@@ -25,16 +25,16 @@ class BatchingSettings:
     )
     bulk_delay: float | None = setting(
         None,
-        "seconds that bulk work may delay an interactive request (default: a twentieth of the latency objective, or 0.005)",
+        "seconds that bulk work may delay others (default: a twentieth of the latency objective, or 0.005)",
         rule=AT_LEAST_ZERO,
     )
     capacity: int | None = setting(
         None,
-        "rows that may wait and run together; more are refused or wait outside (default for chains: 4096)",
+        "rows that may wait and run together (default for chains: 4096)",
         rule=AT_LEAST_ONE,
     )
     max_batch_cost: float | None = setting(None, "largest sum of costs in a batch (see Model.measure)", rule=POSITIVE)
-    padded: bool = setting(False, "the model pads a batch to its longest item: costs are lengths")
+    padded: bool = setting(False, "the model pads batches: costs are lengths")
     max_padding: float | None = setting(
         None,
         "where padded: most padding in a batch, in units of cost",
@@ -42,12 +42,12 @@ class BatchingSettings:
     )
     padding_cost: float = setting(
         1.0,
-        "where padded: cost of a padding token, as a share of a real one's",
+        "where padded: cost of a padding token as a share of a real one's",
         rule=SHARE,
     )
     small_request_size: int = setting(
         16,
-        "0 keeps the order of arrival; else requests wait in proportion to their rows, or costs if padded",
+        "0 keeps the order of arrival; else requests wait in proportion to rows, or costs if padded",
         rule=AT_LEAST_ZERO,
     )
     max_overtakes: int = setting(4, "batches that may overtake the oldest large request", rule=AT_LEAST_ZERO)

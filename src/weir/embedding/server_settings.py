@@ -51,11 +51,11 @@ def installed_target() -> Sequence[str]:
     return [f"{_SMALL_MODEL}={directory}"]
 
 
-_MEASURED = "measured at the first start, see --calibrate"
+_MEASURED = "measured, see --calibrate"
 # Descriptions of the defaults that embedding/text_model.py and embedding/calibration.py determine.
 DERIVED_DEFAULTS = {
-    "workers": "one for each CPU, or for each --threads of them; 1 on GPUs, with torch, and where they are no processes",
-    "threads": "the CPUs divided by the workers",
+    "workers": "CPUs / --threads; 1 on GPUs, with torch, or without processes",
+    "threads": "CPUs / workers",
     "max_batch_size": _MEASURED,
     "max_batch_cost": _MEASURED,
     "max_padding": _MEASURED,

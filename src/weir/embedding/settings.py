@@ -41,28 +41,28 @@ class TextSettings:
     )  # fmt: skip
     window: int = setting(WINDOW, "consecutive tokens in each mean of the pooling hierarchical", rule=AT_LEAST_ONE)
     layers: list[int] = setting(
-        [], "layers to pool, counted from the end; several are concatenated: -4,-3,-2,-1 (default: -1 if the model's files state a pooling, else -2)",
+        [], "layers to pool, concatenated: -4,-3,-2,-1; -1 is the last (default: -1 if the model's files state a pooling, else -2)",
         rule=_LAYERS, metavar="NUMBERS",
     )  # fmt: skip
-    mask_special: bool = setting(False, "leave the first token and the last out of the pooling")
+    mask_special: bool = setting(False, "leave the first and the last token out of the pooling")
     hide_special: bool = setting(
         False,
-        "let no token attend to the first and the last, as -mask_cls_sep does",
+        "let no token attend to the first and the last",
     )
     special_tokens: bool = setting(True, "put the model's special tokens around a text")
-    word_special_tokens: bool = setting(True, "put special tokens around a list of words that are tokens, too")
+    word_special_tokens: bool = setting(True, "special tokens around word lists that are tokens")
     positions: bool = setting(True, "add position embeddings")
     normalize: bool | None = setting(None, "scale vectors to length 1 (default: as the model's files state)")
     dimensions: int | None = setting(None, "keep only the first numbers of each vector", rule=AT_LEAST_ONE)
     max_length: int | None = setting(
         None,
-        "tokens of a text that are read, with special ones (default: the model's maximum)",
+        "tokens read of a text (default: the model's maximum)",
         rule=_LENGTH,
     )
-    truncate: bool = setting(True, "cut texts that are longer than that; otherwise they are refused")
+    truncate: bool = setting(True, "cut longer texts, instead of refusing them")
     split: bool = setting(
         False,
-        "read texts longer than --max-length in pieces, and average their vectors",
+        "read longer texts in pieces, and average their vectors",
     )
     fixed_length: bool = setting(False, "pad all texts to --max-length")
     cased: bool | None = setting(
@@ -71,11 +71,11 @@ class TextSettings:
     )
     pair_separator: str | None = setting(
         None,
-        "separator between two texts of a pair, such as ' ||| ' (default: no pairs)",
+        "separator between two texts of a pair, such as ' ||| '",
         metavar="TEXT",
     )
     prompt: str | None = setting(
-        None, "text before every text, ending with a space or a colon, or the name of one of the model's prompts (default: as the model's files state)",
+        None, "prompt before every text: its text, ending with a space or a colon, or its name (default: as the model's files state)",
         metavar="NAME",
     )  # fmt: skip
 
@@ -89,16 +89,14 @@ class ComputingSettings:
 
     runtime: str = setting("onnx", "library that computes: onnx or torch", rule=one_of(*RUNTIMES))
     precision: str = setting(
-        Precision.FP32.value, "numbers in which it computes: fp32, fp16, bf16 (torch only) or int8 (onnx only)",
+        Precision.FP32.value, "fp32, fp16, bf16 (torch only) or int8 (onnx only)",
         rule=one_of(*(precision.value for precision in Precision)),
     )  # fmt: skip
     device_map: list[str] = setting(
-        [], "devices of the workers, in turn: cpu, a GPU's number, or auto, the GPU with the most free memory (default: auto, or cpu)",
+        [], "devices of the workers, in turn: cpu, a GPU's number, or auto, the GPU with most free memory (default: auto, or cpu)",
         metavar="DEVICE",
     )  # fmt: skip
-    gpu_memory_fraction: float | None = setting(
-        None, "largest part of a GPU's memory that a worker takes", rule=_FRACTION
-    )
+    gpu_memory_fraction: float | None = setting(None, "largest share of a GPU's memory per worker", rule=_FRACTION)
     compile: bool = setting(False, "compile the model (torch only)")
     run_tokens: int | None = setting(
         None, "tokens computed at once, with padding (default: a whole batch)",
@@ -106,7 +104,7 @@ class ComputingSettings:
     )  # fmt: skip
     calibrate: bool = setting(
         True,
-        "measure the best batch size at a model's first start, unless --max-batch-cost is set",
+        "measure the best batch size at the first start, unless --max-batch-cost is set",
     )
     cache: str | None = setting(
         None,
@@ -120,7 +118,7 @@ class ComputingSettings:
     )
     max_cache_size: int = setting(
         16 << 30,
-        "size of the cached graphs in bytes; the least recently used ones beyond it are removed",
+        "bytes of cached graphs, beyond which the least recently used are removed",
         rule=AT_LEAST_ZERO,
     )
 

@@ -17,9 +17,9 @@ class JobSettings:
     batch_max_bytes: int = setting(10 << 30, "bytes of all files and answers of batch jobs", rule=AT_LEAST_ONE)
     batch_max_file_size: int = setting(200 << 20, "largest uploaded file, in bytes", rule=AT_LEAST_ONE)
     batch_max_requests: int = setting(50_000, "most requests of one batch job", rule=AT_LEAST_ONE)
-    batch_concurrency: int = setting(128, "requests of batch jobs that are under way at once", rule=AT_LEAST_ONE)
+    batch_concurrency: int = setting(128, "running requests of batch jobs", rule=AT_LEAST_ONE)
     batch_expire_after: float = setting(
-        30 * 86400.0, "age at which files and finished jobs are removed, in seconds", rule=POSITIVE
+        30 * 86400.0, "seconds until files and finished jobs are removed", rule=POSITIVE
     )
 
     def __post_init__(self) -> None:

@@ -29,12 +29,10 @@ class ControlSettings:
     allow_control: bool = setting(False, "let callers from other machines control this server, without a token")
     control_token_file: str | None = setting(
         None,
-        "file with the token for controlling the server, also from this machine",
+        "file with the token for controlling the server",
         metavar="PATH",
     )
-    allow_model_files: bool = setting(
-        False, "let load calls bring code, files and variables, which run on this machine"
-    )
+    allow_model_files: bool = setting(False, "let load calls bring code, files and variables, which run here")
 
     def __post_init__(self) -> None:
         check(self)
@@ -154,12 +152,10 @@ class AccessSettings:
     """Who may call the server."""
 
     api_key: str | None = setting(
-        None, "key that every caller must send; process lists show flags, so use the variable or a file",
+        None, "key that every caller must send; prefer the variable or a file, because process lists show flags",
         metavar="KEY", secret=True,
     )  # fmt: skip
-    api_key_file: str | None = setting(
-        None, "file with keys, one a line, of which callers must send one", metavar="PATH"
-    )
+    api_key_file: str | None = setting(None, "file with keys, one a line", metavar="PATH")
 
     def __post_init__(self) -> None:
         check(self)

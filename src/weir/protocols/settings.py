@@ -17,19 +17,17 @@ class HttpSettings:
     """Where and how HTTP is served. Durations are in seconds, sizes in bytes."""
 
     host: str = setting("127.0.0.1", "address to listen on")
-    port: int = setting(8000, "port to listen on; 0 takes any free one", rule=PORT)
+    port: int = setting(8000, "port to listen on; 0: any free one", rule=PORT)
     uds: str | None = setting(None, "Unix socket to listen on, instead of host and port", metavar="PATH")
     uds_mode: str = setting(
         "600", "octal permissions of that socket; who may write to it controls the server", rule=MODE
     )
     max_body_size: int = setting(16 << 20, "largest request body in bytes, also after decompression", rule=AT_LEAST_ONE)
     max_header_size: int = setting(64 << 10, "largest head of a request, in bytes", rule=AT_LEAST_ONE)
-    idle_timeout: float = setting(75.0, "a connection without a request is closed after this long", rule=POSITIVE)
-    header_timeout: float = setting(10.0, "longest time for the head of a request to arrive", rule=POSITIVE)
-    body_timeout: float = setting(60.0, "longest time for the body of a request to arrive", rule=POSITIVE)
-    max_connections: int = setting(
-        10_000, "connections of every kind that may be open; more are refused", rule=AT_LEAST_ONE
-    )
+    idle_timeout: float = setting(75.0, "time after which an idle connection is closed", rule=POSITIVE)
+    header_timeout: float = setting(10.0, "longest time to receive a request's head", rule=POSITIVE)
+    body_timeout: float = setting(60.0, "longest time to receive a request's body", rule=POSITIVE)
+    max_connections: int = setting(10_000, "open connections of every kind", rule=AT_LEAST_ONE)
     max_waiting_bytes: int | None = setting(
         None,
         "bytes that all requests and answers may hold (default: an eighth of the process's memory)",
@@ -41,24 +39,22 @@ class HttpSettings:
     )  # fmt: skip
     websocket_in_flight: int = setting(
         64,
-        "requests that a WebSocket may have running before reading stops; those with a timeout are read on, up to 16 times as many",
+        "running requests at which a WebSocket is read no further; 16 times as many with a timeout",
         rule=AT_LEAST_ONE,
     )
     websocket_ping: float = setting(20.0, "time between two pings on a WebSocket", rule=POSITIVE)
-    compress_above: int = setting(
-        1024, "size in bytes above which answers are compressed, if the client accepts it", rule=AT_LEAST_ZERO
-    )
+    compress_above: int = setting(1024, "bytes above which answers are compressed on request", rule=AT_LEAST_ZERO)
     protocols: list[str] = setting([], "also speak a protocol of an installed package", metavar="NAME")
     cors_origins: list[str] = setting([], "origins whose pages may call this server; * for any")
     tls_certfile: str | None = setting(None, "certificate (PEM); switches TLS on", metavar="PATH")
-    tls_keyfile: str | None = setting(None, "private key (PEM), if not in the certificate's file", metavar="PATH")
+    tls_keyfile: str | None = setting(None, "private key (PEM), if not with the certificate", metavar="PATH")
     liveness: str = setting(
         "process",
-        "when /health/live fails: process, only if the server does not answer; models, also when a model cannot start any worker",
+        "what /health/live checks: process, that the server answers; models, also that every model can start workers",
         rule=one_of("process", "models"),
     )
-    explain: bool = setting(False, "explain the batch in every answer's headers, as X-Explain: 1 does")
-    development: bool = setting(False, "show callers the tracebacks of errors; never where strangers can call")
+    explain: bool = setting(False, "explain the batch in every answer's headers")
+    development: bool = setting(False, "show callers tracebacks; never where strangers can call")
 
     def __post_init__(self) -> None:
         check(self)

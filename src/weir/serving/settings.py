@@ -20,18 +20,18 @@ END_LIMIT = 12.0
 class ServiceSettings:
     """How callers are treated. Durations are in seconds."""
 
-    timeout: float = setting(30.0, "time until a request without a timeout of its own expires", rule=POSITIVE)
-    drain_timeout: float = setting(30.0, "time that accepted requests get to finish when stopping", rule=AT_LEAST_ZERO)
+    timeout: float = setting(30.0, "time until a request without its own timeout expires", rule=POSITIVE)
+    drain_timeout: float = setting(30.0, "time for accepted requests to finish at the end", rule=AT_LEAST_ZERO)
     stream_buffer: int = setting(
         256,
-        "answers that are kept for a slow reader before its stream ends",
+        "answers kept for a slow reader before its stream ends",
         rule=AT_LEAST_ONE,
     )
-    backpressure: bool = setting(True, "calls in process wait while the queue is full; else they get Overloaded")
+    backpressure: bool = setting(True, "calls in process wait while the queue is full, instead of failing")
 
     loop_spin: float = setting(
         0.0,
-        "seconds around expected events in which the event loop polls instead of sleeping; saves some tenths of a millisecond per batch, costs CPU",
+        "seconds around expected events in which the event loop polls instead of sleeping; costs CPU",
         rule=AT_LEAST_ZERO,
     )
 

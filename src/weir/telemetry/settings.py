@@ -31,10 +31,10 @@ class TelemetrySettings:
     log_level: str = setting(
         "info", "least severe log lines shown", rule=one_of("debug", "info", "warning", "error", "critical")
     )
-    access_log: bool = setting(False, "log each HTTP request, and each request to a model over any protocol")
-    log_file: str | None = setting(None, "file that also gets every log line, as JSON", metavar="PATH")
+    access_log: bool = setting(False, "log each HTTP request, and each request to a model")
+    log_file: str | None = setting(None, "file for all log lines, as JSON", metavar="PATH")
     record: str | None = setting(
-        None, "file for the arrivals of requests, to simulate or replay; one per model",
+        None, "file for the arrivals of requests, one per model, to simulate or replay",
         metavar="PATH",
     )  # fmt: skip
 

@@ -95,21 +95,21 @@ class WorkerSettings:
 
     workers: int | str = setting(
         1,
-        "workers of each model; a range, such as 1..16 or 0..4, follows the load",
+        "workers per model; a range, such as 1..16 or 0..4, follows the load",
         rule=(is_workers, RANGE_RULE),
         metavar="N or N..M",
     )
     target_load: float | None = setting(
         None,
-        "with a range of workers: largest share of their capacity to use",
+        "largest share of the workers' capacity to use, with a range",
         rule=(lambda value: 0 < value <= 1, "must be greater than 0 and at most 1"),
     )
     scale_to_zero_after: float = setting(
-        60.0, "with workers from 0 on: seconds without a request until there is none", rule=POSITIVE
+        60.0, "with workers from 0 on: seconds without a request until none is left", rule=POSITIVE
     )
     executor: str = setting(
         "process",
-        "where predict runs: process, thread, inline, ray (a Ray cluster) or external (workers that attach, see worker_socket)",
+        "where predict runs: process, thread, inline, ray, or external workers (see worker_socket)",
         rule=one_of("process", "thread", "inline", "ray", "external"),
     )
     worker_socket: str | None = setting(
@@ -117,30 +117,28 @@ class WorkerSettings:
     )
     ray_address: str | None = setting(
         None,
-        "Ray cluster: HOST:PORT, or auto for this machine's (default: RAY_ADDRESS, or a Ray of its own)",
+        "Ray cluster: HOST:PORT, or auto (default: RAY_ADDRESS, or a Ray of its own)",
         rule=(_is_ray_address, "must be HOST:PORT or auto"), metavar="ADDRESS",
     )  # fmt: skip
-    num_cpus: float = setting(1.0, "CPUs that Ray sets aside for each worker", rule=AT_LEAST_ZERO)
-    num_gpus: float = setting(0.0, "GPUs that Ray sets aside for each worker, 0.25 for a quarter", rule=AT_LEAST_ZERO)
+    num_cpus: float = setting(1.0, "CPUs that Ray reserves for each worker", rule=AT_LEAST_ZERO)
+    num_gpus: float = setting(0.0, "GPUs that Ray reserves for each worker; 0.25: a quarter", rule=AT_LEAST_ZERO)
     resources: dict[str, float] = setting(
-        {}, "other resources that Ray sets aside for each worker", metavar="JSON",
+        {}, "other resources that Ray reserves for each worker", metavar="JSON",
         rule=(lambda value: all(amount > 0 for amount in value.values()), "must have amounts greater than 0"),
     )  # fmt: skip
     placement: str = setting(
         "spread",
-        "how Ray places workers: spread over the nodes, pack on few, or strict-spread, at most one on a node",
+        "how Ray places workers: spread over nodes, pack on few, or strict-spread, one per node",
         rule=one_of("spread", "pack", "strict-spread"),
     )
     ray_runtime_env: str | None = setting(
         None, "runtime environment on Ray: working_dir, py_modules, pip", metavar="JSON",
         rule=(_is_json_object, "must be a JSON object"),
     )  # fmt: skip
-    pipeline_depth: int = setting(
-        1, "batches that a worker holds at once; 2 hides decoding behind predict", rule=one_of(1, 2)
-    )
+    pipeline_depth: int = setting(1, "batches that a worker holds; 2 hides decoding", rule=one_of(1, 2))
     predict_timeout: float | None = setting(
         None,
-        "time after which a batch ends its worker; for streams, between two yields",
+        "longest time of a batch, or between two yields, before its worker is ended",
         rule=POSITIVE,
     )
     env: list[dict[str, str]] = setting(
@@ -152,24 +150,22 @@ class WorkerSettings:
         [], "CPU numbers of the workers: one list for all, or one each", metavar="NUMBERS",
         rule=(lambda value: all(number >= 0 for numbers in value for number in numbers), "must be numbers from 0 on"),
     )  # fmt: skip
-    threads: int | None = setting(
-        None, "threads of numeric libraries in each worker (OMP_NUM_THREADS and others)", rule=AT_LEAST_ONE
-    )
-    retry_in_halves: bool = setting(True, "run a batch that raised again in halves, so that only bad items fail")
+    threads: int | None = setting(None, "threads of numeric libraries in each worker", rule=AT_LEAST_ONE)
+    retry_in_halves: bool = setting(True, "run a failed batch again in halves, so that only bad items fail")
     load_niceness: int | None = setting(
         None,
-        "how much the priority of a loading worker is lowered, 0 to 19 (default: 19 while others serve)",
+        "niceness of a loading worker, 0 to 19 (default: 19 while others serve)",
         rule=(lambda value: 0 <= value <= 19, "must be 0 to 19"),
     )
     start_timeout: float = setting(300.0, "longest time for a worker to load and warm up", rule=POSITIVE)
     arena_bytes: int = setting(
         256 << 20,
-        "shared memory for large payloads, and again for results; 0 switches it off",
+        "shared memory for large payloads, and again for results; 0: none",
         rule=AT_LEAST_ZERO,
     )
     spin: float = setting(
         0.0005,
-        "seconds that an idle worker polls before it sleeps; 0 saves power",
+        "seconds that an idle worker polls before it sleeps",
         rule=AT_LEAST_ZERO,
     )
 

@@ -22,7 +22,7 @@ class ZeroMqSettings:
     """
 
     zmq_port: int | None = setting(
-        None, "port for requests over ZeroMQ, 5555 in bert-as-service; 0 takes any free one (default: no ZeroMQ)",
+        None, "port for ZeroMQ requests, 5555 in bert-as-service; 0: any free one (default: no ZeroMQ)",
         rule=PORT,
     )  # fmt: skip
     zmq_port_out: int | None = setting(None, "port for answers (default: the next one)", rule=PORT)
@@ -34,11 +34,11 @@ class ZeroMqSettings:
         rule=AT_LEAST_ONE,
     )
     zmq_max_unread: int = setting(
-        64 << 20, "bytes of answers that a client may leave unread before its requests wait; beyond four times that for all, answers are dropped",
+        64 << 20, "bytes of unread answers at which a client's requests wait; at four times that for all, answers are dropped",
         rule=AT_LEAST_ONE,
     )  # fmt: skip
     zmq_grace: float = setting(
-        5.0, "time for a disconnected client to come back before its requests are cancelled",
+        5.0, "time for a disconnected client to come back",
         rule=POSITIVE,
     )  # fmt: skip
     zmq_show_tokens: bool = setting(False, "send each text's tokens with the vectors")

@@ -22,13 +22,11 @@ _LIBRARIES = ("grpc", "google")
 class GrpcSettings:
     """Where and how gRPC is served. Durations are in seconds, sizes in bytes."""
 
-    grpc_port: int | None = setting(None, "port for gRPC; 0 takes any free one (default: no gRPC)", rule=PORT)
+    grpc_port: int | None = setting(None, "port for gRPC; 0: any free one (default: no gRPC)", rule=PORT)
     grpc_host: str | None = setting(None, "address that gRPC listens on, if not that of HTTP")
     grpc_max_message_size: int = setting(16 << 20, "largest message that a client may send", rule=AT_LEAST_ONE)
-    grpc_keepalive: float = setting(30.0, "silence after which a client is asked whether it is there", rule=POSITIVE)
-    grpc_keepalive_timeout: float = setting(
-        20.0, "longest time for it to answer; its calls are cancelled then", rule=POSITIVE
-    )
+    grpc_keepalive: float = setting(30.0, "silence after which a client is pinged", rule=POSITIVE)
+    grpc_keepalive_timeout: float = setting(20.0, "longest time to answer the ping", rule=POSITIVE)
     grpc_stream_requests: int = setting(
         256, "requests of one stream that may run before reading stops", rule=AT_LEAST_ONE
     )
