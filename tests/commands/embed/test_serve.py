@@ -30,8 +30,8 @@ def test_the_help_shows_the_settings_and_not_the_old_flags() -> None:
     ):
         assert flag in shown
     # Not the defaults of `weir serve`.
-    assert "(0..4: none without requests) (default: one for each CPU, or " in shown
-    assert "Largest batch, in rows; 1 switches batching off (default: measured at the first start" in shown
+    assert "follows the load (default: CPUs / --threads" in shown
+    assert "Largest batch, in rows; 1 switches batching off (default: measured, see --calibrate" in shown
     assert "--max-seq-len" not in shown and "--model-repository" not in shown
 
 
