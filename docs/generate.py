@@ -72,8 +72,8 @@ METRICS = f"""# Metrics
 
 {WRITTEN}
 
-`GET /metrics` answers in Prometheus' format, or OpenMetrics if asked; `--no-metrics` switches it off. Counters end in `_total` there. The label `model` comes with `version` if the
-model has versions; `code` is a status, for calls in Python an error's name or `ok`.
+`GET /metrics` answers in Prometheus' format, or OpenMetrics if asked; `--no-metrics` switches it off. Counters end in `_total` there. Unless other labels are given, the
+label is `model`, with `version` if the model has versions. `code` is a status, for calls in Python an error's name or `ok`.
 
 """
 
@@ -273,7 +273,8 @@ def _json_of(name: str) -> str:
 
 
 def _labels(family: Any) -> str:
-    return ", ".join(getattr(family, "_labelnames", ()))
+    labels = getattr(family, "_labelnames", ())
+    return ("none" if not labels else "") if labels in ((), ("model",)) else ", ".join(labels)
 
 
 def _table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
