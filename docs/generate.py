@@ -210,7 +210,7 @@ def metrics_page() -> str:
     """Return the page of all metrics."""
     shown = [*Exposition(Metrics(), lambda door, error: "").collect(), *Held(Account(HttpSettings())).collect()]
     reasons = ", ".join(f"`{reason.name.lower()}`" for reason in Reason)
-    text = f"`reason` is one of {reasons}. The usual `process_*` metrics are there, too.\n"
+    text = f"`reason` is one of {reasons}. The usual `process_*` metrics are there, too, and [the models' own](../how-to/log-and-measure.md).\n"
     usual = METRICS + _metrics_tables(shown) + text
     return (
         usual

@@ -72,15 +72,15 @@ LIMITS = {
     "jobs": (7, 1_152),
     "manifests": (8, 871),
     "policy": (18, 2_581),
-    "profiling": (6, 1_013),
+    "profiling": (6, 1_026),
     "protocols": (14, 1_831),
-    "serving": (10, 2_882),
+    "serving": (10, 2_888),
     "simulation": (11, 2_459),
-    "telemetry": (6, 1_249),
-    "tuning": (5, 852),
-    "weir": (36, 3_144),
-    "wire": (12, 2_643),
-    "workers": (24, 5_054),
+    "telemetry": (6, 1_300),
+    "tuning": (5, 855),
+    "weir": (37, 3_325),
+    "wire": (12, 2_647),
+    "workers": (24, 5_085),
 }
 
 

@@ -1,10 +1,12 @@
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 from tests.serving.kit import squares
 
 from weir import ModelError
 from weir.messages import JSON, MSGPACK, OBJECT, Batch, Events
+from weir.metrics import MetricReport
 from weir.testing import FakeBlock, FakeClock, FakeExecutor, FakeRequest
 from weir.workers.executor import Executor
 
@@ -22,6 +24,9 @@ class Listener:
 
     def worker_leaves(self, worker: int) -> None:
         raise AssertionError("no worker leaves")
+
+    def measured(self, worker: int, reports: Sequence[MetricReport]) -> None:
+        raise AssertionError("the model has no metrics")
 
     def received(self, worker: int, events: Events) -> None:
         self.events.append(events)

@@ -9,6 +9,7 @@ from enum import Enum, IntEnum
 from typing import Any, NamedTuple, Protocol, TypedDict
 
 from weir.errors import ModelError, WeirError
+from weir.metrics import MetricReport
 
 # The encoding of a payload is a content type, or OBJECT for a Python value.
 OBJECT = "object"
@@ -253,14 +254,16 @@ class Events:
 
     `indices` None means all entries in order; `kinds` None means that all are DONE. `outputs` has an output for each: encoded
     bytes, a Block or a value, or a WeirError for ERROR. `final` is True in the last Events of a batch: its place is free again and
-    `timing` is set. Each entry has then had exactly one DONE, ERROR or END, except entries that were cancelled.
+    `timing` is set. Each entry has then had exactly one DONE, ERROR or END, except entries that were cancelled. `measured` is what the
+    model's own metrics have become meanwhile.
     """
 
-    __slots__ = ("batch_id", "final", "indices", "kinds", "outputs", "timing")
+    __slots__ = ("batch_id", "final", "indices", "kinds", "measured", "outputs", "timing")
 
     def __init__(
         self, batch_id: int, outputs: list[Any], *, indices: list[int] | None = None,
         kinds: Sequence[int] | None = None, final: bool = True, timing: Timing | None = None,
+        measured: list[MetricReport] | None = None,
     ) -> None:  # fmt: skip
         self.batch_id = batch_id
         self.outputs = outputs
@@ -268,6 +271,7 @@ class Events:
         self.kinds = kinds
         self.final = final
         self.timing = timing
+        self.measured = measured
 
 
 class Observer(Protocol):

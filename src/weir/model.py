@@ -6,9 +6,11 @@ The server process uses only the class itself (its attributes, `measure`, `examp
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import SequenceMatcher
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, TypeVar, overload
 
 from weir.errors import SettingsError, Unsupported
+from weir.metrics import ModelMetrics
 
 # numpy's names of the datatypes of the Open Inference Protocol. numpy has no BF16: its arrays have the bits.
 DATATYPES = {
@@ -159,6 +161,15 @@ class Model:
     worker_index: int = 0
     # Also set by the worker, for `output`: returns a new array of this shape and dtype.
     _allocate: Callable[[tuple[int, ...], Any], Any] | None = None
+
+    @cached_property
+    def metrics(self) -> ModelMetrics:
+        """The model's own metrics, which `/metrics` shows: `counter`, `gauge` and `histogram` return one of a name. Make them in `load`.
+
+        What a worker counts is reported with the next answers, and added up over all workers. The warm-up does not count. External
+        workers have none.
+        """
+        return ModelMetrics()
 
     def load_shared(self) -> None:
         """Load what all workers share and only read afterwards, such as weights.

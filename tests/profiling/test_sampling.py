@@ -1,6 +1,6 @@
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,6 +13,7 @@ from tests.profiling.kit import Duration, TimedExecutor, items, started
 
 from weir.errors import InvalidRequest, ModelError
 from weir.messages import OBJECT, Batch, Events
+from weir.metrics import MetricReport, ModelMetrics
 from weir.profiling.items import ProfilingSettings
 from weir.profiling.sampling import (
     CROWDED_RARE,
@@ -209,6 +210,9 @@ class Heard:
 
     def worker_leaves(self, worker: int) -> None:
         self.said.append(("leaves", worker))
+
+    def measured(self, worker: int, reports: Sequence[MetricReport]) -> None:
+        self.said.append(("measured", worker, [report.definition.name for report in reports]))
 
     def received(self, worker: int, events: Events) -> None:
         self.said.append(("received", worker, events.batch_id))
@@ -472,3 +476,27 @@ def test_the_unit_of_time_does_not_matter(durations: list[float], scale: float) 
     assert min(durations) <= one.mean * (1 + 1e-9) and one.mean <= max(durations) * (1 + 1e-9)
     assert other.mean == pytest.approx(scale * one.mean)
     assert other.left_out == one.left_out
+
+
+def test_examples_that_are_measured_do_not_count_in_the_models_metrics() -> None:
+    def reports() -> list[MetricReport]:
+        metrics = ModelMetrics()
+        metrics.gauge("size").set(1)
+        metrics.counter("items").inc()
+        return metrics.take() or []
+
+    async def story() -> None:
+        executor, heard = FakeExecutor(), Heard()
+        measuring = Measuring(executor)
+        await executor.start(measuring)
+        measuring.measured(0, reports())
+        measuring.step_aside(heard)
+        measuring.measured(0, reports())
+        running = measuring.run(0, [1], OBJECT, OBJECT)
+        measuring.measured(0, reports())
+        running.cancel()
+        assert heard.said == [
+            ("ready", 0, 1), ("measured", 0, ["size"]), ("measured", 0, ["size", "items"]), ("measured", 0, ["size"])
+        ]  # fmt: skip
+
+    on_loop(story())

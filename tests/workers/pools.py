@@ -1,11 +1,12 @@
 """A listener that remembers, and the pool that it listens to."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 from weir.messages import OBJECT, Batch, Events
+from weir.metrics import MetricReport
 from weir.model import Model
 from weir.workers.process.pool import ProcessPool
 from weir.workers.settings import WorkerSettings
@@ -18,6 +19,7 @@ class Recorder:
         self.ready: list[tuple[int, int]] = []
         self.lost: list[tuple[int, str]] = []
         self.leaving: list[int] = []
+        self.reports: list[tuple[int, Sequence[MetricReport]]] = []
         self.events: dict[int, Events] = {}
         self.reasons: list[str] = []
         self._heard = asyncio.Event()
@@ -32,6 +34,10 @@ class Recorder:
 
     def worker_leaves(self, worker: int) -> None:
         self.leaving.append(worker)
+        self._heard.set()
+
+    def measured(self, worker: int, reports: Sequence[MetricReport]) -> None:
+        self.reports.append((worker, reports))
         self._heard.set()
 
     def received(self, worker: int, events: Events) -> None:

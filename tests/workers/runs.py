@@ -1,9 +1,11 @@
 """Runs models through a Runner, as a worker does, and records what an executor says."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from weir.messages import OBJECT, Batch, Events
+from weir.metrics import MetricReport
 from weir.model import Model
 from weir.workers.run.runner import Runner
 
@@ -38,6 +40,9 @@ class Heard:
 
     def worker_leaves(self, worker: int) -> None:
         raise AssertionError("no worker leaves")
+
+    def measured(self, worker: int, reports: Sequence[MetricReport]) -> None:
+        self.log.put_nowait(("measured", worker, reports))
 
     def received(self, worker: int, events: Events) -> None:
         self.log.put_nowait(("events", worker, events))

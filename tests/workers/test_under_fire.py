@@ -4,7 +4,7 @@ import asyncio
 import os
 import random
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from tests.workers.models import Square
 from tests.workers.pools import make_pool
 
 from weir.messages import OBJECT, OCTETS, Batch, Events
+from weir.metrics import MetricReport
 
 KILLS = 20
 WORKERS = 3
@@ -38,6 +39,9 @@ class Driver:
 
     def worker_leaves(self, worker: int) -> None:
         raise AssertionError("no worker leaves")
+
+    def measured(self, worker: int, reports: Sequence[MetricReport]) -> None:
+        raise AssertionError("the model has no metrics")
 
     def worker_lost(self, worker: int, reason: str) -> None:
         for batch in [batch for batch, runs_on in self.flying.items() if runs_on == worker]:

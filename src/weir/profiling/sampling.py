@@ -19,6 +19,7 @@ import numpy as np
 
 from weir.errors import ModelError, WeirError
 from weir.messages import Batch, Events
+from weir.metrics import GAUGE, MetricReport
 from weir.profiling.items import Items, ProfilingSettings
 from weir.workers.executor import Executor, Listener
 
@@ -64,6 +65,9 @@ class Measuring:
         self._flights: dict[int, _Flight] = {}
         self._ids = counter(FIRST_ID)
         self._next: Listener | None = None
+        self._loaded: dict[
+            int, Sequence[MetricReport]
+        ] = {}  # by worker: what its model's gauges were when it had loaded
 
     def run(self, worker: int, payloads: list[Any], content_type: str, accept: str) -> "asyncio.Future[Finished]":
         """Hand a batch to `worker`, which must have a free place. The future returned has its times.
@@ -91,6 +95,8 @@ class Measuring:
             listener.worker_lost(worker, reason)
         for worker, places in self.places.items():
             listener.worker_ready(worker, places)
+        for worker, reports in self._loaded.items():
+            listener.measured(worker, reports)
         if self._unavailable is not None:
             listener.unavailable(self._unavailable)
 
@@ -120,6 +126,15 @@ class Measuring:
         """Pass it on: the batch that is measured there is finished."""
         if self._next is not None:
             self._next.worker_leaves(worker)
+
+    def measured(self, worker: int, reports: Sequence[MetricReport]) -> None:
+        """Pass it on; but only gauges from a worker that is measured, whose examples shall not be counted."""
+        if self._next is None or any(flight.worker == worker for flight in self._flights.values()):
+            reports = [report for report in reports if report.definition.kind == GAUGE]
+        if self._next is not None:
+            self._next.measured(worker, reports)
+        else:
+            self._loaded.setdefault(worker, reports)
 
     def received(self, worker: int, events: Events) -> None:
         """Note the end of a batch."""

@@ -14,7 +14,7 @@ from weir.telemetry.tracecontext import Trace
 
 logger = logging.getLogger("weir")
 
-EVENTS = ("refused", "dispatched", "answered", "streamed", "failed", "computed", "worker_changed")
+EVENTS = ("refused", "dispatched", "answered", "streamed", "failed", "computed", "worker_changed", "metrics_reported")
 
 
 class Delivery:

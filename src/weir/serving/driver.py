@@ -10,7 +10,7 @@ clock.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
@@ -29,6 +29,7 @@ from weir.errors import (
     WeirError,
 )
 from weir.messages import Batch, Dispatch, EventKind, Events, Request, Wakeup
+from weir.metrics import MetricReport
 from weir.serving.delivery import Delivery, discard, logger
 from weir.workers.executor import Block, Executor
 
@@ -499,6 +500,9 @@ class Driver:
         for request, error in refused:
             self._end(request, error, now)
         self._note_if_emptied()
+
+    def measured(self, worker: int, reports: Sequence[MetricReport]) -> None:
+        self._delivery.tell("metrics_reported", worker, reports)
 
     def unavailable(self, reason: str) -> None:
         self.failed = self.not_ready_reason = reason

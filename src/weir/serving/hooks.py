@@ -15,6 +15,7 @@ from typing import Any
 
 from weir.errors import ModelError, WeirError
 from weir.messages import LENT, OBJECT, Batch, EventKind, Events, Timing
+from weir.metrics import MetricReport
 from weir.serving.delivery import discard, is_block
 from weir.wire.values import DECODE, UNWRITABLE, decode, encode
 from weir.workers.executor import Block, Executor, Listener, WorkerState
@@ -261,7 +262,7 @@ class HookedExecutor:
     # The Listener protocol, for the inner executor.
 
     def worker_ready(self, worker: int, places: int) -> None:
-        """Report the worker with EXTRA more places."""
+        """MetricReport the worker with EXTRA more places."""
         self._slots[worker] = WorkerSlots(places)
         self._listener.worker_ready(worker, places + EXTRA)
 
@@ -273,6 +274,10 @@ class HookedExecutor:
     def worker_leaves(self, worker: int) -> None:
         """Pass it on."""
         self._listener.worker_leaves(worker)
+
+    def measured(self, worker: int, reports: Sequence[MetricReport]) -> None:
+        """Pass it on."""
+        self._listener.measured(worker, reports)
 
     def _forget(self, worker: int) -> None:
         self._slots.pop(worker, None)

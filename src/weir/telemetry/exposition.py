@@ -1,9 +1,11 @@
 """Shows the counts of recorder.py in Prometheus' text format, under Weir's names and under Triton's."""
 
+import logging
 import os
 import secrets
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -18,7 +20,10 @@ from prometheus_client.samples import Sample
 
 from weir.errors import Cancelled, CapacityError, DeadlineExceeded, ModelError, ValidationFailed, WeirError
 from weir.messages import Reason
+from weir.metrics import COUNTER, GAUGE, Change, Definition, Values
 from weir.telemetry.recorder import Histogram, Metrics, Recorder
+
+logger = logging.getLogger("weir")
 
 
 class Levels(NamedTuple):
@@ -108,6 +113,7 @@ class Exposition(Collector):
         self._read_levels = read_levels
         self.registry = _Named(namespace)
         self._shared: SharedCounts | None = None
+        self._hidden: set[tuple[str, Definition]] = set()
         self.registry.register(self)
         ProcessCollector(registry=self.registry)
 
@@ -135,6 +141,26 @@ class Exposition(Collector):
         for family in (*self._requests(), *self._transfers(), *self._batches(), *self._present()):
             family.samples = [_with_version(sample) for sample in family.samples]
             yield family
+        yield from self._own()
+
+    def _own(self) -> Iterator[Metric]:
+        """Yield the models' own metrics. Two models may have one of the same name if it is of the same kind and labels."""
+        found: dict[str, tuple[Definition, list[Sample]]] = {}
+        for model, reported in self._metrics.reported.items():
+            for definition, series in reported.by_name.values():
+                first, samples = found.setdefault(definition.name, (definition, []))
+                if definition[::3] == first[::3] and not f"{definition.name}_".startswith(self.registry.prefix):
+                    samples += _own_samples(model, definition, series)
+                elif (model, definition) not in self._hidden:
+                    self._hidden.add((model, definition))
+                    logger.warning(
+                        "metric %r of model %r is not shown: another metric has this name", definition.name, model
+                    )
+        for name, (definition, samples) in found.items():
+            if samples:
+                family = Metric(name, definition.help, definition.kind)
+                family.samples = list(map(_with_version, samples))
+                yield family
 
     def _requests(self) -> Iterator[Metric]:
         ended = list(self._metrics.ended.items())
@@ -194,12 +220,30 @@ class Exposition(Collector):
         yield from _policies({model: levels.policy for model, levels in present})
 
 
+def _own_samples(model: str, definition: Definition, series: Mapping[tuple[Values, str], Change]) -> Iterator[Sample]:
+    """Yield the samples of a model's own metric, as Prometheus names them."""
+    name = definition.name
+    for (values, worker), change in list(series.items()):
+        labels = {"model": model, **dict(zip(definition.labels, values, strict=True))}
+        if definition.kind == GAUGE:
+            yield Sample(name, {**labels, "worker": worker}, change.number)
+        elif definition.kind == COUNTER:
+            yield Sample(f"{name}_total", labels, change.number)
+        else:
+            ends = (*map(str, definition.bounds), "+Inf")
+            for end, count in zip(ends, accumulate(change.counts), strict=True):
+                yield Sample(f"{name}_bucket", {**labels, "le": end}, float(count))
+            yield Sample(f"{name}_count", labels, float(sum(change.counts)))
+            yield Sample(f"{name}_sum", labels, change.number)
+
+
 class _Named(CollectorRegistry):
     """A registry that replaces the first word, `weir`, of the names of Weir's metrics."""
 
     def __init__(self, namespace: str) -> None:
         super().__init__()
         self._namespace = namespace
+        self.prefix = f"{namespace}_"
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric family."""

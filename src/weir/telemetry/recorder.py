@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weir.errors import Cancelled, ModelError, ModelNotFound, WeirError
 from weir.messages import Dispatch, Kind, Reason, Request, Timing
+from weir.metrics import MetricReport, ReportedMetrics
 
 if TYPE_CHECKING:
     from weir.policy.cost.objective import Prices
@@ -107,6 +108,9 @@ class SilentObserver:
     def worker_changed(self, model: str, worker: int, state: str, reason: str) -> None:
         """Ignore the event."""
 
+    def metrics_reported(self, model: str, worker: int, reports: Sequence[MetricReport]) -> None:
+        """Ignore the event, which is not among those of Observer: a worker has reported what its model's own metrics have become."""
+
     def transferred(self, model: str, door: str, received_bytes: int, sent_bytes: int) -> None:
         """Ignore the event."""
 
@@ -184,12 +188,14 @@ class Recorder(SilentObserver):
         by_rows: the steps of batches, once for each batch, by its rows.
         last_inference_ms: time of day of the last batch in milliseconds since 1970; 0 before the first.
         window: is told of the same batches, if there is one.
+        reported: the model's own metrics, of all its workers.
     """
 
     def __init__(self, time_of_day: Callable[[], float] = time.time, *, detailed: bool = True) -> None:
         self._time_of_day = time_of_day
         self._detailed = detailed
         self.window: RollingWindow | None = None
+        self.reported = ReportedMetrics()
         self.batches = [0] * len(Reason)
         self.ended: defaultdict[tuple[str, type[WeirError] | None], int] = defaultdict(int)
         self.refused_requests: defaultdict[tuple[str, type[WeirError]], int] = defaultdict(int)
@@ -291,6 +297,15 @@ class Recorder(SilentObserver):
         count[0] += received_bytes
         count[1] += sent_bytes
 
+    def metrics_reported(self, model: str, worker: int, reports: Sequence[MetricReport]) -> None:
+        """Add what a worker has reported of the model's own metrics."""
+        self.reported.add(worker, reports)
+
+    def worker_changed(self, model: str, worker: int, state: str, reason: str) -> None:
+        """Drop the gauges of a worker that has ended."""
+        if state != "ready":
+            self.reported.forget(worker)
+
     @property
     def ran(self) -> bool:
         """Whether a batch was dispatched, or an accepted request had its end."""
@@ -310,6 +325,7 @@ class Recorder(SilentObserver):
             self.refused_requests[refusal] += count
         for door, (received, sent) in other.bytes.items():
             self.transferred("", door, received, sent)
+        self.reported.merge(other.reported)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the counts since the model was loaded in the form of the Open Inference Protocol's statistics
@@ -365,6 +381,11 @@ class Metrics(SilentObserver):
         return {label: found for label in self._labels() if (found := self.of(label)).ran}
 
     @property
+    def reported(self) -> dict[str, ReportedMetrics]:
+        """The models' own metrics, by label."""
+        return {label: self.of(label).reported for label in self._labels()}
+
+    @property
     def ended(self) -> dict[Outcome, int]:
         """Requests that had their end, those refused included."""
         return self._outcomes("ended")
@@ -387,6 +408,7 @@ class Metrics(SilentObserver):
         while self._left:
             label, recorder = self._left.popleft()
             self._attached[label].remove(recorder)
+            recorder.reported.forget()
             self._own[label].add(recorder)
         return list(dict.fromkeys((*self._own, *self._attached)))
 

@@ -7,11 +7,13 @@ priority.
 
 import asyncio
 import os
+from collections.abc import Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weir.errors import ModelError, SettingsError, WeirError
 from weir.messages import OBJECT, Batch, Events
+from weir.metrics import MetricReport
 from weir.model import Model
 from weir.workers.process.pool import ProcessPool
 from weir.workers.settings import WorkerSettings
@@ -149,6 +151,9 @@ class SolvingProcess:
 
     def worker_leaves(self, worker: int) -> None:
         """Do nothing: processes of this machine do not leave."""
+
+    def measured(self, worker: int, reports: Sequence[MetricReport]) -> None:
+        """Do nothing: the solver has no metrics of its own."""
 
     def unavailable(self, reason: str) -> None:
         """Fail the present request."""

@@ -14,6 +14,7 @@ import msgspec
 
 from weir.errors import InvalidRequest, ModelError, WeirError
 from weir.messages import Batch, Events, Timing
+from weir.metrics import MetricReport
 from weir.wire.cells import (
     BufferPlacer,
     Cells,
@@ -65,7 +66,9 @@ class Stop(msgspec.Struct, array_like=True, tag=4, frozen=True):
 
 
 class Ready(msgspec.Struct, array_like=True, tag=5, frozen=True):
-    """The model is loaded and warmed up."""
+    """The model is loaded and warmed up. `measured`: see Events."""
+
+    measured: list[MetricReport] | None = None
 
 
 class StartFailed(NamedTuple):
@@ -136,6 +139,7 @@ class _Events(msgspec.Struct, array_like=True, tag=8):
     kinds: list[int] | None
     final: bool
     timing: tuple[float, float, float] | None
+    measured: list[MetricReport] | None = None
 
 
 _Body = Notice | _Start | _Batch | Cancel | Free | Stop | Ready | _StartFailed | Restarted | _Events
@@ -172,7 +176,7 @@ def encode_events(
 
     def body(outputs: list[Any], places: BufferPlacer | None) -> _Events:
         cells = pack_cells(outputs, places, ModelError)
-        return _Events(events.batch_id, cells, events.indices, kinds, events.final, events.timing)
+        return _Events(events.batch_id, cells, events.indices, kinds, events.final, events.timing, events.measured)
 
     return _bounded(body, events.outputs, places, ModelError, max_frame_bytes)
 
@@ -333,8 +337,9 @@ class FrameParser(_Splitter[Frame]):
                 outputs = unpack_cells(body.cells, self._fetch, ModelError)
                 timing = None if body.timing is None else Timing(*body.timing)
                 return Events(
-                    body.batch_id, outputs, indices=body.indices, kinds=body.kinds, final=body.final, timing=timing
-                )
+                    body.batch_id, outputs, indices=body.indices, kinds=body.kinds, final=body.final, timing=timing,
+                    measured=body.measured,
+                )  # fmt: skip
             case _Batch():
                 payloads = unpack_cells(body.cells, self._fetch, InvalidRequest)
                 return Batch(body.batch_id, payloads, body.content_types, body.accepts, body.attempt)

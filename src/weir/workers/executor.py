@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from weir.errors import Conflict
 from weir.messages import Batch, Events
+from weir.metrics import MetricReport
 
 
 class Listener(Protocol):
@@ -29,6 +30,9 @@ class Listener(Protocol):
 
     def received(self, worker: int, events: Events) -> None:
         """Events of a batch have come; of a streaming model any number. Nothing more comes for a batch after its `final` ones."""
+
+    def measured(self, worker: int, reports: Sequence[MetricReport]) -> None:
+        """The model's own metrics in this worker have become so."""
 
     def unavailable(self, reason: str) -> None:
         """No worker is left, and the replacements have failed again and again: no request should wait for one.

@@ -17,6 +17,7 @@ from typing import Any
 
 from weir.errors import ModelError, SettingsError, WeirError
 from weir.messages import Batch, EventKind, Events, Timing
+from weir.metrics import MetricReport
 from weir.model import Model, overrides
 from weir.workers.executor import ExecutorBase, Listener, TimeLimit, free_index
 from weir.workers.process.launch import unpinned
@@ -132,6 +133,8 @@ class InlineExecutor(ExecutorBase):
             raise not_loaded(error, self._name, 0) from error
         self._state.state = "ready"
         listener.worker_ready(0, 1)
+        if measured := self._runner.measured():
+            listener.measured(0, measured)
 
     def run(self, worker: int, batch: Batch) -> None:
         """Run `batch` when the loop has run its other callbacks."""
@@ -185,11 +188,16 @@ class InlineExecutor(ExecutorBase):
             self._received(events)
         else:
             self._loop.call_soon(self._step, batch, stream)
-            self._listener.received(0, events)
+            self._report(events)
 
     def _received(self, events: Events) -> None:
         self._state.in_flight -= 1
         del self._cancelled[events.batch_id]
+        self._report(events)
+
+    def _report(self, events: Events) -> None:
+        if events.measured:
+            self._listener.measured(0, events.measured)
         self._listener.received(0, events)
 
 
@@ -288,7 +296,12 @@ class WorkerThread:
             self._hanging.cancel()
             self._hanging = None
 
+    def _measured(self, reports: list[MetricReport] | None) -> None:
+        if reports:
+            self._listener.measured(self.state.index, reports)
+
     def _finished(self, events: Events) -> None:
+        self._measured(events.measured)
         if events.batch_id in self._given_up:
             self._given_up.discard(events.batch_id)
             if not self._given_up and self.state.state == "lost":
@@ -303,6 +316,7 @@ class WorkerThread:
         self._listener.received(self.state.index, events)
 
     def _streamed(self, events: Events) -> None:
+        self._measured(events.measured)
         if events.batch_id in self._cancelled:
             self._restarted(events.batch_id)
             self._listener.received(self.state.index, events)
@@ -322,6 +336,7 @@ class WorkerThread:
         except BaseException as error:
             self._report(_settle, self._loaded, not_loaded(error, self._name, self.state.index))
         else:
+            self._report(self._measured, self._runner.measured())
             self._report(_settle, self._loaded, None)
             while (batch := self._batches.get()) is not None:
                 self._run(batch)

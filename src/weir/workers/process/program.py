@@ -59,7 +59,7 @@ def run_worker(
     channel.spin = start.options["spin"]
     if fetch is not None:
         fetch.lends = runner.borrows
-    channel.send(encode_control(Ready()))
+    channel.send(encode_control(Ready(runner.measured())))
     batches = BatchLoop(channel, runner)
     try:
         if start.options["pipeline_depth"] > 1:

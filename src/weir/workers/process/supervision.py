@@ -306,6 +306,8 @@ class SupervisedWorker:
                 self._predict_limit.begin()
         elif isinstance(frame, Ready):
             self._loaded()
+            if frame.measured:
+                self._listener.measured(self.index, frame.measured)
         elif isinstance(frame, StartFailed):
             self._error = frame.error
 
@@ -351,6 +353,8 @@ class SupervisedWorker:
         if flight is None:  # a process that the model forked has returned into our loop
             self.kill(f"it was ended because it answered batch {events.batch_id}, which it did not have")
             return
+        if events.measured:
+            self._listener.measured(self.index, events.measured)
         if self.held_bytes:
             as_values(events, flight.accepts, lent=self._launch.lends)
         if events.final:

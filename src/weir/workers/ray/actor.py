@@ -239,7 +239,7 @@ class WorkerActor:
             return
         self._channel.streaming = runner.streaming
         self._channel.lends = runner.borrows
-        loaded.put(bytes(encode_control(Ready())))
+        loaded.put(bytes(encode_control(Ready(runner.measured()))))
         batches = BatchLoop(self._channel, runner)
         try:
             if start.options["pipeline_depth"] > 1:

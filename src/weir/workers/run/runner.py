@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from weir.errors import Cancelled, ModelError, WeirError
 from weir.messages import OBJECT, Batch, EventKind, Events, Timing
+from weir.metrics import MetricReport, ModelMetrics
 from weir.model import Example, Last, Model, is_tensor_model
 from weir.workers.run.codecs import Reader, Writer
 from weir.workers.run.steps import (
@@ -123,12 +124,27 @@ class Runner:
         self._streaming = StreamingRun(
             model, self._prediction, self._writer, retry_in_halves=self._retry_in_halves, fatal=self._fatal
         )
+        metrics = self._metrics()
+        if metrics is not None:
+            metrics.muted = True
         try:
             for batch in warmup_batches(self._class, self._max_batch_size):
                 self._warm_up(batch)
         except BaseException as error:
             self.end(error)
             raise
+        if metrics is not None:
+            metrics.muted = False
+
+    def measured(self) -> list[MetricReport] | None:
+        """Return what the model's own metrics have become since the last call, or since it was constructed; None for nothing."""
+        metrics = self._metrics()
+        return None if metrics is None or metrics.muted else metrics.take()
+
+    def _metrics(self) -> ModelMetrics | None:
+        """Return the model's own metrics, if it uses any; what else it may call `metrics` is its own."""
+        metrics = vars(self._model).get("metrics")
+        return metrics if isinstance(metrics, ModelMetrics) else None
 
     @property
     def borrows(self) -> bool:
@@ -161,7 +177,7 @@ class Runner:
         outputs = self._writer.write(answers, prepared.accepts, prepared.heads)
         timing = Timing(prepared.seconds, predicted - began, perf_counter() - predicted)
         kinds = _kinds(outputs) if has_failed(outputs) else None
-        return Events(prepared.batch_id, outputs, kinds=kinds, timing=timing)
+        return Events(prepared.batch_id, outputs, kinds=kinds, timing=timing, measured=self.measured())
 
     def stream(
         self, prepared: PreparedBatch, cancelled: Container[int] = (), restarted: Callable[[], None] | None = None
@@ -171,7 +187,9 @@ class Runner:
         `cancelled` may grow meanwhile, and the model gets the indices. `restarted` is called when `predict` yields nothing that a caller gets, or is called
         again.
         """
-        return self._streaming.run(prepared, cancelled, restarted or _nothing)
+        for events in self._streaming.run(prepared, cancelled, restarted or _nothing):
+            events.measured = self.measured()
+            yield events
 
     def run(
         self, prepared: PreparedBatch, cancelled: Container[int] = (), restarted: Callable[[], None] | None = None
