@@ -47,6 +47,12 @@ class Words:
         second = len(numbers[0]) if len(numbers) > 1 else 0
         return Tokenized(numpy.array(ids[:max_length], "<i4").tobytes(), second, len(ids) > max_length)
 
+    def at_once(
+        self, texts: Sequence[Text], *, max_length: int, truncate: bool, tokenize_options: TokenizeOptions
+    ) -> Sequence[Tokenized | InvalidRequest] | None:
+        """Leave all texts to the threads."""
+        return None
+
     def split(
         self, text: Text, *, max_length: int, tokenize_options: TokenizeOptions
     ) -> list[Tokenized] | InvalidRequest:

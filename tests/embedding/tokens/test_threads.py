@@ -12,7 +12,14 @@ import pytest
 from tests.embedding.text_models import Words
 
 from weir.embedding.texts import Text, Tokenized, TokenizeOptions
-from weir.embedding.tokens.threads import CHUNK, INLINE_CHARACTERS, URGENT_CHARACTERS, TokenizeRequest, TokenizerThreads
+from weir.embedding.tokens.threads import (
+    AT_ONCE_CHARACTERS,
+    CHUNK,
+    INLINE_CHARACTERS,
+    URGENT_CHARACTERS,
+    TokenizeRequest,
+    TokenizerThreads,
+)
 from weir.errors import Draining, InvalidRequest, ModelError
 
 
@@ -140,6 +147,33 @@ class Held(Words):
             self.reads[str(texts[0])].set()
             self.gates[str(texts[0])].wait()
         return super().encode(texts, max_length=max_length, truncate=truncate, tokenize_options=tokenize_options)
+
+
+class Quick(Words):
+    """Tokenizes at once what does not begin with "slow", and fails at "fault"."""
+
+    def at_once(self, texts: Sequence[Text], **options: Any) -> Sequence[Tokenized | InvalidRequest] | None:
+        if texts[0] == "fault":
+            raise ValueError("a fault")
+        return None if str(texts[0]).startswith("slow") else self.encode(texts, **options)
+
+
+def test_texts_of_known_words_are_tokenized_before_add_returns() -> None:
+    async def main() -> None:
+        rounds_seen: list[int] = []
+        readers = TokenizerThreads(Quick(), 1, lambda began, ended, texts: rounds_seen.append(texts))
+        readers.start()
+        found = [read(readers, ["a", "b c"], characters=AT_ONCE_CHARACTERS) for _ in range(3)]
+
+        assert [len(each.result()) for each in found] == [2, 2, 2]
+        assert rounds_seen == [2, 2, 2]
+        slow, many = read(readers, ["slow"]), read(readers, ["a"], characters=AT_ONCE_CHARACTERS + 1)
+        fault = read(readers, ["fault"], characters=1)
+        assert not (slow.done() or many.done() or fault.done())
+        assert [len(await each) for each in (slow, many, fault)] == [1, 1, 1]
+        readers.close()
+
+    asyncio.run(main())
 
 
 def test_what_is_not_urgent_is_read_by_the_thread_that_was_woken_for_it_and_did_the_urgent_first() -> None:
