@@ -162,6 +162,12 @@ class Lengths:
         said = [str(text).split() for text in texts]
         return [Read(int(client).to_bytes(4, "little") * int(length)) for client, _, length in said]
 
+    def at_once(
+        self, texts: Sequence[Text], *, max_length: int, truncate: bool, tokenize_options: TokenizeOptions
+    ) -> list[Any]:
+        """Do what `encode` does."""
+        return self.encode(texts, max_length=max_length, truncate=truncate, tokenize_options=tokenize_options)
+
     def split(self, text: Text, *, max_length: int, tokenize_options: TokenizeOptions) -> list[Any]:
         """Nobody asks."""
         return []
