@@ -67,7 +67,7 @@ LIMITS = {
     "catalog": (16, 3_005),
     "client": (8, 1_697),
     "commands": (17, 1_624),
-    "embedding": (56, 10_800),
+    "embedding": (56, 11_150),
     "frontends": (32, 6_078),
     "jobs": (7, 1_152),
     "manifests": (8, 871),

@@ -8,7 +8,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from weir.embedding.texts import TOO_LONG, Encoded, ModelFacts, Phases, Text, TextTask, TokenDetail, prompt_text
+from weir.embedding.texts import (
+    TOO_LONG,
+    Encoded,
+    ModelFacts,
+    Phases,
+    Text,
+    TextOutput,
+    TextTask,
+    TokenDetail,
+    prompt_text,
+)
 from weir.errors import InvalidRequest
 from weir.telemetry.tracecontext import Trace
 
@@ -47,7 +57,7 @@ class HashingEncoder:
         self, texts: Sequence[Text], *, door: str, client: str = "", priority: int = 0, timeout: float | None = None,
         dimensions: int | None = None, truncate: bool | None = None, want_tokens: bool = False,
         prompt: str | None = None, whole_words: bool = False, truncate_left: bool = False, each: bool = False,
-        trace: str | Trace | None = None,
+        trace: str | Trace | None = None, outputs: Sequence[TextOutput] = (),
     ) -> Encoded:  # fmt: skip
         """Return vectors."""
         said = {

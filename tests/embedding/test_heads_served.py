@@ -7,7 +7,7 @@ import grpc
 import httpx
 import numpy as np
 from tests.embedding import tiny, tiny_tokens
-from tests.embedding.graph.test_heads import splade
+from tests.embedding.graph.test_heads import m3, splade
 from tests.embedding.test_server import SETTINGS
 from tests.embedding.test_tei_grpc import Stub, made
 
@@ -41,6 +41,66 @@ def test_terms_over_http_and_grpc(tmp_path: Path) -> None:
         np.testing.assert_allclose([each["value"] for each in text], terms[:, 1], atol=1e-4)
     assert [each.index for each in one] == [each["index"] for each in found[0]]
     assert "model 'splade': has no task embed; it has embed_sparse" in refused["error"]
+
+
+def test_several_outputs_from_one_request(tmp_path: Path) -> None:
+    m3(tmp_path / "m3")
+    read = TextEncoder(str(tmp_path / "m3"), cache=str(tmp_path / "cache"), devices=["cpu"], allow_pickle=True)
+    read.load_shared()
+    read.load()
+    texts = [text._replace(outputs=("dense", "sparse", "tokens")) for text in read.preprocess_batch(TEXTS)]
+    expected = read.predict(texts)
+    settings = {**SETTINGS, "cache": str(tmp_path / "cache"), "allow_pickle": True, "grpc_port": 0}
+    with weir.embedding.serve(tmp_path / "m3", **settings) as server, httpx.Client(base_url=server.url) as http:
+        wanted = ["tokens", "sparse", "dense"]
+        openai = http.post("/v1/embeddings", json={"input": TEXTS, "outputs": wanted}).json()["data"]
+        alone = http.post("/v1/embeddings", json={"input": TEXTS, "outputs": ["sparse"]}).json()["data"]
+        items = [{"text": text, "outputs": wanted} for text in TEXTS[:2]] + [
+            {"text": "it", "outputs": ["colour"]},
+            "it",
+        ]
+        native = http.post("/infer/m3/batch", json=items).json()
+        tensors = ("output", "sparse_indices", "sparse_values", "tokens", "token_counts")
+        oip = http.post(
+            "/v2/models/m3/infer",
+            json={
+                "inputs": [{"name": "input", "shape": [4], "datatype": "BYTES", "data": TEXTS}],
+                "outputs": [{"name": name} for name in tensors],
+            },
+        ).json()
+        dense = http.post("/embed", json={"inputs": TEXTS}).json()
+        terms = http.post("/embed_sparse", json={"inputs": TEXTS}).json()
+        tokens = http.post("/embed_all", json={"inputs": TEXTS}).json()
+        root = http.post("/", json={"inputs": TEXTS}).json()
+        wrong = http.post("/v1/embeddings", json={"input": "a", "outputs": ["colour"]}).json()["error"]
+        cut = http.post("/v1/embeddings", json={"input": "a", "outputs": ["sparse"], "dimensions": 3}).json()["error"]
+        with grpc.insecure_channel(server.addresses[1].removeprefix("grpc://")) as channel:
+            one = Stub(channel).EmbedEmbedAll(made("EmbedAllRequest", inputs=TEXTS[0])).token_embeddings
+    arrays = {each["name"]: np.array(each["data"]).reshape(each["shape"]) for each in oip["outputs"]}
+    assert set(arrays) == set(tensors)
+    for place, (vector, words, late) in enumerate(expected):
+        listed = {"indices": words[:, 0].astype(int).tolist(), "values": openai[place]["sparse"]["values"]}
+        assert openai[place]["sparse"] == alone[place]["sparse"] == listed
+        assert set(alone[place]) == {"object", "index", "sparse"}
+        for found in (openai[place]["sparse"]["values"], [each["value"] for each in terms[place]]):
+            np.testing.assert_allclose(found, words[:, 1], atol=1e-4)
+        for found in (openai[place]["embedding"], dense[place], root[place], arrays["output"][place]):
+            np.testing.assert_allclose(found, vector, atol=1e-4)
+        count = arrays["token_counts"][place]
+        for found in (openai[place]["tokens"], tokens[place], arrays["tokens"][place][:count]):
+            np.testing.assert_allclose(found, late, atol=1e-4)
+        assert arrays["sparse_indices"][place][: len(words)].tolist() == listed["indices"]
+    np.testing.assert_allclose([each.embeddings for each in one], expected[0][2], atol=1e-4)
+    for place in (0, 1):  # each item has its own end
+        assert native[place]["output"]["sparse"]["indices"] == openai[place]["sparse"]["indices"]
+        np.testing.assert_allclose(native[place]["output"]["tokens"], expected[place][2], atol=1e-4)
+    assert native[2]["error"]["message"].startswith("outputs: 'colour': model 'm3' makes dense, sparse, tokens")
+    np.testing.assert_allclose(native[3]["output"], dense[2], atol=1e-4)
+    assert (wrong["param"], wrong["message"]) == (
+        "outputs",
+        "outputs: 'colour': model 'm3' makes dense, sparse, tokens",
+    )
+    assert cut["message"] == "dimensions=3: of dense vectors alone"
 
 
 def test_labels_of_tokens(tmp_path: Path) -> None:

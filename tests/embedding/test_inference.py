@@ -86,6 +86,12 @@ def test_texts_are_bytes_and_vectors_numbers(client: Any, vectors: Any) -> None:
     assert described["outputs"] == [
         {"name": "output", "datatype": "FP32", "shape": [-1, tiny.HIDDEN]},
         {"name": "truncated", "datatype": "BOOL", "shape": [-1]},
+        {
+            "name": "tokens",
+            "datatype": "FP32",
+            "shape": [-1, -1, tiny.HIDDEN],
+        },  # these two only where they are asked for
+        {"name": "token_counts", "datatype": "INT32", "shape": [-1]},
     ]
 
 

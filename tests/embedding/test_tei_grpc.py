@@ -148,8 +148,7 @@ def test_the_first_model_is_described(stub: Stub) -> None:
 @pytest.mark.parametrize(("call", "request_of", "code", "text"), [
     ("EmbedEmbed", ("EmbedRequest", {"inputs": "do it " * 9}), "INVALID_ARGUMENT", "inputs[0]: the text has more than the 8 tokens"),
     ("EmbedEmbed", ("EmbedRequest", {"inputs": "a", "prompt_name": "qury"}), "INVALID_ARGUMENT", "there is no prompt of this name"),
-    ("EmbedEmbedAll", ("EmbedAllRequest", {"inputs": "a"}), "INVALID_ARGUMENT", "model 'plain': has no task embed_all; it has embed"),
-    ("EmbedEmbedSparse", ("EmbedSparseRequest", {"inputs": "a"}), "INVALID_ARGUMENT", "has no task embed_sparse"),
+    ("EmbedEmbedSparse", ("EmbedSparseRequest", {"inputs": "a"}), "INVALID_ARGUMENT", "has no task embed_sparse; it has embed, embed_all"),
     ("RerankRerank", ("RerankRequest", {"query": "a"}), "INVALID_ARGUMENT", "texts: has 0 texts"),
     ("TokenizeDecode", ("DecodeRequest", {}), "INVALID_ARGUMENT", "ids: must not be empty"),
     ("TokenizeDecode", ("DecodeRequest", {"ids": [4_000_000]}), "INVALID_ARGUMENT", "token id 0 is 4000000"),

@@ -16,7 +16,16 @@ import numpy
 
 from weir.embedding.fair_queue import CallerQueue
 from weir.embedding.requests import CallTrace, EncodeRequest, ReadyText, TextRequest, distinct, with_place
-from weir.embedding.texts import Encoded, ModelFacts, Text, TokenDetail, TokenizeOptions, Tokens, prompt_text
+from weir.embedding.texts import (
+    Encoded,
+    ModelFacts,
+    Text,
+    TextOutput,
+    TokenDetail,
+    TokenizeOptions,
+    Tokens,
+    prompt_text,
+)
 from weir.embedding.tokens.threads import CHUNK, TokenizeRequest, TokenizeResult, TokenizerThreads, Tokenizes
 from weir.errors import DeadlineExceeded, Draining, InvalidRequest, ModelError, Overloaded, WeirError, brief
 from weir.protocols.account import CLAIM, charge
@@ -163,7 +172,7 @@ class Encoder:
         self, texts: Sequence[Text], *, door: str, client: str = "", priority: int = 0, timeout: float | None = None,
         dimensions: int | None = None, truncate: bool | None = None, want_tokens: bool = False,
         prompt: str | None = None, whole_words: bool = False, truncate_left: bool = False, each: bool = False,
-        trace: str | Trace | None = None,
+        trace: str | Trace | None = None, outputs: Sequence[TextOutput] = (),
     ) -> Encoded:  # fmt: skip
         """Return the vectors of `texts`, in order; see Encodes. Equal texts are computed once.
 
@@ -191,7 +200,8 @@ class Encoder:
             future=loop.create_future(), split=self._split and truncate is None, tokenize_options=tokenize_options,
             began=began,
         )  # fmt: skip
-        request.claim = CLAIM.get() if self._of_tokens else None
+        request.outputs = tuple(outputs)
+        request.claim = CLAIM.get() if self._of_tokens or request.outputs else None
         if want_tokens:
             request.ids = [b""] * len(distinct_texts)
         if each:
@@ -316,7 +326,8 @@ class Encoder:
         Return whether there is room; if not, fail the request.
         """
         longest = max(request.counts[start : start + count], default=0)
-        if request.claim is None or longest <= request.charged_tokens:
+        # What else is made beside dense vectors is charged when it is there.
+        if request.claim is None or longest <= request.charged_tokens or TextOutput.DENSE in request.outputs:
             return True
         texts = len(request.texts if request.places is None else request.places)
         try:
@@ -507,7 +518,7 @@ class Encoder:
         tokens = None if request.ids is None else request.per_text([self._tokenizer.tokens(ids) for ids in request.ids])
         return Encoded(
             vectors, request.per_text(request.counts), request.per_text(request.truncated), tokens, request.lengths(),
-            request.errors_per_text(), request.take_dispatch(), request.foreign, phases,
+            request.errors_per_text(), request.take_dispatch(), request.foreign, phases, request.outputs_beside(),
         )  # fmt: skip
 
 

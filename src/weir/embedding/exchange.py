@@ -12,7 +12,16 @@ import msgspec
 import numpy
 
 from weir.embedding.metrics import TextClients, TextCounts
-from weir.embedding.texts import DIRECTIONS, Encoded, Encodes, Text, TextOptionFields, TextTask, chosen_prompt
+from weir.embedding.texts import (
+    DIRECTIONS,
+    Encoded,
+    Encodes,
+    Text,
+    TextOptionFields,
+    TextOutput,
+    TextTask,
+    chosen_prompt,
+)
 from weir.errors import InvalidRequest, ModelNotFound, brief
 from weir.protocols.settings import HttpSettings
 from weir.telemetry.tracecontext import Trace
@@ -45,12 +54,13 @@ class EmbeddingContext:
         self.clients = clients or TextClients()
 
     def encoder(self, name: str = "", task: TextTask | None = None) -> Encodes:
-        """Return the model called `name`; for "" the first one, with `task` the first one that can do it.
+        """Return the model called `name`; for "" the first one, with `task` the first one that was made for it, else the first that can do it.
 
         Raises ModelNotFound naming the models that exist, and InvalidRequest naming the tasks of a model that cannot do `task`.
         """
         if not name and task is not None:
-            name = next((each.name for each in self.encoders.values() if task in each.facts.tasks), "")
+            able = [each for each in self.encoders.values() if task in each.facts.tasks]
+            name = next((each.name for each in [*(each for each in able if each.facts.tasks[0] == task), *able]), "")
         name = name or next(iter(self.encoders), "")
         if name not in self.encoders:
             known = ", ".join(self.encoders) or "no models of texts"
@@ -74,15 +84,20 @@ class TextOptions(NamedTuple):
     whole_words: bool = False
     want_tokens: bool = False
     truncate_left: bool = False
+    outputs: tuple[TextOutput, ...] = ()
 
 
 NO_OPTIONS = TextOptions()
 
 
 def options_of(
-    fields: TextOptionFields, encoder: Encodes, *, whole_words: bool = False, want_tokens: bool = False
-) -> TextOptions:
-    """Return the options that `fields` state for a request to `encoder`. Raises InvalidRequest whose details name the field as `param`."""
+    fields: TextOptionFields, encoder: Encodes, *, whole_words: bool = False, want_tokens: bool = False,
+    outputs: Sequence[str] | None = None,
+) -> TextOptions:  # fmt: skip
+    """Return the options that `fields` and the names of `outputs` state for a request to `encoder`.
+
+    Raises InvalidRequest whose details name the field as `param`.
+    """
     direction = fields.truncation_direction
     if direction is not None and direction not in DIRECTIONS:
         rule = f"truncation_direction={brief(direction)}: must be one of {', '.join(DIRECTIONS)}"
@@ -92,7 +107,28 @@ def options_of(
         instruction=fields.instruction,
     )  # fmt: skip
     check_dimensions(fields.dimensions, encoder)
-    return TextOptions(fields.dimensions, fields.truncate, prompt, whole_words, want_tokens, direction == "left")
+    wanted = () if outputs is None else check_outputs(outputs, encoder, fields.dimensions)
+    return TextOptions(
+        fields.dimensions, fields.truncate, prompt, whole_words, want_tokens, direction == "left", wanted
+    )
+
+
+def check_outputs(names: Sequence[str], encoder: Encodes, dimensions: int | None = None) -> tuple[TextOutput, ...]:
+    """Return the outputs called `names`, in the order in which the model has them; none if they are its own alone.
+
+    Raises InvalidRequest naming those that the model makes, and for `dimensions` without a vector that could be cut.
+    """
+    known = encoder.facts.outputs
+    for name in names:
+        if name not in known:
+            rule = f"model {encoder.name!r} makes {', '.join(known) or 'labels or scores alone'}"
+            raise InvalidRequest(f"outputs: {brief(name)}: {rule}", details={"param": "outputs"})
+    if not names:
+        raise InvalidRequest(f"outputs: must name one or more of {', '.join(known)}", details={"param": "outputs"})
+    if dimensions is not None and TextOutput.DENSE not in names:
+        raise InvalidRequest(f"dimensions={dimensions}: of dense vectors alone", details={"param": "dimensions"})
+    wanted = tuple(output for output in known if output in names)
+    return () if wanted == known[:1] else wanted
 
 
 class TextExchange:
@@ -164,7 +200,7 @@ class TextExchange:
         return self.encoder.encode(
             texts, door=self.door, client=self.client, priority=self.priority, timeout=timeout, dimensions=options.dimensions,
             truncate=options.truncate, want_tokens=options.want_tokens, prompt=options.prompt,
-            whole_words=options.whole_words, truncate_left=options.truncate_left, each=each, trace=trace,
+            whole_words=options.whole_words, truncate_left=options.truncate_left, each=each, trace=trace, outputs=options.outputs,
         )  # fmt: skip
 
     def received(self, texts: int) -> None:

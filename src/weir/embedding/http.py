@@ -290,7 +290,7 @@ class FastTextRequest:
             self._texts.protocol.read(exchange, self._headers, self.payload)
         except WeirError as error:
             return self._refuse(error)
-        if len(exchange.texts) > SMALL_REQUEST or exchange.model not in self._models:
+        if len(exchange.texts) > SMALL_REQUEST or exchange.model not in self._models or exchange.options.outputs:
             return self._connection.hand_over(self._plan, self.payload)
         self._head.apply_to(exchange, _peer(self._connection))
         # A new context: the current one may be that of an earlier request on this connection, with its trace and claim.

@@ -5,7 +5,7 @@ so that clients share the queue fairly.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,8 +29,9 @@ from weir.embedding.http import TextHead
 from weir.embedding.model import ITEM_RULE
 from weir.embedding.packing import packed
 from weir.embedding.requests import with_field_name
-from weir.embedding.texts import Encoded, Encodes, Text, TextItem, TextOptionFields
-from weir.errors import CapacityError, DeadlineExceeded, InvalidRequest, WeirError, brief
+from weir.embedding.scores import each_output, sparse_vector
+from weir.embedding.texts import Encoded, Encodes, Text, TextItem, TextOptionFields, TextOutput
+from weir.errors import CapacityError, DeadlineExceeded, InvalidRequest, UnsupportedMediaType, WeirError, brief
 from weir.messages import JSON, OCTETS, Dispatch
 from weir.model import Tensor
 from weir.protocols.status import http_code, kserve_code
@@ -54,16 +55,34 @@ if TYPE_CHECKING:
 
 INPUTS = (Tensor("input", "BYTES", (-1,)),)
 VECTORS, TRUNCATED = "output", "truncated"
+SPARSE_INDICES, SPARSE_VALUES, OF_TOKENS, TOKEN_COUNTS = "sparse_indices", "sparse_values", "tokens", "token_counts"
+# The tensors of an answer beside the first two, which are only answered where a request names them, by the output that they are of.
+_BESIDE = {TextOutput.SPARSE: (SPARSE_INDICES, SPARSE_VALUES), TextOutput.TOKENS: (OF_TOKENS, TOKEN_COUNTS)}
 
 _TEXT_PARAMETERS = ("truncation_direction", "prompt", "prompt_name", "input_type", "instruction")
 _TRUTH = {"true": True, "false": False}  # some clients send every parameter as a string
 _NO_TOKEN = -1  # the padding of a row of token ids
 
 
-def outputs(dimensions: int, *, of_tokens: bool) -> tuple[Tensor, ...]:
-    """Return the tensors of an answer: the vectors, for each text or with `of_tokens` for each token, and whether each text was cut."""
+def outputs(
+    dimensions: int, *, of_tokens: bool, size_of_tokens: int = 0, beside: Sequence[TextOutput] = ()
+) -> tuple[Tensor, ...]:
+    """Return the tensors of an answer: the vectors, for each text or with `of_tokens` for each token, whether each text was cut, and those of the outputs
+    `beside`, where the vector of a token has `size_of_tokens` numbers."""
     shape = (-1, -1, dimensions) if of_tokens else (-1, dimensions)
-    return Tensor(VECTORS, "FP32", shape), Tensor(TRUNCATED, "BOOL", (-1,))
+    more = {
+        TextOutput.SPARSE: (Tensor(SPARSE_INDICES, "INT64", (-1, -1)), Tensor(SPARSE_VALUES, "FP32", (-1, -1))),
+        TextOutput.TOKENS: (Tensor(OF_TOKENS, "FP32", (-1, -1, size_of_tokens)), Tensor(TOKEN_COUNTS, "INT32", (-1,))),
+    }
+    own = (Tensor(VECTORS, "FP32", shape), Tensor(TRUNCATED, "BOOL", (-1,)))
+    return own + tuple(tensor for output in beside for tensor in more.get(output, ()))
+
+
+def wanted_outputs(request: InferenceRequest, encoder: Encodes) -> list[TextOutput] | None:
+    """Return the outputs whose tensors a request names, the model's own always; None if it names none beside those of the latter."""
+    names = {output.name for output in request.outputs or ()}
+    beside = [output for output, tensors in _BESIDE.items() if names & set(tensors)]
+    return [*encoder.facts.outputs[:1], *beside] if beside else None
 
 
 def read_tensors(exchange: TextExchange, request: InferenceRequest, encoder: Encodes) -> None:
@@ -82,14 +101,30 @@ def read_tensors(exchange: TextExchange, request: InferenceRequest, encoder: Enc
         dimensions=None if keep is None else integer_of("dimensions", keep, 1, encoder.dimensions),
         truncate=_flag(parameters, "truncate"), **{name: _text(parameters, name) for name in _TEXT_PARAMETERS},
     )  # fmt: skip
-    exchange.options = options_of(fields, encoder, whole_words=bool(tokenized))
+    wanted = wanted_outputs(request, encoder)
+    exchange.options = options_of(fields, encoder, whole_words=bool(tokenized), outputs=wanted)
     exchange.client = check_client(_text(parameters, "client"), "parameter 'client'")
     exchange.client_name = exchange.client or exchange.door
 
 
 def arrays_of(encoded: Encoded) -> dict[str, Any]:
     """Return the arrays of the answer by the names of the tensors."""
-    return {VECTORS: encoded.vectors, TRUNCATED: numpy.array(encoded.truncated, bool)}
+    arrays = {VECTORS: encoded.vectors, TRUNCATED: numpy.array(encoded.truncated, bool)}
+    if terms := encoded.beside.get(TextOutput.SPARSE):
+        arrays[SPARSE_INDICES] = _filled([each[:, 0].astype(numpy.int64) for each in terms], -1)
+        arrays[SPARSE_VALUES] = _filled([each[:, 1] for each in terms], 0)
+    if tokens := encoded.beside.get(TextOutput.TOKENS):
+        arrays[OF_TOKENS] = _filled(tokens, 0)
+        arrays[TOKEN_COUNTS] = numpy.array(list(map(len, tokens)), numpy.int32)
+    return arrays
+
+
+def _filled(rows: Sequence[NDArray[Any]], filler: int) -> NDArray[Any]:
+    """Return arrays of different lengths as one, filled up with `filler` behind the shorter ones."""
+    filled = numpy.full((len(rows), max(map(len, rows)), *rows[0].shape[1:]), filler, rows[0].dtype)
+    for row, values in zip(filled, rows, strict=True):
+        row[: len(values)] = values
+    return filled
 
 
 def _texts(value: TensorValue, tokenized: bool | None) -> list[Text]:
@@ -204,7 +239,9 @@ def read_item(item: Any, encoder: Encodes) -> Item:
     if "text" not in item:
         raise InvalidRequest(f"text: is missing; {ITEM_RULE}")
     fields = read_document(item, TextItem)
-    options = options_of(fields, encoder, whole_words=bool(fields.is_tokenized))
+    options = options_of(fields, encoder, whole_words=bool(fields.is_tokenized), outputs=fields.outputs)
+    if fields.outputs and not options.outputs:
+        options = options._replace(outputs=encoder.facts.outputs[:1])
     if fields.pair is None:
         return Item(read_text(fields.text, "text", fields.is_tokenized), options)
     return Item((check_text(fields.text, "text"), check_text(fields.pair, "pair")), options)
@@ -222,10 +259,16 @@ _MAX_CONCURRENT = 64  # groups of one request that are encoded at the same time;
 
 
 class Vector(NamedTuple):
-    """The result of an item: its vector, or one for each token, and whether its text was cut."""
+    """The result of an item: its vector, or one for each token, and whether its text was cut; or the `outputs` that the item asked for."""
 
     numbers: NDArray[Any]
     truncated: bool
+    outputs: Mapping[TextOutput, NDArray[Any]] | None = None
+
+    @property
+    def size(self) -> int:
+        """How many numbers there are."""
+        return self.numbers.size if self.outputs is None else sum(each.size for each in self.outputs.values())
 
 
 ItemResult = Vector | WeirError
@@ -235,14 +278,19 @@ _LARGE = 5_000  # elements of tensors; more are read in a thread, as that takes 
 
 
 class TextInference:
-    """Inference with `encoder`; see serving/inference.py. With `of_tokens` the model has a vector for each token."""
+    """Inference with `encoder`; see serving/inference.py. With `of_tokens` the model has a vector for each token and no other; `size_of_tokens` is the size of
+    those that it makes beside."""
 
     queues_items = False
 
-    def __init__(self, context: EmbeddingContext, encoder: Encodes, *, of_tokens: bool = False) -> None:
+    def __init__(
+        self, context: EmbeddingContext, encoder: Encodes, *, of_tokens: bool = False, size_of_tokens: int = 0
+    ) -> None:
         self._context = context
         self._encoder = encoder
-        self._outputs = outputs(encoder.dimensions, of_tokens=of_tokens)
+        self._outputs = outputs(
+            encoder.dimensions, of_tokens=of_tokens, size_of_tokens=size_of_tokens, beside=encoder.facts.outputs[1:]
+        )
 
     def queues_tensors(self, service: "Service") -> bool:
         """Return False: a request is never one entry of the queue."""
@@ -267,7 +315,8 @@ class TextInference:
             raise with_field_name(error, "texts", f"tensor {INPUTS[0].name!r}") from error.__cause__
         cut = sum(encoded.truncated)
         exchange.answered(len(encoded.counts), cut)
-        values = select_outputs(self._outputs, request, arrays_of(encoded))
+        arrays = arrays_of(encoded)
+        values = select_outputs([tensor for tensor in self._outputs if tensor.name in arrays], request, arrays)
         counts = {"truncated": cut, "foreign_ids": encoded.foreign}
         parameters: Parameters = {name: count for name, count in counts.items() if count}
         return InferenceResponse(service.name, values, version=service.version, id=request.id, parameters=parameters)
@@ -314,7 +363,7 @@ class TextInference:
             for place, result in enumerate(results)
             if isinstance(result, Vector) and result.truncated
         }
-        size = TEXT_BYTES * sum(vector.numbers.size for vector in vectors)
+        size = TEXT_BYTES * sum(vector.size for vector in vectors)
         dispatch, arrival = groups.dispatch or (None, 0.0)
         write = partial(_bodies, results, head.accept)
         return ItemsResponse(size, write, dispatch, arrival, mark_headers(cut, groups.foreign), beside)
@@ -362,7 +411,9 @@ class ItemGroups:
                 if len(alike) == 1 and isinstance(encoded, CapacityError):
                     raise encoded
                 for row, place in enumerate(places):
-                    results[place] = encoded if isinstance(encoded, WeirError) else _item_result(encoded, row)
+                    results[place] = (
+                        encoded if isinstance(encoded, WeirError) else _item_result(encoded, row, options.outputs)
+                    )
 
         await asyncio.gather(*[encode_next() for _ in range(min(_MAX_CONCURRENT, len(alike)))])
         return results
@@ -382,16 +433,40 @@ class ItemGroups:
         return encoded
 
 
-def _item_result(encoded: Encoded, row: int) -> ItemResult:
+def _item_result(encoded: Encoded, row: int, outputs: Sequence[TextOutput] = ()) -> ItemResult:
     error = encoded.errors[row] if encoded.errors else None
     if error is not None:
         return error
+    if outputs:
+        return Vector(encoded.vectors[row], encoded.truncated[row], each_output(encoded, outputs, row))
     numbers = encoded.vectors[row]
     return Vector(numbers if encoded.lengths is None else numbers[: encoded.lengths[row]], encoded.truncated[row])
 
 
 def _bodies(results: list[ItemResult], accept: str) -> list[bytes | WeirError]:
-    return [each if isinstance(each, WeirError) else _output(each.numbers, accept) for each in results]
+    return [
+        each if isinstance(each, WeirError)
+        else _output(each.numbers, accept) if each.outputs is None
+        else _outputs(each.outputs, accept)
+        for each in results
+    ]  # fmt: skip
+
+
+def _outputs(made: Mapping[TextOutput, NDArray[Any]], accept: str) -> bytes | WeirError:
+    """Return the outputs that an item asked for as an object with each by its name."""
+    if accept == OCTETS:
+        return UnsupportedMediaType(
+            f"accept {OCTETS!r}: has room for one vector; outputs are written as {JSON} or msgpack"
+        )
+    document: dict[str, Any] = {}
+    for output, found in made.items():
+        if output is TextOutput.SPARSE:
+            document[output] = sparse_vector(found)
+        elif accept == JSON:
+            document[output] = packed(found) if found.ndim > 1 else packed(found[None])[0]
+        else:
+            document[output] = found.tolist()
+    return msgspec.json.encode(document) if accept == JSON else msgspec.msgpack.encode(document)
 
 
 def _output(numbers: NDArray[Any], accept: str) -> bytes:

@@ -3,16 +3,16 @@
 Texts are tokenized, texts of similar length are computed together, and shorter texts are padded.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from weir.embedding.recipe import OF_SPECIAL_TOKENS, OF_TOKENS, Pooling, chosen_recipe
+from weir.embedding.recipe import OF_SPECIAL_TOKENS, OF_TOKENS, WITH_CLASSIFIER, Pooling, chosen_recipe
 from weir.embedding.runtime import CPU, RuntimeOptions, check_devices, device_of, may_use_gpu, open_runtime
-from weir.embedding.texts import Ids, PlainText, TextItem, Tokens, Words
+from weir.embedding.texts import Ids, PlainText, TextItem, TextOutput, Tokens, Words
 from weir.errors import InvalidRequest
 from weir.model import Measure, Model
 from weir.wire.schema import any_of
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 # Tokens of one run of the network. On a CPU larger runs gain nothing; on a GPU smaller ones are slower per text.
 RUN_TOKENS_CPU, RUN_TOKENS_GPU = 512, 16384
 BYTES_PER_TOKEN = 4  # of ordinary English
+_OWN = ""  # the output of a text that asks for none
+_OUTPUTS = {Pooling.SPARSE: TextOutput.SPARSE, Pooling.TOKENS: TextOutput.TOKENS, Pooling.NONE: TextOutput.TOKENS}
+_NO_OUTPUT = (*WITH_CLASSIFIER, Pooling.TOKEN_LOGITS, Pooling.YES_NO)
 
 
 class TextEncoder(Model):
@@ -119,10 +122,13 @@ class TextEncoder(Model):
             TokenizerOptions(**self.tokenizer_options, prompt=prompt, judges=self._recipe.pooling is Pooling.YES_NO)
         )
         vocabulary = checkpoint.architecture.vocab_size
-        tokens = checkpoint.heads.tokens if self._recipe.pooling is Pooling.TOKENS else None
+        tokens = checkpoint.heads.tokens
+        self._poolings = {_OWN: self._recipe.pooling, **poolings_of(self._recipe)}
         self._skipped = int(tokens is not None and tokens.skips_first)
         self._special_ids = np.array(sorted(tokenizer.special_ids), np.int64)
-        self._reader = ItemReader(tokenizer, max_length=self._max_length, truncate=self.truncate, vocabulary=vocabulary)
+        self._reader = ItemReader(
+            tokenizer, max_length=self._max_length, truncate=self.truncate, vocabulary=vocabulary, outputs=poolings_of(self._recipe)
+        )  # fmt: skip
         if self.runtime_options.threads == 1 and not self.runtime_options.compiled and not may_use_gpu(self.devices):
             self._runtime = open_runtime(checkpoint, self._recipe, self.runtime_options, CPU)
 
@@ -141,7 +147,8 @@ class TextEncoder(Model):
     def predict(self, batch: "list[TokenIds]") -> list[Any]:
         """Return the vector of each text, float32 [dimensions], or [tokens, dimensions] for the pooling `none`.
 
-        Texts of similar length are computed together, so that there is little padding.
+        Of a text that asks for outputs, see Tokens, it is a tuple with the result of each; one pass makes them all. Texts of similar length are computed
+        together, so that there is little padding.
         """
         assert self._runtime is not None
         answers: list[Any] = [None] * len(batch)
@@ -152,14 +159,30 @@ class TextEncoder(Model):
             inputs = padded_inputs(
                 texts, pad_id=self._pad_id, mask_special=self._recipe.mask_special, length=fixed, hide_special=self._hides_special,
             )  # fmt: skip
-            for place, vector in zip(places, self._runtime.run(*inputs), strict=True):
-                answers[place] = vector
-        if self._recipe.pooling is Pooling.SPARSE:
-            return [terms(weights, text.ids, self._special_ids) for weights, text in zip(answers, batch, strict=True)]
-        if self._recipe.pooling in OF_TOKENS:
-            begin = self._skipped
-            return [self._trim(vectors, len(text.ids))[begin:] for vectors, text in zip(answers, batch, strict=True)]
+            wanted = list(dict.fromkeys(output for text in texts for output in text.outputs or (_OWN,)))
+            if wanted == [_OWN]:
+                results = [self._runtime.run(*inputs)]
+            else:
+                results = self._runtime.run_several(*inputs, [self._poolings[output] for output in wanted])
+            computed = dict(zip(wanted, results, strict=True))
+            for row, (place, text) in enumerate(zip(places, texts, strict=True)):
+                found = [
+                    self._result(self._poolings[output], computed[output][row], text, inputs.pool[row])
+                    for output in text.outputs or (_OWN,)
+                ]
+                answers[place] = tuple(found) if text.outputs else found[0]
         return answers
+
+    def _result(self, pooling: Pooling, numbers: Any, text: "TokenIds", pool: Any) -> Any:
+        """Return the result of a pooling for one text: its vector, its terms, or the vectors of its tokens."""
+        if pooling is Pooling.SPARSE:
+            return terms(numbers, text.ids, self._special_ids)
+        if pooling not in OF_TOKENS:
+            return numbers
+        count = len(text.ids)
+        if pooling is Pooling.NONE and pooling in self._recipe.beside:  # computed without weights
+            return numbers[:count] * pool[:count, None]
+        return self._trim(numbers, count)[self._skipped if pooling is Pooling.TOKENS else 0 :]
 
     def _trim(self, vectors: Any, count: int) -> Any:
         """Return the vectors of a text's `count` tokens: without those of padding, or with a fixed length with zeros for them."""
@@ -220,6 +243,13 @@ class TokenIds(NamedTuple):
 
     ids: NDArray[Any]
     second: int
+    outputs: tuple[str, ...] = ()  # see Tokens
+
+
+def poolings_of(recipe: "Recipe") -> dict[str, Pooling]:
+    """Return the poolings that make the outputs which a text may ask for by name, that of the recipe first; none if a text has labels or a score."""
+    found = ((_OUTPUTS.get(pooling, TextOutput.DENSE), pooling) for pooling in (recipe.pooling, *recipe.beside))
+    return {} if recipe.pooling in _NO_OUTPUT else {output.value: pooling for output, pooling in found}
 
 
 def runs(lengths: Sequence[int], run_tokens: int, padding_cost: float = 1.0) -> Iterator[list[int]]:
@@ -253,7 +283,7 @@ def padded_inputs(
     ids = np.full(shape, pad_id, np.int32)
     mask, types = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
     pool = np.zeros(shape, np.float32)
-    for row, (tokens, second) in enumerate(texts):
+    for row, (tokens, second, _) in enumerate(texts):
         count = len(tokens)
         ids[row, :count] = tokens
         mask[row, :count] = 1
@@ -271,9 +301,15 @@ ITEM_RULE = "must be a text, a list of words or of token ids, or an object with 
 
 
 class ItemReader:
-    """Turns items into token ids. Token ids must be below `vocabulary`; a text has at most `max_length` tokens, and longer ones are cut if `truncate`."""
+    """Turns items into token ids. Token ids must be below `vocabulary`; a text has at most `max_length` tokens, and longer ones are cut if `truncate`.
 
-    def __init__(self, tokenizer: "Tokenizer", *, max_length: int, truncate: bool, vocabulary: int) -> None:
+    `outputs` are the names of what a text may ask for.
+    """
+
+    def __init__(
+        self, tokenizer: "Tokenizer", *, max_length: int, truncate: bool, vocabulary: int, outputs: Collection[str] = ()
+    ) -> None:
+        self._outputs = outputs
         self._tokenizer = tokenizer
         self._max_length = max_length
         self._truncate = truncate
@@ -293,10 +329,8 @@ class ItemReader:
 
     def _tokens(self, item: Any) -> TokenIds | InvalidRequest | None:
         """Return the token ids of an item that is bytes, alone or with the index of the second text, or its error; None for another item."""
-        ids, second = item if isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], bytes) else (item, 0)
-        if not isinstance(ids, bytes):
-            return None
-        return self._checked(Tokens(ids, second))
+        tokens = Tokens(*item) if isinstance(item, tuple) and item and isinstance(item[0], bytes) else Tokens(item)
+        return self._checked(tokens) if isinstance(tokens.ids, bytes) else None
 
     def _tokenized(self, texts: list[Any]) -> "list[TokenIds | InvalidRequest]":
         found = self._tokenizer.encode(texts, max_length=self._max_length, truncate=self._truncate)
@@ -315,7 +349,12 @@ class ItemReader:
             return InvalidRequest(f"{len(ids)} token ids: must be at most {self._max_length}")
         if int(ids.min()) < 0 or int(ids.max()) >= self._vocabulary:
             return InvalidRequest(f"token ids from {ids.min()} to {ids.max()}: must be 0 to {self._vocabulary - 1}")
-        return TokenIds(ids, tokens.second)
+        unknown = [name for name in tokens.outputs if name not in self._outputs]
+        if unknown:
+            return InvalidRequest(
+                f"output {unknown[0]!r}: the model makes {', '.join(self._outputs) or 'none by name'}"
+            )
+        return TokenIds(ids, tokens.second, tokens.outputs)
 
 
 def _text(item: Any) -> Any:

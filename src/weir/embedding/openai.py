@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
 
 import msgspec
 from msgspec import Meta, Struct
+from numpy.typing import NDArray
 from starlette.routing import Route
 
 from weir.embedding.exchange import (
@@ -23,14 +24,17 @@ from weir.embedding.exchange import (
 )
 from weir.embedding.http import HttpTexts, Listing, described_call, listing
 from weir.embedding.packing import PACKINGS, PackedVector, Packing, packed, packing_named, unit_vectors
+from weir.embedding.scores import SparseVector, each_output, sparse_vector
 from weir.embedding.texts import (
     TOO_LONG,
     Encoded,
     Encodes,
     Ids,
+    Outputs,
     PlainText,
     Text,
     TextOptionFields,
+    TextOutput,
     TextTask,
     Truncated,
 )
@@ -159,6 +163,7 @@ class EmbeddingsRequest(TextOptionFields, forbid_unknown_fields=True):
     model: Annotated[str | None, Meta(description="the first one if it is not given")] = None
     encoding_format: Annotated[str | None, Meta(extra_json_schema={"enum": [*PACKINGS, None]})] = None
     user: Annotated[str | None, Meta(extra_json_schema={"maxLength": _LONGEST_USER})] = None
+    outputs: Outputs = None
     # Jina's names of the above, and its further fields.
     embedding_type: Annotated[str | None, Meta(extra_json_schema={"enum": [*PACKINGS, None]})] = None
     task: Annotated[str | None, Meta(description="as input_type")] = None
@@ -178,11 +183,13 @@ class EmbeddingsRequest(TextOptionFields, forbid_unknown_fields=True):
 
 
 class NumberedVector(TypedDict):
-    """The vector of one text."""
+    """What was made of one text: its vector, and with `outputs` those alone that they name."""
 
     object: Literal["embedding"]
     index: int
-    embedding: PackedVector
+    embedding: NotRequired[PackedVector]
+    sparse: NotRequired[SparseVector]
+    tokens: NotRequired[list[PackedVector]]
 
 
 class EmbeddingsForm(NamedTuple):
@@ -190,6 +197,7 @@ class EmbeddingsForm(NamedTuple):
 
     packing: Packing
     unit_length: bool
+    outputs: tuple[TextOutput, ...] = ()
 
 
 class TokenUsage(TypedDict):
@@ -289,13 +297,17 @@ class OpenAIProtocol:
         exchange.texts = _read_input(request.input, exchange.context)
         packing = request.encoding_format or request.embedding_type
         field = "encoding_format" if request.encoding_format else "embedding_type"
-        exchange.form = EmbeddingsForm(packing_named(packing, field), bool(request.normalized))
         exchange.client = request.user or ""
-        exchange.encoder = encoder = exchange.context.encoder(request.model or "", TextTask.EMBED)
-        exchange.options = options_of(request, encoder)
+        task = None if request.outputs else TextTask.EMBED
+        exchange.encoder = encoder = exchange.context.encoder(request.model or "", task)
+        exchange.options = options_of(request, encoder, outputs=request.outputs)
+        outputs = exchange.options.outputs or (encoder.facts.outputs[:1] if request.outputs else ())
+        exchange.form = EmbeddingsForm(packing_named(packing, field), bool(request.normalized), outputs)
 
     def write(self, exchange: TextExchange, encoded: Encoded) -> Listing:
-        """Return the vectors in the requested `encoding_format`. Raises Unsupported if there is one for each token."""
+        """Return the vectors in the requested `encoding_format`. Raises Unsupported if there is one for each token and `outputs` do not name them."""
+        if exchange.form.outputs:
+            return _written_outputs(exchange.model, exchange.form, encoded)
         if encoded.vectors.ndim != 2:
             raise Unsupported(
                 f"model {exchange.model!r} gives a vector for each token of a text: POST /encode has them"
@@ -311,19 +323,51 @@ OPENAI = OpenAIProtocol()
 
 
 def _written(model: str, form: EmbeddingsForm, encoded: Encoded) -> Listing:
-    vectors, tokens = encoded.vectors, sum(encoded.counts)
+    vectors = encoded.vectors
 
     def items(start: int, stop: int) -> list[Any]:
         part = unit_vectors(vectors[start:stop]) if form.unit_length else vectors[start:stop]
         found = zip(range(start, stop), packed(part, form.packing), strict=True)
         return [{"object": "embedding", "index": place, "embedding": vector} for place, vector in found]
 
+    return listing(_lead(model, encoded), "data", len(vectors), vectors.shape[1], items)
+
+
+def _lead(model: str, encoded: Encoded) -> EmbeddingsLead:
+    tokens = sum(encoded.counts)
     lead: EmbeddingsLead = {
         "object": "list", "model": model, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}
     }  # fmt: skip
     if cut := truncated_places(encoded):
         lead["truncated"] = cut
-    return listing(lead, "data", len(vectors), vectors.shape[1], items)
+    return lead
+
+
+def _written_outputs(model: str, form: EmbeddingsForm, encoded: Encoded) -> Listing:
+    """Return what the request's `outputs` name of each text. Vectors of texts and of tokens have the requested form."""
+
+    def vectors(found: NDArray[Any]) -> list[Any]:
+        return packed(unit_vectors(found) if form.unit_length else found, form.packing)
+
+    def item(place: int) -> NumberedVector:
+        made: NumberedVector = {"object": "embedding", "index": place}
+        for output, found in each_output(encoded, form.outputs, place).items():
+            if output is TextOutput.DENSE:
+                made["embedding"] = vectors(found[None])[0]
+            elif output is TextOutput.SPARSE:
+                made["sparse"] = sparse_vector(found)
+            else:
+                made["tokens"] = vectors(found)
+        return made
+
+    each = encoded.vectors[0].size + sum(found[0].size for found in encoded.beside.values())
+    return listing(
+        _lead(model, encoded),
+        "data",
+        len(encoded.vectors),
+        each,
+        lambda start, stop: list(map(item, range(start, stop))),
+    )
 
 
 def read_body(body: bytes) -> EmbeddingsRequest:

@@ -95,6 +95,7 @@ class Recipe:
         precision: the numbers in which the model computes.
         joined: further poolings, whose results are appended to that of `pooling`.
         window: consecutive tokens in each mean of the hierarchical pooling. A shorter text has one mean.
+        beside: further poolings, each a result of its own that the same pass makes where a text asks for it; see `poolings_beside`.
     """
 
     pooling: Pooling
@@ -106,6 +107,7 @@ class Recipe:
     precision: Precision = Precision.FP32
     joined: tuple[Pooling, ...] = ()
     window: int = WINDOW
+    beside: tuple[Pooling, ...] = ()
 
     @property
     def poolings(self) -> tuple[Pooling, ...]:
@@ -164,7 +166,20 @@ def chosen_recipe(
         tuple(joined),
         window or WINDOW,
     )
+    recipe = replace(recipe, beside=poolings_beside(checkpoint, recipe))
     return _with_stated_dimensions(checkpoint, recipe) if dimensions is None else recipe
+
+
+def poolings_beside(checkpoint: "Checkpoint", recipe: Recipe) -> tuple[Pooling, ...]:
+    """Return the poolings whose results one pass can make beside one vector for each text: terms, if the model has a small head for them, and vectors of
+    tokens, by the model's head or else those that are pooled. A recipe for anything but one vector has none."""
+    if recipe.pooling in NOT_JOINED and recipe.pooling is not Pooling.POOLER:
+        return ()
+    heads = checkpoint.heads
+    if recipe.layers != (-1,) and recipe.pooling is not Pooling.POOLER:  # heads read the last layer
+        return (Pooling.NONE,)
+    terms = (Pooling.SPARSE,) if heads.weights is not None else ()
+    return (*terms, Pooling.NONE if heads.tokens is None else Pooling.TOKENS)
 
 
 def _with_stated_dimensions(checkpoint: "Checkpoint", recipe: Recipe) -> Recipe:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy
 
 from weir.embedding.recipe import Pooling
-from weir.embedding.texts import NO_TOKENIZE_OPTIONS, Phases, Text, Tokenized, TokenizeOptions, Tokens
+from weir.embedding.texts import NO_TOKENIZE_OPTIONS, Phases, Text, TextOutput, Tokenized, TokenizeOptions, Tokens
 from weir.errors import CapacityError, DeadlineExceeded, WeirError
 from weir.messages import Dispatch
 from weir.serving.calls import InProcessRequest
@@ -41,12 +41,16 @@ class PieceVectors:
     """Combines the vectors of the pieces of one text.
 
     The result is the mean of the vectors, weighted by `weights`, the number of tokens of each piece, but the maximum where `max_pooled` is True
-    (None: nowhere). With `normalize` it is scaled to length 1. If each token has a vector, the result is all vectors in order.
+    (None: nowhere). With `normalize` it is scaled to length 1. If each token has a vector, the result is all vectors in order; of `terms` [terms, 2] it is each
+    term once, with its largest weight.
     """
 
-    __slots__ = ("_found", "_left", "_max_pooled", "_normalize", "_weights")
+    __slots__ = ("_found", "_left", "_max_pooled", "_normalize", "_terms", "_weights")
 
-    def __init__(self, weights: list[int], normalize: bool, max_pooled: Sequence[bool] | None = None) -> None:
+    def __init__(
+        self, weights: list[int], normalize: bool, max_pooled: Sequence[bool] | None = None, *, terms: bool = False
+    ) -> None:
+        self._terms = terms
         self._max_pooled = max_pooled
         self._weights = weights
         self._left = len(weights)
@@ -60,13 +64,21 @@ class PieceVectors:
         if self._left:
             return None
         if vector.ndim > 1:
-            return numpy.concatenate(self._found)
+            together = numpy.concatenate(self._found)
+            return _each_term_once(together) if self._terms else together
         mean = numpy.average(self._found, axis=0, weights=self._weights)
         if self._max_pooled is not None:
             mean = numpy.where(self._max_pooled, numpy.max(self._found, axis=0), mean)
         if self._normalize:
             mean /= max(float(numpy.linalg.norm(mean)), 1e-12)
         return mean.astype(numpy.float32)
+
+
+def _each_term_once(terms: Any) -> Any:
+    words, places = numpy.unique(terms[:, 0], return_inverse=True)
+    weights = numpy.zeros(len(words), numpy.float32)
+    numpy.maximum.at(weights, places, terms[:, 1])
+    return numpy.stack([words, weights], axis=1)
 
 
 ReadyText = tuple[int, int, Tokens]  # the index of a text, the index of a piece of it, and the tokens of the piece
@@ -89,16 +101,18 @@ class EncodeRequest:
         errors: the errors of texts by index, kept only if an error of one text does not end the request.
         dispatch: the batch of the text that was answered first, and the time at which that text entered the queue.
         vectors: an array [texts, dimensions], or a list of an array [tokens, dimensions] for each text; None before the first.
-        pieces: the vectors of texts that were split, by index.
+        pieces: the outputs of texts that were split, by index, one for each output.
         foreign: how many texts were sent as token ids of another tokenizer.
         claim: the account that is charged for the vectors of tokens; None if each text has one vector.
         charged_tokens: for how many tokens of each text the claim was charged.
+        outputs: what is made of each text; none for the model's own output alone.
+        beside: of several outputs the second and further ones: for each its result of each text.
         began, tokenized: when the request began, and when its first texts were tokenized, by the service's clock.
     """
 
     __slots__ = (
         "began", "brief", "caller", "charged_tokens", "claim", "counts", "deadline", "dispatch", "door", "ended", "errors", "foreign", "future",
-        "handed_over", "ids", "is_tokenizing", "key", "left", "limit", "pieces", "places", "ready_texts", "split", "texts", "tokenize_options",
+        "beside", "handed_over", "ids", "is_tokenizing", "key", "left", "limit", "outputs", "pieces", "places", "ready_texts", "split", "texts", "tokenize_options",
         "tokenized", "trace", "truncate", "truncated", "under_way", "vectors",
     )  # fmt: skip
 
@@ -128,7 +142,7 @@ class EncodeRequest:
         self.errors: dict[int, WeirError] | None = None
         self.dispatch: tuple[Dispatch, float] | None = None
         self.vectors: Any = None
-        self.pieces: dict[int, PieceVectors] = {}
+        self.pieces: dict[int, list[PieceVectors]] = {}
         self.handed_over = 0
         self.is_tokenizing = False
         self.ready_texts: deque[ReadyText] = deque()
@@ -138,6 +152,8 @@ class EncodeRequest:
         self.trace: CallTrace | None = None
         self.claim: Claim | None = None
         self.charged_tokens = 1
+        self.outputs: tuple[TextOutput, ...] = ()
+        self.beside: list[list[Any]] = []
 
     @property
     def ready(self) -> bool:
@@ -166,27 +182,49 @@ class EncodeRequest:
         if self.ids is not None:
             self.ids[place] = b"".join(piece.ids for piece in pieces)
         if len(pieces) > 1:
-            self.pieces[place] = PieceVectors(counts, normalize, max_pooled)
-        return [(place, number, Tokens(piece.ids, piece.second)) for number, piece in enumerate(pieces)]
+            self.pieces[place] = [
+                PieceVectors(counts, normalize, max_pooled, terms=output is TextOutput.SPARSE)
+                for output in self.outputs or (None,)
+            ]
+        return [(place, number, Tokens(piece.ids, piece.second, self.outputs)) for number, piece in enumerate(pieces)]
 
     def put(self, place: int, piece: int, output: Any) -> bool:
         """Store the vector of a text, or of one of its pieces. Return whether all texts now have a vector or an error.
 
         Raises Overloaded or TooLarge if there is no memory for vectors of so many rows.
         """
-        vector = numpy.asarray(output, numpy.float32)
+        found: list[Any] = [numpy.asarray(each, numpy.float32) for each in (output if self.outputs else (output,))]
         if place in self.pieces:
-            vector = self.pieces[place].put(piece, vector)
-            if vector is None:
+            found = [pieces.put(piece, each) for pieces, each in zip(self.pieces[place], found, strict=True)]
+            if found[0] is None:
                 return False
+        vector = found[0]
         if vector.ndim > 1:
             self._charge(*vector.shape)
+        if len(found) > 1:
+            self._put_beside(place, found[1:])
         if self.vectors is None:
             count, create = len(self.texts), numpy.empty if self.errors is None else numpy.zeros
             self.vectors = create((count, *vector.shape), numpy.float32) if vector.ndim == 1 else [None] * count
         self.vectors[place] = vector
         self.left -= 1
         return not self.left
+
+    def _put_beside(self, place: int, found: list[Any]) -> None:
+        """Store the second and further outputs of a text. Raises what Claim.take does."""
+        if not self.beside:
+            self.beside = [[None] * len(self.texts) for _ in found]
+        if self.claim is not None:
+            self.claim.take(sum(each.nbytes for each in found))
+        for results, each in zip(self.beside, found, strict=True):
+            results[place] = each
+
+    def outputs_beside(self) -> dict[TextOutput, list[Any]]:
+        """Return the second and further outputs of the caller's texts; of a text with an error None."""
+        beside = self.beside or [[None] * len(self.texts) for _ in self.outputs[1:]]
+        return {
+            output: self.per_text(results) for output, results in zip(self.outputs[1:], beside, strict=True)
+        }  # fmt: skip
 
     def _charge(self, rows: int, size: int) -> None:
         """Charge the memory of a text with more rows than were charged, such as terms: the array has as many for each text. Raises what Claim.take does."""

@@ -1,13 +1,13 @@
 """Scores of a classifier: probabilities of labels, and the ranking of documents. What every protocol with scores shares."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import numpy
 from numpy.typing import NDArray
 
 from weir.embedding.exchange import TextExchange, TextOptions, check_text
-from weir.embedding.texts import Encoded, ModelFacts, TextTask
+from weir.embedding.texts import Encoded, ModelFacts, TextOutput, TextTask
 from weir.errors import InvalidRequest, ModelError, brief
 
 
@@ -98,6 +98,25 @@ def terms(encoded: Encoded, row: int) -> list[tuple[int, float]]:
     """Return the terms of the text `row`, which a sparse vector consists of: the id of a token of the vocabulary, and its weight."""
     count = None if encoded.lengths is None else encoded.lengths[row]
     return [(int(index), weight) for index, weight in encoded.vectors[row][:count].tolist()]
+
+
+def each_output(encoded: Encoded, outputs: Sequence[TextOutput], row: int) -> dict[TextOutput, NDArray[Any]]:
+    """Return the results of the text `row` for `outputs`, which the request asked for: a vector, terms [terms, 2], or the vectors of tokens."""
+    first = encoded.vectors[row]
+    own = first if encoded.lengths is None else first[: encoded.lengths[row]]
+    return {outputs[0]: own, **{output: rows[row] for output, rows in encoded.beside.items()}}
+
+
+class SparseVector(TypedDict):
+    """Terms: ids of words of the vocabulary, and their weights."""
+
+    indices: list[int]
+    values: list[float]
+
+
+def sparse_vector(found: NDArray[Any]) -> SparseVector:
+    """Return terms [terms, 2] as a document."""
+    return {"indices": found[:, 0].astype(int).tolist(), "values": found[:, 1].tolist()}
 
 
 def _sigmoid(logits: NDArray[Any]) -> NDArray[Any]:

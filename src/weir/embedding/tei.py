@@ -54,6 +54,8 @@ from weir.wire.schema import any_of, read_document
 
 NAME = "tei"
 EMPTY, MANY = "empty", "max_texts"  # keys in an error's details
+# What answers a task for which the model was not made alone.
+OUTPUT_OF_TASK = {TextTask.EMBED: ("dense",), TextTask.EMBED_ALL: ("tokens",), TextTask.EMBED_SPARSE: ("sparse",)}
 
 _JSON_HEADER = (b"content-type", b"application/json")
 _SOME = Meta(min_length=1)
@@ -185,7 +187,7 @@ class EmbedProtocol(TeiProtocol):
         request = _read(body, EmbedRequest, "inputs")
         exchange.texts = read_inputs(request.inputs, exchange.context)
         exchange.encoder = encoder = exchange.context.encoder(request.model or "", self._task)
-        exchange.options = _options(request, encoder)
+        exchange.options = _options(request, encoder, self._task)
         exchange.form = Shown(unit_length=request.normalize is not False and self._task is TextTask.EMBED)
 
     def write(self, exchange: TextExchange, encoded: Encoded) -> Listing:
@@ -210,7 +212,7 @@ class SparseProtocol(TeiProtocol):
         exchange.texts = read_inputs(request.inputs, exchange.context)
         exchange.encoder = encoder = exchange.context.encoder(request.model or "", TextTask.EMBED_SPARSE)
         request.dimensions = None  # of dense vectors alone
-        exchange.options = _options(request, encoder)
+        exchange.options = _options(request, encoder, TextTask.EMBED_SPARSE)
 
     def write(self, exchange: TextExchange, encoded: Encoded) -> Listing:
         """Return the terms of each text."""
@@ -362,7 +364,7 @@ class Tei:
         embed, rerank, predict, sparse = ["/embed"], ["/rerank"], ["/predict"], ["/embed_sparse"]
         tasks = next((encoder.facts.tasks for encoder in context.encoders.values()), ())
         ways = {TextTask.RERANK: rerank, TextTask.PREDICT: predict, TextTask.EMBED_SPARSE: sparse}
-        default = next((paths for task, paths in ways.items() if task in tasks), embed)
+        default = ways.get(tasks[0], embed) if tasks else embed
         default += ["/", "/invocations"]
         protocols = (
             EmbedProtocol(*embed), EmbedProtocol("/embed_all", task=TextTask.EMBED_ALL), SparseProtocol(*sparse),
@@ -444,12 +446,13 @@ def _read_object(document: dict[str, Any], declared: Any, field: str) -> Any:
     return read_document(document, declared)
 
 
-def _options(fields: TextOptionFields, encoder: Encodes) -> TextOptions:
+def _options(fields: TextOptionFields, encoder: Encodes, task: TextTask | None = None) -> TextOptions:
     if fields.truncation_direction is not None:
         fields.truncation_direction = (
             fields.truncation_direction.lower()
         )  # TEI has Left and Right, and its clients left and right
-    return options_of(fields, encoder)
+    outputs = OUTPUT_OF_TASK.get(task) if task is not None and task != encoder.facts.tasks[0] else None
+    return options_of(fields, encoder, outputs=outputs)
 
 
 def _check_count(count: int, field: str, context: EmbeddingContext) -> None:

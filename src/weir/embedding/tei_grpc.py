@@ -16,7 +16,7 @@ from weir.embedding.http import TextHead
 from weir.embedding.packing import unit_vectors
 from weir.embedding.requests import with_field_name
 from weir.embedding.scores import labelled, ranking, read_pairs, relevance, terms
-from weir.embedding.tei import NAME, model_info
+from weir.embedding.tei import NAME, OUTPUT_OF_TASK, model_info
 from weir.embedding.texts import Encoded, Text, TextOptionFields, TextTask
 from weir.errors import InvalidRequest, TooLarge, WeirError
 from weir.frontends.grpc.call import Handler, IncomingCall, headers_of, in_task, parse, unary
@@ -206,7 +206,8 @@ class TeiCalls:
         fields = TextOptionFields(
             truncate=request.truncate, truncation_direction=direction, prompt_name=_optional(request, "prompt_name")
         )
-        exchange.options = options_of(fields, encoder)
+        outputs = OUTPUT_OF_TASK.get(task) if task != encoder.facts.tasks[0] else None
+        exchange.options = options_of(fields, encoder, outputs=outputs)
         return exchange, await self._computed(exchange)
 
     def _exchange(self, call: IncomingCall) -> TextExchange:

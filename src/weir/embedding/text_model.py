@@ -14,12 +14,12 @@ from weir.embedding.encoder import Encoder
 from weir.embedding.graph.cache import cache_directory, graphs_folder, prune
 from weir.embedding.inference import TextInference
 from weir.embedding.metrics import RunShapes
-from weir.embedding.model import RUN_TOKENS_CPU, RUN_TOKENS_GPU, TextEncoder, runs
+from weir.embedding.model import RUN_TOKENS_CPU, RUN_TOKENS_GPU, TextEncoder, poolings_of, runs
 from weir.embedding.recipe import OF_LAST_LAYER, OF_TOKENS, Pooling, Precision, chosen_recipe, dimensions_of
 from weir.embedding.requests import max_pooled_places
 from weir.embedding.runtime import may_use_gpu
 from weir.embedding.settings import ComputingSettings, TextSettings
-from weir.embedding.texts import ModelFacts, TextTask, TokenizerOptions, server_prompt
+from weir.embedding.texts import ModelFacts, TextOutput, TextTask, TokenizerOptions, server_prompt
 from weir.errors import SettingsError
 from weir.workers.process.launch import available_cpus
 from weir.workers.settings import WorkerSettings
@@ -147,6 +147,12 @@ class ServedTextModel:
                 "%s: has 1 layer, which is pooled; in models with more layers, the second-to-last is (--layers)",
                 spec.name,
             )
+        if checkpoint.heads.pickled:
+            logger.info(
+                "%s: %s are pickles, and not read without --allow-pickle",
+                spec.name,
+                ", ".join(checkpoint.heads.pickled),
+            )
         self.dimensions = dimensions_of(checkpoint, self.recipe)
         self.max_length = text.max_length or checkpoint.max_length
         self._spec = spec
@@ -166,14 +172,14 @@ class ServedTextModel:
 
     @property
     def tasks(self) -> tuple[TextTask, ...]:
-        """What the model can be called for, as its recipe gives vectors of texts, of tokens, or the numbers of a classifier."""
+        """What the model can be called for, as its recipe gives vectors of texts, of tokens, or the numbers of a classifier; what it was made for first."""
         if self.recipe.pooling is Pooling.LOGITS:
             return (
                 (TextTask.RERANK, TextTask.PREDICT)
                 if self._checkpoint.architecture.labels == 1
                 else (TextTask.PREDICT,)
             )
-        return (_TASKS.get(self.recipe.pooling, TextTask.EMBED),)
+        return tuple(_TASKS.get(pooling, TextTask.EMBED) for pooling in (self.recipe.pooling, *self.recipe.beside))
 
     @property
     def weights_file(self) -> Path:
@@ -231,7 +237,15 @@ class ServedTextModel:
 
     def inference(self, context: "EmbeddingContext", encoder: Encoder) -> TextInference:
         """Return the inference of the model for protocols that are not made for texts. It encodes with `encoder`."""
-        return TextInference(context, encoder, of_tokens=self.recipe.pooling in OF_TOKENS)
+        tokens = next(
+            (pooling for pooling in self.recipe.beside if pooling in OF_TOKENS and pooling is not Pooling.SPARSE), None
+        )
+        size = (
+            0
+            if tokens is None
+            else dimensions_of(self._checkpoint, replace(self.recipe, pooling=tokens, joined=(), dimensions=None))
+        )
+        return TextInference(context, encoder, of_tokens=self.recipe.pooling in OF_TOKENS, size_of_tokens=size)
 
     def encoder(self, service: "Service", budget: Budget | None = None) -> Encoder:
         """Return the encoder of the model over `service`, which has the batches of `budget`."""
@@ -249,7 +263,7 @@ class ServedTextModel:
         pooling, batching = self.recipe.pooling, service.batching
         max_tokens = batching.max_batch_cost
         return ModelFacts(
-            tasks=self.tasks, labels=self._checkpoint.labels if pooling in _LABELLED else (),
+            tasks=self.tasks, outputs=tuple(map(TextOutput, poolings_of(self.recipe))), labels=self._checkpoint.labels if pooling in _LABELLED else (),
             independent_labels=self._checkpoint.independent_labels, prompts=self._checkpoint.prompts, pooling="+".join(each.value for each in self.recipe.poolings),
             dtype=_DTYPES[self.recipe.precision], device="gpu" if may_use_gpu(self._spec.computing.device_map) else "cpu",
             truncates=self._spec.text.truncate, max_batch_size=batching.max_batch_size,

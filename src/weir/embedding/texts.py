@@ -63,12 +63,30 @@ class TextOptionFields(Struct, forbid_unknown_fields=True, kw_only=True):
     ] = None
 
 
+class TextOutput(StrEnum):
+    """What a model makes of a text. The value is its name in requests, answers and errors."""
+
+    DENSE = "dense"  # one vector
+    SPARSE = "sparse"  # terms: ids of words, and their weights
+    TOKENS = "tokens"  # one vector for each token
+
+
+Outputs = Annotated[
+    list[str] | None,
+    Meta(
+        description="what is made of each text, in one pass; the model's own output if it is not given",
+        extra_json_schema={"items": {"enum": [*TextOutput]}},
+    ),
+]
+
+
 class TextItem(TextOptionFields, forbid_unknown_fields=True):
     """A text, or two that belong together; at a server of texts also what is wanted of them."""
 
     text: Annotated[Any, any_of(PlainText, Words, Ids)]
     pair: Annotated[str | None, Meta(description="a second text, which belongs to the first")] = None
     is_tokenized: Annotated[bool | None, Meta(description="true: words are tokens as they are")] = None
+    outputs: Outputs = None
 
 
 TOO_LONG = "max_length"  # the key in an error's details for the limit that a text exceeds, which may not be cut
@@ -78,13 +96,17 @@ class Tokens(NamedTuple):
     """The tokens of one text, as an item that waits in the queue for the model.
 
     `ids` are int32, little-endian, special tokens included. `second` is the index of the first token of a pair's second text, 0 for a single text.
+    `outputs` are the TextOutputs that the model makes of it, none for the model's own alone.
     """
 
     ids: bytes
     second: int = 0
+    outputs: tuple[str, ...] = ()
 
-    def as_plain(self) -> bytes | tuple[bytes, int]:
+    def as_plain(self) -> "bytes | tuple[bytes, int] | tuple[bytes, int, tuple[str, ...]]":
         """Return the form that is sent to a worker. Bytes are the cheapest to serialize."""
+        if self.outputs:
+            return self.ids, self.second, self.outputs
         return (self.ids, self.second) if self.second else self.ids
 
 
@@ -156,6 +178,7 @@ class Encoded(NamedTuple):
         dispatch: the batch of the text that was answered first, and the time at which that text entered the queue.
         foreign: how many texts were sent as token ids that seem to be those of another model.
         phases: how long the request took.
+        beside: if the request asked for several outputs, the second and further ones: for each text its vector, its terms or the vectors of its tokens.
     """
 
     vectors: NDArray[Any]
@@ -167,6 +190,7 @@ class Encoded(NamedTuple):
     dispatch: tuple[Dispatch, float] | None = None
     foreign: int = 0
     phases: Phases = Phases()
+    beside: Mapping[TextOutput, list[NDArray[Any]]] = MappingProxyType({})
 
 
 class TextTask(StrEnum):
@@ -185,6 +209,7 @@ class ModelFacts(NamedTuple):
 
     Attributes:
         tasks: what it can be called for.
+        outputs: what it makes of a text, its own first; none for a model of labels or scores.
         prompts: texts to put before a text, by name.
         labels: the labels of a classifier, in the order of its scores.
         independent_labels: whether each label holds or not by itself, so that its score is a sigmoid; otherwise exactly one holds, and the
@@ -198,6 +223,7 @@ class ModelFacts(NamedTuple):
     """
 
     tasks: tuple[TextTask, ...] = (TextTask.EMBED,)
+    outputs: tuple[TextOutput, ...] = (TextOutput.DENSE,)
     prompts: Mapping[str, str] = MappingProxyType({})
     labels: tuple[str, ...] = ()
     independent_labels: bool = False
@@ -233,7 +259,7 @@ class Encodes(Protocol):
         self, texts: Sequence[Text], *, door: str, client: str = "", priority: int = 0, timeout: float | None = None,
         dimensions: int | None = None, truncate: bool | None = None, want_tokens: bool = False,
         prompt: str | None = None, whole_words: bool = False, truncate_left: bool = False, each: bool = False,
-        trace: str | Trace | None = None,
+        trace: str | Trace | None = None, outputs: Sequence[TextOutput] = (),
     ) -> Encoded:  # fmt: skip
         """Return the vectors of `texts`, in order. Cancelling the call takes the texts out of the queue.
 
@@ -250,6 +276,7 @@ class Encodes(Protocol):
             whole_words, truncate_left: see TokenizeOptions.
             each: an invalid text does not end the request; its error is in `Encoded.errors`.
             trace: the `traceparent` that the caller sent, or the Trace that the endpoint has begun.
+            outputs: what is to be made of each text, in one pass; none for the model's own output.
 
         Raises InvalidRequest naming the place of the text and the rule, and the errors of the queue: Overloaded, DeadlineExceeded, Draining.
         """

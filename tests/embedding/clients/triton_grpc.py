@@ -15,7 +15,7 @@ def main(address: str, pairs: list[list[str]]) -> None:
     """Ask, and print the vectors, line by line."""
     with triton.InferenceServerClient(address) as client:
         described = client.get_model_metadata("small", as_json=True)
-        assert [each["datatype"] for each in described["outputs"]] == ["FP32", "BOOL"], described
+        assert [each["datatype"] for each in described["outputs"]][:2] == ["FP32", "BOOL"], described
         array = np.array([[text.encode() for text in pair] for pair in pairs], object)
         tensor = triton.InferInput("input", list(array.shape), "BYTES")
         tensor.set_data_from_numpy(array)

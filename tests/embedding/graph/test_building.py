@@ -11,7 +11,7 @@ from tests.embedding import tiny
 from tests.embedding.graph.running import Running, running
 
 from weir.embedding.checkpoint.reading import Checkpoint, read_checkpoint
-from weir.embedding.graph.assembly import Assembly, Numbers, balance, quantize
+from weir.embedding.graph.assembly import Assembly, Numbers, Output, balance, quantize
 from weir.embedding.graph.building import build
 from weir.embedding.recipe import Pooling, Precision, Recipe
 
@@ -121,8 +121,7 @@ def test_each_activation_is_what_its_name_says(tmp_path: Path) -> None:
             # One number in, one out, times 1.
             column = assembly.add("Unsqueeze", given, assembly.constant([2], "int64"))
             bent = numbers.dense(column, "one", np.ones((1, 1), np.float32), np.zeros(1, np.float32), activation)
-            assembly.add("Identity", bent, result="vectors")
-            graph = assembly.finish("activation", "vectors", ("batch", "length", 1))
+            graph = assembly.finish("activation", {"vectors": Output(bent, ("batch", "length", 1))})
             run = running(graph, tmp_path / f"{activation}-{precision.value}")
             found = run.session.run(["vectors"], {"pool": value[None]})[0].ravel()
             # Eight bits have steps of 8 / 255.

@@ -15,7 +15,7 @@ from tests.embedding.graph.running import Array, cosines, running
 from weir.embedding.checkpoint.reading import Checkpoint, read_checkpoint
 from weir.embedding.graph.building import build
 from weir.embedding.model import TextEncoder, terms
-from weir.embedding.recipe import Pooling, Recipe, chosen_recipe
+from weir.embedding.recipe import Pooling, Recipe, chosen_recipe, poolings_beside
 from weir.embedding.texts import JUDGE_AFTER, JUDGE_BEFORE, JUDGE_INSTRUCTION, JUDGE_PAIR, Tokenized
 from weir.errors import SettingsError
 
@@ -180,6 +180,58 @@ def test_the_model_that_workers_run_gives_terms_and_vectors_of_tokens(tmp_path: 
     assert [each.shape for each in late.predict(late.preprocess_batch(texts))] == [
         (len(numbers) - 1, 24) for numbers in ids
     ]
+
+
+class Counted:
+    """A session that counts its passes, in place of the one that a model has."""
+
+    def __init__(self, model: TextEncoder) -> None:
+        runtime: Any = model._runtime
+        self._session, self.passes = runtime._session, 0
+        runtime._session = self
+
+    def run(self, names: list[str], feeds: Any) -> Any:
+        self.passes += 1
+        return self._session.run(names, feeds)
+
+
+def test_one_pass_makes_all_outputs_of_bge_m3(tmp_path: Path) -> None:
+    checkpoint, _ = m3(tmp_path / "model")
+    texts = ["do it right", "do it, do it, do it"]
+    alone = {
+        name: opened(tmp_path / "model", tmp_path, pooling=name, allow_pickle=True)
+        for name in ("cls", "sparse", "tokens")
+    }
+    expected = {name: model.predict(model.preprocess_batch(texts)) for name, model in alone.items()}
+    model = opened(tmp_path / "model", tmp_path, allow_pickle=True)
+    read = model.preprocess_batch(texts)
+    counted = Counted(model)
+    both = model.predict([text._replace(outputs=("dense", "sparse", "tokens")) for text in read])
+    assert counted.passes == 1
+    for place, found in enumerate(both):
+        assert cosines(found[0], expected["cls"][place]) > 0.99999
+        np.testing.assert_allclose(found[1], expected["sparse"][place], atol=1e-5)
+        np.testing.assert_allclose(found[2], expected["tokens"][place], atol=1e-5)
+    dense, (tokens,) = model.predict([read[0], read[1]._replace(outputs=("tokens",))])
+    assert counted.passes == 2  # texts that ask for different outputs share a pass
+    np.testing.assert_allclose(dense, both[0][0], atol=1e-6)
+    np.testing.assert_allclose(tokens, both[1][2], atol=1e-6)
+    assert poolings_beside(checkpoint, chosen_recipe(checkpoint)) == (Pooling.SPARSE, Pooling.TOKENS)
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_a_dense_model_gives_the_vectors_of_tokens_that_it_pools(pooling: str, tmp_path: Path) -> None:
+    tiny.sentence_model(tmp_path / "model", "bert", pooling=pooling)
+    tokens = opened(tmp_path / "model", tmp_path, pooling="none")
+    model = opened(tmp_path / "model", tmp_path)
+    for text in ("do it right", "it"):
+        (read,) = model.preprocess_batch([text])
+        ((vectors,),) = model.predict([read._replace(outputs=("tokens",))])
+        dense, vector = model.predict([read, read])[0], model.predict([read._replace(outputs=("dense",))])[0][0]
+        np.testing.assert_allclose(vectors, tokens.predict([read])[0], atol=1e-5)
+        np.testing.assert_allclose(vector, dense, atol=1e-6)
+        pooled = vectors[0] if pooling == "cls" else vectors.mean(axis=0)
+        assert cosines(dense, pooled) > 0.99999
 
 
 def test_pickled_heads_are_not_read_unless_they_may(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 Large weights are stored in a separate file beside the graph. The package onnx is imported when the first graph is built.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -46,10 +46,21 @@ def onnx() -> ModuleType:
 
 
 class Graph(NamedTuple):
-    """A serialized ONNX model without its large weights, and these weights with their offsets in the file beside it, in bytes, in order."""
+    """A serialized ONNX model without its large weights, and these weights with their offsets in the file beside it, in bytes, in order.
+
+    `whole` is another model with the same weights, which makes further outputs that would make `model` slower; None if `model` makes all.
+    """
 
     model: bytes
     weights: list[tuple[int, Array]]
+    whole: bytes | None = None
+
+
+class Output(NamedTuple):
+    """An output of a graph: the name of its float32 value in the assembly, and its shape, with a name for each axis that varies."""
+
+    value: str
+    shape: Sequence[str | int]
 
 
 class Assembly:
@@ -64,8 +75,9 @@ class Assembly:
         self._end = 0
 
     def input(self, name: str, dtype: str, shape: Sequence[str]) -> str:
-        """Declare an input and return its name. `dtype` is a numpy dtype; `shape` has a name for each axis, as all axes vary."""
-        self._inputs.append(onnx().helper.make_tensor_value_info(name, _onnx_type(dtype), list(shape)))
+        """Declare an input, once, and return its name. `dtype` is a numpy dtype; `shape` has a name for each axis, as all axes vary."""
+        if all(each.name != name for each in self._inputs):
+            self._inputs.append(onnx().helper.make_tensor_value_info(name, _onnx_type(dtype), list(shape)))
         return name
 
     def add(self, operator: str, *inputs: str, domain: str = "", result: str = "", **attributes: Any) -> str:
@@ -106,14 +118,36 @@ class Assembly:
         self._end += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
         return name
 
-    def finish(self, name: str, output: str, shape: Sequence[str | int]) -> Graph:
-        """Return the graph called `name`, with the float32 value `output` of this shape as its only output."""
+    def finish(self, name: str, outputs: Mapping[str, Output], whole: Mapping[str, Output] | None = None) -> Graph:
+        """Return the graph called `name` with these outputs by name, and with those of `whole` a second one; each has what its outputs need."""
+        return Graph(
+            self._model(name, outputs), self._weights, None if whole is None else self._model(f"{name}-whole", whole)
+        )
+
+    def _model(self, name: str, outputs: Mapping[str, Output]) -> bytes:
         helper = onnx().helper
-        info = helper.make_tensor_value_info(output, onnx().TensorProto.FLOAT, list(shape))
-        graph = helper.make_graph(self._nodes, name, self._inputs, [info], list(self._constants.values()))
+        ends = [helper.make_node("Identity", [each.value], [output]) for output, each in outputs.items()]
+        infos = [
+            helper.make_tensor_value_info(output, onnx().TensorProto.FLOAT, list(each.shape))
+            for output, each in outputs.items()
+        ]
+        nodes, needed = self._nodes_for({each.value for each in outputs.values()})
+        inputs = [each for each in self._inputs if each.name in needed]
+        constants = [each for constant, each in self._constants.items() if constant in needed]
+        graph = helper.make_graph([*nodes, *ends], name, inputs, infos, constants)
         opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(FUSED, 1)]
         model = helper.make_model(graph, opset_imports=opsets, ir_version=8, producer_name="weir")
-        return Graph(model.SerializeToString(), self._weights)
+        found: bytes = model.SerializeToString()
+        return found
+
+    def _nodes_for(self, values: set[str]) -> tuple[list[Any], set[str]]:
+        """Return the operators that compute `values`, in order, and the names of all values that they read."""
+        nodes, needed = [], set(values)
+        for node in reversed(self._nodes):
+            if needed.intersection(node.output):
+                nodes.append(node)
+                needed.update(node.input)
+        return nodes[::-1], needed
 
 
 def _onnx_type(dtype: Any) -> int:

@@ -10,7 +10,8 @@ Inputs, all [batch, length], with padding on the right:
 - `pool`, float32, only if the pooling weighs tokens: the weight of a token.
 
 The output is `vectors`, float32 [batch, dimensions], or [batch, length, dimensions] for the poolings OF_TOKENS; for SPARSE [batch, words of the vocabulary], or the
-weight of each token [batch, length, 1].
+weight of each token [batch, length, 1]. Each pooling that the recipe has beside is an output of its own, called by its name; that called `none` is not zero for
+padding. Where they would make `vectors` slower, because only the first token of the last layer is computed for it, they are in a second graph, WHOLE.
 
 Run as a program, this module builds one graph and writes it to files, so that the memory that this takes is returned with the process.
 """
@@ -19,13 +20,13 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from weir.embedding.graph.assembly import Assembly, Graph, Numbers
+from weir.embedding.graph.assembly import Assembly, Graph, Numbers, Output
 from weir.embedding.graph.layers import EncoderLayers, GeneralLayers
 from weir.embedding.recipe import (
     OF_LAST_LAYER,
@@ -50,8 +51,11 @@ _INT64 = 7  # onnx.TensorProto's number
 
 WEIGHTS = "weights.bin"  # the file beside the graph
 GRAPH = "graph.onnx"
+WHOLE = "whole.onnx"  # a second graph with the same weights, which makes all outputs; only where GRAPH does not
+VECTORS = "vectors"
 ALLOW_PICKLE = "allow-pickle"
-VERSION = 7  # of the graphs that this module builds. Raise it with each change of a graph, so that cached graphs are built again
+VERSION = 8  # of the graphs that this module builds. Raise it with each change of a graph, so that cached graphs are built again
+_NAME = "sentence-encoder"
 _LEAST = 1e-9  # the least divisor of a mean, so that a text without any counted token becomes zeros
 _LEAST_LENGTH = 1e-12  # the least divisor in normalization, as in torch.nn.functional.normalize
 _LOWEST = -3e38  # less than any value
@@ -125,14 +129,14 @@ class OutputLayers:
             out, "words.decoder", weights["decoder.weight"], weights.get("decoder.bias"), "identity"
         )
 
-    def on_tokens(self, rows: str, head: "TokenHead") -> str:
-        """Return a dense layer of each row, [rows, out]."""
+    def on_tokens(self, rows: str, head: "TokenHead", name: str = "tokens") -> str:
+        """Return a dense layer of each row, [rows, out], whose weights have names that begin with `name`."""
         if head.before is not None:
             rows = self._numbers.dense(
-                rows, "tokens.dense", head.before["dense.weight"], head.before.get("dense.bias"), "gelu"
+                rows, f"{name}.dense", head.before["dense.weight"], head.before.get("dense.bias"), "gelu"
             )
-            rows = self._norm_by(rows, "tokens.norm", head.before, "norm")
-        return self._layer(rows, "tokens", head.weight, head.bias, "identity")
+            rows = self._norm_by(rows, f"{name}.norm", head.before, "norm")
+        return self._layer(rows, name, head.weight, head.bias, "identity")
 
     def dense(self, value: str, layers: Sequence[Any]) -> str:
         """Return `value` after dense layers in order, see checkpoint.reading.Dense."""
@@ -295,35 +299,74 @@ def build(checkpoint: "Checkpoint", recipe: Recipe, device: str = "cpu") -> Grap
     weights = checkpoint.weights()
     kind = EncoderLayers if checkpoint.architecture.like_bert else GeneralLayers
     encoder = kind(assembly, numbers, checkpoint.architecture, weights, device=device, positions=recipe.positions)
+    finisher = OutputLayers(assembly, numbers, weights, checkpoint.architecture.epsilon)
     layers = used_layers(checkpoint.architecture, recipe)
     values = {layer: encoder.add_layer(layer) for layer in range(max(layers))}
+    parts = _Parts(assembly, numbers, encoder, finisher, checkpoint, recipe)
     # If only the first token of one layer is read, a CPU computes that layer for the first token alone; on a GPU the fused operator is faster.
     of_first = all(pooling in _OF_FIRST for pooling in recipe.poolings) and recipe.pooling not in WITH_HEAD
     first_alone = of_first and len(layers) == 1 and device == "cpu" and checkpoint.architecture.like_bert
-    values[max(layers)] = (encoder.add_layer_for_first_token if first_alone else encoder.add_layer)(max(layers))
-    read = [values[layer] for layer in layers]
-    value = read[0] if len(read) == 1 else assembly.add("Concat", *read, axis=-1)
-    if numbers.dtype != "float32":
-        value = numbers.cast(value, "float32")
-    finisher = OutputLayers(assembly, numbers, weights, checkpoint.architecture.epsilon)
-    size: int | str = dimensions
-    if recipe.pooling in WITH_HEAD:
-        value, size = _of_head(assembly, encoder, finisher, value, checkpoint, recipe)
-    else:
-        value = value if first_alone else encoder.rows.unpack(value)
-        value = _pooled(finisher, PoolingLayers(assembly, value, recipe.window), recipe, checkpoint.architecture)
-        value = finisher.dense(value, dense_layers(checkpoint, recipe))
+    if not (first_alone and set(recipe.beside) <= {Pooling.NONE}):
+        return assembly.finish(_NAME, parts.outputs(parts.read(values, layers), dimensions))
+    whole, first = encoder.add_last_layer_both_ways(max(layers))
+    vectors = {VECTORS: parts.vectors(parts.single(first), dimensions, first_alone=True)}
+    return assembly.finish(_NAME, vectors, parts.outputs(parts.single(whole), dimensions) if recipe.beside else None)
+
+
+class _Parts:
+    """Adds the outputs of a recipe to a graph whose layers are there."""
+
+    def __init__(
+        self, assembly: Assembly, numbers: Numbers, encoder: EncoderLayers, finisher: OutputLayers, checkpoint: "Checkpoint", recipe: Recipe
+    ) -> None:  # fmt: skip
+        self._assembly = assembly
+        self._numbers = numbers
+        self._encoder = encoder
+        self._finisher = finisher
+        self._checkpoint = checkpoint
+        self._recipe = recipe
+
+    def read(self, values: dict[int, str], layers: Sequence[int]) -> str:
+        """Add the highest of `layers`, and return what the recipe reads of them all; `values` are the outputs of those below it."""
+        values[max(layers)] = self._encoder.add_layer(max(layers))
+        read = [values[layer] for layer in layers]
+        return self.single(read[0] if len(read) == 1 else self._assembly.add("Concat", *read, axis=-1))
+
+    def single(self, value: str) -> str:
+        """Return the output of a layer in float32."""
+        return value if self._numbers.dtype == "float32" else self._numbers.cast(value, "float32")
+
+    def outputs(self, rows: str, dimensions: int) -> dict[str, Output]:
+        """Return all outputs by name, given the value of all tokens."""
+        found = {VECTORS: self.vectors(rows, dimensions)}
+        for pooling in self._recipe.beside:
+            if pooling is Pooling.NONE:
+                size = self._checkpoint.architecture.hidden_size * len(self._recipe.layers)
+                found[pooling.value] = Output(self._encoder.rows.unpack(rows), ("batch", "length", size))
+            else:
+                found[pooling.value] = self._of_head(rows, replace(self._recipe, pooling=pooling, dimensions=None))
+        return found
+
+    def vectors(self, rows: str, dimensions: int, *, first_alone: bool = False) -> Output:
+        """Return the recipe's own output, given the value of all tokens, or of the first ones alone."""
+        recipe, finisher = self._recipe, self._finisher
+        if recipe.pooling in WITH_HEAD:
+            return self._of_head(rows, recipe)
+        value = rows if first_alone else self._encoder.rows.unpack(rows)
+        pooler = PoolingLayers(self._assembly, value, recipe.window)
+        value = _pooled(finisher, pooler, recipe, self._checkpoint.architecture)
+        value = finisher.dense(value, dense_layers(self._checkpoint, recipe))
         if recipe.dimensions is not None:
             value = finisher.cut(value, dimensions)
         if recipe.normalize:
             value = finisher.normalize(value)
-    assembly.add("Identity", value, result="vectors")
-    each = (
-        ("batch",)
-        if recipe.pooling not in OF_TOKENS or size == checkpoint.architecture.vocab_size
-        else ("batch", "length")
-    )
-    return assembly.finish("sentence-encoder", "vectors", (*each, size))
+        return Output(value, (*(("batch", "length") if recipe.pooling in OF_TOKENS else ("batch",)), dimensions))
+
+    def _of_head(self, rows: str, recipe: Recipe) -> Output:
+        """Return what a head makes of the network's output: [batch, words] for SPLADE, a number for yes or no, else [batch, length, size]."""
+        value, size = _of_head(self._assembly, self._encoder, self._finisher, rows, self._checkpoint, recipe)
+        of_text = recipe.pooling is Pooling.YES_NO or size == self._checkpoint.architecture.vocab_size
+        return Output(value, ("batch", size) if of_text else ("batch", "length", size))
 
 
 def _of_head(
@@ -340,7 +383,7 @@ def _of_head(
         return PoolingLayers(assembly, numbers, recipe.window).terms(heads.words), checkpoint.architecture.vocab_size
     head = {Pooling.SPARSE: heads.weights, Pooling.TOKENS: heads.tokens, Pooling.TOKEN_LOGITS: heads.labels}[pooling]
     assert head is not None
-    value, size = finisher.on_tokens(rows, head), len(head.weight)
+    value, size = finisher.on_tokens(rows, head, pooling.value), len(head.weight)
     if pooling is Pooling.SPARSE:
         value = assembly.add("Relu", value)
     if pooling is Pooling.TOKENS:
@@ -364,16 +407,19 @@ def write(graph: Graph, folder: Path) -> Path:
             file.seek(offset)
             weight.tofile(file)
         _sync(file)
-    with open(folder / GRAPH, "wb") as file:
-        file.write(graph.model)
-        _sync(file)
+    for name, model in ((WHOLE, graph.whole), (GRAPH, graph.model)):
+        if model is not None:
+            with open(folder / name, "wb") as file:
+                file.write(model)
+                _sync(file)
     return folder / GRAPH
 
 
 def recipe_as_json(recipe: Recipe) -> str:
     """Return a recipe as JSON. Equal recipes have equal JSON."""
     plain = {name: getattr(value, "value", value) for name, value in asdict(recipe).items()}
-    plain["joined"] = [pooling.value for pooling in recipe.joined]
+    for name in ("joined", "beside"):
+        plain[name] = [pooling.value for pooling in getattr(recipe, name)]
     return json.dumps(plain, sort_keys=True)
 
 
@@ -381,8 +427,8 @@ def recipe_from_json(recipe: str) -> Recipe:
     """Return the recipe whose JSON `recipe_as_json` returned."""
     plain: dict[str, Any] = json.loads(recipe)
     layers, pooling, precision = tuple(plain["layers"]), Pooling(plain["pooling"]), Precision(plain["precision"])
-    joined = tuple(map(Pooling, plain["joined"]))
-    return Recipe(**plain | {"layers": layers, "pooling": pooling, "precision": precision, "joined": joined})
+    more = {name: tuple(map(Pooling, plain[name])) for name in ("joined", "beside")}
+    return Recipe(**plain | more | {"layers": layers, "pooling": pooling, "precision": precision})
 
 
 def _sync(file: Any) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 import weir
 from weir.embedding.graph.assembly import require, weight_bits
-from weir.embedding.graph.building import ALLOW_PICKLE, GRAPH, VERSION, WEIGHTS, recipe_as_json
+from weir.embedding.graph.building import ALLOW_PICKLE, GRAPH, VERSION, WEIGHTS, WHOLE, recipe_as_json
 from weir.embedding.recipe import Precision, Recipe, dimensions_of
 from weir.errors import SettingsError
 
@@ -241,7 +241,8 @@ def _run_child(*arguments: str) -> None:
 
 
 def _manifest(folder: Path) -> dict[str, int | str]:
-    graph = hashlib.blake2b((folder / GRAPH).read_bytes(), digest_size=16).hexdigest()
+    graphs = [(folder / name).read_bytes() for name in (GRAPH, WHOLE) if name == GRAPH or (folder / name).exists()]
+    graph = hashlib.blake2b(b"".join(graphs), digest_size=16).hexdigest()
     return {"graph": graph, "weights_bytes": (folder / WEIGHTS).stat().st_size}
 
 

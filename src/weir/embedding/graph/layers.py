@@ -236,6 +236,13 @@ class EncoderLayers:
         name = self._name(index)
         return self._finish_layer(name, self._attend_from_first(name))
 
+    def add_last_layer_both_ways(self, index: int) -> tuple[str, str]:
+        """Add the layer with this index for all tokens, and for the first token of each text alone; return both outputs. No layer can follow."""
+        before = self.value, self._last_norm
+        whole = self.add_layer(index)
+        self.value, self._last_norm = before
+        return whole, self.add_layer_for_first_token(index)
+
     def _finish_layer(self, name: str, attended: str) -> str:
         self._add_and_normalize(attended, name + "output", name + "attention_norm")
         weight, bias = self._weights[f"{name}up.weight"], self._weights[f"{name}up.bias"]

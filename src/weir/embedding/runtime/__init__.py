@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weir.embedding.checkpoint.reading import Checkpoint
-    from weir.embedding.recipe import Recipe
+    from weir.embedding.recipe import Pooling, Recipe
 
 
 RUNTIMES = ("onnx", "torch")
@@ -47,6 +47,14 @@ class Runtime(Protocol):
 
         Returns:
             float32 [texts, dimensions], or [texts, length, dimensions] for Pooling.NONE.
+        """
+
+    def run_several(
+        self, ids: "NDArray[Any]", mask: "NDArray[Any]", types: "NDArray[Any]", pool: "NDArray[Any]", poolings: "Sequence[Pooling]"
+    ) -> "list[NDArray[Any]]":  # fmt: skip
+        """Compute the results of several poolings in one pass: that of the recipe, and those that the recipe has beside it.
+
+        Args and results are those of `run`; for Pooling.NONE [texts, length, dimensions], of any value for padding.
         """
 
 

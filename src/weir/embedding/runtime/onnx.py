@@ -2,12 +2,16 @@
 
 import logging
 import os
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from weir.embedding.graph.building import VECTORS, WHOLE
+from weir.embedding.recipe import Pooling
 from weir.embedding.runtime import CPU, RuntimeOptions, memory_limit
 from weir.errors import SettingsError
 from weir.workers.process.launch import SILENCE
@@ -18,6 +22,7 @@ if TYPE_CHECKING:
 
 DTYPES = {"tensor(int64)": np.int64, "tensor(int32)": np.int32, "tensor(float)": np.float32}
 CUDA = "CUDAExecutionProvider"
+INPUTS = ("ids", "mask", "types", "pool")  # in the order of the arguments of Runtime.run
 
 logger = logging.getLogger("weir")
 
@@ -47,29 +52,56 @@ def open_onnx(checkpoint: "Checkpoint", recipe: "Recipe", options: RuntimeOption
         graph = graph_file(checkpoint, recipe, options.cache, CPU if device == CPU else "cuda")
         held = hold(graph.parent)
         if held is not None:  # else another server has just removed the graph from the cache
-            return OnnxRuntime(graph, device, threads=options.threads, limit_bytes=limit, held=held)
+            return OnnxRuntime(
+                graph, device, threads=options.threads, limit_bytes=limit, held=held, beside=recipe.beside
+            )
 
 
 class OnnxRuntime:
     """A session of onnxruntime; see Runtime. The object `held`, which keeps the graph in the cache, lives as long as the session."""
 
     def __init__(
-        self, graph: Path, device: str = CPU, *, threads: int = 1, limit_bytes: int | None = None, held: Any = None
-    ) -> None:
+        self, graph: Path, device: str = CPU, *, threads: int = 1, limit_bytes: int | None = None, held: Any = None,
+        beside: Sequence[Pooling] = (),
+    ) -> None:  # fmt: skip
+        self._beside = beside
         self._held = held
-        self._session = _session(graph, device, threads, limit_bytes)
+        self._graph = graph
+        self._open = partial(_session, device=device, threads=threads, limit_bytes=limit_bytes)
+        self._session = self._open(graph)
+        self._outputs = [each.name for each in self._session.get_outputs()]
+        self._whole: Any = None
         self.device = device if device == CPU or CUDA in self._session.get_providers() else CPU
         if self.device != device:
             logger.warning("device %r: onnxruntime cannot use it, and computes on the CPU instead", device)
-        self._dtypes = {each.name: DTYPES[each.type] for each in self._session.get_inputs()}
+        self._dtypes = _dtypes_of(self._session)
         self.dimensions = int(self._session.get_outputs()[0].shape[-1])
 
     def run(self, ids: NDArray[Any], mask: NDArray[Any], types: NDArray[Any], pool: NDArray[Any]) -> NDArray[Any]:
         """See Runtime. An array that is no input of the graph is not used."""
-        arrays = {"ids": ids, "mask": mask, "types": types, "pool": pool}
-        feeds = {name: arrays[name].astype(dtype, copy=False) for name, dtype in self._dtypes.items()}
-        vectors: NDArray[Any] = self._session.run(["vectors"], feeds)[0]
+        vectors: NDArray[Any] = self._session.run([VECTORS], self._feeds(self._session, ids, mask, types, pool))[0]
         return vectors
+
+    def run_several(
+        self, ids: NDArray[Any], mask: NDArray[Any], types: NDArray[Any], pool: NDArray[Any], poolings: Sequence[Pooling]
+    ) -> list[NDArray[Any]]:  # fmt: skip
+        """See Runtime. The graph that makes all outputs is opened at the first call that needs it, where the usual one does not."""
+        names = [pooling.value if pooling in self._beside else VECTORS for pooling in poolings]
+        session = self._session
+        if not set(names) <= set(self._outputs):
+            self._whole = self._whole or self._open(self._graph.with_name(WHOLE))
+            session = self._whole
+        found: list[NDArray[Any]] = session.run(names, self._feeds(session, ids, mask, types, pool))
+        return found
+
+    def _feeds(self, session: Any, *arrays: NDArray[Any]) -> dict[str, NDArray[Any]]:
+        named = dict(zip(INPUTS, arrays, strict=True))
+        dtypes = self._dtypes if session is self._session else _dtypes_of(session)
+        return {name: named[name].astype(dtype, copy=False) for name, dtype in dtypes.items()}
+
+
+def _dtypes_of(session: Any) -> dict[str, Any]:
+    return {each.name: DTYPES[each.type] for each in session.get_inputs()}
 
 
 def _session(graph: Path, device: str, threads: int, limit_bytes: int | None) -> Any:

@@ -164,42 +164,65 @@ class TorchRuntime:
             (self._tensor(layer.weight), None if layer.bias is None else self._tensor(layer.bias), layer.activation)
             for layer in layers
         ]
+        heads = {Pooling.SPARSE: checkpoint.heads.weights, Pooling.TOKENS: checkpoint.heads.tokens}
+        self._heads = {
+            pooling: (self._tensor(head.weight), None if head.bias is None else self._tensor(head.bias))
+            for pooling, head in heads.items() if head is not None and pooling in recipe.beside
+        }  # fmt: skip
 
     def run(
         self, ids: "NDArray[Any]", mask: "NDArray[Any]", types: "NDArray[Any]", pool: "NDArray[Any]"
     ) -> "NDArray[Any]":
         """See Runtime."""
-        torch = self._torch
-        with torch.inference_mode():
+        return self.run_several(ids, mask, types, pool, [self._recipe.pooling])[0]
+
+    def run_several(
+        self, ids: "NDArray[Any]", mask: "NDArray[Any]", types: "NDArray[Any]", pool: "NDArray[Any]", poolings: Sequence[Pooling]
+    ) -> "list[NDArray[Any]]":  # fmt: skip
+        """See Runtime."""
+        with self._torch.inference_mode():
             inputs = {"input_ids": self._tensor(ids).long(), "attention_mask": self._tensor(mask).long()}
             if self._has_types:
                 inputs["token_type_ids"] = self._tensor(types).long()
-            vectors = self._run_network(inputs, self._tensor(pool))
-            for weight, bias, activation in self._dense:
-                vectors = activate(torch, torch.nn.functional.linear(vectors, weight, bias), activation)
-            if self._recipe.dimensions is not None:
-                vectors = vectors[..., : self._recipe.dimensions]
-            if self._recipe.normalize:
-                vectors = torch.nn.functional.normalize(vectors, dim=-1)
-            result: NDArray[Any] = vectors.cpu().numpy()
-            return result
+            read, value = self._run_network(inputs)
+            results = []
+            for pooling in poolings:
+                beside = pooling in self._recipe.beside
+                found = self._beside(value, pooling) if beside else self._own(read, value, inputs, self._tensor(pool))
+                results.append(found.cpu().numpy())
+            return results
 
-    def _run_network(self, inputs: dict[str, Any], pool: Any) -> Any:
-        """Run the network and the pooling."""
+    def _own(self, read: Any, value: Any, inputs: dict[str, Any], pool: Any) -> Any:
+        """Return the result of the recipe. `read` is what the model's own head made of a text, None if there is no such."""
+        torch, pooling = self._torch, self._recipe.pooling
+        if pooling in WITH_CLASSIFIER and pooling is not Pooling.LOGITS:
+            read = read.sigmoid() if pooling is Pooling.REGRESSION else read.softmax(dim=-1)
+        if read is None:
+            read = pool_all(torch, value, inputs["attention_mask"], pool, self._recipe)
+        for weight, bias, activation in self._dense:
+            read = activate(torch, torch.nn.functional.linear(read, weight, bias), activation)
+        if self._recipe.dimensions is not None:
+            read = read[..., : self._recipe.dimensions]
+        return torch.nn.functional.normalize(read, dim=-1) if self._recipe.normalize else read
+
+    def _beside(self, value: Any, pooling: Pooling) -> Any:
+        """Return what a pooling beside the recipe makes of the tokens."""
+        if pooling is Pooling.NONE:
+            return value
+        weight, bias = self._heads[pooling]
+        found = self._torch.nn.functional.linear(value, weight, bias)
+        return found.relu() if pooling is Pooling.SPARSE else self._torch.nn.functional.normalize(found, dim=-1)
+
+    def _run_network(self, inputs: dict[str, Any]) -> tuple[Any, Any]:
+        """Run the network. Return what its own head makes of each text, None without a head, and what is pooled, None behind a classifier."""
         pooling, layers = self._recipe.pooling, self._recipe.layers
-        if pooling is Pooling.POOLER:
-            return self._network(**inputs).pooler_output.float()
         if pooling in WITH_CLASSIFIER:
-            logits = self._network(**inputs).logits.float()
-            if pooling is Pooling.LOGITS:
-                return logits
-            return logits.sigmoid() if pooling is Pooling.REGRESSION else logits.softmax(dim=-1)
-        if layers == (-1,):
-            value = self._network(**inputs).last_hidden_state
-        else:
-            states = self._network(**inputs, output_hidden_states=True).hidden_states
-            value = self._torch.cat([states[layer] for layer in layers], dim=-1)
-        return pool_all(self._torch, value.float(), inputs["attention_mask"], pool, self._recipe)
+            return self._network(**inputs).logits.float(), None
+        if pooling is Pooling.POOLER or layers == (-1,):
+            out = self._network(**inputs)
+            return out.pooler_output.float() if pooling is Pooling.POOLER else None, out.last_hidden_state.float()
+        states = self._network(**inputs, output_hidden_states=True).hidden_states
+        return None, self._torch.cat([states[layer] for layer in layers], dim=-1).float()
 
     def _tensor(self, array: "NDArray[Any]") -> Any:
         return self._torch.from_numpy(array.copy()).to(self.device)
