@@ -74,13 +74,13 @@ LIMITS = {
     "policy": (18, 2_581),
     "profiling": (6, 1_026),
     "protocols": (14, 1_831),
-    "serving": (10, 2_888),
+    "serving": (10, 2_889),
     "simulation": (11, 2_459),
     "telemetry": (6, 1_300),
-    "tuning": (5, 855),
-    "weir": (37, 3_325),
-    "wire": (12, 2_647),
-    "workers": (24, 5_085),
+    "tuning": (5, 857),
+    "weir": (37, 3_334),
+    "wire": (12, 2_649),
+    "workers": (24, 5_318),
 }
 
 

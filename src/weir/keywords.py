@@ -47,11 +47,13 @@ class CommonKeywords(TypedDict, total=False):
     num_gpus: float
     """GPUs that Ray reserves for each worker; 0.25: a quarter"""
     resources: dict[str, float]
-    """Other resources that Ray reserves for each worker"""
+    """Other resources that Ray reserves for each worker (memory in bytes)"""
     placement: str
     """How Ray places workers: spread over nodes, pack on few, or strict-spread, one per node"""
     ray_runtime_env: str | None
     """Runtime environment on Ray: working_dir, py_modules, pip"""
+    ray_detached: str | None
+    """Keep the workers on Ray, models loaded, when the server ends; the next server of this name takes them over"""
     pipeline_depth: int
     """Batches that a worker holds; 2 hides decoding"""
     predict_timeout: float | None

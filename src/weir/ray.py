@@ -29,6 +29,19 @@ WAIT = 0.01  # seconds; the default of @serve.batch
 ENDED = (StopIteration, StopAsyncIteration)  # what a generator yields for a caller who gets no more
 
 
+def end_detached(name: str, address: str = "auto") -> list[str]:
+    """End the workers that servers with `ray_detached=name` have left on the Ray at `address`; return their names. Those that a server uses now stay.
+    A program that is connected to a Ray already asks that one."""
+    import ray
+
+    from weir.workers.ray.driver import end_detached as end
+
+    if ray.is_initialized():
+        return end(name)
+    with ray.init(address=address, logging_level="WARNING"):
+        return end(name)
+
+
 class BatchedArguments(NamedTuple):
     """The arguments of one call, by name, and the context of its caller."""
 

@@ -20,6 +20,7 @@ from weir.embedding.texts import (
     prompt_text,
 )
 from weir.errors import InvalidRequest
+from weir.messages import Dispatch
 from weir.telemetry.tracecontext import Trace
 
 DIMENSIONS = 8
@@ -52,6 +53,7 @@ class HashingEncoder:
         self.lists: dict[str, list[Any]] | None = None  # the rows of a text, of so many numbers each
         self.lists_width = 2
         self._per_token = per_token
+        self.dispatch: tuple[Dispatch, float] | None = None  # the batch of the texts, and when they entered the queue
 
     async def encode(
         self, texts: Sequence[Text], *, door: str, client: str = "", priority: int = 0, timeout: float | None = None,
@@ -104,6 +106,7 @@ class HashingEncoder:
             truncated,
             kept if want_tokens else None,
             lengths,
+            dispatch=self.dispatch,
             phases=Phases(0.001, 0.002, 0.003, 0.007),
         )
 

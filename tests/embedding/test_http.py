@@ -19,6 +19,7 @@ from weir.embedding.http import Listing, listing, send_listing
 from weir.embedding.texts import ModelFacts, TextTask
 from weir.errors import Cancelled, DeadlineExceeded, ModelError, Overloaded
 from weir.frontends.http.fast.handover import HandOver
+from weir.messages import Dispatch, Reason, Wakeup
 from weir.telemetry.tracecontext import CURRENT, Trace
 
 OPENAI, ENCODE = "/v1/embeddings", "/encode"
@@ -340,6 +341,29 @@ def test_the_largest_answers_come_in_bits_and_say_the_same(monkeypatch: pytest.M
     assert bits.json()["truncated"] == [0]
     for header, value in (("x-request-id", "r1"), ("x-weir-truncated", "1")):
         assert whole.headers[header] == bits.headers[header] == value
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/encode", {"texts": ["a"]}),
+        ("/v1/embeddings", {"input": "a"}),
+        ("/embed", {"inputs": "a"}),
+        ("/v1/embeddings", {"input": ["a"] * 20}),  # too many for the fast path
+    ],
+)
+def test_an_answer_says_that_its_texts_waited_for_a_worker_to_start(path: str, said: dict[str, Any]) -> None:
+    batch = Dispatch(1, 0, [], None, 1, 1.0, Reason.IDLE, 1, 0.0, None, Wakeup.ARRIVAL, 12.0)
+    batch.woken_at = 11.5
+    encoder = HashingEncoder()
+
+    async def main() -> None:
+        async with served(encoder) as server:
+            assert "x-start-time" not in (await server.client.post(path, json=said)).headers
+            encoder.dispatch = batch, 10.0
+            assert (await server.client.post(path, json=said)).headers["x-start-time"] == "1.500000"
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("at_once", [1, 90_000, 300_000])

@@ -23,7 +23,7 @@ from weir.frontends.http.openapi import described_headers, operation
 from weir.messages import JSON
 from weir.protocols.native import RequestOptions
 from weir.protocols.offloading import LONG_ANSWER, off_loop, written
-from weir.protocols.response import Headers, HttpResponse, compressed_off_loop, echo_headers
+from weir.protocols.response import Headers, HttpResponse, compressed_off_loop, echo_headers, start_headers
 from weir.wire.cells import LARGE_BYTES
 from weir.wire.tensors import TEXT_BYTES
 
@@ -226,7 +226,8 @@ class HttpTexts:
 
 
 def _marks(encoded: Encoded) -> Headers:
-    return mark_headers(sum(encoded.truncated), encoded.foreign)
+    dispatch, arrival = encoded.dispatch or (None, 0.0)
+    return mark_headers(sum(encoded.truncated), encoded.foreign) + start_headers(arrival, dispatch)
 
 
 class FastTexts:

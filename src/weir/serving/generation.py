@@ -256,6 +256,7 @@ class Generation:
                 {name: getattr(state, name, ELSEWHERE.get(name)) for name in WorkerView.__annotations__}
                 for state in driver.executor.states()
             ],
+            "scaling": None if self.scaler is None else self.scaler.brief(),
             "gauges": driver.executor.gauges(),
         }
 

@@ -324,6 +324,10 @@ class WorkerTuner(SilentObserver):
 
     # Explanations.
 
+    def brief(self) -> dict[str, Any]:
+        """Return how many workers there may be and shall be, and why, as a JSON-able dict."""
+        return {"allowed": str(self.allowed), "wanted": self.wanted, "because": self._because()}
+
     def explain(self) -> dict[str, Any]:
         """Return how many workers there are and shall be, why, and what one more or one less would give, as a JSON-able
         dict. What is unknown is None. Rates are in rows per second, times in the unit of their names.

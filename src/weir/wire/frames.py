@@ -62,7 +62,9 @@ class Free(msgspec.Struct, array_like=True, tag=3, frozen=True):
 
 
 class Stop(msgspec.Struct, array_like=True, tag=4, frozen=True):
-    """The worker must finish its batches, unload the model and exit."""
+    """The worker must finish its batches, unload the model and exit; with `keep`, only finish: its actor stays for another server."""
+
+    keep: bool = False
 
 
 class Ready(msgspec.Struct, array_like=True, tag=5, frozen=True):
@@ -97,6 +99,7 @@ class WorkerPlaced(msgspec.Struct, array_like=True, tag=10, frozen=True):
     address: str
     gpus: list[str]
     actor: str
+    taken_over: bool = False
 
 
 class WorkerLeaves(msgspec.Struct, array_like=True, tag=11, frozen=True):

@@ -63,6 +63,10 @@ def _is_ray_address(text: str) -> bool:
     )
 
 
+def _is_plain_name(text: str) -> bool:
+    return text.isascii() and text.replace("-", "").replace("_", "").isalnum()
+
+
 def _is_json_object(text: str) -> bool:
     try:
         return isinstance(json.loads(text), dict)
@@ -123,7 +127,7 @@ class WorkerSettings:
     num_cpus: float = setting(1.0, "CPUs that Ray reserves for each worker", rule=AT_LEAST_ZERO)
     num_gpus: float = setting(0.0, "GPUs that Ray reserves for each worker; 0.25: a quarter", rule=AT_LEAST_ZERO)
     resources: dict[str, float] = setting(
-        {}, "other resources that Ray reserves for each worker", metavar="JSON",
+        {}, "other resources that Ray reserves for each worker (memory in bytes)", metavar="JSON",
         rule=(lambda value: all(amount > 0 for amount in value.values()), "must have amounts greater than 0"),
     )  # fmt: skip
     placement: str = setting(
@@ -134,6 +138,11 @@ class WorkerSettings:
     ray_runtime_env: str | None = setting(
         None, "runtime environment on Ray: working_dir, py_modules, pip", metavar="JSON",
         rule=(_is_json_object, "must be a JSON object"),
+    )  # fmt: skip
+    ray_detached: str | None = setting(
+        None,
+        "keep the workers on Ray, models loaded, when the server ends; the next server of this name takes them over",
+        metavar="NAME", rule=(_is_plain_name, "must be letters, digits, - and _"),
     )  # fmt: skip
     pipeline_depth: int = setting(1, "batches that a worker holds; 2 hides decoding", rule=one_of(1, 2))
     predict_timeout: float | None = setting(
@@ -214,8 +223,8 @@ def _wrap(settings: WorkerSettings, name: str, is_for_all: bool) -> None:
 class Ray:
     """Where and how the workers of a service run on Ray: `weir.Service(Model, executor=weir.Ray(workers=8))`.
 
-    The fields are settings of the same names (see the settings of workers); None means the setting's default. `address` is `ray_address`, and
-    `runtime_env` is `ray_runtime_env`.
+    The fields are settings of the same names (see the settings of workers); None means the setting's default. `address` is `ray_address`,
+    `runtime_env` is `ray_runtime_env`, and `detached` is `ray_detached`.
     """
 
     workers: int | str | None = None
@@ -225,10 +234,11 @@ class Ray:
     resources: dict[str, float] | None = None
     placement: str | None = None
     runtime_env: dict[str, Any] | None = None
+    detached: str | None = None
 
     def settings(self) -> dict[str, Any]:
         """Return the settings that it stands for."""
-        renamed = {"address": "ray_address", "runtime_env": "ray_runtime_env"}
+        renamed = {"address": "ray_address", "runtime_env": "ray_runtime_env", "detached": "ray_detached"}
         given = {renamed.get(name, name): value for name, value in asdict(self).items() if value is not None}
         if "ray_runtime_env" in given:
             given["ray_runtime_env"] = json.dumps(given["ray_runtime_env"])

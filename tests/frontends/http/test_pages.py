@@ -51,7 +51,7 @@ def test_health(serve: Serve) -> None:
     server = serve(squares())
     assert server.client.get("/health/live").json() == {"live": True}
     ready = server.client.get("/health/ready").json()
-    assert ready == {"ready": True, "models": [{"name": "square", "ready": True, "reason": ""}]}
+    assert ready == {"ready": True, "models": [{"name": "square", "ready": True, "reason": "", "workers": "1 of 1"}]}
     deep = server.client.get("/health/deep").json()
     assert deep["healthy"] is True
     assert len(deep["models"][0]["examples"]) == 2

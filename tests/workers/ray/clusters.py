@@ -78,6 +78,15 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def end_detached(address: str, name: str) -> list[str]:
+    """Return what `weir.ray.end_detached` returns, in a process of its own: it connects to Ray."""
+    code = "import sys, weir.ray; print(*weir.ray.end_detached(*sys.argv[1:]))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, name, address], capture_output=True, text=True, timeout=60, check=True
+    )
+    return done.stdout.split()
+
+
 def kill_actor(pool: Any, worker: int) -> None:
     """Kill the process of a worker's actor, which is on this machine."""
     pid = pool.states()[worker].pid

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.workers.models import Square
-from tests.workers.ray.clusters import Nodes, free_port, kill_actor
+from tests.workers.ray.clusters import Nodes, end_detached, free_port, kill_actor
 from tests.workers.ray.conftest import Loop, actors
 
 import weir
@@ -190,8 +190,14 @@ PROGRAM = """
 import asyncio, sys, weir
 from tests.workers.models import Square
 
+class Loud(Square):
+    def predict(self, batch):
+        print("predicts", batch)
+        return super().predict(batch)
+
 async def main():
-    async with weir.Service(Square, executor=weir.Ray(workers=2, address=sys.argv[1] or None, num_cpus=0.1)) as service:
+    more = {"detached": sys.argv[2]} if len(sys.argv) > 2 else {}
+    async with weir.Service(Square if more else Loud, executor=weir.Ray(workers=2, address=sys.argv[1] or None, num_cpus=0.1, **more)) as service:
         assert await service.infer(3) == 9
         print("ready", flush=True)
         await asyncio.sleep(1000)
@@ -211,6 +217,21 @@ def test_however_a_program_ends_no_actor_is_left(nodes: Nodes, how: signal.Signa
     asyncio.run(eventually(lambda: actors() == before))
 
 
+def test_detached_workers_outlive_a_server_that_is_killed(nodes: Nodes) -> None:
+    before, held = actors(), []
+    for how in (signal.SIGKILL, signal.SIGINT):
+        arguments = [sys.executable, "-c", PROGRAM, nodes.address, "prod"]
+        with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as program:
+            assert program.stdout is not None
+            assert program.stdout.readline() == "ready\n"
+            held.append(actors() - before)
+            program.send_signal(how)
+    first, second = held
+    assert (len(first), len(second), len(first & second)) == (3, 3, 2)  # the drivers are two
+    assert sorted(end_detached(nodes.address, "prod")) == ["square/0", "square/1"]
+    asyncio.run(eventually(lambda: actors() == before))
+
+
 def test_a_ray_of_its_own_ends_with_the_program() -> None:
     environment = {**os.environ, "RAY_ADDRESS": ""}
     with subprocess.Popen(
@@ -221,8 +242,10 @@ def test_a_ray_of_its_own_ends_with_the_program() -> None:
         assert program.stdout.readline() == "ready\n"
         began = [process for process in daemons() if process.create_time() > _started(program.pid)]
         assert began
+        said = ""
+        while "predicts [3]" not in said:  # what actors print is in the log of the server
+            said += program.stderr.readline()
         program.send_signal(signal.SIGKILL)
-        said = program.stderr.read()
     assert "no Ray address was given (--ray-address), so a Ray was started on this machine alone" in said
     asyncio.run(eventually(lambda: not any(process.is_running() for process in began)))
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from tests.workers.models import (
     Square,
 )
 from tests.workers.pools import Recorder
-from tests.workers.ray.clusters import Nodes, make_pool, started
+from tests.workers.ray.clusters import Nodes, end_detached, make_pool, started
 from tests.workers.ray.conftest import Loop
 
 import weir
@@ -39,6 +40,16 @@ class Doubled(Model):
 
     def predict(self, batch: Any) -> Any:
         return {"y": batch["x"] * 2}
+
+
+class DiesInLoad(Model):
+    """Ends its process, as a system without memory does."""
+
+    def load(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        return batch
 
 
 def test_workers_are_actors_on_several_nodes(nodes: Nodes, loop: Loop) -> None:
@@ -215,6 +226,37 @@ def test_placement(nodes: Nodes, loop: Loop) -> None:
     loop.run(main())
 
 
+def test_detached_actors_are_found_or_replaced(nodes: Nodes, loop: Loop) -> None:
+    detached: dict[str, Any] = {"ray_detached": "kept", "num_cpus": 0.1}
+
+    async def actors_of(workers: int, **settings: Any) -> list[str]:
+        async with started(Square, nodes.address, workers=workers, **detached, **settings) as pool:
+            states: Any = pool.pool.states()
+            assert await pool.ask(3, worker=workers - 1) == [9]
+            return [state.actor for state in states]
+
+    async def main() -> None:
+        first = await actors_of(2)
+        assert await actors_of(2) == first
+        assert await actors_of(1) == first[:1]
+        assert (await actors_of(2))[1] != first[1]  # it was ended, as nobody wanted two
+        replaced = await actors_of(1, env={"OTHER": "1"})
+        assert replaced != first[:1]
+        async with started(Square, nodes.address, **detached) as pool:
+            rival = make_pool(Square, nodes.address, **detached)
+            with pytest.raises(ModelError, match="another server has the actor 'tried/0' that is detached as 'kept'"):
+                await rival.start(Recorder())
+            assert await pool.ask(4) == [16]
+            assert await asyncio.to_thread(end_detached, nodes.address, "kept") == []
+            await pool.pool.add_worker()
+            await pool.pool.remove_worker()
+        assert await asyncio.to_thread(end_detached, nodes.address, "kept") == ["tried/0"]
+
+    loop.run(main())
+    with pytest.raises(SettingsError, match="ray_detached='kept': a Ray that is started for this server ends with it"):
+        make_pool(Square, "", **detached)
+
+
 def refusal(loop: Loop, pool: Any) -> str:
     """Return the one line with which a pool refuses to start."""
 
@@ -243,6 +285,9 @@ def test_what_cannot_start_says_why_in_one_line(nodes: Nodes, loop: Loop) -> Non
     text = refusal(loop, make_pool(Square, address, workers=4, placement="strict-spread", start_timeout=20.0))
     assert "on 3 nodes, 3 with a worker already (placement=strict-spread)" in text
     assert "no weights to load" in refusal(loop, make_pool(FailsInLoad, address))
+    text = refusal(loop, make_pool(DiesInLoad, address))
+    assert "worker process has died" in text
+    assert "it died while it loaded the model: what it printed is in this log; if its node ran out of memory" in text
     assert "must be picklable to reach a worker" in refusal(loop, make_pool(Echo, address, {"a": threading.Lock()}))
     text = refusal(loop, make_pool(Square, "127.0.0.1:9"))
     assert text.startswith("ray_address='127.0.0.1:9': nothing answers there (")

@@ -200,6 +200,7 @@ def _model(
         "reason": state["reason"],
         "levels": levels,
         "workers": workers,
+        "scaling": state["scaling"],
         "arena": [gauges.get("arena_bytes", 0), gauges.get("arena_free_bytes", 0)],
         "settings": {name: getattr(service.batching, name) for name in _SETTINGS},
         "texts": service.model.plain_texts,

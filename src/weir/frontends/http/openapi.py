@@ -155,11 +155,12 @@ Weight = Annotated[
 
 
 class ModelLine(TypedDict):
-    """A model, and why it takes no requests ("" if it does)."""
+    """A model, why it takes no requests ("" if it does), and how many of how many workers are ready: `2 of 2`, or `3 of 1..16`."""
 
     name: str
     ready: bool
     reason: str
+    workers: str
 
 
 class IndexedModel(ModelLine):
@@ -204,6 +205,14 @@ class ModelList(TypedDict):
     models: list[ModelLine]
 
 
+class ScalingState(TypedDict):
+    """How many workers there may be (`1..16`), how many there shall be, and why."""
+
+    allowed: str
+    wanted: int
+    because: str
+
+
 class ServiceState(TypedDict):
     """The state of a model. Sizes are in rows unless the name says otherwise, ages in seconds; `recent` has the last batches."""
 
@@ -224,6 +233,7 @@ class ServiceState(TypedDict):
     in_flight: int
     in_flight_batches: int
     workers: list[WorkerView]
+    scaling: Annotated[ScalingState | None, Meta(description="null: the number of workers is fixed")]
     gauges: dict[str, float]
     settings: dict[str, Any]
     batches: Annotated[dict[str, int], Meta(description="how many batches were dispatched for each reason")]

@@ -189,7 +189,10 @@ class Pages:
         return [self._line(service) for service in self._services()]
 
     def _line(self, service: "Service") -> documents.ModelLine:
-        return {"name": service.name, "ready": service.ready, "reason": service.not_ready_reason}
+        return {
+            "name": service.name, "ready": service.ready, "reason": service.not_ready_reason,
+            "workers": f"{service.ready_workers} of {service.workers.workers}",
+        }  # fmt: skip
 
     def _endpoint(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:

@@ -91,7 +91,7 @@ class ProcessPool:
     async def remove_worker(self, worker: int | None = None) -> None:
         """Have the process unload and end; kill it after the grace."""
         leaving = self._workers[max(self._workers) if worker is None else worker]
-        leaving.stop(self._stop_grace)
+        leaving.unload(self._stop_grace)
         try:
             await asyncio.wait([leaving.stopped])
         finally:

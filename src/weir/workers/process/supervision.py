@@ -233,6 +233,10 @@ class SupervisedWorker:
         """Return what runs the worker, not started yet. A worker that runs elsewhere overrides this."""
         return Child(self._launch, self, self._loop, niceness)
 
+    def _stop_frame(self) -> Stop:
+        """Return the frame that stops the worker. One that can outlive this server overrides this."""
+        return Stop()
+
     def announce(self) -> None:
         """Tell the listener that the worker takes batches. From now on it is started again when it dies."""
         self._started = True
@@ -271,8 +275,12 @@ class SupervisedWorker:
         elif loading:
             self._child.kill()
         else:
-            self._child.send(encode_control(Stop()))
+            self._child.send(encode_control(self._stop_frame()))
             self._timer = self._loop.call_later(grace, self._child.kill)
+
+    def unload(self, grace: float) -> None:
+        """Do what `stop` does, for good: a worker that can outlive this server does not."""
+        self.stop(grace)
 
     def kill(self, reason: str = "") -> None:
         """Kill the process now; `exited` is called later."""

@@ -29,6 +29,7 @@ from weir.wire.frames import (
     Ready,
     Restarted,
     Start,
+    StartFailed,
     Stop,
     WorkerPlaced,
     encode_control,
@@ -40,7 +41,12 @@ from weir.workers.process.program import BatchLoop, build_runner, start_failed
 # A frame and its large buffers, which the frame refers to by their number and length.
 Parcel = tuple[Any, ...]
 
-NUMBER = struct.Struct(">Q")  # of a batch, in order
+NUMBER = struct.Struct(
+    ">Q"
+)  # of a batch, in order; it begins anew, with the owner's number above these bits, when another server takes over
+OWNER_BITS = 40
+
+RENEWAL = 2.0  # seconds after which the server of a detached actor has to ask again; who is that late has left
 
 # glibc's mallopt: keep the memory that a batch frees for the next one (see process/launch.py, MALLOC).
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
@@ -80,6 +86,10 @@ class ReceivedBuffers:
         return view if self.lends else bytearray(view)
 
 
+class TakenOver(Exception):
+    """Another server has this actor now."""
+
+
 class ActorChannel:
     """Connects the calls of the actor with the loop that runs batches (see program.BatchChannel).
 
@@ -96,6 +106,7 @@ class ActorChannel:
         self._heard: deque[Parcel] = deque()
         self._turn = threading.Condition()
         self._next = 0  # the number of the batch whose turn it is to enter
+        self._owner = 0  # how many servers have taken this actor over
         self._said = threading.Condition()
         self.streaming = False
         self.lends = False
@@ -120,12 +131,14 @@ class ActorChannel:
         if not events.final:
             self._say(parcel)
             return
-        del self._cancelled[events.batch_id]
         answer = self._answers.pop(events.batch_id)
         if self.streaming:
             self._say(parcel)
             parcel = ()
         answer.put(parcel)
+        with self._turn:
+            del self._cancelled[events.batch_id]
+            self._turn.notify_all()
 
     def restarted(self, batch_id: int) -> None:
         """Tell the server that `predict` is called again for a part of this batch."""
@@ -142,7 +155,8 @@ class ActorChannel:
         own_values(batch)
         answer: queue.SimpleQueue[Parcel] = queue.SimpleQueue()
         with self._turn:
-            self._turn.wait_for(lambda: self._next == number)
+            self._turn.wait_for(lambda: self._next == number or number >> OWNER_BITS != self._owner)
+            self.check(number)
             self._next += 1
             self._turn.notify_all()
             self._cancelled[batch.batch_id] = set()
@@ -151,8 +165,9 @@ class ActorChannel:
         del batch, buffers
         return answer.get()
 
-    def cancel(self, frame: bytes) -> None:
-        """Note that no caller waits for these entries any more."""
+    def cancel(self, number: int, frame: memoryview) -> None:
+        """Note that no caller waits for these entries any more. `number` tells the owner, as of a batch."""
+        self.check(number)
         cancel = _only(FrameParser(), frame)
         assert isinstance(cancel, Cancel)
         self._cancelled.get(cancel.batch_id, set()).update(cancel.indices)
@@ -161,13 +176,35 @@ class ActorChannel:
         """Have the loop end after the batches that it has."""
         self._frames.put(Stop())
 
-    def listen(self) -> list[Parcel]:
-        """Wait until there is something to say besides answers; return all of it."""
+    def listen(self, number: int, seconds: float | None) -> list[Parcel]:
+        """Wait until there is something to say besides answers, for so many seconds at most; return all of it. `number` tells the owner."""
         with self._said:
-            self._said.wait_for(lambda: bool(self._heard))
+            self._said.wait_for(lambda: bool(self._heard) or number >> OWNER_BITS != self._owner, seconds)
+            self.check(number)
             heard = list(self._heard)
             self._heard.clear()
         return heard
+
+    def settle(self) -> None:
+        """Wait for the end of all batches."""
+        with self._turn:
+            self._turn.wait_for(lambda: not self._cancelled)
+
+    def hand_over(self) -> int:
+        """Let another server send batches, once there are none; return the number of its first one. The calls of the earlier server fail."""
+        self.settle()
+        with self._turn, self._said:
+            self._owner += 1
+            self._next = self._owner << OWNER_BITS
+            self._heard.clear()
+            self._turn.notify_all()
+            self._said.notify_all()
+            return self._next
+
+    def check(self, number: int) -> None:
+        """Raise TakenOver if another server than that of the batch `number` has the actor."""
+        if number >> OWNER_BITS != self._owner:
+            raise TakenOver("another server has taken this actor over")
 
     def _say(self, parcel: Parcel) -> None:
         with self._said:
@@ -181,11 +218,51 @@ def _only(parser: FrameParser, frame: bytes | memoryview) -> Frame:
 
 
 class WorkerActor:
-    """One worker of a model. Ray makes it an actor that runs several calls at once: one `listen`, and a `run` for each batch that the worker holds."""
+    """One worker of a model. Ray makes it an actor that runs several calls at once: one `listen`, and a `run` for each batch that the worker holds.
 
-    def __init__(self) -> None:
+    A detached one outlives its server. `version` is equal for servers whose worker would be the same: the same model, parameters and settings.
+    """
+
+    def __init__(self, version: str = "") -> None:
         self._channel = ActorChannel()
         self._ended = threading.Event()
+        self._version = version
+        self._model_thread: threading.Thread | None = None
+        self._loaded = threading.Event()
+        self._start_answer = b""
+        self._adopting = threading.Lock()
+        self._renewals = threading.Condition()
+        self._renewed = 0  # how often its server has asked whether there is something to say
+        self._owned = False
+
+    def adopt(self, version: str) -> tuple[str, int]:
+        """Take a detached actor over. Return "" and the number of the first batch, or why it cannot be had: "serves" another server, or has another
+        "version". Waits until the batches of the earlier server are finished."""
+        with self._adopting:
+            if self.is_owned():
+                return "serves", 0
+            if version != self._version:
+                return "version", 0
+            self._owned = True
+            return "", self._channel.hand_over()
+
+    def is_owned(self) -> bool:
+        """Tell whether it has a server that lives: one that has not left asks again within RENEWAL seconds."""
+        with self._renewals:
+            before = self._renewed
+            return (
+                self._owned
+                and self._renewals.wait_for(lambda: self._renewed != before or not self._owned, RENEWAL + 1.0)
+                and self._owned
+            )
+
+    def settle(self, number: int) -> None:
+        """Finish the batches; the server leaves. `number` tells which one."""
+        self._channel.check(number)
+        self._channel.settle()
+        with self._renewals:
+            self._owned = False
+            self._renewals.notify_all()
 
     def placement(self) -> bytes:
         """Return the frame that says where this worker is."""
@@ -202,9 +279,11 @@ class WorkerActor:
         """Load and warm up the model that `frame` has; return the frame Ready, or StartFailed with whatever the model raised."""
         start = _only(FrameParser(), frame)
         assert isinstance(start, Start)
-        loaded: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        threading.Thread(target=self._main, args=(start, loaded), name="weir-model", daemon=True).start()
-        return loaded.get()
+        if self._model_thread is None:  # else it has been taken over
+            self._model_thread = threading.Thread(target=self._main, args=(start,), name="weir-model", daemon=True)
+            self._model_thread.start()
+        self._loaded.wait()
+        return self._start_answer
 
     def run(self, numbered: bytes, refs: Sequence[Ref] = (), *buffers: Any) -> Parcel | bytes:
         """Run a batch; return the frame with its final events, or the frame and the buffers that go with it.
@@ -215,31 +294,39 @@ class WorkerActor:
         parcel = self._channel.run(number, memoryview(numbered)[NUMBER.size :], refs, buffers)
         return parcel[0] if len(parcel) == 1 else parcel
 
-    def listen(self) -> list[Parcel]:
-        """Return what the worker says besides answers, when there is something."""
-        return self._channel.listen()
+    def listen(self, number: int = 0) -> list[Parcel]:
+        """Return what the worker says besides answers, when there is something; of a detached actor after RENEWAL seconds at the latest."""
+        with self._renewals:
+            self._renewed += 1
+            self._renewals.notify_all()
+        return self._channel.listen(number, RENEWAL if number else None)
 
-    def cancel(self, frame: bytes) -> None:
+    def cancel(self, numbered: bytes) -> None:
         """Note that no caller waits for some entries any more."""
-        self._channel.cancel(frame)
+        (number,) = NUMBER.unpack_from(numbered)
+        self._channel.cancel(number, memoryview(numbered)[NUMBER.size :])
 
     def stop(self) -> None:
         """Finish the batches, unload the model, and return."""
         self._channel.stop()
         self._ended.wait()
 
-    def _main(self, start: Start, loaded: "queue.SimpleQueue[bytes]") -> None:
+    def _answer_start(self, frame: Ready | StartFailed) -> None:
+        self._start_answer = bytes(encode_control(frame))
+        self._loaded.set()
+
+    def _main(self, start: Start) -> None:
         """Be the model's thread, from its loading to its end. SystemExit of the model ends the process, as it ends a worker process."""
         try:
             _keep_memory()
             sys.path += [folder for folder in start.options["path"] if folder not in sys.path]
             runner = build_runner(start, None, None)
         except BaseException as error:
-            loaded.put(bytes(encode_control(start_failed(start, error))))
+            self._answer_start(start_failed(start, error))
             return
         self._channel.streaming = runner.streaming
         self._channel.lends = runner.borrows
-        loaded.put(bytes(encode_control(Ready(runner.measured()))))
+        self._answer_start(Ready(runner.measured()))
         batches = BatchLoop(self._channel, runner)
         try:
             if start.options["pipeline_depth"] > 1:

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import ray
 
@@ -44,21 +45,27 @@ from weir.workers.arena import Arena, ResultPlaces
 from weir.workers.arena import Mapping as SharedMapping
 from weir.workers.process.channel import RECEIVE_BYTES
 from weir.workers.process.entry import ignore_terminal_signals, prepare
-from weir.workers.ray.actor import NUMBER, Parcel, WorkerActor
+from weir.workers.ray.actor import NUMBER, OWNER_BITS, RENEWAL, Parcel, WorkerActor
 
 MESSAGE_BYTES = 128 << 10  # the longest message of the server
 PROBE = 3.0  # seconds to find out whether anything listens at an address
+END_GRACE = 5.0  # seconds for a detached actor to unload its model
 PATIENCE = 2.0  # seconds without a place after which the worker says why it waits
+SOON = 0.1  # seconds to the next try to have an actor of a name that has just ended
 LOOK_EVERY = 0.5  # seconds between two looks at a worker without a place, and at nodes that are drained
 MAX_REASON = 400  # characters
 OTHER_CALLS = 4  # that an actor runs besides batches: listen, cancel, stop and one more
+
+REMEDY = """what it printed is in this log; if its node ran out of memory, ask for more with --resources '{"memory": BYTES}'"""
 
 Resources = dict[str, float]
 
 
 class ActorRequest(NamedTuple):
-    """What the server wants of one worker. `group` is equal for the workers of one model; `depth` is how many batches it holds."""
+    """What the server wants of one worker. `number` is its own for each actor, `group` is equal for the workers of one model; `depth` is how many
+    batches it holds. A `detached` one outlives the server, in the namespace of that name; `version`: see WorkerActor."""
 
+    number: int
     group: str
     label: str
     depth: int
@@ -69,6 +76,8 @@ class ActorRequest(NamedTuple):
     runtime_env: dict[str, Any]
     request_bytes: int
     result_bytes: int
+    detached: str = ""
+    version: str = ""
 
     @property
     def needs(self) -> Resources:
@@ -88,14 +97,52 @@ def main(arguments: Sequence[str]) -> int:
         server.send(json.dumps({"refused": one_line(error)}).encode())
         return 1
     ignore_terminal_signals()  # again: Ray has set handlers of its own
-    server.send(json.dumps(connected).encode())
+    try:
+        server.send(json.dumps(connected).encode())
+    except BrokenPipeError:  # the server has not waited so long
+        return 1
     cluster = Cluster()
     threading.Thread(target=cluster.watch, name="weir-nodes", daemon=True).start()
+    held: dict[int, HeldActor] = {}
     while (received := socket.recv_fds(server, MESSAGE_BYTES, 3))[0]:
-        data, descriptors = received[:2]
-        HeldActor(cluster, ActorRequest(**json.loads(data)), descriptors).start()
+        message, descriptors = json.loads(received[0]), received[1]
+        if "end" in message:
+            held.pop(message["end"]).end()
+        elif "sweep" in message:
+            threading.Thread(target=end_detached, kwargs=message["sweep"], daemon=True).start()
+        else:
+            actor = HeldActor(cluster, ActorRequest(**message), descriptors)
+            held[message["number"]] = actor
+            actor.start()
     ray.shutdown()
     return 0
+
+
+def namespace_of(detached: str) -> str:
+    """Return the namespace of Ray in which the actors are that are detached under this name."""
+    return f"weir-{detached}"
+
+
+def end_detached(detached: str, model: str | None = None, first: int = 0) -> list[str]:
+    """End the actors that are detached under this name and have no server now: those of `model`, or of all models, with an index from `first` on.
+    Return their names."""
+    namespace, ended = namespace_of(detached), []
+    for each in ray.util.list_named_actors(all_namespaces=True):
+        label, _, index = each["name"].rpartition("/")
+        if each["namespace"] != namespace or model not in (None, label) or int(index) < first:
+            continue
+        with contextlib.suppress(ray.exceptions.RayActorError, ValueError):  # it has just ended
+            actor = ray.get_actor(each["name"], namespace)
+            if not ray.get(actor.is_owned.remote()):
+                end_actor(actor)
+                ended.append(each["name"])
+    return ended
+
+
+def end_actor(actor: Any) -> None:
+    """Have `actor` unload its model, for END_GRACE seconds at most, and end it."""
+    ray.wait([actor.stop.remote()], timeout=END_GRACE)
+    ray.kill(actor)
 
 
 def connect(address: str, runtime_env: dict[str, Any]) -> dict[str, Any]:
@@ -239,8 +286,14 @@ class HeldActor(threading.Thread):
             os.close(fd)
         self._places = ResultPlaces(Arena(next(given), request.result_bytes)) if request.result_bytes else None
         self._actor: Any = None
-        self._batches = 0
+        self._first = 0  # the number of the first batch
+        self._batches = 0  # the number of the next one
         self._over = False
+        self._loading = False
+        self._ending = threading.Lock()
+        self._finished = False
+        self._ends = not request.detached  # whether the actor ends with its socket
+        self._is_ours = True  # no other server can have it
 
     def run(self) -> None:
         """Hold the actor until the server closes the socket, or the actor ends."""
@@ -253,10 +306,25 @@ class HeldActor(threading.Thread):
         finally:
             self._cluster.ended(self)
             self._over = True
-            if self._actor is not None:
-                with contextlib.suppress(Exception):
-                    ray.kill(self._actor)
+            with self._ending:
+                self._finished = True
+            if self._ends:
+                self._end_actor()
             self._socket.close()
+
+    def end(self) -> None:
+        """End the actor, although it is detached, once the socket is closed."""
+        with self._ending:
+            self._ends = True
+        if self._finished:
+            self._end_actor()
+
+    def _end_actor(self) -> None:
+        if self._actor is None:
+            return
+        with contextlib.suppress(Exception):
+            if self._is_ours or not ray.get(self._actor.is_owned.remote(), timeout=2 * RENEWAL):
+                ray.kill(self._actor)
 
     def leave(self, reason: str) -> None:
         """Tell the server that the worker's node will be gone."""
@@ -266,7 +334,9 @@ class HeldActor(threading.Thread):
         frames = self._frames()
         start = next(frames)
         self._place()
-        self._call("start", start.data).add_done_callback(self._forward)
+        self._first = self._batches
+        self._loading = True
+        self._call("start", start.data).add_done_callback(self._loaded)
         self._listen()
         for frame in frames:
             self._act(frame)
@@ -285,24 +355,66 @@ class HeldActor(threading.Thread):
                 self._check_server()
                 if time.monotonic() - began > PATIENCE:
                     self._tell_waiting()
-            frame = ray.get(placed)
-            (place,) = FrameParser().feed(frame)
+            self._is_ours = not self._request.detached
+            if self._request.detached and not self._taken_over():
+                placed = self._actor.placement.remote()
+            (place,) = FrameParser().feed(self._result(placed))
             assert isinstance(place, WorkerPlaced)
+            place = msgspec.structs.replace(place, taken_over=self._batches >> OWNER_BITS > 1)
             self._cluster.placed(self, self._request.group, place.node)
         finally:
             if alone:
                 self._cluster.placing.release()
-        self._send(frame)
+        self._send(encode_control(place))
+
+    def _taken_over(self) -> bool:
+        """Take the detached actor over, whether it is new or was left by an earlier server; put another in its place if it is not what this server
+        wants, and return False then. Raises RuntimeError if it has another server."""
+        refusal, self._batches = self._result(self._actor.adopt.remote(self._request.version))
+        if refusal == "serves":
+            self._actor = None  # so that it is not ended
+            name, label = self._request.detached, self._request.label
+            raise RuntimeError(
+                f"another server has the actor {label!r} that is detached as {name!r}; stop that one, or give this one another --ray-detached"
+            )
+        self._is_ours = True
+        if not refusal:
+            return True
+        end_actor(self._actor)
+        self._actor = self._make()
+        while (made := self._actor.adopt.remote(self._request.version)) and not self._is_there(made):
+            self._actor = self._make()  # the name is free only when the one before is gone
+        _, self._batches = ray.get(made)
+        return False
+
+    def _is_there(self, call: Any) -> bool:
+        try:
+            self._result(call)
+        except ray.exceptions.RayActorError:
+            time.sleep(SOON)
+            return False
+        return True
+
+    def _result(self, call: Any) -> Any:
+        """Return the result of a call of the actor. Raises _ServerLeft if the server leaves meanwhile."""
+        while not ray.wait([call], timeout=LOOK_EVERY)[0]:
+            self._check_server()
+        return ray.get(call)
 
     def _make(self) -> Any:
         request = self._request
+        resources = dict(request.resources)
         options: dict[str, Any] = {
-            "num_cpus": request.num_cpus, "num_gpus": request.num_gpus, "resources": request.resources or None,
+            "num_cpus": request.num_cpus, "num_gpus": request.num_gpus, "memory": resources.pop("memory", None), "resources": resources,
             "max_restarts": 0, "max_concurrency": request.depth + OTHER_CALLS, **self._cluster.strategy(request),
         }  # fmt: skip
         if request.runtime_env:
             options["runtime_env"] = request.runtime_env
-        return ray.remote(WorkerActor).options(**options).remote()
+        if request.detached:
+            options |= {
+                "name": request.label, "namespace": namespace_of(request.detached), "lifetime": "detached", "get_if_exists": True,
+            }  # fmt: skip
+        return ray.remote(WorkerActor).options(**options).remote(request.version)
 
     def _tell_waiting(self) -> None:
         lack = self._cluster.lack(self._request)
@@ -328,12 +440,16 @@ class HeldActor(threading.Thread):
             more = (frame.refs, *buffers) if buffers else ()
             self._call("run", NUMBER.pack(number) + frame.data, *more).add_done_callback(self._forward)
         elif frame.kind is Cancel:
-            self._call("cancel", frame.data)
+            self._call("cancel", NUMBER.pack(self._first) + frame.data)
         elif frame.kind is Free and self._places is not None:
             for ref in frame.refs:
                 self._places.take_back(ref)
         elif frame.kind is Stop:
-            self._call("stop").add_done_callback(self._stopped)
+            (stop,) = FrameParser().feed(frame.data)
+            assert isinstance(stop, Stop)
+            self._ends = not stop.keep
+            call = self._call("settle", self._first) if stop.keep else self._call("stop")
+            call.add_done_callback(self._stopped)
 
     def _payload(self, ref: Ref) -> Any:
         if self._requests is None:
@@ -347,7 +463,7 @@ class HeldActor(threading.Thread):
     # Called in Ray's own thread, when a call has returned.
 
     def _listen(self) -> None:
-        self._call("listen").add_done_callback(self._heard)
+        self._call("listen", self._first).add_done_callback(self._heard)
 
     def _heard(self, call: "Future[list[Parcel]]") -> None:
         try:
@@ -364,6 +480,11 @@ class HeldActor(threading.Thread):
             self._pass_on((result,) if isinstance(result, bytes) else result)
         except BaseException as error:
             self._lost(error)
+
+    def _loaded(self, call: "Future[Any]") -> None:
+        if call.exception() is None:
+            self._loading = False
+        self._forward(call)
 
     def _stopped(self, call: "Future[None]") -> None:
         reason = "" if call.exception() is None else one_line(call.exception() or Exception())
@@ -391,7 +512,10 @@ class HeldActor(threading.Thread):
         if self._over:
             return
         self._over = True
-        self._send(encode_control(WorkerEnded(one_line(error))))
+        reason = one_line(error)
+        if self._loading:
+            reason = f"{reason.rstrip('.')}; it died while it loaded the model: {REMEDY}"
+        self._send(encode_control(WorkerEnded(reason)))
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # ends the thread
 

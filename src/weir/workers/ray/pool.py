@@ -7,16 +7,20 @@ start, and the count of batches.
 """
 
 import asyncio
+import hashlib
 import json
 import logging
 import os
 import socket
 import sys
 from collections.abc import Sequence
+from functools import cached_property
 from importlib.util import find_spec
 from itertools import count
+from pathlib import Path
 from typing import Any, ClassVar
 
+from weir._version import __version__
 from weir.errors import ModelNotReady, SettingsError
 from weir.messages import Events
 from weir.model import Model, is_tensor_model
@@ -26,6 +30,7 @@ from weir.wire.frames import (
     Free,
     Start,
     StartFailed,
+    Stop,
     WorkerEnded,
     WorkerLeaves,
     WorkerPlaced,
@@ -40,6 +45,7 @@ from weir.workers.process.launch import Launch, Popen, python_path, start_proces
 from weir.workers.process.pool import STOP_GRACE, ProcessPool
 from weir.workers.process.supervision import SupervisedWorker, WorkerChild
 from weir.workers.settings import WorkerSettings
+from weir.workers.source import parse_target
 
 logger = logging.getLogger("weir")
 
@@ -103,6 +109,18 @@ class RayLink:
             raise ConnectionError(self.reason or "there is no connection to Ray")
         socket.send_fds(self._socket, [json.dumps(request).encode()], descriptors)
         self._children.add(child)
+
+    def end_detached(self, number: int) -> None:
+        """Have the actor with this number ended, although it is detached."""
+        self._tell({"end": number})
+
+    def sweep(self, detached: str, model: str, first: int) -> None:
+        """End the actors of `model` from the index `first` on that an earlier server has left under the name `detached`."""
+        self._tell({"sweep": {"detached": detached, "model": model, "first": first}})
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        if self._socket is not None:
+            self._socket.send(json.dumps(message).encode())
 
     def detach(self, child: "ActorChild") -> None:
         """Forget `child`, which has ended."""
@@ -207,6 +225,8 @@ class ActorChild:
         self._over = False
         self._reason = ""
         self._waiting = ""  # why it has no place yet
+        self._number = next(_numbers)
+        self._attached = False
         self.pid: int | None = None
 
     @property
@@ -230,7 +250,9 @@ class ActorChild:
             self._channel.receive_rest()
 
     def kill(self, reason: str = "") -> None:
-        """Close the socket, which ends the actor, and tell the owner soon."""
+        """End the actor, also if it is detached: close the socket, and tell the owner soon."""
+        if self._attached and not self._over and self._launch.settings.ray_detached:
+            self._link.end_detached(self._number)
         self._end(f"{reason}: {self._waiting}" if self._waiting else reason or "it was ended")
 
     async def _attach(self) -> None:
@@ -247,6 +269,7 @@ class ActorChild:
                 self._results = Results(result_fd, launch.result_bytes)
                 descriptors.append(result_fd)
             self._link.attach(self, self._request(), descriptors)
+            self._attached = True
         except OSError as error:
             ours.close()
             self._refused(error)
@@ -267,12 +290,19 @@ class ActorChild:
         launch, settings = self._launch, self._launch.settings
         variables = launch.variables()
         environment = {"env_vars": variables} if variables else {}
-        return {
+        request = {
             "group": self._group, "label": f"{launch.name}/{launch.index}", "depth": settings.pipeline_depth,
             "num_cpus": settings.num_cpus, "num_gpus": settings.num_gpus, "resources": settings.resources,
             "placement": settings.placement, "runtime_env": environment,
             "request_bytes": launch.request_bytes if launch.request_fd >= 0 else 0, "result_bytes": launch.result_bytes,
         }  # fmt: skip
+        if not settings.ray_detached:
+            return {"number": self._number} | request
+        what = [request | {"group": ""}, launch.options(), settings.ray_runtime_env, __version__]
+        version = hashlib.sha256(
+            launch.source + self._owner.code + json.dumps(what, sort_keys=True).encode()
+        ).hexdigest()
+        return {"number": self._number, "detached": settings.ray_detached, "version": version} | request
 
     def _received(self, frame: Frame) -> None:
         if isinstance(frame, WorkerEnded):
@@ -318,6 +348,12 @@ class RayWorker(SupervisedWorker):
         self._link = link
         self._place: WorkerPlaced | None = None
         self._leaving = ""  # why it gets no more batches and is placed elsewhere
+        self._keeps = launch.settings.ray_detached is not None
+
+    @property
+    def code(self) -> bytes:
+        """The code of the model."""
+        return self._ray_pool.code
 
     @property
     def node(self) -> str:
@@ -339,6 +375,14 @@ class RayWorker(SupervisedWorker):
         """The id of its actor."""
         return "" if self._place is None else self._place.actor
 
+    def unload(self, grace: float) -> None:
+        """Stop, and leave no detached actor."""
+        self._keeps = False
+        self.stop(grace)
+
+    def _stop_frame(self) -> Stop:
+        return Stop(keep=self._keeps)
+
     def _new_child(self, niceness: int) -> WorkerChild:
         self._place, self._leaving = None, ""
         return ActorChild(self._launch, self._link, self._ray_pool.group, self)
@@ -349,6 +393,8 @@ class RayWorker(SupervisedWorker):
             self._wait(frame.reason)
         elif isinstance(frame, WorkerPlaced):
             self._place = frame
+            if frame.taken_over:
+                logger.info("%s takes over the actor %s, which was detached", self._name, frame.actor)
             if self._started:
                 self.reason = f"it loads on node {frame.node[:8]} ({frame.address})"
                 self._start_limit.begin()
@@ -415,6 +461,24 @@ class RayExecutor(ProcessPool):
         self.group = f"{os.getpid()}-{next(_numbers)}"
         self._address = settings.ray_address or os.environ.get("RAY_ADDRESS", "")
         self._link: RayLink | None = None
+        if settings.ray_detached and not self._address:
+            raise SettingsError(
+                f"ray_detached={settings.ray_detached!r}: a Ray that is started for this server ends with it; give the address of another (ray_address)"
+            )
+
+    @cached_property
+    def code(self) -> bytes:
+        """What is in the file of the model, as far as there is one: a detached actor with other code is not the same."""
+        if isinstance(self._model, str):
+            named = parse_target(self._model)
+            spec = None if named.file else find_spec(named.module)
+            file = named.file or (spec and spec.origin)
+        else:
+            file = getattr(sys.modules.get(self._model.__module__), "__file__", None)
+        try:
+            return Path(file or "").read_bytes()
+        except OSError:
+            return b""
 
     @property
     def where(self) -> str:
@@ -432,6 +496,8 @@ class RayExecutor(ProcessPool):
             raise SettingsError(f"ray_address={self._address!r}: {what} within start_timeout={limit}") from None
         except OSError as error:
             raise SettingsError(f"ray_address={self._address!r}: {error}") from error
+        if self._settings.ray_detached:
+            self._link.sweep(self._settings.ray_detached, self._name, self._settings.first_workers)
 
     async def _load_template(self) -> None:
         """Do nothing: on other machines nothing can be shared, so each actor loads by itself."""

@@ -1,5 +1,6 @@
 """The page, shown what a test says: fifteen minutes, hostile names, servers that count nothing."""
 
+import asyncio
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -161,6 +162,37 @@ def test_one_word_stands_for_what_a_model_reads(
         assert f"{words[2]} in a batch" in page.text("#shares")
         assert page.seen("#padding")
         assert "nothing computed" in page.text("#padding")
+
+
+def test_how_many_workers_there_are_and_why(browser: "Chrome") -> None:
+    scene = Scene("square", workers="1..16")
+
+    async def script() -> None:
+        await asyncio.to_thread(look)
+
+    def look() -> None:
+        with shown(pages_of(watch_by_hand(scene)).routes) as url:
+            page = Page(browser, url)
+            rows = {cells[0]: cells[-2:] for cells in page.rows("#models")}
+            assert rows["square"] == ["1 of 1..16", "too few batches have been run to know what a worker can do"]
+
+    scene.play(script)
+
+
+def test_workers_of_a_cluster_are_shown_with_their_node(browser: "Chrome") -> None:
+    scene = Scene("square")
+    (worker,) = scene.services[0].executor.states()
+    place = {"node": "4f2a9c0011223344", "address": "10.0.0.7", "gpus": ["0", "3"], "actor": "9b1d5e77aa"}
+    for name, value in place.items():
+        setattr(worker, name, value)
+
+    with shown(pages_of(watch_by_hand(scene)).routes) as url:
+        page = Page(browser, url)
+        heads = page.run(
+            "return [...document.querySelectorAll('#workers th[scope=col]')].map(each => each.textContent)"
+        )
+        row = dict(zip(heads, page.rows("#workers")[0], strict=True))
+        assert (row["Node"], row["GPUs"], row["Actor"]) == ("10.0.0.7 4f2a9c00", "0 3", "9b1d5e77aa")
 
 
 def test_an_idle_processor_is_drawn_as_idle(browser: "Chrome") -> None:

@@ -12,7 +12,8 @@ export class Models {
     this.choose = choose;
     this.table = new Table("Models since the start", [
       { head: "Model" }, { head: "State" },
-      ...NUMBERS(["Requests", "Failed", "Rows", "Batches", "Mean batch", "p50", "p99", "Waiting", "In workers"]),
+      ...NUMBERS(["Requests", "Failed", "Rows", "Batches", "Mean batch", "p50", "p99", "Waiting", "In workers", "Workers"]),
+      { head: "Why so many workers" },
     ]);
     parent.append(this.table.element);
   }
@@ -20,7 +21,7 @@ export class Models {
   show(models, chosen, bounds, words) {
     this.table.call(2, words.requests);
     this.table.call(4, words.dispatched);
-    const rows = Object.entries(models).map(([label, { ready, reason, counts = {}, levels = {} }]) => {
+    const rows = Object.entries(models).map(([label, { ready, reason, counts = {}, levels = {}, workers = [], scaling }]) => {
       const [good, bad, left] = ends(counts);
       const name = label
         ? { text: label, press: () => this.choose(label === chosen ? "" : label), pressed: label === chosen }
@@ -32,11 +33,17 @@ export class Models {
           name, state, exact(good + bad + left), { text: exact(bad), mood: bad ? "warn" : null }, exact(total(counts.rows)),
           exact(size(counts.rows)), number(mean(counts.rows)), timeText(quantile(0.5, counts.total, bounds.seconds)),
           timeText(quantile(0.99, counts.total, bounds.seconds)), exact(levels.waiting), exact(levels.running),
+          ready === undefined ? "–" : enough(workers, scaling), scaling?.because ?? "–",
         ],
       };
     });
     this.table.show(rows, "no models");
   }
+}
+
+/** How many workers are ready, of how many: of 2, or of 1..16 if the load decides. */
+function enough(workers, scaling) {
+  return `${workers.filter(({ state }) => state === "ready").length} of ${scaling?.allowed ?? workers.length}`;
 }
 
 export class Workers {
