@@ -66,14 +66,22 @@ def test_an_interval_is_students() -> None:
 def test_the_page_gets_the_tables_between_their_marks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(harness, "RESULTS", tmp_path / "results.json")
     monkeypatch.setattr(harness, "PAGE", tmp_path / "page.md")
-    keep("crew", Compared(["workers"], [["2"]]), {"seeds": 3})
+    keep("rates", Compared(["workers"], [["2"]]), {"lines": "seeds 1 to 3"})
     write_page()  # there is none yet
-    begin, end = marks("crew")
+    begin, end = marks("rates")
     (tmp_path / "page.md").write_text(f"before\n{begin}\nold\n{end}\nafter\n")
     write_page()
     text = (tmp_path / "page.md").read_text()
-    assert "| workers |\n| --- |\n| 2 |" in text and "seeds: 3" in text
+    assert "| workers |\n| --- |\n| 2 |" in text and "seeds 1 to 3" in text
     assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
+
+
+def test_the_page_shows_chosen_columns_and_the_rows_that_sum_up() -> None:
+    for name, stored in harness.stored_results().items():
+        columns, rows = harness.shown_on_page(name, stored)
+        assert rows and all(len(row) == len(columns) for row in rows)
+    columns, rows = harness.shown_on_page("bursts", harness.stored_results()["bursts"])
+    assert len(columns) == 3 and len(rows) == 10 and all("runs" in row[0] for row in rows)
 
 
 @pytest.mark.parametrize("name", COMPARISONS)
