@@ -148,9 +148,8 @@ def measure(run: Run) -> Result:
         result.values[f"{case.protocol} {case.what}"] = case.value
         run.step(f"{case.protocol}, {case.what}: {case.seen}")
     result.notes.append(
-        "One client sends 10,000 sentences every 10 ms, or as fast as the server takes them, all-MiniLM-L6-v2 on all cores; "
-        f"meanwhile {SMALL} others send one sentence a second each. Then two clients keep 256 sentences under way each. A batch is what workers took for it on average "
-        "meanwhile."
+        "One client sends 10,000 sentences every 10 ms, or as fast as the server takes them; "
+        f"{SMALL} others send one sentence a second each. Then two clients keep 256 sentences under way each. all-MiniLM-L6-v2 on all cores."
     )
     return result
 

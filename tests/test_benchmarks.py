@@ -15,9 +15,9 @@ from benchmarks.harness.report import PARTS
 from benchmarks.harness.result import Result, ratio, rotated, short, spread
 from benchmarks.harness.texts import COLUMNS, compare, paragraphs
 from benchmarks.parts import classes, padding, text_memory
+from benchmarks.parts.in_process import CALLS as PART
 from benchmarks.parts.overload import OpenLoop
 from benchmarks.parts.padding import simulate
-from benchmarks.parts.square import SQUARE as PART
 
 
 def result() -> Result:
@@ -40,7 +40,7 @@ def test_writes_what_was_measured_and_on_what(folder: Path) -> None:
     report.keep(PART, result(), {"processor": "two cores"})
     assert report.write() == ["docs/benchmarks.md"]
     page = (folder / "docs/benchmarks.md").read_text()
-    assert "## Square over HTTP" in page
+    assert f"## {PART.title}\n\n{PART.about}" in page
     assert "| server | requests/s |\n| --- | --- |\n| Weir | 100 |" in page
     assert "at least 90" not in page  # goals are for who works on it
     assert "A note." in page and "- processor: two cores" in page
@@ -48,14 +48,25 @@ def test_writes_what_was_measured_and_on_what(folder: Path) -> None:
 
 def test_a_part_measured_again_replaces_its_figures_only(folder: Path) -> None:
     report.keep(PART, result(), {})
-    report.keep(PARTS["seed"], result(), {})
+    report.keep(PARTS["overload"], result(), {})
     again = result()
     again.rows = [["Weir", "200"]]
     report.keep(PART, again, {})
     report.write()
     page = (folder / "docs/benchmarks.md").read_text()
     assert "| Weir | 200 |" in page and "| Weir | 100 |" in page
-    assert page.index(PART.title) < page.index(PARTS["seed"].title)
+    assert page.index(PART.title) < page.index(PARTS["overload"].title)
+
+
+def test_the_page_shows_chosen_columns_of_what_is_stored() -> None:
+    for name, part in json.loads(report.RESULTS.read_text()).items():
+        columns, rows = report.shown(name, part["columns"], part["rows"])
+        assert all(len(row) == len(columns) for row in rows)
+    cells = [["12 s", "9.0", "a", "5.28 (5 to 6)", "6.44 (target=4: 8.4 s)", "", "", "18 %", "0 %", "1 %"]]
+    assert report.shown("autoscaling", [], cells)[1][0][3:5] == ["5.28", "6.44"]
+    assert report.shown("other", ["requests/s", "off"], [["12 (1,000 to 2.5)", "1 (-1 to 2)"]])[1] == [
+        ["12 (1,000–2.5)", "1 (-1 to 2)"]
+    ]
 
 
 def test_the_readme_keeps_its_words_until_all_it_shows_is_measured(folder: Path) -> None:

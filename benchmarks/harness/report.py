@@ -2,6 +2,7 @@
 
 import json
 import platform
+import re
 import subprocess
 from collections.abc import Callable
 from dataclasses import asdict
@@ -65,21 +66,69 @@ BESIDE = [
 
 INTRODUCTION = """# Benchmarks
 
-`make bench` measures all of this and writes the page; `make bench PART=square` measures one part, which is named below each table. The peers run beside Weir
-in the same rounds, each in an environment of its own, in an order that changes from round to round. Shown are medians, with the smallest and the largest in
-brackets; ratios are medians of the ratios of each round. Load and servers share the machine, over loopback, so all of it is a comparison on one small machine
-and no promise for yours. A peer is run with the settings that its row or note names; its own tuning may do better.
+Weir beside other servers on one small machine: two cores, with load and servers on it together, over loopback. So read the ratios rather than the rates, and measure on a machine
+of yours: `make bench` repeats everything and writes this page, `make bench PART=square` the one part whose name is below its table. Each server has an environment of its own, and they take
+turns in every round. Shown are medians, with the smallest and the largest in brackets; ratios are medians over the rounds. A peer has the settings that its table names; others may
+suit it better. Further columns are in `benchmarks/results.json`.
 
 ## What is not better
 
 - An application that does nothing on uvicorn, or on grpc.aio, answers a single connection faster than Weir, which has a worker process to ask.
-- Over gRPC with one connection Triton takes less CPU time for a call than Weir, although it answers fewer.
+- Over gRPC with one connection, Triton takes less CPU time for a call than Weir, although it answers fewer.
 - mosec's p50 with one connection is its setting: it waits up to 5 ms for a batch, and nobody else comes. It was not measured without that wait.
 - At 0.9 of the capacity a solved policy costs what `greedy` does, and at 0.5 hardly less than batches of 8.
 - Behind a server, sentences are encoded more slowly than without one (*Weir's runtime, no server*).
 - The very first start of a model of texts, which makes its graph, takes as long as infinity's start.
 - infinity runs as it is installed, with torch; its other engines were not measured.
 """
+
+
+class View(NamedTuple):
+    """What the page shows of a stored table: the columns at these places, under these titles, or no table; without what is in brackets, if `bare`."""
+
+    columns: dict[str, int]
+    bare: bool = False
+
+
+# Parts that are not here are shown whole.
+VIEWS = {
+    "square": View({"connections": 0, "server": 1, "requests/s": 2, "times mosec": 3, "p50 ms": 4, "p99 ms": 5}),
+    "large-bodies": View({"server": 0, "requests/s": 1, "times mosec": 2, "GB/s": 3, "p50 ms": 4, "p99 ms": 5, "MiB most": 8}),
+    "goodput": View({"protocol": 0, "times the capacity": 1, "good answers/s": 2, "of capacity": 3, "late by more than 10 ms": 4}),
+    "theory": View({"load": 0, "policy": 1, "response, ms": 2, "predicted": 3, "off by": 4, "cost": 11, "predicted cost": 12}),
+    "live": View({}),  # its picture shows the table
+    "policies": View({"": 0, "entries": 1, "allowed": 2, "off by more": 3, "beyond their intervals": 4, "the worst, and its interval": 5}),
+    "autoscaling": View(
+        {"trace": 0, "p99 objective": 1, "p99 s": 2, "worker-hours": 3, "Ray Serve": 4, "Kubernetes HPA": 5, "KEDA": 6, "saved": 7, "late": 8,
+         "late, others": 9}, bare=True,
+    ),
+    "padding": View({"waiting": 0, "padding by arrival": 1, "by length": 2, "by arrival on a CPU": 3, "by length on a CPU": 4}),
+    "kserve": View({"requests": 0, "server": 1, "good answers/s": 2, "times Triton": 3, "p50 ms": 4, "p99 ms": 5, "CPU µs": 6}),
+    "graphs": View(
+        {"graph": 0, "sentences/s one by one": 1, "by 8": 2, "by 8 in any order": 3, "mean cosine": 4, "rank correlation": 6, "same nearest": 7}, bare=True
+    ),
+    "grpc": View({"connections": 0, "server": 1, "calls/s": 2, "times MLServer": 3, "p50 ms": 4, "p99 ms": 5, "CPU µs": 7}),
+    "endpoints": View(
+        {"endpoint": 0, "SingleStream: p50 ms": 1, "Server: p50 ms": 3, "p99 ms": 4, "Offline: requests/s": 6}, bare=True
+    ),
+    "vectors": View({"clients": 0, "server": 1, "sentences/s": 2, "times infinity": 3, "p50 ms": 4, "p99 ms": 5}),
+    "agreement": View({"precision": 0, "texts": 1, "mean cosine": 2, "least": 3, "rank correlation": 4, "same nearest": 5}),
+    "vectors-memory": View({"server": 0, "seconds to the first vector": 1, "the very first time": 2, "MiB, PSS": 3}),
+}  # fmt: skip
+HIDDEN = {"seed"}  # the service that it is held against was measured on another machine
+BRACKETS = re.compile(r" \([^)]*\)")
+RANGE = re.compile(r"(\([\d.,]+) to ([\d.,]+\))")
+
+
+def shown(name: str, columns: list[str], rows: list[list[str]]) -> tuple[list[str], list[list[str]]]:
+    """Return the titles and the rows that the page shows of a part's table."""
+    view = VIEWS.get(name, View({title: place for place, title in enumerate(columns)}))
+    cells = [[row[place] for place in view.columns.values()] for row in rows]
+    return list(view.columns), [[_cell(cell, view.bare) for cell in row] for row in cells]
+
+
+def _cell(text: str, bare: bool) -> str:
+    return BRACKETS.sub("", text) if bare else RANGE.sub(r"\1–\2", text)
 
 
 # Of the machine, what is shown below each part; the rest, where the parts do not differ in it, is shown once.
@@ -100,7 +149,7 @@ def write() -> list[str]:
     drawn = draw(_values(stored), PICTURE)
     if drawn:
         pages.append(f"![Requests per second beside the peers]({PICTURE.relative_to(PAGE.parent)})\n")
-    pages += [_section(part, stored[name]) for name, part in PARTS.items() if name in stored]
+    pages += [_section(part, stored[name]) for name, part in PARTS.items() if name in stored and name not in HIDDEN]
     pages.append(_machines(stored))
     PAGE.parent.mkdir(exist_ok=True)
     PAGE.write_text("\n".join(pages))
@@ -118,10 +167,11 @@ def _values(stored: dict[str, Any]) -> dict[str, float]:
 
 
 def _section(part: Part | Rounds, stored: dict[str, Any]) -> str:
-    lines = [f"## {part.title}", "", part.about, "", markdown(stored["columns"], stored["rows"]), ""]
+    columns, rows = shown(part.name, stored["columns"], stored["rows"])
+    lines = [f"## {part.title}", "", part.about, "", *([markdown(columns, rows), ""] if columns else [])]
     lines += [line for note in stored["notes"] for line in (note, "")]
-    measured = [f"{name} {stored['machine'][name]}" for name in SHOWN if name in stored["machine"]]
-    lines += [f"<sub>`make bench PART={part.name}`: {', '.join(measured)}</sub>", ""]
+    measured = [stored["machine"][name] for name in SHOWN if name in stored["machine"]]
+    lines += [f"<sub>`make bench PART={part.name}`: {', '.join(measured).replace(' of ', ' × ')}</sub>", ""]
     return "\n".join(lines)
 
 

@@ -84,9 +84,7 @@ def _conclude_decisions(result: Result, measured: Measurements) -> None:
         result.values |= {f"{cost} 1000": few, f"{cost} 100000": many}
         result.at_most(f"{cost}: 100,000 waiting cost no more than 1,000 (within 25 %)", many / few, 1.25)
     result.notes.append(
-        "A decision asks the policy and takes the batch out of the queue: up to 64 requests, with 10 waiting only 10. A "
-        "request in the core is its submit, its share of the decision and its end. What a request costs the whole "
-        "server process, kernel included, is the column *CPU µs front* under *Square over HTTP*."
+        "A decision asks the policy and cuts a batch of up to 64 requests. A request in the core is its submit, its share of the decision and its end."
     )
 
 
@@ -132,8 +130,7 @@ def _conclude_simulation(result: Result, measured: Measurements) -> None:
     slowest = min(result.values.values())
     result.at_least(f"at least {count(WISHED_RATE)} simulated requests a second", slowest, WISHED_RATE, "{:,.0f}")
     result.notes.append(
-        "The paper's profile and Poisson arrivals, with all that `weir simulate` measures; the best of each process, as processor "
-        "time of its one thread. What costs time is the batcher's decision: one for each batch, and for each wait."
+        "The paper's profile and Poisson arrivals, with everything that `weir simulate` reports; processor time of one thread."
     )
 
 
@@ -216,7 +213,7 @@ def _conclude_solver(result: Result, measured: Measurements) -> None:
         text = f"policy iteration at least {TIMES:g} times faster than value iteration, batches up to {slow}"
         result.at_least(text, faster, TIMES, "{:.0f} times")
     result.notes.append(
-        "The paper's profile at 0.9 of its capacity, continued to larger batches; the best of each process, as processor time of its one thread."
+        "The paper's profile at 0.9 of its capacity, continued to larger batches; processor time of one thread."
     )
 
 

@@ -31,16 +31,16 @@ RATE, CALLERS = 500, 64
 
 
 class Shape(NamedTuple):
-    """How a endpoint is called: flags of `weir bench`."""
+    """How an endpoint is called: flags of `weir bench`."""
 
     flags: tuple[str, ...]
     about: str
 
 
 SHAPES = {
-    SINGLE: Shape(("--concurrency", "1"), "one caller, who asks again when he has his answer"),
-    SERVER: Shape(("--arrivals", "poisson", "--rate", str(RATE)), f"{RATE} requests/s that come by chance"),
-    OFFLINE: Shape(("--concurrency", str(CALLERS)), f"{CALLERS} requests under way all the time"),
+    SINGLE: Shape(("--concurrency", "1"), "one caller"),
+    SERVER: Shape(("--arrivals", "poisson", "--rate", str(RATE)), f"{RATE} requests/s at random instants"),
+    OFFLINE: Shape(("--concurrency", str(CALLERS)), f"{CALLERS} requests at once"),
 }
 
 
@@ -82,18 +82,16 @@ def _conclude(result: Result, measured: Measurements) -> None:
     for mine, http, what in ((IN_PROCESS, NATIVE, "tensors"), (ITEM_IN_PROCESS, ITEM_NATIVE, "one number")):
         times = result.values[mine] / result.values[http]
         result.at_least(f"{what}: in process at least 3 times native HTTP", times, 3)
-    result.notes += [f"{name}: {shape.about}." for name, shape in SHAPES.items()]
+    shapes = "; ".join(f"{name}: {shape.about}" for name, shape in SHAPES.items())
     result.notes.append(
-        "The load generator is one Python process: where a endpoint is fast, its own cost is most of what is seen. What the "
-        "server alone can do is in the tables that are measured with wrk."
+        f"{shapes}. The load generator is one Python process, and its own cost is most of what fast endpoints show; for the server's, see the tables measured with wrk."
     )
 
 
 ENDPOINTS = Rounds(
     "endpoints",
     "Every endpoint of one server",
-    "Two INT32 [1,16] tensors in, two out, one worker process, asked by `weir bench` in the three shapes that the AMD "
-    "Inference Server measures itself in.",
+    "Two INT32 [1,16] tensors in, two out, one worker process, called by `weir bench` in three ways.",
     start=_start,
     one=_bench,
     contenders=tuple(TARGETS),

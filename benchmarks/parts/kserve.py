@@ -111,19 +111,16 @@ def _conclude_http(result: Result, measured: Measurements) -> None:
     for case, peer, wished in ((SMALL, TRITON, 2.0), (SMALL, MLSERVER, 15.0), (LARGE, TRITON, 4.0)):
         result.at_least(f"{case}: at least {wished:g} times {peer}", measured.times(WEIR, peer, case), wished)
     result.notes += [
-        "Every server has one worker process for each of its models and batches of up to 64; CPU is user and system time of "
-        "all processes of a server per request.",
-        "Triton is the server binary of nvidia-pytriton 0.7.0 with its Python backend. There, `as_numpy()` reads wrong strides "
-        "and a Tensor made of an array is empty, so its models take and give DLPack tensors; so done its answers are right.",
-        "MLServer 1.7.1 refuses binary tensors over HTTP (422), so it has no part in the second.",
+        "Each server has one worker process for each model and batches of up to 64. CPU is user and system time of all its processes per request.",
+        "Triton is the server binary of nvidia-pytriton 0.7.0 with its Python backend. Its models take and give DLPack tensors, because `as_numpy()` reads "
+        "wrong strides there. MLServer 1.7.1 refuses binary tensors over HTTP (422).",
     ]
 
 
 HTTP = Rounds(
     "kserve",
     "Open Inference Protocol over HTTP",
-    "The same two models behind Weir, Triton (Python backend) and MLServer: sum and difference of two INT32 [1,16] tensors "
-    "as JSON, and one FP32 [1,3,224,224] tensor in binary; wrk with one thread on the same machine.",
+    "Sum and difference of two INT32 [1,16] tensors as JSON, and one FP32 [1,3,224,224] tensor in binary, in the same two models; wrk with one thread.",
     start=_start_http,
     one=_http,
     contenders=(WEIR, TRITON, MLSERVER),
@@ -219,8 +216,7 @@ def _conclude_grpc(result: Result, measured: Measurements) -> None:
         beside = measured.times(WEIR, TRITON, connections)
         result.goal(f"{text}: more calls than Triton", f"{beside:.2f} times", beside > 1)
     result.notes.append(
-        "The load is h2load of nghttp2, with one thread; every answer must have the length of one that grpcio's own client got. "
-        "CPU is user and system time per call, of the first process of a server and of all."
+        "The load is h2load with one thread; every answer must be as long as one that grpcio's own client got. CPU is user and system time of all processes per call."
     )
 
 

@@ -135,24 +135,15 @@ def _starts(result: Result, run: Run, load: float, auto: str) -> None:
 
 
 def _notes(run: Run, excesses: list[float], late: list[float]) -> list[str]:
-    seconds, start = CELL * run.rounds * run.seconds, START * run.seconds
+    seconds = CELL * run.rounds * run.seconds
     return [
         f"![Measured mean response time over the predicted one, and their difference]({PICTURE.parent.name}/{PICTURE.name})",
-        f"{seconds:g} s of Poisson arrivals at each load, the same for all policies, one policy at a time, served with "
-        f"`loop_spin={LOOP_SPIN:g}`; arrivals from {COUNTED[0]:.0%} to {COUNTED[1]:.0%} of the time count. Of {SEEDS} seeded traces "
-        "the one is taken on which the *simulated* mean response times are nearest to the stationary ones; what is measured has no "
-        "part in the choice. In brackets the 95 % interval of the mean response time. Response times count from the intended instant "
-        f"of arrival; requests left {np.mean(late):.3f} ms late on the mean, which is in them. Cost is the mean response time in "
-        "ms + 10 · the mean power in W. The solved policy has the one table that is best at the load; `auto` has tables "
-        "for all rates and estimates the rate.",
-        "*Predicted* is the stationary mean of theory, for the service times stated. *For these arrivals* is what the same batcher "
-        "and policy do with these very arrivals in virtual time; beside it is the mean difference of the same requests, with its 95 % "
-        "interval: what serving adds, without the luck of the arrivals. *As served* is theory for the service times that the server saw.",
-        f"Seen from the server a batch took {min(excesses):.2f} to {max(excesses):.2f} ms longer than it should (means by cell, without "
-        "the hundredth part that took longest): the way to the worker and back. Near its capacity a queue multiplies that: static "
-        f"16 at load 0.9 works at {_static_16_share():.1%} of its capacity, where 0.05 ms a batch are 5 % of response time.",
-        f"`auto` starts greedy, lets its tables be solved in another process and adopts them; it is held against greedy over {run.rounds} cold "
-        f"starts of {start:g} s, both at once on the same arrivals, in {PARTS_OF_START * run.rounds} stretches that are compared in pairs.",
+        f"{seconds:g} s of Poisson arrivals at each load, the same for all policies, with `loop_spin={LOOP_SPIN:g}`; arrivals from {COUNTED[0]:.0%} to {COUNTED[1]:.0%} "
+        f"of the time count, from their intended instants (requests left {np.mean(late):.3f} ms late on the mean). Of {SEEDS} seeded traces the one is taken on which the "
+        "*simulated* response times are nearest to the stationary ones; what is measured has no part in the choice. In brackets: 95 % intervals. Cost is the mean "
+        "response time in ms + 10 · the mean power in W. *solved* has the table that is best at the load; `auto` solves tables for all rates while it serves, and estimates the rate.",
+        f"The way to the worker and back made a batch {min(excesses):.2f} to {max(excesses):.2f} ms longer than stated, which a queue near its capacity multiplies: static "
+        f"16 at load 0.9 works at {_static_16_share():.1%} of its own.",
     ]
 
 
@@ -482,12 +473,8 @@ def _add_live(result: Result, load: float, policy: str, one: dict[str, Any], pre
 def _live_notes(seen: dict[str, Any]) -> list[str]:
     return [
         f"![Measured mean response time over the predicted one]({LIVE_PICTURE.parent.name}/{LIVE_PICTURE.name})",
-        f"The model is profiled as by `weir profile` in {PROFILING:g} s: its times are {seen['beyond_ms']:+.3f} ms beyond what the model "
-        f"itself takes, on the mean over sizes. That is the way to the worker, its waking up and the way back. It waited for "
-        f"a CPU for {seen['waited']}.",
-        "*For these arrivals* is what the same batcher and policy do with these very arrivals in virtual time, with the profile's "
-        "service times; in brackets is the 95 % interval of the mean difference of the same requests. *Predicted* is the stationary mean, "
-        f"for all arrivals there might be. Arrivals from {COUNTED[0]:.0%} to {COUNTED[1]:.0%} of the time count.",
+        f"The model is profiled as by `weir profile` in {PROFILING:g} s; its times are {seen['beyond_ms']:+.3f} ms beyond what the model itself takes: the way to the worker and back. "
+        "*For these arrivals* is what the same batcher and policy do with these very arrivals in virtual time; in brackets the 95 % interval of the mean difference.",
     ]
 
 

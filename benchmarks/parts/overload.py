@@ -296,8 +296,8 @@ def _conclude_slow(result: Result, measured: Measurements) -> None:
     result.goal("the others' p99 moves by less than 20 %", f"{100 * (moved - 1):+.1f} %", moved < 1.2)
     result.values["p99 moved"] = moved
     result.notes.append(
-        "The clients need a share of the two cores themselves: sending to a process that never reads, they already move "
-        f"the p99 by {100 * (of_machine - 1):+.1f} %. What the server adds is compared with that; all together it is "
+        "The clients take a share of the two cores: sending to a process that never reads, they move the p99 "
+        f"by {100 * (of_machine - 1):+.1f} %; sending to the server, by "
         f"{100 * (measured.times(BESIDE, ALONE, figure='p99') - 1):+.1f} %."
     )
 

@@ -65,10 +65,9 @@ def measure(run: Run) -> Result:
         result.goal(f"{way} with {FEW} no other bound on padding 1 % better", f"{100 * (more - 1):.1f} %", more < 1.01)
     middle, longest = lengths[len(lengths) // 2], lengths[-1]
     result.notes.append(
-        f"{len(lengths):,} texts, the paragraphs of the standard library's docstrings, of {lengths[0]} to {longest} tokens (median {middle}, cut at "
-        f"{MOST_TOKENS}). Batches of up to {ROWS} texts, by length also of up to {TOKENS:,} tokens, padding included, at most "
-        f"{PADDING_SHARE * PRICE:g} of them padding; a batch takes as long as {PRICE:g} tokens. On a CPU padding is computed in attention alone, and takes {SHARE:g} of a "
-        f"token's time, a batch that of {CPU_PRICE:g}: about what is measured there of all-MiniLM-L6-v2. As soon as a batch is done, as many new texts come as were in it."
+        f"{len(lengths):,} paragraphs of the standard library's docstrings, {lengths[0]} to {longest} tokens (median {middle}, cut at {MOST_TOKENS}), in virtual time with the real "
+        f"batcher. Batches of up to {ROWS} texts; by length also of up to {TOKENS:,} tokens, at most {PADDING_SHARE * PRICE:g} of them padding, as a batch takes as long as {PRICE:g} tokens. "
+        f"On a CPU padding is computed in attention alone: it takes {SHARE:g} of a token's time, a batch that of {CPU_PRICE:g}."
     )
     return result
 

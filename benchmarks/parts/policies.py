@@ -99,12 +99,9 @@ def _bursts(pool: ProcessPoolExecutor, wanted: int) -> Iterator[list[str]]:
 def _notes(wanted: int) -> list[str]:
     return [
         f"![What the event loop saw beside what was predicted]({PICTURE.parent.name}/{PICTURE.name})",
-        f"{wanted:,} random models ({', '.join(SHAPES)} service times; batches of up to 1 to 256 rows; coefficients of variation of 0 to 2; "
-        "energy weights over six decades; loads of 0.01 to 0.99), a bank of one entry each, served by an event loop in C that shares nothing "
-        f"with Weir: {STRETCHES} stretches of {ROWS[0]:,} to {ROWS[-1]:,} rows. Intervals are of 99.9 %, after control variates, so one in a thousand "
-        "entries lies outside its own by chance. *Bias* is the mean difference in standard errors. A bank's 99th percentile is itself sampled, with a "
-        "standard error of up to 0.5 %; where a queue forgets more slowly than a stretch is long, it has no interval and is left out. Bursts: "
-        "[beyond the paper](explanation/beyond-the-paper.md).",
+        f"{wanted:,} random models (batches of up to 1 to 256 rows; coefficients of variation of 0 to 2; energy weights over six decades; loads of 0.01 to 0.99), a bank of one "
+        f"entry each, served by an event loop in C that shares no code with Weir: {STRETCHES} stretches of {ROWS[0]:,} to {ROWS[-1]:,} rows. Intervals are of 99.9 %. A "
+        "bank's 99th percentile is itself sampled, with a standard error of up to 0.5 %; it is left out where a queue forgets more slowly than a stretch is long.",
     ]
 
 

@@ -58,10 +58,6 @@ def _conclude_square(result: Result, measured: Measurements) -> None:
     result.values["p50 1 mosec"] = measured.middle(MOSEC, 1, "p50")
     result.at_least("1 connection: p50 at most 1/30 of mosec's", mosec, 30, "1/{:.1f}")
     result.at_most("1 connection: p50 at most twice that of nothing on uvicorn", nothing, 2)
-    result.notes.append(
-        "CPU is user and system time per request: of the process that listens (for mosec its Rust front is a child, so it "
-        "counts under workers), and of everything below it."
-    )
 
 
 SQUARE = Rounds(
@@ -111,9 +107,7 @@ def _conclude_bodies(result: Result, measured: Measurements) -> None:
     memory = _memory(measured, WEIR)
     result.at_least("at least 4,000 requests/s", result.values[WEIR], 4000, "{:,.0f}")
     result.at_most("flat memory: after at most 1.1 times before", memory[-1] / memory[0], 1.1, "{:.3f}")
-    result.notes.append(
-        "Memory is that of all processes of the server, shared pages counted once; before: after one round of load."
-    )
+    result.notes.append("Memory is that of all processes, shared pages counted once.")
 
 
 BODIES = Rounds(

@@ -78,8 +78,7 @@ def _conclude(result: Result, measured: Measurements) -> None:
     )
     result.notes.append(
         f"all-MiniLM-L6-v2 in fp32, 91 MB of weights, after {ASKED} texts. Weir's workers have one thread each, its peers {CORES}. The very first time Weir makes the "
-        "model's graph and measures its batches. Workers are counted with what they were forked from; each further one "
-        f"of Weir's takes {mebibytes(more)} MiB. PSS shares a file's pages among all processes of the machine that have it mapped."
+        f"model's graph and measures its batches. Each further worker of Weir's takes {mebibytes(more)} MiB."
     )
 
 
@@ -164,10 +163,8 @@ def _unfiled(process: psutil.Process) -> float:
 def _growth_note() -> str:
     percent = {kind: share for kind, (share, _) in SHARES.items()}
     return (
-        f"Memory that no file is behind (anonymous and shared, PSS), of the server's process and of its workers with what they were forked from. The first of the {LAYERS} layers of all-MiniLM-L6-v2 in int8 on {CORES} cores: what is counted is requests. One text each, of up to {LONGEST} "
-        f"words, no two alike: {percent['openai']} % to /v1/embeddings, {percent['encode']} % to /encode by clients of a new name every "
-        f"{SAME_NAME['encode']} requests, {percent['zeromq']} % over ZeroMQ by clients that are new every {SAME_NAME['zeromq']}, "
-        f"{percent['refused']} % that are refused, {percent['left']} % whose callers leave before the answer."
+        f"Anonymous and shared memory (PSS). One layer of all-MiniLM-L6-v2 in int8; one text a request, of up to {LONGEST} words, no two alike: {percent['openai']} % to "
+        f"/v1/embeddings, {percent['encode']} % to /encode and {percent['zeromq']} % over ZeroMQ by ever new clients, {percent['refused']} % refused, {percent['left']} % whose callers leave early."
     )
 
 

@@ -164,13 +164,9 @@ def _speed_goals(result: Result, measured: Measurements, offline: list[float]) -
 
 def _notes(result: Result, measured: Measurements, rates: dict[str, list[float]]) -> None:
     memory = ", ".join(f"{name} {measured.middle(name, 64, 'memory') / 2**20:.0f}" for name in SERVERS)
-    ways = "; ".join(f"{way} {count(middle(found))}" for way, found in rates.items())
     result.notes += [
-        f"all-MiniLM-L6-v2 in fp32 unless said otherwise. {described(sample())}; one text a request, asked for by turns in one order, "
-        f"by wrk with one thread on the same {CORES} cores. Every server computes with {CORES} threads. CPU is a sentence's, of the process that "
-        "listens and of those below it.",
-        f"Without a server, processes with {CORES} threads in all encode the same texts in runs of like length, {TOGETHER['cpu']} texts at once. The best "
-        f"way counts; sentences/s: {ways}.",
+        f"fp32 unless said otherwise. {described(sample())}; one text a request, by wrk with one thread on the same {CORES} cores. Every server computes with {CORES} threads.",
+        f"*No server* is the best of {len(rates)} ways to divide {CORES} threads among processes, and {TOGETHER['cpu']} texts among runs of like length.",
         f"MiB (PSS) after the load: {memory}.",
     ]
 
@@ -285,7 +281,7 @@ def measure_agreement(run: Run) -> Result:
     _agreement_goals(result)
     result.notes.append(
         f"all-MiniLM-L6-v2; {len(sentences)} sentences of Weir's own documents and {TEXTS - len(sentences)} paragraphs of the standard library's "
-        "docstrings, by /v1/embeddings. The rank correlation is Spearman's, of the similarities of all pairs."
+        "docstrings, by /v1/embeddings. Spearman's rank correlation is of the similarities of all pairs."
     )
     return result
 
