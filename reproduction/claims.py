@@ -24,11 +24,12 @@ class Judgement(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """Where the paper makes the claim, what it says in our words, and how it is checked."""
+    """Where the paper makes the claim, what it says in our words, how it is checked, and what to add on the page if it is not simply held."""
 
     where: str
     says: str
     check: Callable[[Findings], Judgement]
+    limits: str = ""
 
 
 def held_if(holds: bool, numbers: str, *, otherwise: Verdict = Verdict.NOT_HELD) -> Judgement:

@@ -196,10 +196,12 @@ def _static_16(findings: Findings) -> str:
 
 CLAIMS = (
     Claim("abstract, I, V-B", "The solved policies have the best objective of all policies in all settings.", _always_best),
-    Claim("I, V-B", "At the same response time they never use more energy than any other policy, and the other way round.", _never_more_energy),
+    Claim("I, V-B", "At the same response time they never use more energy than any other policy, and the other way round.", _never_more_energy,
+        "True of mixes of two solved policies. Some static sizes are dominated by no single solved policy; they lie just above the line between two."),
     Claim("abstract, I", "They adapt to the traffic intensity.", _adapts),
     Claim("abstract, I, V-B", "By the weights, latency and power can be balanced flexibly.", _flexible),
-    Claim("V-B (Fig. 5)", "The work-conserving policy is far from optimal for w2 > 5.", _work_conserving_far),
+    Claim("V-B (Fig. 5)", "The work-conserving policy is far from optimal for w2 > 5.", _work_conserving_far,
+        "Near saturation batches fill by themselves, and it is nearly optimal."),
     Claim("V-B (Fig. 5)", "Maximum batching works badly at ρ = 0.1.", _maximum_batching_bad),
     Claim("V-B (Fig. 5 to 7)", "The other static sizes come close to the optimum for certain parameters.", _static_near),
     Claim("V-B (Fig. 6, 7)", "Work-conserving and maximum batching are near the two ends of the trade-off curve.", _ends),

@@ -184,13 +184,17 @@ def _stays_stable(findings: Findings) -> Judgement:
 
 CLAIMS = (
     Claim("IV-A", "The probability of the states above s_max falls with s_max, so that they can be left out.", _tail_falls),
-    Claim("IV-A", "The abstract cost c_o keeps the optimal policy from overflowing.", _overflow_punishes),
-    Claim("IV-A", "With ρ < 1 the optimal policy keeps the system stable.", _stays_stable),
+    Claim("IV-A", "The abstract cost c_o keeps the optimal policy from overflowing.", _overflow_punishes,
+        "It only decides between serving and waiting for ever; once the policy serves, a higher c_o changes nothing."),
+    Claim("IV-A", "With ρ < 1 the optimal policy keeps the system stable.", _stays_stable,
+        "True of queues of any length. The truncated model's optimal policy may serve fewer rows in S_o than arrive, because rows that arrive there are lost to the model."),
     Claim("IV-B, (19)", "η must be below min{1/λ, τ/(1 − p_a), τ/Σp_i}.", _eta_bound),
     Claim("IV-B", "The larger η, the faster value iteration converges.", _eta_speed),
     Claim("IV-B, (20)", "The discrete-time model has the same g, and η times its values satisfy (16).", _same_solution),
     Claim("IV-C", "The state s* may be chosen freely.", _any_reference_state),
-    Claim("IV-C", "A sweep takes about Bmax·s_max² multiplications.", _multiplications),
+    Claim("IV-C", "A sweep takes about Bmax·s_max² multiplications.", _multiplications,
+        "Slightly fewer; and less would do, because the next state depends on s − a alone."),
     Claim("IV-C", "Space grows with Bmax·s_max, for only the arrival law and the costs are stored.", _space),
-    Claim("IV-C", "With an accurate truncation, its optimal policy is optimal in the infinite model.", _accurate_is_optimal),
+    Claim("IV-C", "With an accurate truncation, its optimal policy is optimal in the infinite model.", _accurate_is_optimal,
+        "Only with full batches in the states that it does not visit; as it was solved, it is not even stable."),
 )  # fmt: skip

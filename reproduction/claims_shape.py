@@ -119,10 +119,14 @@ def _not_monotone(findings: Findings) -> Judgement:
 
 
 CLAIMS = (
-    Claim("abstract, I, V-A", "Optimal policies have, generally, a control limit: they wait below it and serve from it on.", _control_limit),
-    Claim("Fig. 4, not in words", "Above the control limit, all that waits is served, up to the largest batch.", _all_that_waits),
+    Claim("abstract, I, V-A", "Optimal policies have, generally, a control limit: they wait below it and serve from it on.", _control_limit,
+        "True of straight lines. With batches padded to multiples of 8, or random rising service times, there are exceptions."),
+    Claim("Fig. 4, not in words", "Above the control limit, all that waits is served, up to the largest batch.", _all_that_waits,
+        "Fig. 4 suggests it. Often a state serves fewer rows than wait, and leaves the rest for the next batch."),
     Claim("V-A", "The control limit grows with w2.", _grows_with_weight),
-    Claim("Fig. 4, not in words", "The control limit grows with the load.", _not_monotone),
-    Claim("V-A", "With w2 = 500 the control limit is the largest batch, whatever the load.", _full_batches_at_500),
+    Claim("Fig. 4, not in words", "The control limit grows with the load.", _not_monotone,
+        "Fig. 4 suggests it. The limit falls again near saturation, where batches fill while the worker is busy; so tables are not to be interpolated."),
+    Claim("V-A", "With w2 = 500 the control limit is the largest batch, whatever the load.", _full_batches_at_500,
+        "From ρ = 0.1 on. At lower loads a full batch takes too long to collect."),
     Claim("V-A", "With w1 = 1, w2 = 0 the control limits are close to 1: waiting hardly ever pays in latency.", _close_to_one),
 )  # fmt: skip

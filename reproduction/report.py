@@ -1,5 +1,6 @@
-"""The report: Table I, every claim with its verdict, and the figures, as one Markdown page."""
+"""The report: Table I, every claim with its verdict, and the figures, as one Markdown page; and the numbers of each claim as JSON."""
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -20,17 +21,18 @@ CLAIMS = (
     *claims_comparison.CLAIMS,
     *claims_accuracy.CLAIMS,
 )
-NAME = "smdp.md"
+NAME, DATA = "smdp.md", "claims.json"
 Report = Callable[[str, int, int], None]  # what is being done, how much is done, of how much
 _WIDTH = 150
 _INTRODUCTION = """\
 Xu, Sun, Zhou and Niu, *SMDP-based dynamic batching for efficient inference on GPU-based platforms* ([arXiv 2301.12865](https://arxiv.org/abs/2301.12865)), \
-recomputed with Weir's solver. Every number on this page that is not marked as the paper's was computed in the run that wrote it. The setting is that of section V: GoogLeNet on a Tesla P4, \
-batches of up to 32, τ(b) = 0.3051·b + 1.052 ms, ζ(b) = 19.90·b + 19.60 mJ. ρ is the load, the arrival rate divided by 32/τ(32); w1 and w2 are the weights of the mean response \
-time in ms and the mean power in W. How the model works: [How a policy is solved](../explanation/solved-policies.md)."""
+recomputed with Weir's solver by `make reproduce`, which writes this page. The setting is that of section V: GoogLeNet on a Tesla P4, batches of up to 32, \
+τ(b) = 0.3051·b + 1.052 ms, ζ(b) = 19.90·b + 19.60 mJ. ρ is the load; w1 and w2 weigh the mean response time in ms and the mean power in W. \
+[How a policy is solved](../explanation/solved-policies.md) explains the model."""
 _TABLE_NOTE = """\
-Each pair is ours / the paper's; "exact s_max" is what exact comparison would accept. Space is Bmax·s_max, time sweeps·Bmax·s_max². The search goes upwards from s_max = 32 and accepts the first \
-size whose policy serves and whose Δ is below 0.001; η is 0.99 of its bound, ε = 0.01, at most 10000 sweeps."""
+Ours / the paper's. "Exact s_max" is what exact comparison would accept. Space is Bmax·s_max, time sweeps·Bmax·s_max². Accepted is the first s_max from 32 on \
+whose policy serves and whose Δ is below 0.001; η is 0.99 of its bound, ε = 0.01, at most 10000 sweeps."""
+_CLAIMS_NOTE = """The numbers behind each verdict are in `docs/reproduction/claims.json`."""
 
 
 class Checked(NamedTuple):
@@ -72,6 +74,7 @@ def reproduce(folder: Path, progress: Report | None = None) -> Reproduction:
         done += 1
     path = folder / NAME
     path.write_text(page(findings, checked, PICTURES), encoding="utf-8")
+    (folder / DATA).write_text(_findings(checked), encoding="utf-8")
     told("done", total, total)
     return Reproduction(path, checked)
 
@@ -82,12 +85,12 @@ def page(findings: Findings, checked: Sequence[Checked], pictures: Sequence[Pict
         "# The paper, recomputed",
         "<!-- Written by `make reproduce`. -->",
         _wrapped(_INTRODUCTION),
-        _wrapped(_summary(checked)),
         "## Table I",
         _wrapped(_TABLE_NOTE),
         "\n".join(_table(findings)),
         "## Claims",
-        *_claims(checked),
+        f"{_wrapped(_summary(checked))} {_CLAIMS_NOTE}",
+        "\n".join(_claims(checked)),
         "## Figures",
         *(f"{_wrapped(each.caption)}\n\n![{each.caption.partition(':')[0]}]({each.name}.png)" for each in pictures),
     ]
@@ -119,9 +122,21 @@ def _table(findings: Findings) -> Iterator[str]:
 
 
 def _claims(checked: Sequence[Checked]) -> Iterator[str]:
+    yield "|  | the paper says | where | found |"
+    yield "| --- | --- | --- | --- |"
     for number, (claim, judgement) in enumerate(checked, 1):
-        yield _wrapped(f"**{number}. {claim.says}** ({claim.where})")
-        yield _wrapped(f"*{judgement.verdict.value[0].upper()}{judgement.verdict.value[1:]}.* {judgement.numbers}")
+        verdict = f"{judgement.verdict.value[0].upper()}{judgement.verdict.value[1:]}."
+        more = "" if judgement.verdict is Verdict.HELD else f" {claim.limits or judgement.numbers}"
+        yield f"| {number} | {claim.says} | {claim.where} | *{verdict}*{more} |"
+
+
+def _findings(checked: Sequence[Checked]) -> str:
+    """Return every claim with its verdict and its numbers, as JSON."""
+    listed = [
+        {"number": number, "where": claim.where, "claim": claim.says, "verdict": judgement.verdict.value, "numbers": judgement.numbers}
+        for number, (claim, judgement) in enumerate(checked, 1)
+    ]  # fmt: skip
+    return json.dumps(listed, indent=1, ensure_ascii=False) + "\n"
 
 
 def _wrapped(text: str) -> str:

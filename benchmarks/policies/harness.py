@@ -385,14 +385,11 @@ def marks(name: str) -> tuple[str, str]:
 # The columns that the page shows, by their place in the stored table; all, if a comparison is not here.
 ON_PAGE: dict[str, dict[str, int]] = {
     "day": {"w2": 0, "policy": 1, "p99, ms": 3, "excess cost": 5, "solved saves": 6},
-    "crew": {"workers": 0, "load": 1, "saves of random splitting": 5, "of the best limit": 7, "of the best size and delay": 9},
     "promise": {
         "load": 0, "solved: excess, W": 1, "refused, %": 3, "best limit: excess, W": 4, "solved saves": 5,
         "best size and delay: excess, W": 8, "solved saves ": 9,
     },
-    "bursts": {"traffic": 0, "solved and auto": 3, "the worst run": 4},
 }  # fmt: skip
-SUMMARY = "all"  # in the second cell of a row: it sums other rows up, and the page shows no others
 
 
 def shown_on_page(name: str, stored: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
@@ -400,7 +397,6 @@ def shown_on_page(name: str, stored: dict[str, Any]) -> tuple[list[str], list[li
     columns, rows = stored["columns"], stored["rows"]
     if name not in ON_PAGE:
         return columns, rows
-    rows = [row for row in rows if row[1] == SUMMARY] or rows
     return [title.strip() for title in ON_PAGE[name]], [
         [row[place] for place in ON_PAGE[name].values()] for row in rows
     ]

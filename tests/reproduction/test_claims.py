@@ -1,5 +1,6 @@
 """Claims that are quick to check are checked; that all are well formed, and in the committed report, is held for all."""
 
+import json
 import re
 from pathlib import Path
 
@@ -46,10 +47,14 @@ def test_every_expectation_is_of_a_claim() -> None:
 
 
 def test_the_committed_report_has_every_claim() -> None:
-    page = text_of((REPORT / "smdp.md").read_text())
-    for number, claim in enumerate(CLAIMS, 1):
-        assert f"**{number}. {claim.says}** ({claim.where})" in page
-    assert f"Of {len(CLAIMS)} statements" in page
+    page, found = (REPORT / "smdp.md").read_text(), json.loads((REPORT / "claims.json").read_text())
+    assert len(found) == len(CLAIMS)
+    for number, (claim, one) in enumerate(zip(CLAIMS, found, strict=True), 1):
+        verdict = one["verdict"].capitalize()
+        assert (one["number"], one["claim"], one["where"]) == (number, claim.says, claim.where)
+        assert f"| {number} | {claim.says} | {claim.where} | *{verdict}.*" in page
+        assert one["verdict"] == "held" or claim.limits in page
+    assert f"Of {len(CLAIMS)} statements" in text_of(page)
 
 
 def test_the_committed_table_is_what_is_computed() -> None:

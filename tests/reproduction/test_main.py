@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,8 @@ def test_the_report_has_table_claims_and_pictures(tmp_path: Path) -> None:
     page = found.path.read_text()
     assert "| least s_max | 70 / 70 |" in page
     assert "| exact s_max | 70 |" in page
-    assert all(f"**{number}. {claim.says}**" in " ".join(page.split()) for number, claim in enumerate(CLAIMS[:4], 1))
+    assert all(f"| {number} | {claim.says} | {claim.where} |" in page for number, claim in enumerate(CLAIMS[:4], 1))
+    assert [one["number"] for one in json.loads((tmp_path / "claims.json").read_text())] == [1, 2, 3, 4]
     assert "![Fig. 2 and 3](fig2-3.png)" in page
     assert (tmp_path / "fig2-3.png").stat().st_size < 150_000
     assert (tmp_path / "fig2-3.svg").exists()
