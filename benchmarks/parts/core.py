@@ -153,13 +153,13 @@ SIMULATION = Rounds(
 LOAD = 0.9  # of its capacity, that tables are solved for
 TIMES = 50.0  # that policy iteration is wished to be faster than value iteration
 TEXTS = {
-    "policy iteration 32": "policy iteration, batches up to 32, s_max 100",
-    "value iteration 32": "relative value iteration of the same model, span below 0.01",
-    "value iteration 32, to 1e-6": "relative value iteration of the same model, span below 0.000001",
-    "policy iteration 256": "policy iteration, batches up to 256, s_max 1000",
-    "value iteration 256": "relative value iteration of the same model, span below 0.01",
-    "bank 128": "a bank of 24 rates, batches up to 128, with all predictions",
-    "whole bank 128": "the bank that `weir solve` makes of it, with rates between where the limit moves",
+    "policy iteration 32": "policy iteration, batches up to 32",
+    "value iteration 32": "the same by value iteration, span below 0.01",
+    "value iteration 32, to 1e-6": "the same, span below 0.000001",
+    "policy iteration 256": "policy iteration, batches up to 256",
+    "value iteration 256": "the same by value iteration, span below 0.01",
+    "bank 128": "a bank of 24 rates, batches up to 128",
+    "whole bank 128": "with further rates, as `weir solve` does",
 }
 SLOWEST = 1800.0  # seconds that a work may take: value iteration with batches up to 256 needs 48 s of processor time
 MOST_SECONDS = (("policy iteration 32", 0.005), ("policy iteration 256", 0.5), ("bank 128", 1.0))

@@ -74,7 +74,7 @@ def _conclude(result: Result, measured: Measurements) -> None:
     result.goal(f"ours {MIXED} faster than that {SORTED}", f"{gained:.2f} times", gained > 1)
     result.at_least("int8: mean cosine at least 0.98", result.values[f"{INT8} cosine"], 0.98, "{:.4f}")
     result.notes.append(
-        f"all-MiniLM-L6-v2, {len(lengths)} paragraphs of docstrings of {lengths[0]} to {lengths[-1]} tokens (median {lengths[len(lengths) // 2]}), one thread; "
+        f"{len(lengths)} paragraphs of docstrings of {lengths[0]} to {lengths[-1]} tokens (median {lengths[len(lengths) // 2]}), one thread; "
         "sentences per second of its CPU time. Cosines are with the vectors of the first row; Spearman's rank correlation is of the similarities of all pairs."
     )
 
@@ -222,7 +222,7 @@ def built_as(encoder: type[EncoderLayers], numbers: type[Numbers] = Numbers) -> 
 GRAPHS = Rounds(
     "graphs",
     "Graphs of sentence encoders",
-    "One sentence encoder as an ONNX graph in several forms and precisions, on one thread: how fast, and how far its vectors are from the exact ones.",
+    "all-MiniLM-L6-v2 as an ONNX graph in several forms and precisions.",
     start=_start,
     one=_one,
     prepare=_vectors,

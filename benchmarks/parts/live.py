@@ -140,8 +140,8 @@ def _notes(run: Run, excesses: list[float], late: list[float]) -> list[str]:
         f"![Measured mean response time over the predicted one, and their difference]({PICTURE.parent.name}/{PICTURE.name})",
         f"{seconds:g} s of Poisson arrivals at each load, the same for all policies, with `loop_spin={LOOP_SPIN:g}`; arrivals from {COUNTED[0]:.0%} to {COUNTED[1]:.0%} "
         f"of the time count, from their intended instants (requests left {np.mean(late):.3f} ms late on the mean). Of {SEEDS} seeded traces the one is taken on which the "
-        "*simulated* response times are nearest to the stationary ones; what is measured has no part in the choice. In brackets: 95 % intervals. Cost is the mean "
-        "response time in ms + 10 · the mean power in W. *solved* has the table that is best at the load; `auto` solves tables for all rates while it serves, and estimates the rate.",
+        "*simulated* response times are nearest to the stationary ones; what is measured has no part in the choice. In brackets: 95 % intervals; *off by*: from theory. Cost is the mean "
+        "response time in ms + 10 · the mean power in W. *solved* has the best table for the load; `auto` solves tables while it serves, and estimates the rate.",
         f"The way to the worker and back made a batch {min(excesses):.2f} to {max(excesses):.2f} ms longer than stated, which a queue near its capacity multiplies: static "
         f"16 at load 0.9 works at {_static_16_share():.1%} of its own.",
     ]

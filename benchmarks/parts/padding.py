@@ -116,7 +116,7 @@ def simulate(
 PART = Part(
     "padding",
     "Padding",
-    "Texts of mixed length in batches by length and by arrival: the share of all that is computed that is padding.",
+    "The share of padding in all that is computed, with batches by length and by arrival.",
     lambda rounds: len(WAITING),
     measure,
 )

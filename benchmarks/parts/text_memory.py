@@ -85,8 +85,7 @@ def _conclude(result: Result, measured: Measurements) -> None:
 MEMORY = Rounds(
     "vectors-memory",
     "Start and memory of a server of sentence vectors",
-    "How long it takes from the command to the first vector, and what memory it takes, beside infinity and sentence-transformers "
-    "behind FastAPI.",
+    "From the command to the first vector, and memory, beside infinity and sentence-transformers behind FastAPI.",
     start=_start,
     one=_one,
     contenders=(*FORKED, INFINITY, SENTENCE_TRANSFORMERS),
@@ -292,7 +291,7 @@ def send_mix() -> None:
 GROWTH = Part(
     "vectors-growth",
     "What 100,000 requests leave behind",
-    "Memory of a server of sentence vectors while it is asked 100,000 times, by callers of every kind.",
+    "Memory of a server of sentence vectors, by requests answered.",
     lambda rounds: REQUESTS // AT_A_TIME,
     measure_growth,
 )

@@ -302,8 +302,7 @@ def _agreement_goals(result: Result) -> None:
 AGREEMENT = Part(
     "agreement",
     "Sentence vectors beside those of sentence-transformers",
-    "all-MiniLM-L6-v2 behind `weir embed serve` in each precision: how far its vectors are from those of sentence-transformers, "
-    "and how far they rank the texts otherwise.",
+    "How far the vectors of `weir embed serve` are from those of sentence-transformers, and how far they rank texts otherwise.",
     lambda rounds: 1 + len(PRECISIONS),
     measure_agreement,
 )
