@@ -240,6 +240,7 @@ def _figures(values: dict[str, float]) -> str:
 # In the order of the page.
 IN_ORDER: tuple[Part | Rounds, ...] = (
     square.SQUARE,
+    square.ALONE,
     in_process.CALLS,
     in_process.SEED,
     square.BODIES,

@@ -23,6 +23,7 @@ from benchmarks.harness.rounds import (
 from benchmarks.harness.servers import Server, load, python_of, script, serving, weir_command
 
 WEIR, MOSEC, NOTHING = "Weir", "mosec", "nothing on uvicorn"
+SINGLE = "mosec, batches of 1"
 CONNECTIONS = (1, 64, 256)
 WISHED = {64: 3.0, 256: 2.5}
 BODY_BYTES = 224 * 224 * 3 * 4
@@ -77,6 +78,31 @@ SQUARE = Rounds(
         micro("CPU µs workers", "workers"),
     ),
     conclude=_conclude_square,
+)
+
+
+def _start_alone(stack: ExitStack) -> Mapping[str, Any]:
+    weir = weir_command("benchmarks.models:Square", "--max-batch-size", "64")
+    commands = (
+        (WEIR, weir, "/infer/square"),
+        (MOSEC, _mosec("square"), "/inference"),
+        (SINGLE, _mosec("single"), "/inference"),
+    )
+    return start_all(
+        stack, (serving(name, command, path=path, body=b"3", expected=b"9") for name, command, path in commands)
+    )
+
+
+ALONE = Rounds(
+    "alone",
+    "Square over one connection",
+    "mosec waits up to 5 ms for a batch by its setting, as above; with batches of 1 it has nothing to wait for.",
+    start=_start_alone,
+    one=lambda server, case, seconds: of_load(load(server.url, 1, seconds), server),
+    contenders=(WEIR, MOSEC, SINGLE),
+    heads=("server",),
+    columns=(spreads("requests/s"), *LATENCIES),
+    conclude=lambda result, measured: result.values.update(measured.values()),
 )
 
 

@@ -1,4 +1,5 @@
-"""mosec 0.9.8: `square`, or the `length` of a large body; one worker, batches up to 64, 5 ms wait. Run with MODEL --port PORT."""
+"""mosec 0.9.8: `square`, or the `length` of a large body; one worker, batches up to 64, 5 ms wait; `single`: square without batches, and so without a
+wait. Run with MODEL --port PORT."""
 
 import sys
 
@@ -10,6 +11,11 @@ class Square(Worker):
         return [x * x for x in data]
 
 
+class Single(Worker):
+    def forward(self, data):
+        return data * data
+
+
 class Length(Worker):
     def deserialize(self, data):
         return data
@@ -19,7 +25,10 @@ class Length(Worker):
 
 
 if __name__ == "__main__":
-    model = {"square": Square, "length": Length}[sys.argv.pop(1)]  # mosec reads the other arguments
+    name = sys.argv.pop(1)  # mosec reads the other arguments
     server = Server()
-    server.append_worker(model, num=1, max_batch_size=64, max_wait_time=5)
+    if name == "single":
+        server.append_worker(Single, num=1)
+    else:
+        server.append_worker({"square": Square, "length": Length}[name], num=1, max_batch_size=64, max_wait_time=5)
     server.run()
