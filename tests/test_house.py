@@ -66,7 +66,7 @@ LIMITS = {
     "bench": (12, 2_049),
     "catalog": (16, 3_005),
     "client": (8, 1_697),
-    "commands": (17, 1_624),
+    "commands": (17, 1_636),
     "embedding": (56, 11_150),
     "frontends": (32, 6_078),
     "jobs": (7, 1_152),

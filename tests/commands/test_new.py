@@ -70,4 +70,4 @@ def test_a_name_is_that_of_a_model(name: str, tmp_path: Path) -> None:
 def test_an_unknown_template_names_those_that_there_are(tmp_path: Path) -> None:
     done = weir_here("new", "some", "--template", "keras", cwd=tmp_path)
     assert done.returncode == 2
-    assert all(each in done.stderr for each in ("keras", "plain", "sklearn", "torch", "onnx", "stream"))
+    assert all(each in done.stderr for each in ("keras", "plain", "sklearn", "torch", "onnx", "hf", "stream"))

@@ -17,6 +17,7 @@ class ProjectKind(StrEnum):
     SKLEARN = "sklearn"
     TORCH = "torch"
     ONNX = "onnx"
+    HF = "hf"
     STREAM = "stream"
 
 
@@ -157,6 +158,9 @@ def _test(check: str) -> str:
     return text.replace("import weir\n", "import numpy as np\nimport weir\n", 1) if "np." in check else text
 
 
+# Served by its id, so that the project has no file of a model; a folder with one may take the id's place.
+_HUGGING_FACE = "hf:text-classification=distilbert/distilbert-base-uncased-finetuned-sst-2-english"
+
 _PROJECTS: Mapping[ProjectKind, _Project] = {
     ProjectKind.PLAIN: _Project(
         {"model.py": _PLAIN, "test_model.py": _test('        assert client.infer("{name}", "weir") == 4')},
@@ -174,6 +178,16 @@ _PROJECTS: Mapping[ProjectKind, _Project] = {
     ),
     ProjectKind.ONNX: _Project(
         {"export.py": _EXPORT, "test_model.py": _test(_ARRAYS)}, "model.onnx", "client,onnx", ("onnx",), "export.py"
+    ),
+    ProjectKind.HF: _Project(
+        {
+            "test_model.py": _test(
+                '        answer = client.infer("{name}", "It is easy to begin.")\n'
+                '        assert isinstance(answer["label"], str) and 0 < answer["score"] <= 1\n'
+                '        assert client.infer("{name}", {{"text": "It is easy to begin."}}) == answer'
+            )
+        },
+        _HUGGING_FACE, "client,transformers",
     ),
     ProjectKind.STREAM: _Project(
         {

@@ -1,10 +1,14 @@
 """Tasks of Hugging Face are served, by models of random weights in folders. `make test-torch` runs these."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.served import serving
+from tests.documentation.pages import ROOT
+from tests.served import CLEAN, serving, weir_here
 
 from weir.errors import InvalidRequest, ModelError, SettingsError
 from weir.inprocess import InProcess
@@ -63,6 +67,19 @@ def test_a_task_is_served_from_a_folder(folder: Path) -> None:
         assert {one["label"], other["label"]} <= {"+", "-"} and 0 < one["score"] < 1
         wrong = client.post("/infer/mood", json=7)
         assert wrong.status_code == 400 and "an item must be a text, or an object with the key" in wrong.text
+
+
+@pytest.mark.timeout(240)
+def test_the_test_of_a_new_project_passes(folder: Path, tmp_path: Path) -> None:
+    done = weir_here("new", "mood", "--template", "hf", cwd=tmp_path)
+    assert done.returncode == 0, done
+    settings = tmp_path / "mood" / "weir.toml"
+    model = "distilbert/distilbert-base-uncased-finetuned-sst-2-english"  # which the hub has, and this test has not
+    settings.write_text(settings.read_text().replace(model, f"{folder}/text-classification"))
+    environment = {**CLEAN, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), CLEAN.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    ran = subprocess.run(command, cwd=tmp_path / "mood", env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
 @pytest.mark.parametrize(
