@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import numpy
 from docs import architecture, grafana
 
 from weir import cli, errors
@@ -86,7 +85,7 @@ are written as `null` in JSON and refused when read.
 
 """
 
-RANGES = {"f": "numbers", "b": "`true`, `false`", "O": "strings, as UTF-8"}
+JSON = {"u": "integers", "i": "integers", "f": "numbers", "b": "`true`, `false`", "O": "strings, as UTF-8"}
 
 
 TEXT_METRICS = """
@@ -265,11 +264,7 @@ def _array_of(name: str) -> str:
 def _json_of(name: str) -> str:
     if name in BINARY_ONLY:
         return "numbers, but only at `/infer`"
-    kind = DTYPES[name].kind
-    if kind not in "ui":
-        return RANGES[kind]
-    bounds = numpy.iinfo(DTYPES[name])
-    return f"{bounds.min} to {bounds.max}"
+    return JSON[DTYPES[name].kind]
 
 
 def _labels(family: Any) -> str:
