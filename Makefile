@@ -81,7 +81,7 @@ test-ray: .venvs/ray/.test
 	.venvs/ray/bin/python -m pytest -m ray tests/workers/ray tests/manifests/test_on_ray.py $(ARGS)
 
 test-clients: .venvs/clients/.test
-	.venvs/clients/bin/python -m pytest -m clients tests/embedding/clients $(ARGS)
+	.venvs/clients/bin/python -m pytest -m clients tests/embedding/clients tests/jobs/test_parquet.py $(ARGS)
 
 check: $(VENV)/.check
 	$(BIN)/ruff check

@@ -30,6 +30,7 @@ from weir.catalog.repository.folder import FolderRepository, InlineConfigs, load
 from weir.catalog.sources import ModelToServe, TargetRepository, all_sources, read_models_to_start
 from weir.errors import SettingsError, WeirError
 from weir.frontends.dashboard.routes import make_dashboard
+from weir.frontends.dashboard.sampling import ListJobs
 from weir.frontends.frontend import Frontend, FrontendContext, Product, open_frontends
 from weir.frontends.grpc.frontend import make_frontend as make_grpc
 from weir.frontends.http.access_log import HttpLog
@@ -38,7 +39,8 @@ from weir.frontends.http.pages import Held, code_of, make_exposition
 from weir.frontends.http.server import HttpServer
 from weir.frontends.websocket import WebSockets
 from weir.jobs.routes import JobRoutes, refusal
-from weir.jobs.running import Reply, call
+from weir.jobs.running import Ask, Reply, call
+from weir.jobs.settings import JobSettings
 from weir.messages import Observer
 from weir.model import Model
 from weir.protocols.access import Access, AccessSettings, Control, ControlSettings
@@ -123,11 +125,8 @@ class App:
             self.registry, settings, notified, self.control, kserve, self.manager, self.end, self.access
         )
         websockets = WebSockets(self.registry, settings.http, kserve.account)
-        self._added = _added(product, context, metrics, exposition)
-        self._jobs = None if settings.jobs.batch_dir is None else self._batch_jobs(settings)
-        if self._jobs is not None:
-            self._added = _with_jobs(self._added, self._jobs)
-            self.registry.reserve(["v1"])
+        self._jobs = _batch_jobs(settings.jobs, settings.http, self.registry, self.call, self._logger.info)
+        self._added = _with_jobs(_added(product, context, metrics, exposition, self._jobs), self._jobs)
         self.asgi = asgi = make_app(
             self.registry, settings.http, metrics=None if exposition is None else exposition.render, context=kserve,
             websockets=websockets, added=self._added, log=log,
@@ -152,9 +151,6 @@ class App:
         self.frontends += () if product is None else product.frontends(context)
         self._signalled = asyncio.Event()
         self._own_process = False
-
-    def _batch_jobs(self, settings: Settings) -> JobRoutes:
-        return JobRoutes(settings.jobs, settings.http, self.call, self._logger.info, lambda: self.registry.routes)
 
     async def call(self, path: str, body: bytes) -> Reply:
         """Return the response of this server's own application to a POST of JSON to `path`, as bulk work."""
@@ -307,24 +303,40 @@ def _end_process(logger: Any) -> None:
 
 
 def _added(
-    product: Product | None, context: FrontendContext, metrics: Metrics | None, exposition: Exposition | None
-) -> Added:
-    """Return what the dashboard and `product` add to HTTP. `exposition` shows the product's metrics."""
+    product: Product | None, context: FrontendContext, metrics: Metrics | None, exposition: Exposition | None, jobs: JobRoutes | None
+) -> Added:  # fmt: skip
+    """Return what the dashboard and `product` add to HTTP. `exposition` shows the product's metrics, the dashboard the `jobs`."""
     if product is None:
-        return make_dashboard(context.registry, metrics)
+        return make_dashboard(context.registry, metrics, jobs=_shown(jobs))
     collectors = product.collectors()
     if exposition is not None:
         for collector in collectors:
             exposition.registry.register(collector)
-    shown = make_dashboard(context.registry, metrics, collectors, product.clients)
+    shown = make_dashboard(context.registry, metrics, collectors, product.clients, _shown(jobs))
     routes = [*shown.routes, *product.routes(context)]
     refusals = product.refusals()
     context.registry.reserve(prefix.split("/")[1] for prefix in refusals)
     return Added(routes, {**shown.paths, **product.paths()}, refusals, shown.begin)
 
 
-def _with_jobs(added: Added, jobs: JobRoutes) -> Added:
+def _batch_jobs(
+    settings: JobSettings, http: HttpSettings, registry: Registry, ask: Ask, log: Callable[..., None]
+) -> JobRoutes | None:
+    """Return the routes of batch jobs, whose requests go to `ask`; None without a directory for them. Raises SettingsError."""
+    if settings.batch_dir is None:
+        return None
+    registry.reserve(["v1"])
+    return JobRoutes(settings, http, ask, log, lambda: registry.routes)
+
+
+def _shown(jobs: JobRoutes | None) -> ListJobs:
+    return (lambda: None) if jobs is None else jobs.overview
+
+
+def _with_jobs(added: Added, jobs: JobRoutes | None) -> Added:
     """Return `added` and the routes of batch jobs, which come first: a product may answer every other path below /v1."""
+    if jobs is None:
+        return added
 
     def begin() -> None:
         added.begin()
@@ -363,7 +375,8 @@ _HTTP = {declared.name for declared in fields(HttpSettings)}.difference(OF_THE_H
 _CONTROL = {declared.name for declared in fields(ControlSettings)}
 _ACCESS = {declared.name for declared in fields(AccessSettings)}
 _KSERVE = {declared.name for declared in fields(KserveSettings)}
-OF_ASGI = _HTTP | _CONTROL | _ACCESS | _KSERVE  # the settings of `asgi` besides those of its models
+_JOBS = {declared.name for declared in fields(JobSettings)}
+OF_ASGI = _HTTP | _CONTROL | _ACCESS | _KSERVE | _JOBS  # the settings of `asgi` besides those of its models
 
 
 def asgi(
@@ -390,8 +403,8 @@ def asgi(
         metrics_namespace: the prefix of the metrics' names.
         access_log: whether to log each HTTP request, and each request for a model, to the logger `weir.access`.
         observers: are told what happens.
-        settings: those of HTTP except the hosting server's own (address, TLS, idle connections), of access, of control, of the
-            Open Inference Protocol, and of Service; the latter hold for all models that are not Services already.
+        settings: those of HTTP except the hosting server's own (address, TLS, idle connections), of access, of control, of batch
+            jobs, of the Open Inference Protocol, and of Service; the latter hold for all models that are not Services already.
 
     Callers may change models and policies only with `allow_control=True` or the token of `control_token_file`, as only the hosting
     server knows where a caller is. Raises SettingsError for an unusable model, setting or route; nothing has been started then.
@@ -402,6 +415,7 @@ def asgi(
     control = Control(control_settings, trusts_local=False)
     access = Access(AccessSettings(**{name: given.pop(name) for name in _ACCESS & given.keys()}), control)
     kserve = KserveSettings(**{name: given.pop(name) for name in _KSERVE & given.keys()})
+    job_settings = JobSettings(**{name: given.pop(name) for name in _JOBS & given.keys()})
     recorded = Metrics() if metrics else None
     notified: list[Observer] = [LogObserver(get_logger("weir")), *observers]
     if recorded is not None:
@@ -417,15 +431,26 @@ def asgi(
     )
     render = None if exposition is None else exposition.render
 
+    async def ask(path: str, body: bytes) -> Reply:
+        return await call(app, path, body, access.own_key)
+
     @asynccontextmanager
     async def lifespan(_: object) -> AsyncIterator[None]:
         async with sharing_counts(exposition), running(registry):
-            shown.begin()
-            yield
+            added.begin()
+            if jobs is not None:
+                jobs.start()
+            try:
+                yield
+            finally:
+                if jobs is not None:
+                    await jobs.stop()
 
     context = KserveContext(registry, http, control, settings=kserve, access=access)
-    shown = make_dashboard(registry, recorded)
-    return make_app(registry, http, metrics=render, context=context, lifespan=lifespan, added=shown, log=log)
+    jobs = _batch_jobs(job_settings, http, registry, ask, get_logger("weir").info)
+    added = _with_jobs(make_dashboard(registry, recorded, jobs=_shown(jobs)), jobs)
+    app = make_app(registry, http, metrics=render, context=context, lifespan=lifespan, added=added, log=log)
+    return app
 
 
 @asynccontextmanager

@@ -149,6 +149,22 @@ class AsgiKeywords(ServiceKeywords, total=False):
     """File with the token for controlling the server"""
     allow_model_files: bool
     """Let load calls bring code, files and variables, which run here"""
+    batch_dir: str | None
+    """Directory of batch jobs and their files (default: no batch jobs)"""
+    batch_max_bytes: int
+    """Bytes of all files and answers of batch jobs"""
+    batch_max_file_size: int
+    """Largest uploaded file, in bytes"""
+    batch_max_files: int
+    """Most files, those that jobs will write included"""
+    batch_max_jobs: int
+    """Most batch jobs; a new one replaces the oldest that has ended"""
+    batch_max_requests: int
+    """Most requests of one batch job"""
+    batch_concurrency: int
+    """Running requests of batch jobs"""
+    batch_expire_after: float
+    """Seconds until files and finished jobs are removed"""
 
 
 class ServerKeywords(ServiceKeywords, total=False):
@@ -272,6 +288,10 @@ class ServerKeywords(ServiceKeywords, total=False):
     """Bytes of all files and answers of batch jobs"""
     batch_max_file_size: int
     """Largest uploaded file, in bytes"""
+    batch_max_files: int
+    """Most files, those that jobs will write included"""
+    batch_max_jobs: int
+    """Most batch jobs; a new one replaces the oldest that has ended"""
     batch_max_requests: int
     """Most requests of one batch job"""
     batch_concurrency: int

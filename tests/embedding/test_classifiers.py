@@ -88,10 +88,25 @@ def test_every_protocol_labels_as_each_text_is_labelled_alone(client: httpx.Clie
     assert [each["label"] for each in infinity[0]] == [each["label"] for each in tei[0]]
 
 
+def test_labels_of_one_text_as_hosted_pipelines_answer_them(client: httpx.Client, directory: Path) -> None:
+    def found(**parameters: Any) -> Any:
+        body = {"inputs": DOCUMENTS[0], "parameters": parameters, "model": "labeller"}
+        return client.post("/predict", json=body).json()
+
+    plain = client.post("/predict", json={"inputs": DOCUMENTS[0], "model": "labeller"}).json()
+    numbers = np.sort(logits(directory / "labeller", [DOCUMENTS[0]])[0])[::-1]
+    assert found() == [plain]
+    assert found(top_k=1, function_to_apply="softmax") == [plain[:1]]
+    np.testing.assert_allclose([each["score"] for each in found(function_to_apply="none")[0]], numbers, atol=1e-5)
+    sigmoids = [each["score"] for each in found(top_k=2, function_to_apply="sigmoid")[0]]
+    np.testing.assert_allclose(sigmoids, 1 / (1 + np.exp(-numbers[:2])), atol=1e-5)
+    assert "top_k" in found(top_k=0)["error"]
+
+
 def test_each_task_finds_the_model_that_has_it(client: httpx.Client) -> None:
     assert len(client.post("/embed", json={"inputs": "it"}).json()[0]) == tiny.HIDDEN
     assert client.post("/v2/rerank", json={"query": "a", "documents": ["b"]}).json()["model"] == "ranker"
-    assert client.post("/predict", json={"inputs": "a"}).json()[0]["label"] == "LABEL_0"  # the ranker's only one
+    assert client.post("/predict", json={"inputs": "a"}).json()[0]["label"] in LABELS.values()  # a ranker has one, too
     wrong = client.post("/rerank", json={"query": "a", "documents": ["b"], "model": "labeller"})
     assert "model 'labeller': has no task rerank; it has predict" in wrong.text
     vectors = client.post("/v1/embeddings", json={"input": "a", "model": "ranker"})

@@ -10,14 +10,19 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
+from starlette.testclient import TestClient
 from tests.embedding import tiny
-from tests.served import CLEAN, Served, weir
+from tests.hosted import Square
+from tests.served import CLEAN, Served, weir, weir_here
+
+import weir as weir_package
 
 MODELS = Path(__file__).with_name("models.py")
 PATIENCE = 60.0  # seconds
@@ -229,6 +234,32 @@ def test_sizes_are_checked_before_anything_is_read(tmp_path: Path) -> None:
         assert list((kept.directory / "files").glob("*.part")) == []
 
 
+def test_jobs_of_an_application_in_another_server(tmp_path: Path) -> None:
+    """Each of the server's processes answers for the jobs; one of them runs them."""
+    apps = [weir_package.asgi(Square, executor="inline", batch_dir=str(tmp_path), api_key="key") for _ in range(2)]
+    with TestClient(apps[0]) as first, TestClient(apps[1]) as second:
+        for client in (first, second):
+            client.headers["authorization"] = "Bearer key"
+        body = b'{"custom_id": "a", "url": "/infer/square", "body": 3}'
+        file = second.post("/v1/files", files={"file": ("in.jsonl", body)}, data={"purpose": "batch"}).json()["id"]
+        job = {"input_file_id": file, "endpoint": "/infer/square", "completion_window": "1h"}
+        made = first.post("/v1/batches", json=job).json()["id"]
+        until(lambda: second.get(f"/v1/batches/{made}").json()["status"] == "completed")
+        output = first.get(f"/v1/batches/{made}").json()["output_file_id"]
+        assert first.get(f"/v1/files/{output}/content").json()["response"]["body"] == 9
+        shown = until(lambda: _with_counts(first.get("/dashboard/data").json(), {"completed": 1}))
+        assert (shown["jobs"][0]["id"], shown["jobs"][0]["total"]) == (made, 1)
+        assert first.get("/v1/batches", headers={"authorization": ""}).status_code == 401
+    with pytest.raises(weir_package.SettingsError, match="batch_max_jobs=0: must be 1 or more"):
+        weir_package.asgi(Square, batch_max_jobs=0)
+
+
+def _with_counts(data: Any, counts: dict[str, int]) -> Any:
+    """Return what the dashboard shows of jobs, once it has these counts."""
+    jobs = data["now"].get("jobs")
+    return jobs if jobs and jobs["counts"] == counts else None
+
+
 # Without a server.
 
 
@@ -268,23 +299,35 @@ def test_batch_run_reads_tables(tmp_path: Path) -> None:
         (["--url", "/infer/upper", "--column", "nope"], "--column=nope: must be one of text, other"),
         ([], "a table needs --url"),
         (["--url", "/metrics"], "must be a path of inference"),
-    ):
-        refused = weir("batch", "run", source, target, "-o", out, *more)
+    ):  # before any model is loaded
+        refused = weir_here("batch", "run", source, target, "-o", out, *more)
         assert (refused.returncode, message in refused.stderr, refused.stderr.count("\n")) == (2, True, 1), (
             refused.stderr
         )
     assert not Path(f"{out}.weir-batch").exists()
 
 
-def test_embeddings_of_a_table_and_of_a_job(tmp_path: Path) -> None:
+@pytest.mark.skipif(find_spec("pyarrow") is not None, reason="pyarrow is there")
+def test_parquet_without_pyarrow_is_refused_in_one_line(tmp_path: Path) -> None:
+    source = tmp_path / "in.parquet"
+    source.write_bytes(b"PAR1")
+    refused = weir_here(
+        "batch", "run", source, f"{MODELS}:Logged", "-o", tmp_path / "out.jsonl", "--url", "/infer/logged"
+    )
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert refused.stderr == f"weir: {source}: needs pyarrow: pip install 'weir-serving[parquet]'\n"
+
+
+def test_rankings_of_a_job_and_embeddings_of_a_table_and_of_a_job(tmp_path: Path) -> None:
     directory = tiny.sentence_model(tmp_path / "tiny", "bert")
+    ranker = tiny.model(tmp_path / "ranker", labels=1)
     source, out = tmp_path / "in.csv", tmp_path / "out.jsonl"
     source.write_text("text\n" + "\n".join(f"word {number}" for number in range(30)))
     cache = {"WEIR_CACHE": str(tmp_path / "cache"), "WEIR_CALIBRATE": "false", "WEIR_WORKERS": "1"}
     done = weir("batch", "run", source, directory, "-o", out, "--url", "/v1/embeddings", "--model", "tiny", env=cache)
     assert (done.returncode, done.stdout.strip()) == (0, f"30 answers: {out}"), done.stderr
     first = json.loads(out.read_text().splitlines()[0])["response"]["body"]["data"][0]["embedding"]
-    with Served(directory, "--batch-dir", tmp_path / "jobs", env=cache, command="embed serve") as served:
+    with Served(directory, ranker, "--batch-dir", tmp_path / "jobs", env=cache, command="embed serve") as served:
         served.until_listening()
         until(lambda: httpx.get(f"{served.url}/health/ready").status_code == 200)
         with openai.OpenAI(base_url=f"{served.url}/v1", api_key="key") as client:
@@ -303,5 +346,35 @@ def test_embeddings_of_a_table_and_of_a_job(tmp_path: Path) -> None:
             text = client.files.content(client.batches.retrieve(made.id).output_file_id or "").text
             vector = json.loads(text.splitlines()[0])["response"]["body"]["data"][0]["embedding"]
             alone = client.embeddings.create(model="tiny", input="word 0").data[0].embedding
+            _ranked_by_jobs(served.url, client)
     assert vector == pytest.approx(first, abs=1e-6)
     assert alone == pytest.approx(first, abs=1e-6)
+
+
+def _ranked_by_jobs(url: str, client: openai.OpenAI) -> None:
+    """Rank by one job in Cohere's form, and one in TEI's: each answer is that to the same request alone."""
+    documents = ["do it", "then do it right", "a bird"]
+    for path, field in (("/v2/rerank", "documents"), ("/rerank", "texts")):
+        bodies = [{"query": f"question {number}", field: documents} for number in range(4)]
+        lines = [
+            {"custom_id": str(number), "method": "POST", "url": path, "body": body}
+            for number, body in enumerate(bodies)
+        ]
+        file = client.files.create(file=("in.jsonl", "\n".join(map(json.dumps, lines)).encode()), purpose="batch")
+        create: Any = client.batches.create  # its types know OpenAI's own paths only
+        made = create(input_file_id=file.id, endpoint=path, completion_window="24h")
+        until(partial(_is_done, client, made.id))
+        text = client.files.content(client.batches.retrieve(made.id).output_file_id or "").text
+        for line, body in zip(text.splitlines(), bodies, strict=True):
+            alone = httpx.post(f"{url}{path}", json=body).json()
+            assert _scores(json.loads(line)["response"]["body"]) == pytest.approx(_scores(alone), abs=1e-5)
+
+
+def _is_done(client: openai.OpenAI, batch: str) -> bool:
+    return client.batches.retrieve(batch).status == "completed"
+
+
+def _scores(answer: Any) -> dict[int, float]:
+    """Return the score of each document by its index."""
+    ranks = answer if isinstance(answer, list) else answer["results"]
+    return {rank["index"]: rank.get("score", rank.get("relevance_score")) for rank in ranks}

@@ -9,8 +9,8 @@ from weir.jobs.requests import EXPIRED
 from weir.jobs.store import Answer, JobRequest, JobStore, StoredFile
 
 
-def opened(tmp_path: Path, max_bytes: int = 1 << 20) -> JobStore:
-    return JobStore(tmp_path / "jobs", max_bytes=max_bytes)
+def opened(tmp_path: Path, max_bytes: int = 1 << 20, **bounds: int) -> JobStore:
+    return JobStore(tmp_path / "jobs", max_bytes=max_bytes, **bounds)
 
 
 def upload(store: JobStore, body: bytes = b"x" * 10, now: int = 100, expires_at: int = 1000) -> StoredFile:
@@ -123,6 +123,33 @@ def test_files_and_answers_are_bounded_together(tmp_path: Path) -> None:
     with pytest.raises(TooLarge, match="the answers would exceed 100 bytes"):
         store.put(job, [Answer(1, 200, b"y" * 90)])
     assert store.job(job).completed == 1
+
+
+def test_the_oldest_job_that_has_ended_makes_room(tmp_path: Path) -> None:
+    store = opened(tmp_path, max_jobs=2)
+    first, second = begun(store), begun(store)
+    with pytest.raises(Overloaded, match=r"^2 batch jobs have not ended, must be at most 2 \(batch_max_jobs\)"):
+        begun(store)
+    store.step(second, "cancelling", 102)
+    store.end(second, "cancelled", 103, 1000)
+    third = begun(store)
+    assert {job.id for job in store.jobs(after=None, limit=9)} == {first, third}
+    assert store.overview(1) == ({"in_progress": 2}, [store.job(third)])
+
+
+def test_files_are_bounded_with_those_that_jobs_will_write(tmp_path: Path) -> None:
+    store = opened(tmp_path, max_files=4)
+    job = begun(store)
+    store.reserve(1)  # one file, and two that the job may write
+    store.give_back(1)
+    with pytest.raises(Overloaded, match=r"^there are 4 files of batch jobs, must be at most 4 \(batch_max_files\)"):
+        begun(store)
+    with pytest.raises(Overloaded, match="batch_max_files"):
+        store.reserve(1)
+    store.put(job, [line(0), line(1, 500)])
+    assert store.end(job, "completed", 103, 1000).error_file_id is not None
+    counts, (shown,) = store.overview(5)
+    assert (counts, shown.id) == ({"completed": 1}, job)
 
 
 def test_files_are_listed_and_deleted(tmp_path: Path) -> None:

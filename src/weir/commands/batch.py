@@ -51,7 +51,7 @@ def run(
     A run that was ended, also by a power cut, goes on where it was when it is started again. Failed requests go to OUTPUT with the
     ending .errors.jsonl; the exit code is 1 then.
     """
-    from weir.jobs.offline import Source
+    from weir.jobs.offline import Source, check_source
     from weir.jobs.settings import JobSettings
     from weir.telemetry.logs import logging_to
     from weir.telemetry.settings import TelemetrySettings
@@ -59,8 +59,10 @@ def run(
     check_writable(output)
     settings = JobSettings(batch_concurrency=concurrency, batch_max_requests=1 << 40, batch_max_bytes=1 << 50)
     only(config)
+    source = Source(file, url, column, model)
+    check_source(source)
     with logging_to(TelemetrySettings(log_level="warning")):
-        failed = asyncio.run(_run(Source(file, url, column, model), output, targets, config, settings))
+        failed = asyncio.run(_run(source, output, targets, config, settings))
     raise typer.Exit(1 if failed else 0)
 
 

@@ -72,16 +72,17 @@ def ranking(scores: Sequence[float], top_n: int | None = None) -> list[Ranked]:
     return [Ranked(index, scores[index]) for index in order[:top_n]]
 
 
-def labelled(encoded: Encoded, facts: ModelFacts, *, raw: bool) -> list[list[Label]]:
+def labelled(encoded: Encoded, facts: ModelFacts, *, raw: bool, independent: bool | None = None) -> list[list[Label]]:
     """Return the labels of each text with their scores, the likeliest first. Scores are the model's numbers with `raw`, else probabilities.
 
-    Raises ModelError for a score that is no number.
+    They are sigmoids if the labels are `independent`, else a softmax; None: as the model states. Raises ModelError for a score that is no number.
     """
     logits = encoded.vectors
     if raw:
         scores = logits
     else:
-        independent = facts.independent_labels or logits.shape[1] == 1
+        if independent is None:
+            independent = facts.independent_labels or logits.shape[1] == 1
         scores = _sigmoid(logits) if independent else _softmax(logits)
     rows = _checked(scores).tolist()
     return [[Label(facts.labels[each.place], each.score) for each in ranking(row)] for row in rows]

@@ -7,7 +7,7 @@ A request names no model there: the first model of the server that can do what t
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, NamedTuple, TypedDict
+from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
 from msgspec import Meta, Struct
 from starlette.routing import Route
@@ -102,12 +102,23 @@ class TeiRerankRequest(TextOptionFields, forbid_unknown_fields=False):
     model: str | None = None
 
 
+class PipelineParameters(Struct):
+    """What clients of Hugging Face's hosted pipelines state beside a text."""
+
+    top_k: Annotated[int, Meta(ge=1)] | None = None
+    function_to_apply: Literal["none", "sigmoid", "softmax"] | None = None
+
+
 class PredictRequest(TextOptionFields, forbid_unknown_fields=False):
     """A request for the labels of texts or pairs: a text, a pair as a list of two texts, or a list with a list of one or two texts for each."""
 
     inputs: Annotated[Any, any_of(PlainText, list[PlainText], list[list[PlainText]])]
     raw_scores: bool | None = None
     model: str | None = None
+    parameters: Annotated[
+        PipelineParameters | None,
+        Meta(description="huggingface_hub's form: the labels of one text are then in a list of one, too"),
+    ] = None
 
 
 class TokenizeBody(Struct):
@@ -153,12 +164,14 @@ class TeiToken(TypedDict):
 
 
 class Shown(NamedTuple):
-    """How the answer of a request is written: raw scores, texts beside them, one input or several, vectors of length 1."""
+    """How the answer of a request is written: raw scores, texts beside them, one input or several, vectors of length 1, the best labels alone."""
 
     raw: bool = False
     documents: list[str] | None = None
     single: bool = False
     unit_length: bool = False
+    top: int | None = None
+    independent: bool | None = None
 
 
 class TeiProtocol:
@@ -298,15 +311,21 @@ class PredictProtocol(TeiProtocol):
         exchange.encoder = encoder = exchange.context.encoder(request.model or "", TextTask.PREDICT)
         request.dimensions = None  # of vectors alone
         exchange.options = _options(request, encoder)
-        exchange.form = Shown(bool(request.raw_scores), single=single)
+        pipeline = request.parameters
+        if pipeline is None:
+            exchange.form = Shown(bool(request.raw_scores), single=single)
+            return
+        function = pipeline.function_to_apply
+        independent = None if function is None else function == "sigmoid"
+        exchange.form = Shown(function == "none", top=pipeline.top_k, independent=independent)
 
     def write(self, exchange: TextExchange, encoded: Encoded) -> HttpResponse:
         """Return the labels of each text, the likeliest first."""
         assert exchange.encoder is not None  # `read` sets it
-        found = [
-            [each._asdict() for each in row] for row in labelled(encoded, exchange.encoder.facts, raw=exchange.form.raw)
-        ]
-        return _answer(found[0] if exchange.form.single else found, compute_headers(exchange, encoded))
+        form: Shown = exchange.form
+        rows = labelled(encoded, exchange.encoder.facts, raw=form.raw, independent=form.independent)
+        found = [[each._asdict() for each in row[: form.top]] for row in rows]
+        return _answer(found[0] if form.single else found, compute_headers(exchange, encoded))
 
 
 class TokenizeProtocol(TeiProtocol):
@@ -417,10 +436,13 @@ def model_info(encoder: Encodes, context: EmbeddingContext) -> TeiInfo:
     }  # fmt: skip
 
 
+_POOLINGS = {"sep": "last_token", "sparse": "splade"}  # TEI's names where ours differ
+
+
 def _model_type(encoder: Encodes) -> dict[str, Any]:
     facts = encoder.facts
     if not {TextTask.RERANK, TextTask.PREDICT}.intersection(facts.tasks):
-        return {"embedding": {"pooling": facts.pooling}}
+        return {"embedding": {"pooling": _POOLINGS.get(facts.pooling, facts.pooling)}}
     names = {str(place): label for place, label in enumerate(facts.labels)}
     kind = "reranker" if TextTask.RERANK in facts.tasks else "classifier"
     return {kind: {"id2label": names, "label2id": {label: int(place) for place, label in names.items()}}}

@@ -46,12 +46,31 @@ class Done(NamedTuple):
     failed: int
 
 
+def check_source(source: Source) -> None:
+    """Raise SettingsError naming what is wrong with the file as a whole, or with the options about it, before any model is loaded."""
+    kind = source.path.suffix.lower()
+    if kind not in (".jsonl", ".csv", ".parquet"):
+        raise SettingsError(f"{source.path}: must be .jsonl, .csv or .parquet")
+    try:
+        with source.path.open("rb"):
+            pass
+        if kind == ".jsonl":
+            _endpoint(_url_of(source))
+        elif source.url is None:
+            raise SettingsError(f"{source.path}: a table needs --url, where its rows are sent, such as /v1/embeddings")
+        else:
+            _endpoint(source.url)
+            next(_csv_values(source) if kind == ".csv" else _parquet_values(source), None)
+    except OSError as error:
+        raise SettingsError(f"{source.path}: cannot be read: {error.strerror or error}") from error
+
+
 async def run(
     source: Source, output: Path, ask: Ask, settings: JobSettings, *, max_line: int, progress: Progress
 ) -> Done:
-    """Send the requests of `source` by `ask`, and write the answers to `output`; failed ones to a file with the ending .errors.jsonl.
+    """Send the requests of `source`, which has been checked, by `ask`, and write the answers to `output`; failed ones to a file with the ending .errors.jsonl.
 
-    Raises SettingsError naming what is wrong with the file, or with the directory of an earlier run.
+    Raises SettingsError naming what is wrong with its lines, or with the directory of an earlier run.
     """
     directory = Path(f"{output}{STATE}")
     runner = JobRunner(JobStore(directory, max_bytes=settings.batch_max_bytes), settings, ask, max_line=max_line)
@@ -84,10 +103,7 @@ async def run(
 
 def _job_for(store: JobStore, source: Source, directory: Path, now: int) -> Job:
     """Return the job of an earlier run of the same file, or a new one. Raises SettingsError if the directory is that of another file."""
-    try:
-        stat = source.path.stat()
-    except OSError as error:
-        raise SettingsError(f"{source.path}: cannot be read: {error.strerror}") from error
+    stat = source.path.stat()
     of = {
         "source": f"{source.path.resolve()} {stat.st_size} {stat.st_mtime_ns} {source.url} {source.column} {source.model}"
     }
@@ -126,11 +142,7 @@ def _write_input(source: Source, path: Path) -> str:
     if kind == ".jsonl":
         shutil.copyfile(source.path, path)
         return _endpoint(_url_of(source))
-    if kind not in (".csv", ".parquet"):
-        raise SettingsError(f"{source.path}: must be .jsonl, .csv or .parquet")
-    if source.url is None:
-        raise SettingsError(f"{source.path}: a table needs --url, where its rows are sent, such as /v1/embeddings")
-    endpoint = _endpoint(source.url)
+    endpoint = _endpoint(source.url or "")
     values = _csv_values(source) if kind == ".csv" else _parquet_values(source)
     with path.open("wb") as file:
         for number, value in enumerate(values):
@@ -182,10 +194,13 @@ def _csv_values(source: Source) -> Iterator[str]:
 
 def _parquet_values(source: Source) -> Iterator[Any]:
     try:
-        from pyarrow import parquet  # type: ignore[import-untyped,import-not-found,unused-ignore]
+        from pyarrow import parquet
     except ImportError as error:
-        raise SettingsError(f"{source.path}: needs pyarrow: pip install pyarrow") from error
-    file = parquet.ParquetFile(source.path)
+        raise SettingsError(f"{source.path}: needs pyarrow: pip install 'weir-serving[parquet]'") from error
+    try:
+        file = parquet.ParquetFile(source.path)
+    except ValueError as error:  # pyarrow's own are such, too
+        raise SettingsError(f"{source.path}: is no parquet file: {error}") from error
     column = _column(source, list(file.schema_arrow.names))
     for batch in file.iter_batches(batch_size=_ROWS, columns=[column]):
         yield from batch.column(0).to_pylist()

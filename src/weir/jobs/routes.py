@@ -1,5 +1,6 @@
-"""OpenAI's /v1/files and /v1/batches over HTTP, and what a server adds for them."""
+"""OpenAI's /v1/files and /v1/batches over HTTP, what a server adds for them, and what its dashboard shows of them."""
 
+import asyncio
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -28,6 +29,7 @@ _MOST_LISTED, _LISTED = 100, 20
 _MOST_FILES = 10_000
 _MOST_METADATA, _LONGEST_KEY, _LONGEST_VALUE = 16, 64, 512
 _MAX_BODY = 65536
+_SHOWN = 20  # jobs on the dashboard
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -104,8 +106,12 @@ class JobRoutes:
         self._ask = ask
         self._log = log
         self._routes_of_models = routes_of_models
-        self._store = JobStore(settings.batch_dir, max_bytes=settings.batch_max_bytes)
+        self._store = JobStore(
+            settings.batch_dir, max_bytes=settings.batch_max_bytes, max_files=settings.batch_max_files, max_jobs=settings.batch_max_jobs
+        )  # fmt: skip
         self._made: JobRunner | None = None
+        self._shown: Mapping[str, Any] | None = None
+        self._showing: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
         """Begin to serve files and jobs; this is called on the event loop. No job runs before `start`."""
@@ -118,8 +124,25 @@ class JobRoutes:
     async def stop(self) -> None:
         """Stop running the jobs; they go on at the next start. Idempotent."""
         made, self._made = self._made, None
+        if self._showing is not None:
+            await asyncio.wait([self._showing])
         if made is not None:
             await made.stop()
+
+    def overview(self) -> Mapping[str, Any] | None:
+        """Return what the dashboard shows of the jobs: `counts` by state and `jobs`, as the store had them at the call before this one.
+
+        None at the first call. This is called on the event loop, and reads nothing itself.
+        """
+        if self._made is not None and (self._showing is None or self._showing.done()):
+            self._showing = asyncio.create_task(self._look())
+        return self._shown
+
+    async def _look(self) -> None:
+        counts, jobs = await self._runner.use(self._store.overview, _SHOWN)
+        fields = ("id", "endpoint", "status", "total", "completed", "failed", "created_at", "expires_at")
+        shown = [{name: getattr(job, name) for name in fields} for job in jobs]
+        self._shown = {"counts": counts, "jobs": shown}
 
     @property
     def _runner(self) -> JobRunner:

@@ -159,7 +159,8 @@ class JobRunner:
         for job in await self.use(self.store.active):
             if job.status == "cancelling":
                 self._cancelled.add(job.id)
-            if job.id not in self._jobs and len(self._jobs) < JOBS_AT_ONCE:
+            begins = job.status == "cancelling" or len(self._jobs) < JOBS_AT_ONCE  # a cancelled one has only to end
+            if begins and job.id not in self._jobs:
                 self._jobs[job.id] = task = asyncio.create_task(self._job(job.id))
                 task.add_done_callback(partial(self._ended, job.id))
 

@@ -16,6 +16,10 @@ class JobSettings:
     )
     batch_max_bytes: int = setting(10 << 30, "bytes of all files and answers of batch jobs", rule=AT_LEAST_ONE)
     batch_max_file_size: int = setting(200 << 20, "largest uploaded file, in bytes", rule=AT_LEAST_ONE)
+    batch_max_files: int = setting(10_000, "most files, those that jobs will write included", rule=AT_LEAST_ONE)
+    batch_max_jobs: int = setting(
+        1000, "most batch jobs; a new one replaces the oldest that has ended", rule=AT_LEAST_ONE
+    )
     batch_max_requests: int = setting(50_000, "most requests of one batch job", rule=AT_LEAST_ONE)
     batch_concurrency: int = setting(128, "running requests of batch jobs", rule=AT_LEAST_ONE)
     batch_expire_after: float = setting(

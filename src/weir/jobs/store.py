@@ -38,7 +38,7 @@ CREATE TABLE IF NOT EXISTS requests (
 """
 
 ACTIVE = ("validating", "in_progress", "finalizing", "cancelling")  # the states of a job that has not ended
-COPIED = 1 << 20  # bytes that are read or written at once
+_MARKS = ", ".join("?" * len(ACTIVE))
 SUCCESS = 400  # a status below this is a success
 
 
@@ -98,15 +98,17 @@ class Answer(NamedTuple):
 
 
 class JobStore:
-    """The jobs and files in `directory`, which is made if it is missing. At most `max_bytes` are kept.
+    """The jobs and files in `directory`, which is made if it is missing. At most `max_bytes`, `max_files` and `max_jobs` are kept.
 
     Raises SettingsError if the directory cannot be used.
     """
 
-    def __init__(self, directory: str | Path, *, max_bytes: int) -> None:
+    def __init__(self, directory: str | Path, *, max_bytes: int, max_files: int = 10_000, max_jobs: int = 1000) -> None:
         self._directory = Path(directory)
         self._files = self._directory / "files"
         self._max_bytes = max_bytes
+        self._max_files = max_files
+        self._max_jobs = max_jobs
         self._reserved = 0  # bytes of uploads under way
         self._lock: BinaryIO | None = None
         try:
@@ -162,6 +164,7 @@ class JobStore:
         """Keep room for `size` more bytes. Raises Overloaded if there is none now, and TooLarge if there never will be."""
         if size > self._max_bytes:
             raise TooLarge(f"file of {size} bytes: must be at most {self._max_bytes} (batch_max_bytes)")
+        self._check_files(1)
         used = self.used_bytes
         if used + size > self._max_bytes:
             raise Overloaded(
@@ -169,6 +172,30 @@ class JobStore:
                 retry_after=60.0,
             )
         self._reserved += size
+
+    def _check_files(self, more: int) -> None:
+        """Raise Overloaded if `more` files would be too many beside those that are kept and those that active jobs may write."""
+        (kept,) = self._database.execute("SELECT count(*) FROM files").fetchone()
+        files = kept + len(_OUTPUTS) * len(self.active())
+        if files + more > self._max_files:
+            raise Overloaded(
+                f"there are {files} files of batch jobs, must be at most {self._max_files} (batch_max_files); delete some",
+                retry_after=60.0,
+            )
+
+    def _make_room(self, database: sqlite3.Connection) -> None:
+        """Remove the oldest job that has ended if there are as many as may be kept. Raises Overloaded if none has ended."""
+        (kept,) = database.execute("SELECT count(*) FROM jobs").fetchone()
+        if kept < self._max_jobs:
+            return
+        removed = database.execute(
+            f"DELETE FROM jobs WHERE rowid = (SELECT min(rowid) FROM jobs WHERE status NOT IN ({_MARKS}))", ACTIVE
+        )
+        if not removed.rowcount:
+            raise Overloaded(
+                f"{kept} batch jobs have not ended, must be at most {self._max_jobs} (batch_max_jobs); wait or cancel some",
+                retry_after=60.0,
+            )
 
     def give_back(self, size: int) -> None:
         """Give up room that was reserved."""
@@ -232,9 +259,8 @@ class JobStore:
     def delete_file(self, name: str) -> None:
         """Remove a file. Raises ModelNotFound, and Conflict while a job that has not ended reads it."""
         path = self.path(name)
-        marks = ", ".join("?" * len(ACTIVE))
         with self._transaction() as database:
-            query = f"SELECT id FROM jobs WHERE input_file_id = ? AND status IN ({marks})"
+            query = f"SELECT id FROM jobs WHERE input_file_id = ? AND status IN ({_MARKS})"
             reading = database.execute(query, (name, *ACTIVE)).fetchone()
             if reading is not None:
                 raise Conflict(f"file {name!r}: batch {reading[0]!r} reads it, which has not ended")
@@ -243,11 +269,10 @@ class JobStore:
 
     def clean(self, now: int, oldest: int) -> None:
         """Remove files that have expired, jobs that ended before the instant `oldest`, and what a process has left half written."""
-        marks = ", ".join("?" * len(ACTIVE))
-        in_use = f"SELECT input_file_id FROM jobs WHERE status IN ({marks})"
+        in_use = f"SELECT input_file_id FROM jobs WHERE status IN ({_MARKS})"
         with self._transaction() as database:
             database.execute(f"DELETE FROM files WHERE expires_at <= ? AND id NOT IN ({in_use})", (now, *ACTIVE))
-            database.execute(f"DELETE FROM jobs WHERE created_at <= ? AND status NOT IN ({marks})", (oldest, *ACTIVE))
+            database.execute(f"DELETE FROM jobs WHERE created_at <= ? AND status NOT IN ({_MARKS})", (oldest, *ACTIVE))
         known = {row[0] for row in self._database.execute("SELECT id FROM files")}
         for path in self._files.iterdir():
             if path.name not in known and (self._reserved == 0 or not path.name.endswith(".part")):
@@ -258,10 +283,12 @@ class JobStore:
     def add_job(
         self, endpoint: str, input_file_id: str, window: str, metadata: dict[str, str] | None, now: int, expires_at: int
     ) -> Job:
-        """Add a job that is still to be validated. Raises ModelNotFound if there is no such file."""
+        """Add a job that is still to be validated. Raises ModelNotFound if there is no such file, and Overloaded if there are too many jobs or files."""
         self.file(input_file_id)
+        self._check_files(len(_OUTPUTS))
         name = f"batch_{secrets.token_hex(12)}"
         with self._transaction() as database:
+            self._make_room(database)
             database.execute(
                 "INSERT INTO jobs (id, endpoint, input_file_id, completion_window, metadata, status, created_at, expires_at) "
                 "VALUES (?, ?, ?, ?, ?, 'validating', ?, ?)",
@@ -290,9 +317,16 @@ class JobStore:
 
     def active(self) -> list[Job]:
         """Return the jobs that have not ended, the oldest first."""
-        marks = ", ".join("?" * len(ACTIVE))
-        rows = self._database.execute(f"SELECT * FROM jobs WHERE status IN ({marks}) ORDER BY rowid", ACTIVE)
+        rows = self._database.execute(f"SELECT * FROM jobs WHERE status IN ({_MARKS}) ORDER BY rowid", ACTIVE)
         return [_job_of(row) for row in rows.fetchall()]
+
+    def overview(self, limit: int) -> tuple[dict[str, int], list[Job]]:
+        """Return how many jobs there are in each state, and `limit` of them: those that have not ended first, then the newest."""
+        counts = self._database.execute("SELECT status, count(*) FROM jobs GROUP BY status").fetchall()
+        rows = self._database.execute(
+            f"SELECT * FROM jobs ORDER BY status NOT IN ({_MARKS}), rowid DESC LIMIT ?", (*ACTIVE, limit)
+        )
+        return dict(counts), [_job_of(row) for row in rows.fetchall()]
 
     def add_requests(self, job: str, requests: Iterable[JobRequest], now: int) -> int:
         """JobStore the requests of a job that is valid, all or none of them, and begin it. Return how many there are.

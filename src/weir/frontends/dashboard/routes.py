@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from weir.frontends.dashboard.sampling import DashboardSampler, ListClients, no_clients
+from weir.frontends.dashboard.sampling import DashboardSampler, ListClients, ListJobs, no_clients
 from weir.frontends.dashboard.watching import Ring, Watch
 from weir.frontends.http.application import Added
 from weir.frontends.http.asgi import as_response
@@ -59,15 +59,15 @@ PATHS = {
 
 def make_dashboard(
     registry: "Registry", metrics: Metrics | None, collectors: Sequence[Collector] = (),
-    clients: ListClients = no_clients,
+    clients: ListClients = no_clients, jobs: ListJobs = lambda: None,
 ) -> Added:  # fmt: skip
     """Return the dashboard of the services of `registry`, to be added to the HTTP frontend.
 
     `metrics` must be one of their observers. Without it the page shows queues and workers, and a note that nothing is counted. `collectors` and `clients`
-    are those of a product.
+    are those of a product; `jobs` returns the batch jobs.
     """
     return pages_of(
-        Watch(DashboardSampler(registry, metrics, collectors, clients), Ring(), counted=metrics is not None)
+        Watch(DashboardSampler(registry, metrics, collectors, clients, jobs), Ring(), counted=metrics is not None)
     )
 
 

@@ -117,6 +117,11 @@ _MOST_CLIENTS = 20  # that are shown
 ListClients = Callable[[], Sequence[Mapping[str, Any]]]  # returns a row for each client, see Product.clients
 
 
+ListJobs = Callable[
+    [], Mapping[str, Any] | None
+]  # returns batch jobs: `counts` by state and `jobs`; None if there are none to show
+
+
 def no_clients() -> Sequence[Mapping[str, Any]]:
     """Return no rows."""
     return []
@@ -125,19 +130,20 @@ def no_clients() -> Sequence[Mapping[str, Any]]:
 class DashboardSampler:
     """Takes samples of the services of `registry` and of what `metrics` and `collectors` have counted. It changes nothing.
 
-    Without `metrics` a sample has levels and no counts. `clients` returns the clients that a product distinguishes. `clock` returns seconds, `time_of_day`
+    Without `metrics` a sample has levels and no counts. `clients` returns the clients that a product distinguishes, `jobs` the batch jobs. `clock` returns seconds, `time_of_day`
     seconds since 1970.
     """
 
     def __init__(
         self, registry: "Registry", metrics: Metrics | None, collectors: Sequence[Collector] = (),
-        clients: ListClients = no_clients, *, clock: Callable[[], float] = time.monotonic,
+        clients: ListClients = no_clients, jobs: ListJobs = lambda: None, *, clock: Callable[[], float] = time.monotonic,
         time_of_day: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
         self._registry = registry
         self._metrics = metrics
         self._collectors = collectors
         self._clients = clients
+        self._jobs = jobs
         self._clock = clock
         self._time_of_day = time_of_day
         self._before: Counts = {}
@@ -174,6 +180,8 @@ class DashboardSampler:
         for label, counted in counts.items():
             models.setdefault(label, {})["counts"] = counted
         present = {"at": at, "models": models, "machine": total, "clients": list(self._clients()[:_MOST_CLIENTS])}
+        if (jobs := self._jobs()) is not None:
+            present["jobs"] = jobs
         return changes, present
 
 

@@ -39,7 +39,10 @@ const CARDS = [
       { label: "interactive", line: "a", of: ({ counts, seconds }) => (total(counts.rows) - (counts.bulk ?? 0)) / seconds },
       { label: "bulk", line: "b", of: ({ counts, seconds }) => (counts.bulk ?? 0) / seconds },
     ],
-    note: ({ levels }) => (levels.waiting_bulk ? `${number(levels.waiting_bulk)} of bulk work wait` : "no bulk work waits"),
+    note: ({ levels }) => {
+      const bulk = levels.waiting_bulk ?? 0;
+      return `waiting: ${number((levels.waiting ?? 0) - bulk)} interactive · ${number(bulk)} bulk`;
+    },
   },
   {
     id: "time", title: "Response time", time: true, counted: true,
@@ -110,6 +113,7 @@ function written(card, value, words = ROWS) {
 /** All cards, in a grid. */
 export class Cards {
   constructor(parent) {
+    this.parent = parent;
     this.cards = CARDS.map((card) => new Card(card));
     parent.append(...this.cards.map(({ element }) => element));
   }
@@ -121,6 +125,7 @@ export class Cards {
   /** Show the stretches `bins`, and in numbers the stretch `shown`. */
   show(view) {
     for (const card of this.cards) card.show(view);
+    mark(this.parent, "data-cards", CARDS.filter(({ there }) => !there || there(view)).length);
   }
 }
 

@@ -56,6 +56,12 @@ export function clock(at) {
   return new Date(at * 1000).toLocaleTimeString("en-GB");
 }
 
+/** How long ago, in the largest unit that fits. */
+export function agoText(seconds) {
+  const [unit, size] = [["d", 86400], ["h", 3600], ["min", 60]].find(([, each]) => seconds >= 2 * each) ?? ["s", 1];
+  return `${Math.max(0, Math.floor(seconds / size))} ${unit} ago`;
+}
+
 /** How long ago, in words. */
 export function ago(seconds) {
   const rounded = Math.round(seconds);

@@ -1,6 +1,7 @@
-// The tables: models, workers, answers and errors, frontends, clients.
+// The tables: models, batch jobs, workers, answers and errors, frontends, clients.
 
-import { bytesText, exact, number, percent, timeText } from "./format.js";
+import { byId, say } from "./elements.js";
+import { agoText, bytesText, exact, number, percent, timeText } from "./format.js";
 import { Table } from "./tables.js";
 import { answered, ends, mean, ofModel, quantile, size, total } from "./sums.js";
 
@@ -44,6 +45,41 @@ export class Models {
 /** How many workers are ready, of how many: of 2, or of 1..16 if the load decides. */
 function enough(workers, scaling) {
   return `${workers.filter(({ state }) => state === "ready").length} of ${scaling?.allowed ?? workers.length}`;
+}
+
+// The states of a job, in the words of the page.
+const WAITING = ["validating"];
+const RUNNING = ["in_progress", "finalizing", "cancelling"];
+const JOB_MOODS = { failed: "warn", expired: "warn" };
+
+export class Jobs {
+  constructor(part, parent) {
+    this.part = part;
+    this.table = new Table("Batch jobs", [
+      { head: "Job" }, { head: "Endpoint" }, { head: "State" }, { head: "Progress" }, ...NUMBERS(["Done", "Of", "Failed", "Created"]),
+    ]);
+    parent.append(this.table.element);
+  }
+
+  /** Show what the server says of its batch jobs at the instant `at`; nothing if it keeps none. */
+  show(overview, at) {
+    this.part.hidden = !overview;
+    if (!overview) return;
+    const { counts, jobs } = overview;
+    const sum = (...states) => states.reduce((count, state) => count + (counts[state] ?? 0), 0);
+    const cancelled = sum("cancelled");
+    say(byId("jobs-counts"), [
+      `${exact(sum(...RUNNING))} running`, `${exact(sum(...WAITING))} waiting`, `${exact(sum("completed"))} done`,
+      `${exact(sum("failed", "expired"))} failed`, ...(cancelled ? [`${exact(cancelled)} cancelled`] : []),
+    ].join(" · "));
+    this.table.show(jobs.map(({ id, endpoint, status, total, completed, failed, created_at: created }) => ({
+      key: id,
+      cells: [
+        id, endpoint, { text: status.replace("_", " "), mood: JOB_MOODS[status] ?? null }, { share: total ? (completed + failed) / total : 0 },
+        exact(completed + failed), exact(total), { text: exact(failed), mood: failed ? "warn" : null }, agoText(at - created),
+      ],
+    })), "no jobs");
+  }
 }
 
 export class Workers {

@@ -1,6 +1,7 @@
 // Tables whose rows stay where they are while their numbers change, so that focus and selection survive.
 
 import { make, mark, say } from "./elements.js";
+import { percent } from "./format.js";
 
 export class Table {
   /** `columns` are {head, number?, title?}. */
@@ -21,7 +22,7 @@ export class Table {
     say(this.heads[column], head);
   }
 
-  /** Show `rows`, {key, cells}: a cell is text, or {text, mood}, or {text, press}: a button that calls `press`. */
+  /** Show `rows`, {key, cells}: a cell is text, or {text, mood}, or {text, press}: a button that calls `press`, or {share}: a bar. */
   show(rows, nothing) {
     this.table.hidden = !rows.length;
     this.empty.hidden = rows.length > 0;
@@ -48,13 +49,18 @@ export class Table {
     return make("tr", {}, ...this.columns.map(({ number }, index) => {
       const cell = make(index ? "td" : "th", { class: number ? "number" : null, scope: index ? null : "row" });
       if (cells[index]?.press) cell.append(make("button", { type: "button", class: "plain" }));
+      if (cells[index]?.share !== undefined) cell.append(make("progress", { max: 1 }), " ", make("span", { class: "quiet" }));
       return cell;
     }));
   }
 
   #write(element, cell) {
-    const { text, mood = null, press, pressed } = typeof cell === "object" && cell !== null ? cell : { text: cell };
+    const { text, mood = null, press, pressed, share } = typeof cell === "object" && cell !== null ? cell : { text: cell };
     mark(element, "data-mood", mood);
+    if (share !== undefined) {
+      mark(element.firstChild, "value", share);
+      return say(element.lastChild, percent(share));
+    }
     if (!press) return say(element, text);
     const button = element.firstChild;
     say(button, text);
