@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.serving.kit import Watch
+from tests.serving.test_scaling_under_load import Load, Slow
 from tests.streaming_models import Count
 from tests.workers.models import (
     Echo,
@@ -28,6 +30,7 @@ import weir
 from weir.errors import Conflict, ModelError, SettingsError
 from weir.messages import JSON, OCTETS
 from weir.model import Model, Tensor
+from weir.policy import scaling
 
 pytestmark = pytest.mark.ray
 
@@ -210,6 +213,33 @@ def test_workers_are_added_and_removed(nodes: Nodes, loop: Loop) -> None:
             await pool.pool.remove_worker()
             assert [state.state for state in pool.pool.states()] == ["ready"]
             assert await pool.ask("index") == [0]
+
+    loop.run(main())
+
+
+def test_there_are_as_many_workers_as_the_load_needs(nodes: Nodes, loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scaling, "LEAST_HOLD", 0.3)
+    monkeypatch.setattr(scaling, "LEAST_HORIZON", 0.2)
+    monkeypatch.setattr(scaling, "MEMORY", 0.5)
+    monkeypatch.setattr(scaling.WorkerScaling, "INTERVAL", 0.02)
+
+    async def main() -> None:
+        watch = Watch()
+        service = weir.Service(
+            Slow, executor=weir.Ray(workers="0..3", address=nodes.address, num_cpus=0.5), max_batch_size=2,
+            scale_to_zero_after=0.5, target_load=0.5, observers=[watch], max_queue_delay=0.0,
+        )  # fmt: skip
+        async with service:
+            load = Load(service)
+            await load.until(lambda: service.ready_workers == 3, width=24)
+            states: Any = service.executor.states()
+            assert len({state.node for state in states}) > 1
+            await load.until(lambda: service.worker_count < 3, width=1, pause=0.05)
+            await watch.until(lambda: service.ready_workers == 0)
+            assert service.state()["scaling"]["because"] == "there was no request for 0.5 s"
+            assert await service.infer(41) == 42, "the first request waits for the start"
+            counts = service.statistics.to_dict()
+        assert counts["inference_stats"]["fail"]["count"] == 0
 
     loop.run(main())
 
