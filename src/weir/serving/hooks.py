@@ -262,7 +262,7 @@ class HookedExecutor:
     # The Listener protocol, for the inner executor.
 
     def worker_ready(self, worker: int, places: int) -> None:
-        """MetricReport the worker with EXTRA more places."""
+        """Report the worker with EXTRA more places."""
         self._slots[worker] = WorkerSlots(places)
         self._listener.worker_ready(worker, places + EXTRA)
 
