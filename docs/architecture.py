@@ -71,8 +71,14 @@ def table() -> str:
     for room in rooms():
         place = room.name.removeprefix("weir.").replace(".", "/")
         place += "/" if file_of(room.name).name == "__init__.py" else ".py"
-        lines.append(f"| {room.rank} | `{place}` | {room.purpose.replace('|', chr(92) + '|')} |")
+        lines.append(f"| {room.rank} | `{place}` | {_in_short(room.purpose).replace('|', chr(92) + '|')} |")
     return "\n".join(lines)
+
+
+def _in_short(purpose: str) -> str:
+    """Return what stands before a colon, where that says something."""
+    head, colon, _ = purpose.partition(": ")
+    return f"{head}." if colon and len(head.split()) > 2 else purpose
 
 
 def page() -> str:

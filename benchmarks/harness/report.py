@@ -47,6 +47,8 @@ BEGIN_SOLVED, END_SOLVED = "<!-- solved: written by `make bench PART=theory` -->
 
 # What of further parts the README shows, once it was measured: our value beside a peer's.
 BESIDE = [
+    ("one connection, mosec without batches, so without a wait, requests/s", "mosec", "alone: Weir", "alone: mosec, batches of 1"),
+] + [
     (f"KServe v2: {what}, requests/s", peer, f"kserve: Weir {case}", f"kserve: {peer} {case}")
     for what, case, peer in (
         ("small JSON tensors, 64 connections", "small JSON, 64 connections", "Triton"),
@@ -75,7 +77,7 @@ suit it better. Further columns are in `benchmarks/results.json`.
 
 - An application that does nothing on uvicorn, or on grpc.aio, answers a single connection faster than Weir, which has a worker process to ask.
 - Over gRPC with one connection, Triton takes less CPU time for a call than Weir, although it answers fewer.
-- mosec's p50 with one connection is its setting: it waits up to 5 ms for a batch, and nobody else comes. It was not measured without that wait.
+- mosec's p50 with one connection is its setting: it waits up to 5 ms for a batch, and nobody else comes. [Without batches](#square-over-one-connection) it answers as fast as Weir.
 - At 0.9 of the capacity a solved policy costs what `greedy` does, and at 0.5 hardly less than batches of 8.
 - Behind a server, sentences are encoded more slowly than without one (*Weir's runtime, no server*).
 - The very first start of a model of texts, which makes its graph, takes as long as infinity's start.

@@ -1,4 +1,4 @@
-"""For those who stay with Ray Serve: `@weir.ray.batch` in place of `@serve.batch`, and `weir.ray.deployment(Model)`.
+"""Batching inside Ray Serve: `@weir.ray.batch` in place of `@serve.batch`, and `weir.ray.deployment(Model)`.
 
 Both batch late inside each replica. `@serve.batch` closes a batch when its timer ends, although all that could run it is busy, and queues the closed
 batches; here nothing is cut before it can run, and a policy decides when. Ray Serve itself is imported only by `deployment`. `weir.Ray` is another
