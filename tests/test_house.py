@@ -64,7 +64,7 @@ def test_our_own_house_has_no_circles_and_no_name_twice(capsys: pytest.CaptureFi
 LIMITS = {
     "batching": (13, 2_246),
     "bench": (12, 2_049),
-    "catalog": (16, 3_005),
+    "catalog": (19, 3_545),
     "client": (8, 1_697),
     "commands": (17, 1_642),
     "embedding": (56, 11_190),
@@ -78,9 +78,9 @@ LIMITS = {
     "simulation": (11, 2_459),
     "telemetry": (6, 1_300),
     "tuning": (5, 857),
-    "weir": (37, 3_384),
+    "weir": (37, 3_391),
     "wire": (12, 2_649),
-    "workers": (24, 5_318),
+    "workers": (24, 5_332),
 }
 
 

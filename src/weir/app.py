@@ -55,6 +55,7 @@ from weir.telemetry.logs import AccessLog, LogObserver, get_logger, recorders
 from weir.telemetry.recorder import Metrics
 from weir.telemetry.settings import TelemetrySettings, open_tracing
 from weir.workers.process.launch import pinned
+from weir.workers.settings import SERVER_ADDRESS
 
 if TYPE_CHECKING:
     from weir.keywords import AsgiKeywords
@@ -203,6 +204,9 @@ class App:
             for frontend in self.frontends:
                 await frontend.start()
                 self._logger.info("listening", address=frontend.address)
+            os.environ[SERVER_ADDRESS] = (
+                self.server.address
+            )  # workers inherit it: models may call others of this server
             self._added.begin()
             if await self._load():
                 if self._jobs is not None:
@@ -215,6 +219,8 @@ class App:
                 self._refuse()
                 await asyncio.gather(*[frontend.drain(WRITE_TIMEOUT) for frontend in self.frontends])
         finally:
+            if os.environ.get(SERVER_ADDRESS) == self.server.address:
+                del os.environ[SERVER_ADDRESS]
             await self._stop_jobs()
             await self.manager.stop(0.0)
             await asyncio.gather(*[frontend.stop() for frontend in self.frontends])

@@ -131,6 +131,10 @@ class Model:
     # received. True: they are writable copies.
     owns_inputs: ClassVar[bool] = False
 
+    # For a tensor model: `predict` gets a list of dicts of arrays, one for each request, and returns a list of as many, in which a
+    # WeirError fails that request only. Otherwise the requests of a batch are joined.
+    separate: ClassVar[bool] = False
+
     # Items, or Examples, for the warm-up, the deep health check and OpenAPI. For a tensor model, dicts of arrays or lists.
     examples: ClassVar[Sequence[Any]] = ()
     # Batch sizes to warm up at; None means 1, the largest, and one between.

@@ -29,7 +29,7 @@ from weir.protocols.access import AccessSettings, ControlSettings
 from weir.protocols.settings import HttpSettings, KserveSettings
 from weir.serving.settings import ServiceSettings
 from weir.telemetry.settings import TelemetrySettings
-from weir.workers.settings import WorkerSettings
+from weir.workers.settings import SERVER_ADDRESS, WorkerSettings
 
 PREFIX = "WEIR_"
 TRUST = ("allow_pickle", "trust_type")  # settings of every command that loads models
@@ -322,7 +322,7 @@ def variables_of(
     by_variable = {declared.variable: declared for declared in catalog.values()}
     texts = {}
     for variable, text in environment.items():
-        if not variable.startswith(PREFIX) or variable == CONFIG or _is_of_kubernetes(variable, text):
+        if not variable.startswith(PREFIX) or variable in (CONFIG, SERVER_ADDRESS) or _is_of_kubernetes(variable, text):
             continue
         if variable in ignored and variable not in by_variable:
             continue  # several commands may share an environment

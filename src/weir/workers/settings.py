@@ -11,6 +11,9 @@ from weir.config import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, check, one_of, se
 from weir.errors import SettingsError
 from weir.policy.scaling import RANGE_RULE, WorkerRange
 
+# The variable in which worker processes find the address of their server, if there is one.
+SERVER_ADDRESS = "WEIR_SERVER_ADDRESS"
+
 
 class WorkerAddress(NamedTuple):
     """Where external workers attach: the `path` of a Unix socket, or, if that is "", a TCP `host` and `port`."""

@@ -212,12 +212,19 @@ class PythonPlatform:
 
     def load(self, model: ModelToServe) -> type[Model] | type[Service]:
         """Return the class that the target names, or the only model of the file."""
+        from weir.catalog.adapters.triton_python import (
+            defines_triton_model,
+            load_triton_model,
+        )  # which imports this module
+
         assert model.folder is not None, "a model of a repository has a folder: this is a bug"
         place, _, name = model.target.rpartition(":") if ":" in model.target else (model.target, "", "")
         if name and not place.endswith(".py"):
             found = load_target(model.target, fresh=True)
         else:
             path = file_within(model.folder, place or PYTHON_FILE, model.label)
+            if not name and defines_triton_model(path):
+                return load_triton_model(model, path)
             module = _read_module(model, path)
             found = class_in(module, name, model.target) if name else _only_model(module, model.label)
         return found if issubclass(found, Service) else with_attributes(found, model)

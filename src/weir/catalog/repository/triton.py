@@ -82,7 +82,10 @@ def translated(given: Table, source: str) -> dict[str, Any]:
     not supported or has an invalid value."""
     own: dict[str, Any] = {}
     wrong: list[str] = []
+    python = given.get("backend") == "python"  # whose models read the parameters themselves
     for key, value in sorted(map(_in_snakes, given.items()), key=_rank):
+        if key == "parameters" and python:
+            continue
         try:
             own |= _translated(key, value, source)
         except SettingsError as error:
@@ -408,7 +411,7 @@ class _MessageReader:
             number = token.text.removesuffix("f")
             return int(number) if number.lstrip("+-").isdigit() else float(number)
         if token.kind == "word":
-            return {"true": True, "false": False}.get(token.text, token.text)
+            return {"true": True, "True": True, "false": False, "False": False}.get(token.text, token.text)
         raise self._error(f"expected a value, found {token.text!r}")
 
     def _list(self, depth: int) -> list[Any]:

@@ -261,10 +261,13 @@ class Prediction:
         self._preprocess_batch = batch_form("preprocess_batch")
         self._postprocess_batch = batch_form("postprocess_batch")
         if is_tensor_model(kind):
-            from weir.workers.run.tensors import Splitter, Stacker, input_buffers
+            from weir.workers.run.tensors import Splitter, Stacker, input_buffers, separated
 
-            join = Stacker(kind, input_buffers(model, max_batch_size))
-            self._predict = together("predict", lambda entries: model.predict(join(entries)), Splitter(kind))
+            if kind.separate:
+                self._predict = together("predict", *separated(model, judge_of("predict")))
+            else:
+                join = Stacker(kind, input_buffers(model, max_batch_size))
+                self._predict = together("predict", lambda entries: model.predict(join(entries)), Splitter(kind))
         else:
             call, judge = model.predict, judge_of("predict")
             sizes = Sizes(kind)

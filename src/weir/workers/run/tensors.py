@@ -13,7 +13,7 @@ from typing import Any
 import numpy
 from numpy.lib.stride_tricks import as_strided
 
-from weir.errors import ModelError, SettingsError
+from weir.errors import ModelError, SettingsError, WeirError
 from weir.messages import JSON, KSERVE, MSGPACK, OBJECT
 from weir.model import GROUP, PAD, RAGGED, Model, Tensor, is_batched, overrides
 from weir.wire.cells import LARGE_BYTES
@@ -358,6 +358,32 @@ def heads_of(items: list[Any]) -> list[Any]:
 def part_of(model: Model) -> Callable[[Any], Any]:
     """Return the function that checks one answer of a streaming model against the declared tensors. It raises ModelError."""
     return lambda answer: to_arrays(answer, model.outputs, wrong_tensors)
+
+
+Judge = Callable[[Any, list[Any]], list[Any]]
+
+
+def separated(model: Model, judge: Judge) -> tuple[Callable[[list[Any]], Any], Judge]:
+    """Return `call` and `judge` (see TogetherStep) for a model whose `predict` gets the requests one by one (Model.separate). `judge` makes a list of
+    what it returned."""
+    declared, check, batched = tuple(model.inputs), part_of(model), is_batched(type(model))
+
+    def checked(answer: Any, entry: Any) -> Any:
+        if isinstance(answer, WeirError):
+            return answer
+        try:
+            arrays = check(answer)
+        except ModelError as error:
+            return error
+        rows = entry.rows if type(entry) is Listed else rows_of(entry)
+        if batched and rows_of(arrays) != rows:
+            return wrong_tensors(f"{rows_of(arrays)} rows for a request of {rows}")
+        return arrays
+
+    def call(entries: list[Any]) -> Any:
+        return model.predict([entry.arrays(declared) if type(entry) is Listed else entry for entry in entries])
+
+    return call, lambda returned, entries: list(map(checked, judge(returned, entries), entries))
 
 
 def repeated(model: type[Model], example: Any, rows: int) -> list[Any]:

@@ -1,0 +1,397 @@
+"""Models of Triton's Python backend run unchanged: written here in the forms of its own examples, served, and called by a client."""
+
+import json
+import threading
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import weir
+from weir.catalog.adapters.triton_utils import (
+    PbMetricFamily,
+    PbModelConfig,
+    PbRequest,
+    PbResponse,
+    PbSender,
+    PbTensor,
+    TritonError,
+    TritonModelException,
+    deserialize_bytes_tensor,
+    make_module,
+    numpy_to_triton_type,
+    serialize_byte_tensor,
+)
+from weir.client import GrpcClient, HttpClient
+from weir.hosting import HostedServer
+from weir.metrics import ModelMetrics
+
+# As in add_sub: the output types come from the configuration; a negative number is an error of its request alone.
+ADD_SUB = """
+import json
+import triton_python_backend_utils as pb_utils
+from neighbour import SIGN
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.args = args
+        self.config = json.loads(args["model_config"])
+        output = pb_utils.get_output_config_by_name(self.config, "SUM")
+        self.dtype = pb_utils.triton_string_to_numpy(output["data_type"])
+        self.offset = int(self.config["parameters"]["offset"]["string_value"])
+        self.calls = pb_utils.MetricFamily("add_sub_requests", "Requests.", pb_utils.MetricFamily.COUNTER)
+        self.counted = self.calls.Metric(labels={"of": args["model_name"]})
+        pb_utils.Logger.log_info("add_sub is ready")
+
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            a = pb_utils.get_input_tensor_by_name(request, "A").as_numpy()
+            b = pb_utils.get_input_tensor_by_name(request, "B").as_numpy()
+            self.counted.increment(1)
+            if (a < 0).any():
+                error = pb_utils.TritonError(f"negative: {request.request_id()}", pb_utils.TritonError.INVALID_ARG)
+                responses.append(pb_utils.InferenceResponse(error=error))
+                continue
+            total = pb_utils.Tensor("SUM", (a + b + self.offset).astype(self.dtype))
+            less = pb_utils.Tensor("DIFFERENCE", (SIGN * (a - b)).astype(self.dtype))
+            responses.append(pb_utils.InferenceResponse(output_tensors=[total, less]))
+        return responses
+
+    def finalize(self):
+        print("finalized")
+"""
+ADD_SUB_CONFIG = """
+name: "add_sub"
+backend: "python"
+max_batch_size: 8
+input [ { name: "A" data_type: TYPE_FP32 dims: [ 2 ] }, { name: "B" data_type: TYPE_FP32 dims: [ 2 ] } ]
+output [ { name: "SUM" data_type: TYPE_FP32 dims: [ 2 ] }, { name: "DIFFERENCE" data_type: TYPE_FP32 dims: [ 2 ] } ]
+parameters: { key: "offset" value: { string_value: "10" } }
+instance_group [ { kind: KIND_CPU } ]
+dynamic_batching { max_queue_delay_microseconds: 2000 }
+"""
+
+# As in decoupled/repeat: as many responses as the input says, sent by a thread after execute has returned.
+REPEAT = """
+import json, threading
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        assert pb_utils.using_decoupled_model_transaction_policy(json.loads(args["model_config"]))
+
+    def execute(self, requests):
+        for request in requests:
+            value = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
+            threading.Thread(target=self.respond, args=(request.get_response_sender(), value)).start()
+
+    def respond(self, sender, values):
+        for value in values:
+            if value < 0:
+                error = pb_utils.TritonError("below zero", pb_utils.TritonError.INVALID_ARG)
+                sender.send(pb_utils.InferenceResponse(error=error))
+            else:
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([value], np.int32))]))
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+REPEAT_CONFIG = """
+backend: "python"
+max_batch_size: 0
+input [ { name: "IN" data_type: TYPE_INT32 dims: [ -1 ] } ]
+output [ { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] } ]
+model_transaction_policy { decoupled: True }
+"""
+
+# As in bls: another model of the server is chosen by an input, and called in both forms; errors are passed on.
+BLS = """
+import asyncio
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    async def execute(self, requests):
+        responses = []
+        for request in requests:
+            name = pb_utils.get_input_tensor_by_name(request, "MODEL").as_numpy().ravel()[0].decode()
+            a = pb_utils.get_input_tensor_by_name(request, "A").as_numpy()
+            if name == "repeat":
+                call = pb_utils.InferenceRequest(
+                    model_name="repeat", requested_output_names=["OUT"],
+                    inputs=[pb_utils.Tensor("IN", a.ravel().astype(np.int32))],
+                )
+                sent = [pb_utils.get_output_tensor_by_name(each, "OUT").as_numpy() for each in call.exec(decoupled=True)]
+                out = np.concatenate(sent).astype(np.float32).reshape(a.shape)
+                responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", out)]))
+                continue
+            call = pb_utils.InferenceRequest(
+                model_name=name, requested_output_names=["SUM"], inputs=[pb_utils.Tensor("A", a), pb_utils.Tensor("B", a)]
+            )
+            first, second = await asyncio.gather(call.async_exec(), call.async_exec())
+            if first.has_error():
+                raise pb_utils.TritonModelException(first.error().message())
+            assert pb_utils.is_model_ready(name) and not second.has_error()
+            sum_ = pb_utils.get_output_tensor_by_name(first, "SUM").as_numpy()
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", sum_)]))
+        return responses
+"""
+BLS_CONFIG = """
+backend: "python"
+input { name: "MODEL" data_type: TYPE_STRING dims: 1 }
+input { name: "A" data_type: TYPE_FP32 dims: [ 1, 2 ] }
+output { name: "OUT" data_type: TYPE_FP32 dims: [ 1, 2 ] }
+"""
+
+# As in auto_complete: no configuration beside it.
+COMPLETED = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    @staticmethod
+    def auto_complete_config(config):
+        names = [each["name"] for each in config.as_dict()["input"]]
+        if "X" not in names:
+            config.add_input({"name": "X", "data_type": "TYPE_INT64", "dims": [-1]})
+        config.add_input({"name": "MORE", "data_type": "TYPE_INT64", "dims": [-1], "optional": True})
+        config.add_output({"name": "Y", "data_type": "TYPE_INT64", "dims": [-1]})
+        config.set_max_batch_size(4)
+        config.set_dynamic_batching()
+        return config
+
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            x = pb_utils.get_input_tensor_by_name(request, "X").as_numpy()
+            more = pb_utils.get_input_tensor_by_name(request, "MORE")
+            y = x * 2 if more is None else x * 2 + more.as_numpy()
+            responses.append(pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor("Y", y)]))
+        return responses
+"""
+
+
+def write(root: Path, name: str, code: str, config: str = "") -> None:
+    folder = root / name / "1"
+    folder.mkdir(parents=True)
+    (folder / "model.py").write_text(code)
+    (folder / "neighbour.py").write_text("SIGN = 1\n")
+    if config:
+        (root / name / "config.pbtxt").write_text(config)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostedServer]:
+    root = tmp_path_factory.mktemp("triton")
+    write(root, "add_sub", ADD_SUB, ADD_SUB_CONFIG)
+    write(root, "repeat", REPEAT, REPEAT_CONFIG)
+    write(root, "bls", BLS, BLS_CONFIG)
+    write(root, "completed", COMPLETED)
+    with weir.running(model_repository=str(root), workers=1, grpc_port=0) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: Any) -> Iterator[HttpClient]:
+    with HttpClient(server.address) as client:
+        yield client
+
+
+def test_add_sub(server: Any, client: HttpClient) -> None:
+    a, b = np.array([[1, 2]], np.float32), np.array([[3, 5]], np.float32)
+    answer = client.infer("add_sub", {"A": a, "B": b})
+    assert answer["SUM"].tolist() == [[14, 17]] and answer["DIFFERENCE"].tolist() == [[-2, -3]]
+    both = client.infer("add_sub", {"A": np.concatenate([a, b]), "B": np.concatenate([b, a])}, outputs=["DIFFERENCE"])
+    assert list(both) == ["DIFFERENCE"] and both["DIFFERENCE"].tolist() == [[-2, -3], [2, 3]]
+    with urllib.request.urlopen(f"{server.address}/metrics") as response:
+        assert b'add_sub_requests_total{model="add_sub",of="add_sub",version="1"}' in response.read()
+
+
+def test_an_error_of_a_request_is_its_own(server: Any) -> None:
+    client = HttpClient(server.address, binary=False)  # ids of requests reach the model as JSON only
+    a = np.array([[1, 2]], np.float32)
+    found: list[Any] = [None] * 6
+
+    def call(place: int) -> None:
+        try:
+            found[place] = client.infer("add_sub", {"A": -a if place % 2 else a, "B": a}, id=f"r{place}")[
+                "SUM"
+            ].tolist()
+        except weir.InvalidRequest as error:
+            found[place] = error.message
+
+    threads = [threading.Thread(target=call, args=(place,)) for place in range(len(found))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    client.close()
+    assert found == [[[12, 14]], "negative: r1", [[12, 14]], "negative: r3", [[12, 14]], "negative: r5"]
+
+
+def test_a_decoupled_model_sends_any_number_of_responses(server: Any, client: HttpClient) -> None:
+    with GrpcClient(server.addresses[1].removeprefix("grpc://")) as grpc:
+        for each in (grpc, client):
+            parts = each.stream("repeat", {"IN": np.array([4, 2, 1], np.int32)})
+            assert [part["OUT"].tolist() for part in parts] == [[4], [2], [1]]
+        assert list(grpc.stream("repeat", {"IN": np.array([], np.int32)})) == []
+        with pytest.raises(weir.InvalidRequest, match="below zero"):
+            list(grpc.stream("repeat", {"IN": np.array([7, -1], np.int32)}))
+
+
+def test_other_models_of_the_server_are_called(client: HttpClient) -> None:
+    def call(model: str, values: list[float]) -> Any:
+        arrays = {"MODEL": np.array([model.encode()], object), "A": np.array([values], np.float32)}
+        return client.infer("bls", arrays)["OUT"].tolist()
+
+    assert call("add_sub", [1, 2]) == [[12, 14]]
+    assert call("repeat", [3, 4]) == [[3, 4]]
+    with pytest.raises(weir.ModelError, match="TritonModelException: negative"):
+        call("add_sub", [-1, 2])
+    with pytest.raises(weir.ModelError, match="nowhere"):
+        call("nowhere", [1, 2])
+
+
+def test_a_configuration_is_completed_by_the_model(client: HttpClient) -> None:
+    x = np.array([[1, 2, 3]])
+    assert client.infer("completed", {"X": x})["Y"].tolist() == [[2, 4, 6]]
+    assert client.infer("completed", {"X": x, "MORE": x})["Y"].tolist() == [[3, 6, 9]]
+    metadata = client.model_metadata("completed")
+    assert [(each["name"], each["shape"]) for each in metadata["inputs"]] == [("X", [-1, -1]), ("MORE", [-1, -1])]
+
+
+@pytest.mark.parametrize(
+    ("code", "config", "why"),
+    [
+        (COMPLETED.replace("return config", "raise KeyError('no')"), "", "auto_complete_config: KeyError: 'no'"),
+        (COMPLETED.replace('"dims": [-1]}', '"dims": [-1], "kind": 1}'), "", "auto_complete_config: ValueError: input"),
+        (COMPLETED, "max_batch_size: 9", "max_batch_size=4: the configuration says 9"),
+        (ADD_SUB, 'backend: "python"', "config.pbtxt or auto_complete_config must declare inputs"),
+        (ADD_SUB, ADD_SUB_CONFIG + "sequence_batching { max_sequence_idle_microseconds: 1 }", "sequences of requests"),
+        (REPEAT.replace("import json", "json = pb_utils ="), REPEAT_CONFIG, "1/model.py"),
+    ],
+)
+def test_what_cannot_be_served_is_said_before_it_starts(code: str, config: str, why: str, tmp_path: Path) -> None:
+    write(tmp_path, "wrong", code, config.replace("add_sub", "wrong"))
+    with pytest.raises(weir.WeirError, match=why.replace("(", r"\(")):
+        weir.running(model_repository=str(tmp_path), executor="inline").start()
+
+
+def test_what_execute_returns_is_checked(tmp_path: Path) -> None:
+    write(tmp_path, "bad", '''
+import triton_python_backend_utils as pb_utils
+import numpy as np
+class TritonPythonModel:
+    def execute(self, requests):
+        kind = int(requests[0].inputs()[0].as_numpy()[0, 0])
+        y = pb_utils.Tensor("Y", np.zeros((2, 1), np.float32))
+        return [[], None, ["x"], [pb_utils.InferenceResponse([y])], [pb_utils.InferenceResponse([])],
+                [requests[0].get_response_sender() if kind == 5 else 0], [kind == 6 and pb_utils.PreferredMemory]][kind]
+''', 'backend: "python"\nmax_batch_size: 4\ninput { name: "X" data_type: TYPE_FP32 dims: 1 }\noutput { name: "Y" data_type: TYPE_FP32 dims: 1 }')  # fmt: skip
+    with (
+        weir.running(model_repository=str(tmp_path), executor="thread") as server,
+        HttpClient(server.address) as client,
+    ):
+        for kind, why in enumerate(
+            ("0 responses for 1", "a NoneType for 1", "a str, must be an InferenceResponse", "2 rows for a request of 1",
+             "'Y': is missing", "no decoupled transaction policy", "PreferredMemory: tensors are in the memory of the CPU")
+        ):  # fmt: skip
+            with pytest.raises(weir.ModelError, match=why):
+                client.infer("bad", {"X": np.array([[kind]], np.float32)})
+
+
+# pb_utils itself.
+
+
+def test_tensors_and_types() -> None:
+    tensor = PbTensor("t", np.array(["a", "bc"]))
+    assert (tensor.name(), tensor.shape(), tensor.triton_dtype(), tensor.is_cpu()) == ("t", [2], 13, True)
+    floats = np.arange(3, dtype=np.float32)
+    for source in (PbTensor("t", floats), floats, PbTensor("t", floats).to_dlpack()):
+        assert PbTensor.from_dlpack("u", source).as_numpy().tolist() == [0, 1, 2]
+    for kind in (np.bool_, np.int8, np.float64, np.object_):
+        number = numpy_to_triton_type(kind)
+        assert make_module("/").triton_to_numpy_type(number) is kind
+    assert numpy_to_triton_type(np.complex64) is None
+    texts = np.array([b"", "é", b"\0x"], object)
+    packed = serialize_byte_tensor(texts)
+    assert packed is not None and deserialize_bytes_tensor(packed).tolist() == [b"", "é".encode(), b"\0x"]
+    assert serialize_byte_tensor(texts[:0]) is None
+    for cut in (packed[:2], packed[:-1]):
+        with pytest.raises(ValueError, match="is cut off"):
+            deserialize_bytes_tensor(cut)
+
+
+def test_requests_responses_and_senders() -> None:
+    request = PbRequest([PbTensor("X", [1])], ["Y"], request_id="7", parameters={"a": 1}, timeout=3)
+    assert (request.request_id(), json.loads(request.parameters()), request.timeout()) == ("7", {"a": 1}, 3)
+    assert (request.correlation_id(), request.flags(), request.is_cancelled()) == (0, 0, False)
+    request.set_release_flags(1)
+    with pytest.raises(TritonModelException, match="not rescheduled"):
+        request.set_release_flags(2)
+    with pytest.raises(TritonModelException, match="sequences"):
+        PbRequest(flags=1)
+    with pytest.raises(TritonModelException, match="model_name must be given"):
+        request.exec()
+    with pytest.raises(TritonModelException, match="InferenceResponse: kind"):
+        PbResponse(kind=1)
+    sent: list[Any] = []
+    sender = PbSender(3, lambda *each: sent.append(each), lambda index: index == 3)
+    assert sender.is_cancelled()
+    with pytest.raises(TritonModelException, match="must be provided"):
+        sender.send()
+    sender.send(flags=1)
+    with pytest.raises(TritonModelException, match="closed"):
+        sender.send(PbResponse())
+    assert sent == [(3, None, True)]
+
+
+@pytest.mark.parametrize("code", range(8))
+def test_codes_of_errors_there_and_back(code: int) -> None:
+    error = TritonError("why", code)
+    assert (str(error), error.message(), error.code()) == ("why", "why", code)
+    back = TritonError.of(error.as_weir())
+    assert back.code() == (TritonError.INTERNAL if code == TritonError.UNKNOWN else code)
+
+
+def test_the_rest_is_refused_by_name() -> None:
+    module = make_module("/models/m/1")
+    assert module.get_model_dir() == "/models/m/1"
+    for name, why in (
+        ("load_model", "a model does not load others"), ("nothing_like_it", "is not supported by Weir"),
+        ("TRITONSERVER_REQUEST_FLAG_SEQUENCE_START", "sequences"),
+    ):  # fmt: skip
+        with pytest.raises(AttributeError, match=f"triton_python_backend_utils.{name}: .*{why}"):
+            getattr(module, name)
+
+
+def test_metrics_of_all_kinds() -> None:
+    metrics = ModelMetrics()
+    PbMetricFamily.owner = metrics
+    counter = PbMetricFamily("tokens").Metric(labels={"kind": "x"})
+    counter.increment(2)
+    gauge = PbMetricFamily("level", kind=PbMetricFamily.GAUGE).Metric()
+    gauge.set(3)
+    gauge.increment(-1)
+    PbMetricFamily("size", kind=PbMetricFamily.HISTOGRAM).Metric(buckets=[1, 2]).observe(1.5)
+    assert (counter.value(), gauge.value()) == (2, 2)
+    with pytest.raises(TritonModelException, match="only a gauge"):
+        counter.set(1)
+    found = {report.definition.name: report.changes[0] for report in metrics.take() or []}
+    assert (found["tokens"].number, found["level"].number, found["size"].counts) == (2, 2, [0, 1, 0])
+
+
+def test_a_configuration_is_completed_only_where_it_says_nothing_else() -> None:
+    config = PbModelConfig(
+        {"max_batch_size": 0, "input": [{"name": "X", "data_type": "TYPE_FP32", "dims": [1]}], "output": []}
+    )
+    config.add_input({"name": "X", "data_type": "TYPE_FP32", "dims": [1]})
+    with pytest.raises(ValueError, match="the configuration has another one"):
+        config.add_input({"name": "X", "data_type": "TYPE_FP32", "dims": [2]})
+    config.set_model_transaction_policy({"decoupled": True})
+    for wrong in ({"decoupled": False}, {"coupled": True}):
+        with pytest.raises(ValueError, match="must be decoupled"):
+            config.set_model_transaction_policy(wrong)
+    assert len(config.as_dict()["input"]) == 1 and config.as_dict()["model_transaction_policy"] == {"decoupled": True}
