@@ -3,7 +3,7 @@
 #   make test    install what the tests need, and run them on JOBS cores (ARGS=... go to pytest; -n0: one after another)
 #   make check   ruff, mypy --strict, import-linter; the core is covered by its tests in every branch
 #   make test-browser  watch a server at work in a real Chromium, which it installs where it may
-#   make test-torch  hold the torch runtime against the onnx runtime and sentence-transformers, and try LangChain, in an environment of its own (.venvs/torch)
+#   make test-torch  hold the torch runtime against the onnx runtime and sentence-transformers, and try LangChain and MTEB, in an environment of its own (.venvs/torch)
 #   make test-sklearn  serve files of scikit-learn, in an environment of its own (.venvs/sklearn)
 #   make test-ray  run workers on a Ray of three nodes, and kill its actors and nodes under load, in an environment of its own (.venvs/ray)
 #   make test-clients  try clients and frameworks of others for texts, unchanged, in an environment of their own (.venvs/clients)
@@ -72,7 +72,7 @@ test-browser: $(VENV)/.browser
 	$(BIN)/python -m pytest -m browser tests/frontends/dashboard/browser $(ARGS)
 
 test-torch: .venvs/torch/.test
-	.venvs/torch/bin/python -m pytest -m torch tests/catalog tests/commands/test_new.py tests/embedding/runtime tests/embedding/test_langchain.py $(ARGS)
+	.venvs/torch/bin/python -m pytest -m torch tests/catalog tests/commands/test_new.py tests/embedding/runtime tests/embedding/test_langchain.py tests/examples/test_mteb_model.py $(ARGS)
 
 test-sklearn: .venvs/sklearn/.test
 	.venvs/sklearn/bin/python -m pytest -m sklearn tests/catalog tests/commands/test_new.py $(ARGS)
@@ -145,7 +145,7 @@ $(VENV)/.test: $(VENV)/.serve
 .venvs/torch/.test: $(VENV)/.pip pyproject.toml
 	$(PYTHON) -m venv .venvs/torch
 	.venvs/torch/bin/python -m pip --quiet install $(TORCH)
-	.venvs/torch/bin/python -m pip --quiet install --editable ".[embed,torch]" hypothesis psutil pytest pytest-timeout langchain-openai sentence-transformers
+	.venvs/torch/bin/python -m pip --quiet install --editable ".[embed,torch]" hypothesis psutil pytest pytest-timeout langchain-openai mteb sentence-transformers
 	@touch $@
 
 # onnx, because the tests are collected before those of scikit-learn are chosen.

@@ -37,8 +37,9 @@ class Metrics:
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[tuple[Served, httpx.Client]]:
-    with serving(f"{MODELS}:Steady", f"{MODELS}:Narrow") as server:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, httpx.Client]]:
+    jobs = tmp_path_factory.mktemp("jobs")
+    with serving(f"{MODELS}:Steady", f"{MODELS}:Narrow", "--batch-dir", jobs) as server:
         yield server
 
 
@@ -188,6 +189,27 @@ def test_workers_are_the_processes(page: Page, served: tuple[Served, httpx.Clien
     assert [(row[0], row[2], row[4]) for row in rows] == [("steady", "ready", "0")]
     assert int(rows[0][7]) in {process.pid for process in server.children()}
     assert rows[0][5].endswith("MB")
+
+
+def test_jobs_and_classes_of_work_are_shown(page: Page, served: tuple[Served, httpx.Client]) -> None:
+    _, client = served
+    assert (page.text("#jobs-counts"), page.rows("#jobs")) == ("0 running · 0 waiting · 0 done · 0 failed", [])
+    made = []
+    for url, count in (("/infer/steady", 300), ("/infer/other", 2)):  # the second is not the endpoint of its job
+        lines = [f'{{"custom_id": "{number}", "url": "{url}", "body": {number}}}' for number in range(count)]
+        file = client.post("/v1/files", files={"file": "\n".join(lines).encode()}, data={"purpose": "batch"}).json()[
+            "id"
+        ]
+        job = {"input_file_id": file, "endpoint": "/infer/steady", "completion_window": "1h"}
+        made.append(client.post("/v1/batches", json=job).json()["id"])
+    page.until(lambda: page.text("#jobs-counts") == "0 running · 0 waiting · 1 done · 1 failed", "the end of both")
+    failed, done = page.rows("#jobs")
+    assert failed[:4] == [made[1], "/infer/steady", "failed", " 0 %"]
+    assert done[:7] == [made[0], "/infer/steady", "completed", " 100 %", "300", "300", "0"]
+    assert page.find("#jobs progress").get_attribute("max") == "1"
+    assert page.seen("#classes")
+    assert page.text("#classes .note-line") == "waiting: 0 interactive · 0 bulk"
+    assert page.run("return document.getElementById('cards').dataset.cards") == "9"
 
 
 def test_nothing_is_requested_from_other_hosts(page: Page, served: tuple[Served, httpx.Client]) -> None:
