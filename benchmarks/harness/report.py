@@ -173,7 +173,7 @@ def _section(part: Part | Rounds, stored: dict[str, Any]) -> str:
     lines = [f"## {part.title}", "", part.about, "", *([markdown(columns, rows), ""] if columns else [])]
     lines += [line for note in stored["notes"] for line in (note, "")]
     measured = [stored["machine"][name] for name in SHOWN if name in stored["machine"]]
-    lines += [f"<sub>`make bench PART={part.name}`: {', '.join(measured).replace(' of ', ' × ')}</sub>", ""]
+    lines += [f"<sub>`PART={part.name}`: {', '.join(measured).replace(' of ', ' × ')}</sub>", ""]
     return "\n".join(lines)
 
 

@@ -142,8 +142,8 @@ def _notes(run: Run, excesses: list[float], late: list[float]) -> list[str]:
         f"of the time count, from their intended instants (requests left {np.mean(late):.3f} ms late on the mean). Of {SEEDS} seeded traces the one is taken on which the "
         "*simulated* response times are nearest to the stationary ones; what is measured has no part in the choice. In brackets: 95 % intervals; *off by*: from theory. Cost is the mean "
         "response time in ms + 10 · the mean power in W. *solved* has the best table for the load; `auto` solves tables while it serves, and estimates the rate.",
-        f"The way to the worker and back made a batch {min(excesses):.2f} to {max(excesses):.2f} ms longer than stated, which a queue near its capacity multiplies: static "
-        f"16 at load 0.9 works at {_static_16_share():.1%} of its own.",
+        f"The way to the worker and back takes {min(excesses):.2f} to {max(excesses):.2f} ms a batch, which a queue near its capacity multiplies: static 16 at load 0.9 works "
+        f"at {_static_16_share():.1%} of its own.",
     ]
 
 
@@ -444,7 +444,7 @@ def measure_live(run: Run) -> Result:
                 points[policy].append(_add_live(result, load, policy, one, predicted))
                 run.step(f"load {load:g}: {policy} {one['response_ms']:.2f} ms, {one['predicted_ms']:.2f} predicted")
     draw_predictions(run.picture(LIVE_PICTURE), points)
-    result.notes += _live_notes(seen)
+    result.notes += _live_notes(seen, [*result.values.values()])
     return result
 
 
@@ -470,11 +470,11 @@ def _add_live(result: Result, load: float, policy: str, one: dict[str, Any], pre
     return Point(one["predicted_ms"], ends[0], ends[1], ends[2], f"{load:g}")
 
 
-def _live_notes(seen: dict[str, Any]) -> list[str]:
+def _live_notes(seen: dict[str, Any], off: list[float]) -> list[str]:
     return [
         f"![Measured mean response time over the predicted one]({LIVE_PICTURE.parent.name}/{LIVE_PICTURE.name})",
-        f"The model is profiled as by `weir profile` in {PROFILING:g} s; its times are {seen['beyond_ms']:+.3f} ms beyond what the model itself takes: the way to the worker and back. "
-        "*For these arrivals* is what the same batcher and policy do with these very arrivals in virtual time; in brackets the 95 % interval of the mean difference.",
+        f"Profiled as by `weir profile` in {PROFILING:g} s, its times are {seen['beyond_ms']:+.3f} ms beyond what the model itself takes: the way to the worker and back. "
+        f"Measured response times are {100 * min(off):+.1f} to {100 * max(off):+.1f} % off those of the same batcher, policy and arrivals in virtual time.",
     ]
 
 
@@ -540,8 +540,7 @@ def expected_ms(policy: str, profile: Profile, instants: Floats) -> Floats:
 LIVE = Part(
     "live",
     "Live against the profile",
-    "A model in a worker process that takes exactly 3.051·b + 10.52 ms for b rows is profiled, its tables are solved, and it is "
-    "served under Poisson load in real time, with all settings as they come.",
+    "The same model is profiled, its tables are solved, and it is served in real time with the default settings.",
     lambda rounds: 1 + len(PROFILE_LOADS) * len(POLICIES),
     measure_live,
 )

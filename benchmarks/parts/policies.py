@@ -275,7 +275,7 @@ def _range(values: list[float]) -> tuple[float, float]:
 PART = Part(
     "policies",
     "Predictions of solved policies",
-    "What a bank says of its tables (cost, mean response time, mean power, 99th percentile) beside what they do.",
+    "What a bank predicts of its tables beside what they do.",
     lambda rounds: rounds * ENTRIES // STEP + len(bursts.SHOWN),
     measure,
     f"{ENTRIES:,} entries",

@@ -236,8 +236,7 @@ def _run(model: TextEncoder, texts: list[Any]) -> None:
 VECTORS = Rounds(
     "vectors",
     "Sentence vectors",
-    "all-MiniLM-L6-v2 on all cores, single sentences over HTTP from 1, 16 and 64 clients at once, beside infinity and "
-    "sentence-transformers behind FastAPI.",
+    "all-MiniLM-L6-v2 on all cores, single sentences over HTTP, beside infinity and sentence-transformers behind FastAPI.",
     start=_start,
     one=_one,
     prepare=_vectors,
