@@ -384,10 +384,9 @@ def marks(name: str) -> tuple[str, str]:
 
 # The columns that the page shows, by their place in the stored table; all, if a comparison is not here.
 ON_PAGE: dict[str, dict[str, int]] = {
-    "day": {"w2": 0, "policy": 1, "p99, ms": 3, "excess cost": 5, "solved saves": 6},
+    "day": {"w2": 0, "policy": 1, "p99, ms": 3, "solved saves": 6},
     "promise": {
-        "load": 0, "solved: excess, W": 1, "refused, %": 3, "best limit: excess, W": 4, "solved saves": 5,
-        "best size and delay: excess, W": 8, "solved saves ": 9,
+        "load": 0, "solved: excess, W": 1, "refused, %": 3, "saved beside the best limit": 5, "beside the best size and delay": 9,
     },
 }  # fmt: skip
 
