@@ -24,11 +24,10 @@ from weir.frontends.http.pages import Held
 from weir.manifests.monitoring import Queries, groups
 from weir.manifests.yaml import documents
 from weir.messages import Reason
-from weir.profiling.items import ProfilingSettings
 from weir.protocols.account import Account
 from weir.protocols.settings import HttpSettings
 from weir.protocols.status import TABLE, codes_of_type
-from weir.settings import MODEL_PARTS, SERVER_PARTS, Declared, declared_by, declared_settings
+from weir.settings import MODEL_PARTS, SERVER_PARTS, Declared, declared_settings
 from weir.telemetry.exposition import Exposition, TritonNames
 from weir.telemetry.recorder import Metrics
 from weir.wire.tensors import BINARY_ONLY, DTYPES
@@ -42,8 +41,6 @@ Of `weir embed serve` and `weir.embedding.serve`, which have all others, too, ex
 
 TEXT_PARTS = ("Text", "Computing", "Callers", "ZeroMQ")
 
-MEASUREMENT = "Of `weir profile` and `weir.profile` only; in no file and no variable."
-
 SETTINGS = f"""# Settings
 
 {WRITTEN}
@@ -56,7 +53,7 @@ A setting can be given in five places; a later one wins:
 4. an environment variable: `WEIR_MAX_BATCH_SIZE=32`;
 5. a flag: `--max-batch-size 32`. Switches have two: `--metrics` and `--no-metrics`.
 
-In Python they are keyword arguments: `weir.Service(Square, max_batch_size=32)`. Durations are in seconds, sizes in bytes or rows.
+In Python: `weir.Service(Square, max_batch_size=32)`. Durations are in seconds, sizes in bytes or rows.
 """
 
 ERRORS = f"""# Errors and codes
@@ -98,8 +95,7 @@ For `weir embed serve`, whose `weir_requests` and `weir_batches` count texts:
 TRITON_METRICS = """
 ## Triton's names
 
-With `--triton-metrics`; labels `model`, `version`, and for failures `reason` (`REJECTED`, `CANCELED`, `BACKEND`, `OTHER`). They restart when a model is loaded again.
-Compute times count for each request of a batch.
+With `--triton-metrics`; labels `model`, `version`, and for failures `reason` (`REJECTED`, `CANCELED`, `BACKEND`, `OTHER`). They restart with each load.
 
 """
 
@@ -110,14 +106,15 @@ def settings_page() -> str:
     sections = [SETTINGS]
     for part in (*MODEL_PARTS, *SERVER_PARTS):
         sections.append(f"## {part}\n\n{_settings_table(each for each in declared if each.part == part)}")
-    own = [(f"`{each.flag}`", each.found) for each in declared_settings(TEXTS).values() if each.found]
+    found: dict[str, list[str]] = {}
+    for each in declared_settings(TEXTS).values():
+        if each.found:
+            found.setdefault(each.found, []).append(f"`{each.flag}`")
+    own = [(", ".join(flags), default) for default, flags in found.items()]
     sections.append(f"{TEXTS_INTRODUCTION}\n\n{_table(('flag', 'default'), own)}")
     of_texts = declared_settings(TEXTS).values()
     for part in TEXT_PARTS:
         sections.append(f"### {part}\n\n{_settings_table(each for each in of_texts if each.part == part)}")
-    sections.append(
-        f"## Measurement\n\n{MEASUREMENT}\n\n{_settings_table(declared_by(ProfilingSettings, 'Measurement'))}"
-    )
     return "\n".join(sections)
 
 
@@ -145,7 +142,7 @@ REPOSITORY = f"""# The model repository
 A model is a folder with versions, `MODEL/VERSION/FILE`, and an optional `MODEL/config.toml` ([how to](../how-to/serve-a-repository.md)):
 
 KEYS
-and every [setting](settings.md) of a model by its name. In `shape`, the batch dimension comes first; without it, requests may leave it out and are one row.
+and every [setting](settings.md) of a model by its name.
 
 ## Files of Triton and AMD
 
@@ -166,7 +163,7 @@ and every [setting](settings.md) of a model by its name. In `shape`, the batch d
 
 Platforms: PLATFORMS; not run: FOREIGN.
 
-Numbers may be texts, keys in camel case. `/v2/models/NAME/config` can be sent back. All errors of a repository are reported together.
+Numbers may be texts, keys in camel case.
 
 Refused: REFUSED. `model_warmup` becomes `examples` and `warmup_sizes`.
 

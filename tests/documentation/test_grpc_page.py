@@ -12,13 +12,15 @@ from tests.frontends.grpc.kit import INFERENCE, Rig, run
 
 from weir.wire.kserve_grpc import methods
 
-PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "grpc.md").read_text()
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
+PAGE = (REFERENCE / "grpc.md").read_text()
+OVER_HTTP = (REFERENCE / "kserve-http.md").read_text()
 UNIMPLEMENTED = "UNIMPLEMENTED"
 
 
-def rows(heading: str) -> list[list[str]]:
+def rows(heading: str, page: str = PAGE) -> list[list[str]]:
     """Return the cells of the table under a heading."""
-    section = PAGE.partition(f"## {heading}")[2].partition("\n## ")[0]
+    section = page.partition(f"## {heading}")[2].partition("\n## ")[0]
     lines = [line for line in section.splitlines() if line.startswith("| `")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
@@ -44,5 +46,6 @@ def test_every_call_is_named_and_does_as_it_says() -> None:
 def test_every_method_of_tritons_client_is_named(module: str) -> None:
     code = f"from {module} import InferenceServerClient as c; print(*[n for n in dir(c) if not n.startswith('_')])"
     found = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, check=True, text=True)
-    named = {name for row in rows("Methods of") for name in re.findall(r"`(\w+)`", row[0])}
+    described = [*rows("Methods of"), *rows("Methods of", OVER_HTTP)]
+    named = {name for row in described for name in re.findall(r"`(\w+)`", row[0])}
     assert set(found.stdout.split()) <= named
