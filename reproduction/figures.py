@@ -159,7 +159,7 @@ def simulated_points(findings: Findings) -> dict[str, list[Point]]:
 
 
 PICTURES = (
-    Picture("fig2-3", "Fig. 2 and 3: time and energy of a batch on the P4. The lines are the paper's; its points, and the V100's lines, are not published.", _lines),
+    Picture("fig2-3", "Fig. 2 and 3: time and energy of a batch on the P4.", _lines),
     Picture("fig4", "Fig. 4: the optimal policies. Hatched: wait; the number is the size of the batch.", _maps),
     Picture("fig5", "Fig. 5: cost by w2, at w1 = 1, and how far it is above the optimum (up to 60 %). Batches of 8 are unstable at ρ = 0.9.", _costs),
     Picture("fig6", "Fig. 6: response time against power. Markers on the line: solved policies; single markers: the others.", _power),
