@@ -173,7 +173,7 @@ def chosen_recipe(
 def poolings_beside(checkpoint: "Checkpoint", recipe: Recipe) -> tuple[Pooling, ...]:
     """Return the poolings whose results one pass can make beside one vector for each text: terms, if the model has a small head for them, and vectors of
     tokens, by the model's head or else those that are pooled. A recipe for anything but one vector has none."""
-    if recipe.pooling in NOT_JOINED and recipe.pooling is not Pooling.POOLER:
+    if (recipe.pooling in NOT_JOINED and recipe.pooling is not Pooling.POOLER) or not checkpoint.has_tokens:
         return ()
     heads = checkpoint.heads
     if recipe.layers != (-1,) and recipe.pooling is not Pooling.POOLER:  # heads read the last layer
@@ -248,6 +248,8 @@ TERM = 2  # numbers of a term: the id of a word, and its weight
 def _size_of_head(checkpoint: "Checkpoint", recipe: Recipe) -> int:
     """Return how many numbers there are for each term or token. Raises SettingsError if the checkpoint does not have the head."""
     heads, pooling = checkpoint.heads, recipe.pooling
+    if checkpoint.onnx is not None:
+        raise SettingsError(f"pooling={pooling.value!r}: cannot be computed from {checkpoint.onnx.path}")
     if pooling is Pooling.YES_NO:
         return len(checkpoint.answers.weight)
     if pooling is Pooling.SPARSE and (heads.words is not None or heads.weights is not None):

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from weir.config import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, Rule, check, one_of, setting
 from weir.embedding.recipe import WINDOW, Pooling, Precision, poolings_named
-from weir.embedding.runtime import RUNTIMES
+from weir.embedding.runtime import DTYPES, RUNTIMES, is_dtype
 from weir.errors import SettingsError
 
 SHORTEST = 3  # the least max_length, in tokens: two special tokens and one token of the text
@@ -87,7 +87,15 @@ class TextSettings:
 class ComputingSettings:
     """The runtime, devices and precision with which vectors are computed, and the cache."""
 
-    runtime: str = setting("onnx", "library that computes: onnx or torch", rule=one_of(*RUNTIMES))
+    runtime: str = setting(
+        "onnx", "what computes: onnx (the weights, by onnxruntime), torch, or onnx-file (an ONNX file that the model has, as it is)",
+        rule=one_of(*RUNTIMES),
+    )  # fmt: skip
+    dtype: str | None = setting(
+        None, "serve an ONNX file that the model has, in this variant: " + ", ".join(DTYPES) + ", or the name of the file (default: the weights; and "
+        "onnx/model.onnx where their family is not computed here)",
+        rule=(is_dtype, f"must be one of {', '.join(DTYPES)}, or the name of a file that ends in .onnx"), metavar="NAME",
+    )  # fmt: skip
     precision: str = setting(
         Precision.FP32.value, "fp32, fp16, bf16 (torch only) or int8 (onnx only)",
         rule=one_of(*(precision.value for precision in Precision)),
@@ -128,6 +136,10 @@ class ComputingSettings:
             raise SettingsError(f"precision='bf16', runtime={self.runtime!r}: only torch computes in bf16")
         if self.precision == "int8" and self.runtime != "onnx":
             raise SettingsError(f"precision='int8', runtime={self.runtime!r}: only onnx computes in int8")
+        if self.dtype is not None and self.runtime == "torch":
+            raise SettingsError(
+                f"dtype={self.dtype!r}, runtime='torch': names an ONNX file; torch has the setting precision"
+            )
         if self.compile and self.runtime != "torch":
             raise SettingsError(f"compile=True, runtime={self.runtime!r}: only torch compiles")
 

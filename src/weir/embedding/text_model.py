@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weir.catalog.sources import ModelToServe
 from weir.embedding.calibration import MAX_TOKENS, Budget, Progress, budget_for
+from weir.embedding.checkpoint.config import read_document
 from weir.embedding.checkpoint.hub import local_directory, parse_target
-from weir.embedding.checkpoint.reading import read_for
+from weir.embedding.checkpoint.onnx_files import RUNTIME, find_file, wanted_names
+from weir.embedding.checkpoint.reading import CONFIG, read_for
 from weir.embedding.encoder import Encoder
 from weir.embedding.graph.cache import cache_directory, graphs_folder, prune
 from weir.embedding.inference import TextInference
@@ -50,7 +52,7 @@ class TextModelSpec(NamedTuple):
         if "workers" in self.settings:
             return WorkerSettings(workers=self.settings["workers"]).most_workers
         computing = self.computing
-        share_weights = self.settings.get("executor", "process") == "process" and computing.runtime == "onnx"
+        share_weights = self.settings.get("executor", "process") == "process" and computing.runtime != "torch"
         if not share_weights or may_use_gpu(computing.device_map):
             return 1
         return max(1, len(available_cpus()) // int(self.settings.get("threads") or 1))
@@ -80,7 +82,7 @@ class TextModelSpec(NamedTuple):
             "cased": text.cased, "pair_separator": text.pair_separator, "prompt": text.prompt,
             "run_tokens": run_tokens if computing.run_tokens is None else computing.run_tokens,
             "padding_cost": padding_cost, "cache": computing.cache, "hide_special": text.hide_special,
-            "allow_pickle": computing.allow_pickle,
+            "allow_pickle": computing.allow_pickle, "dtype": computing.dtype,
         }  # fmt: skip
 
     def worker_settings(self) -> dict[str, Any]:
@@ -102,7 +104,8 @@ class TextModelSpec(NamedTuple):
 def fetched(model: ModelToServe) -> ModelToServe:
     """Return `model` with a directory as its target: a model that is named by its id on the hub is downloaded. Raises SettingsError."""
     source = parse_target(model.target)
-    directory = local_directory(model.target, allow_pickle=bool(model.settings.get("allow_pickle")))
+    onnx = partial(wanted_names, model.settings.get("runtime", "onnx"), model.settings.get("dtype"))
+    directory = local_directory(model.target, allow_pickle=bool(model.settings.get("allow_pickle")), onnx=onnx)
     return model if isinstance(source, Path) else model._replace(target=str(directory))
 
 
@@ -111,7 +114,21 @@ def read_model(model: ModelToServe) -> TextModelSpec:
     rest = dict(model.settings)
     text = TextSettings(**_take_fields(TextSettings, rest))
     computing = ComputingSettings(**_take_fields(ComputingSettings, rest))
-    return TextModelSpec(model.name, Path(model.target).expanduser().resolve(), text, computing, rest)
+    directory = Path(model.target).expanduser().resolve()
+    return TextModelSpec(model.name, directory, text, _with_onnx_file(model.name, directory, computing), rest)
+
+
+def _with_onnx_file(name: str, directory: Path, computing: ComputingSettings) -> ComputingSettings:
+    """Return the settings with the runtime that computes an ONNX file, if one is to be served; the log says which, and why."""
+    config = directory / CONFIG
+    names = wanted_names(computing.runtime, computing.dtype, config if config.is_file() else None)
+    file = find_file(directory, names) if names else None
+    if file is None or computing.runtime == RUNTIME:
+        return computing if not computing.dtype or computing.runtime == RUNTIME else replace(computing, runtime=RUNTIME)
+    if not computing.dtype:
+        kind = read_document(config).values.get("model_type")
+        logger.info("%s: model_type %s is not computed from weights here: %s is served", name, kind, file)
+    return replace(computing, runtime=RUNTIME)
 
 
 def _take_fields(kind: type[Any], settings: dict[str, Any]) -> dict[str, Any]:
@@ -130,7 +147,10 @@ class ServedTextModel:
     def __init__(self, spec: TextModelSpec) -> None:
         """Read the directory. Raises SettingsError naming the file or the setting, and the rule."""
         text = spec.text
-        checkpoint = read_for(spec.computing.runtime, spec.directory, allow_pickle=spec.computing.allow_pickle)
+        computing = spec.computing
+        checkpoint = read_for(
+            computing.runtime, spec.directory, allow_pickle=computing.allow_pickle, dtype=computing.dtype
+        )
         if text.max_length is not None and text.max_length > checkpoint.architecture.max_length:
             raise SettingsError(
                 f"{spec.name}: max_length={text.max_length}: the model reads at most {checkpoint.architecture.max_length} tokens"
@@ -141,7 +161,7 @@ class ServedTextModel:
             positions=text.positions, normalize=text.normalize, dimensions=text.dimensions,
             precision=spec.computing.precision, window=text.window,
         )  # fmt: skip
-        is_stated = text.layers or checkpoint.layout.pooled or self.recipe.pooling in OF_LAST_LAYER
+        is_stated = text.layers or checkpoint.onnx or checkpoint.layout.pooled or self.recipe.pooling in OF_LAST_LAYER
         if checkpoint.architecture.layers == 1 and not is_stated:
             logger.info(
                 "%s: has 1 layer, which is pooled; in models with more layers, the second-to-last is (--layers)",
@@ -265,7 +285,7 @@ class ServedTextModel:
         return ModelFacts(
             tasks=self.tasks, outputs=tuple(map(TextOutput, poolings_of(self.recipe))), labels=self._checkpoint.labels if pooling in _LABELLED else (),
             independent_labels=self._checkpoint.independent_labels, prompts=self._checkpoint.prompts, pooling="+".join(each.value for each in self.recipe.poolings),
-            dtype=_DTYPES[self.recipe.precision], device="gpu" if may_use_gpu(self._spec.computing.device_map) else "cpu",
+            dtype=_ONNX_DTYPES.get(self._spec.computing.dtype or "", _DTYPES[self.recipe.precision]), device="gpu" if may_use_gpu(self._spec.computing.device_map) else "cpu",
             truncates=self._spec.text.truncate, max_batch_size=batching.max_batch_size,
             max_batch_tokens=None if max_tokens is None else int(max_tokens), max_waiting=batching.max_queue_size,
         )  # fmt: skip
@@ -286,3 +306,13 @@ _DTYPES = {
     Precision.BF16: "bfloat16",
     Precision.INT8: "int8",
 }  # as TEI and torch call them
+_ONNX_DTYPES = {
+    "fp16": "float16",
+    "float16": "float16",
+    "int8": "int8",
+    "uint8": "uint8",
+    "q8": "int8",
+    "q4": "q4",
+    "q4f16": "q4f16",
+    "bnb4": "bnb4",
+}

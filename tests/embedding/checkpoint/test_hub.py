@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tests.embedding import tiny
 from tests.embedding.hub import TOKEN, Hub, hash_of, running
+from tests.embedding.onnx_files import export
 
 from weir.embedding.checkpoint.hub import ModelId, RepositoryFile, parse_target, wanted_files
 from weir.embedding.checkpoint.tensors import open_tensors
@@ -55,13 +56,15 @@ class Home:
         self.hub = hub
         self.folder = folder
 
-    def load(self, *words: str, limit: int | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
+    def load(
+        self, *words: str, limit: int | None = None, program: str = LOAD, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
         """Load a model in a process; `limit` is the size, in bytes, beyond which it can write no file."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "WEIR_"))}
         environment |= {"HF_HOME": str(self.folder), "HF_ENDPOINT": self.hub.url, "HF_HUB_DISABLE_TELEMETRY": "1"}
         bound = None if limit is None else lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
         return subprocess.run(
-            [sys.executable, "-c", LOAD, *words], env=environment | variables, capture_output=True, text=True, check=False,
+            [sys.executable, "-c", program, *words], env=environment | variables, capture_output=True, text=True, check=False,
             preexec_fn=bound,
         )  # fmt: skip
 
@@ -78,6 +81,25 @@ class Home:
         done = self.load(*words, limit=None, **variables)
         assert not done.returncode, done.stderr
         return Path(done.stdout.strip())
+
+
+LOAD_ONNX = """
+import sys
+from functools import partial
+from weir.embedding.checkpoint.hub import local_directory
+from weir.embedding.checkpoint.onnx_files import wanted_names
+from weir.embedding.checkpoint.reading import read_for
+from weir.embedding.model import TextEncoder
+from weir.errors import SettingsError
+dtype = sys.argv[2] if len(sys.argv) > 2 else None
+try:
+    directory = local_directory(sys.argv[1], onnx=partial(wanted_names, "onnx", dtype))
+except SettingsError as error:
+    sys.exit(str(error))
+model = TextEncoder(str(directory), runtime="onnx-file", dtype=dtype)
+model.load_shared()
+print(directory)
+"""
 
 
 @pytest.fixture
@@ -103,6 +125,27 @@ def test_only_what_is_needed_is_loaded_and_only_once(hub: Hub, home: Home) -> No
     hub.requests.clear()
     assert home.directory("acme/small", HF_HUB_OFFLINE="1") == directory
     assert hub.requests == []
+
+
+def test_of_a_family_that_is_not_computed_the_onnx_file_alone_is_loaded(tmp_path: Path) -> None:
+    folder = tiny.sentence_model(tmp_path / "new", dense=20)
+    export(folder, folder / "onnx" / "model.onnx", beside=True)
+    (folder / "onnx" / "model_fp16.onnx").write_bytes((folder / "onnx" / "model.onnx").read_bytes())
+    config = (folder / "config.json").read_text().replace('"model_type": "bert"', '"model_type": "funnel"')
+    (folder / "config.json").write_text(config)
+    with running(Hub({"acme/new": folder})) as hub:
+        home = Home(hub, tmp_path / "home")
+        done = home.load("acme/new", program=LOAD_ONNX)
+        assert not done.returncode, done.stderr
+        fetched = {"onnx/model.onnx", "onnx/model.onnx_data", *NEEDED} - {"model.safetensors"}
+        assert set(hub.fetched()) == fetched
+        hub.requests.clear()
+        assert home.load("acme/new", program=LOAD_ONNX, HF_HUB_OFFLINE="1").stdout == done.stdout
+        assert hub.requests == []
+        refused = home.load("acme/new", "q4", program=LOAD_ONNX).stderr.splitlines()[-1]
+    there = "onnx/model.onnx, onnx/model_fp16.onnx"
+    rule = f"acme/new: has no model_q4.onnx: there are {there}; --runtime torch serves what transformers reads"
+    assert refused == rule
 
 
 def test_a_commit_and_a_branch_are_revisions(hub: Hub, home: Home) -> None:

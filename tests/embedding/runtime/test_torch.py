@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.embedding import tiny, tiny_tokens
+from tests.embedding.graph.test_heads import m3
 from tests.embedding.graph.windows import highest_mean
 
 from weir.embedding.checkpoint.reading import read_checkpoint, read_for
 from weir.embedding.model import Inputs, TextEncoder, TokenIds, padded_inputs
-from weir.embedding.recipe import Pooling, Precision, Recipe
+from weir.embedding.recipe import WITH_HEAD, Pooling, Precision, Recipe, chosen_recipe
 from weir.embedding.runtime import Runtime, RuntimeOptions, open_runtime
 from weir.errors import SettingsError
 
@@ -61,7 +62,7 @@ def cosine(one: Any, other: Any) -> float:
     return float(cosines.min())
 
 
-@pytest.mark.parametrize("pooling", Pooling)
+@pytest.mark.parametrize("pooling", [pooling for pooling in Pooling if pooling not in WITH_HEAD])
 def test_both_runtimes_give_the_same(directory: Path, tmp_path: Path, pooling: Pooling) -> None:
     architecture = read_checkpoint(directory).architecture
     if pooling is Pooling.POOLER and not architecture.has_pooler:
@@ -73,6 +74,27 @@ def test_both_runtimes_give_the_same(directory: Path, tmp_path: Path, pooling: P
     assert vectors.shape[-1] == torch.dimensions
     assert cosine(vectors, onnx.run(*given)) > 0.99999
     assert np.allclose(vectors, onnx.run(*given), atol=1e-4)
+
+
+@pytest.mark.parametrize("pooling", WITH_HEAD)
+def test_heads_alone_are_refused(directory: Path, pooling: Pooling) -> None:
+    with pytest.raises(SettingsError, match=f"pooling='{pooling.value}': the onnx runtime alone computes it"):
+        open_runtime(read_checkpoint(directory), Recipe(pooling), RuntimeOptions("torch"))
+
+
+def test_both_make_the_same_of_a_text_beside_its_vector(tmp_path: Path) -> None:
+    checkpoint, _ = m3(tmp_path / "model")
+    recipe, cache = chosen_recipe(checkpoint), tmp_path / "cache"
+    given = inputs(checkpoint.architecture.vocab_size, checkpoint.architecture.pad_id)
+    wanted = [recipe.pooling, *recipe.beside]
+    assert wanted == [Pooling.CLS, Pooling.SPARSE, Pooling.TOKENS]
+    torch, onnx = (
+        open_runtime(checkpoint, recipe, RuntimeOptions(kind, cache=cache)).run_several(*given, wanted)
+        for kind in ("torch", "onnx")
+    )
+    for one, other in zip(torch, onnx, strict=True):
+        kept = given.mask > 0 if one.ndim == 3 else slice(None)
+        assert np.allclose(one[kept], other[kept], atol=1e-4)
 
 
 @pytest.mark.parametrize("pooling", [Pooling.MEAN, Pooling.MAX, Pooling.MEAN_MAX, Pooling.HIERARCHICAL])

@@ -20,6 +20,7 @@ from weir.embedding.recipe import Pooling
 from weir.errors import SettingsError
 
 if TYPE_CHECKING:
+    from weir.embedding.checkpoint.onnx_files import OnnxStore
     from weir.embedding.checkpoint.weights import Store
 
 Array = NDArray[Any]
@@ -102,7 +103,7 @@ class ModelHeads:
 
 
 def read_heads(
-    directory: Path, config: JsonDocument, architecture: Architecture, store: "Store", splade: JsonDocument | None, allow_pickle: bool
+    directory: Path, config: JsonDocument, architecture: Architecture, store: "Store | OnnxStore", splade: JsonDocument | None, allow_pickle: bool
 ) -> ModelHeads:  # fmt: skip
     """Return the heads in a directory. `splade` is the configuration of a SpladePooling, if modules.json names one.
 
@@ -124,7 +125,7 @@ def read_heads(
 
 
 def read_answers(
-    directory: Path, architecture: Architecture, store: "Store", yes: int | None, no: int | None
+    directory: Path, architecture: Architecture, store: "Store | OnnxStore", yes: int | None, no: int | None
 ) -> TokenHead:
     """Return the layer of one number on a decoder's last token: that of the word `yes` minus that of the word `no`, which are token ids.
 
@@ -163,7 +164,7 @@ def _linear(file: TensorFile, name: str, architecture: Architecture, *, skips_fi
     return TokenHead(file[weight], file.get(bias), skips_first)
 
 
-def _stored(store: "Store", name: str, architecture: Architecture) -> TokenHead | None:
+def _stored(store: "Store | OnnxStore", name: str, architecture: Architecture) -> TokenHead | None:
     """Return the dense layer of this name beside the network, or None if there is none."""
     weight = store.stored.beside(f"{name}.weight")
     if weight is None:
@@ -171,7 +172,7 @@ def _stored(store: "Store", name: str, architecture: Architecture) -> TokenHead 
     return _linear(store.files[weight], weight.removesuffix("weight"), architecture)
 
 
-def _label_head(store: "Store", architecture: Architecture) -> TokenHead | None:
+def _label_head(store: "Store | OnnxStore", architecture: Architecture) -> TokenHead | None:
     head = _stored(store, "classifier", architecture)
     if head is None or architecture.family != "modernbert":
         return head
@@ -184,7 +185,7 @@ def _label_head(store: "Store", architecture: Architecture) -> TokenHead | None:
 
 
 def _word_head(
-    config: JsonDocument, architecture: Architecture, store: "Store", splade: JsonDocument | None
+    config: JsonDocument, architecture: Architecture, store: "Store | OnnxStore", splade: JsonDocument | None
 ) -> WordHead | None:
     names = WORD_HEADS.get(architecture.family)
     if names is None or store.stored.beside(f"{names['dense']}.weight") is None:

@@ -16,7 +16,6 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -44,10 +43,12 @@ CONFIGURATIONS = frozenset(
     }
 )  # fmt: skip
 _MODULE = re.compile(r"\d+_\w+|query_\d+_\w+|document_\d+_\w+|query|document", re.ASCII)  # the folders of modules
+_MODULE_OF_WEIGHTS = re.compile(r"[1-9]\d*_\w+/", re.ASCII)  # behind the network, which may be 0_Transformer
 _SHARD = r"{}-\d+-of-\d+\.{}"
 # The parts of BGE-M3 that make sparse and token vectors.
 PICKLED_HEADS = ("sparse_linear.pt", "colbert_linear.pt")
 _ONNX_FOLDER = "onnx"
+_ENDINGS = (".safetensors", ".bin", ".onnx")  # of files with weights
 
 _LARGE = 1 << 20  # bytes from which a file is continued where an earlier start has ended
 _UNFINISHED = ".weir.incomplete"
@@ -90,7 +91,9 @@ def parse_target(target: str) -> ModelId | Path:
     return ModelId(found["repository"], found["revision"] or MAIN)
 
 
-def local_directory(target: str, *, allow_pickle: bool = False, onnx: str | None = None) -> Path:
+def local_directory(
+    target: str, *, allow_pickle: bool = False, onnx: Callable[[Path | None], Sequence[str]] | None = None
+) -> Path:
     """Return the directory of a model: `target` itself, or for an id its files in the cache, which are downloaded where they are missing.
 
     Without the hub, or with HF_HUB_OFFLINE, the files that the cache has are returned, if it has all that are needed.
@@ -98,7 +101,8 @@ def local_directory(target: str, *, allow_pickle: bool = False, onnx: str | None
     Args:
         target: a directory or an id, see parse_target.
         allow_pickle: also load the weights of a repository that has them as pickles alone.
-        onnx: load the ONNX file of this name, in the folder onnx or at the root, in place of weights.
+        onnx: takes the path of config.json, None if there is none, and returns the names of ONNX files of which one is loaded, in the folder onnx or at the
+            root, in place of weights; none for the weights.
 
     Raises SettingsError, in one line, for an id that the hub does not have or does not show to this user, a repository without usable weights, a hub that
     cannot be reached, and a cache without space. What has arrived stays in the cache.
@@ -107,7 +111,17 @@ def local_directory(target: str, *, allow_pickle: bool = False, onnx: str | None
     if isinstance(source, Path):
         return source
     hub = _library(source)
-    choose = partial(wanted_files, str(source), allow_pickle=allow_pickle, onnx=onnx)
+
+    def choose(files: list[RepositoryFile]) -> list[RepositoryFile]:
+        names: Sequence[str] = ()
+        if onnx is not None:
+            has_config = any(file.path == "config.json" for file in files)
+            config = (
+                hub.hf_hub_download(source.repository, "config.json", revision=source.revision) if has_config else ""
+            )
+            names = onnx(Path(config) if config else None)
+        return wanted_files(str(source), files, allow_pickle=allow_pickle, onnx=names)
+
     with _explained(source, hub):
         try:
             commit, files = _listed(source, hub)
@@ -128,9 +142,10 @@ def local_directory(target: str, *, allow_pickle: bool = False, onnx: str | None
 
 
 def wanted_files(
-    source: str, files: Sequence[RepositoryFile], *, allow_pickle: bool = False, onnx: str | None = None
+    source: str, files: Sequence[RepositoryFile], *, allow_pickle: bool = False, onnx: Sequence[str] = ()
 ) -> list[RepositoryFile]:
-    """Return the files of a repository that a server reads: configurations, tokenizer, modules, and weights in one form, safetensors before pickles.
+    """Return the files of a repository that a server reads: configurations, tokenizer, modules, and weights in one form, safetensors before pickles; or the
+    first of the files `onnx` that there is, in place of the weights of the network.
 
     Raises SettingsError naming `source` if there are no weights, or none that may be read.
     """
@@ -140,8 +155,9 @@ def wanted_files(
             f"{source}: has neither config.json nor modules.json: must be a model of texts for transformers"
         )
     wanted = {path for path in names if PurePosixPath(path).name in CONFIGURATIONS and _is_read(path)}
-    if onnx is not None:
-        wanted |= _onnx_files(source, names, onnx)
+    if onnx:
+        modules = {name for name in names if _MODULE_OF_WEIGHTS.match(name)}
+        wanted |= _onnx_files(source, names, onnx) | _weights(source, modules, allow_pickle, required=False)
     else:
         wanted |= _weights(source, names, allow_pickle)
     return [file for file in files if file.path in wanted]
@@ -153,8 +169,8 @@ def _is_read(path: str) -> bool:
     return all(_MODULE.fullmatch(folder) for folder in folders) and len(folders) <= 2
 
 
-def _weights(source: str, names: set[str], allow_pickle: bool) -> set[str]:
-    """Return the weights of the network and of all modules, each as safetensors if there are any."""
+def _weights(source: str, names: set[str], allow_pickle: bool, *, required: bool = True) -> set[str]:
+    """Return the weights of the network and of all modules, each as safetensors if there are any. Unless `required` there may be none."""
     folders = {str(PurePosixPath(name).parent) for name in names if _is_read(name)}
     wanted: set[str] = set()
     pickles: set[str] = set()
@@ -170,7 +186,7 @@ def _weights(source: str, names: set[str], allow_pickle: bool) -> set[str]:
         raise SettingsError(
             f"{source}: has only pickles for {min(pickles)}, and pickles can hold code: --allow-pickle reads the tensors in them, and runs nothing"
         )
-    if not wanted:
+    if not wanted and required:
         raise SettingsError(f"{source}: has no weights: must hold model.safetensors, or its index with the parts")
     return wanted
 
@@ -186,12 +202,14 @@ def _in_one_form(names: set[str], prefix: str, stem: str, suffix: str) -> set[st
     return {index, *(name for name in names if shard.fullmatch(name))}
 
 
-def _onnx_files(source: str, names: set[str], onnx: str) -> set[str]:
-    found = {f"{_ONNX_FOLDER}/{onnx}", onnx} & names
+def _onnx_files(source: str, names: set[str], onnx: Sequence[str]) -> set[str]:
+    found = [path for name in onnx for path in (f"{_ONNX_FOLDER}/{name}", name) if path in names]
     if not found:
         there = sorted(name for name in names if name.endswith(".onnx"))
-        raise SettingsError(f"{source}: has no {onnx}: there are {', '.join(there) or 'no ONNX files'}")
-    path = max(found, key=len)
+        raise SettingsError(
+            f"{source}: has no {' or '.join(onnx)}: there are {', '.join(there) or 'no ONNX files'}; --runtime torch serves what transformers reads"
+        )
+    path = found[0]
     # Weights beyond 2 GiB stand in a file beside the graph.
     beside = {f"{path}_data", f"{path}.data", f"{path.removesuffix('.onnx')}_data"} & names
     return {path, *beside}
@@ -233,6 +251,8 @@ def _cached(
             hub.snapshot_download(source.repository, revision=revision, local_files_only=True, allow_patterns=names)
         )
     except hub.errors.LocalEntryNotFoundError:
+        raise error from None
+    if not any(file.suffix in _ENDINGS for file in folder.rglob("*")):  # an earlier start got no further
         raise error from None
     if not isinstance(error, hub.errors.OfflineModeIsEnabled):
         logger.warning("%s: %s cannot be reached: the files in the cache are served", source, hub.constants.ENDPOINT)

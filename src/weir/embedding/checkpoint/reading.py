@@ -15,6 +15,16 @@ from numpy.typing import NDArray
 from weir.embedding.checkpoint.config import Architecture, JsonDocument, read_document, read_json
 from weir.embedding.checkpoint.families import JINA, SIZES, read_architecture, read_family
 from weir.embedding.checkpoint.heads import ModelHeads, TokenHead, is_token_classifier, read_answers, read_heads
+from weir.embedding.checkpoint.onnx_files import (
+    RUNTIME,
+    OnnxFile,
+    OnnxStore,
+    classifies_texts,
+    file_names,
+    find_file,
+    read_onnx_file,
+    store_of,
+)
 from weir.embedding.checkpoint.tensors import open_pickled, open_tensors
 from weir.embedding.checkpoint.weights import PICKLED_WEIGHTS, WEIGHTS, Store, Weights, no_weights_error
 from weir.embedding.recipe import Pooling
@@ -254,13 +264,22 @@ def _encoding_settings(directory: Path) -> tuple[dict[str, str], str | None, int
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model's directory, checked: its architecture, its layout and its weights. `allow_pickle`: pickled weights are read where there are no others."""
+    """A model's directory, checked: its architecture, its layout and its weights.
+
+    `allow_pickle`: pickled weights are read where there are no others. `onnx` is the ONNX file that is computed in place of the weights, if one is.
+    """
 
     directory: Path
     architecture: Architecture
     layout: ModelLayout
-    store: Store
+    store: Store | OnnxStore
     allow_pickle: bool = False
+    onnx: OnnxFile | None = None
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether there are vectors of tokens, and not only of texts, as some ONNX files make them."""
+        return self.onnx is None or len(self.onnx.outputs[self.onnx.output(self.classifies)]) != 2
 
     @property
     def normalize(self) -> bool:
@@ -379,6 +398,7 @@ class Checkpoint:
 
     def weights(self) -> Weights:
         """Return the weights as float32 arrays by canonical name (see weights.py). A weight is read from its file when it is accessed."""
+        assert isinstance(self.store, Store)  # an ONNX file is computed as it is
         return self.store.weights(self.architecture)
 
     def content_hash(self) -> str:
@@ -421,12 +441,15 @@ def _check_dense(layout: ModelLayout, architecture: Architecture) -> None:
         width = layer.weight.shape[0]
 
 
-def read_for(kind: str, directory: Path, *, allow_pickle: bool = False) -> Checkpoint:
-    """Read a model's directory for the runtime `kind`, "onnx" or "torch". Raises SettingsError as `read_checkpoint` does.
+def read_for(kind: str, directory: Path, *, allow_pickle: bool = False, dtype: str | None = None) -> Checkpoint:
+    """Read a model's directory for the runtime `kind`, one of RUNTIMES. Raises SettingsError as `read_checkpoint` does.
 
-    For torch any architecture is accepted, as transformers computes it; weights of an architecture that is not in FAMILIES are not checked.
+    For torch any architecture is accepted, as transformers computes it; weights of an architecture that is not in FAMILIES are not checked. For "onnx-file"
+    the ONNX file of the variant `dtype` stands for the weights.
     """
     directory = Path(directory).resolve()
+    if kind == RUNTIME:
+        return _read_for_file(directory, dtype, allow_pickle)
     if kind != "torch":
         return read_checkpoint(directory, allow_pickle=allow_pickle)
     layout = read_layout(directory, allow_pickle=allow_pickle)
@@ -438,6 +461,34 @@ def read_for(kind: str, directory: Path, *, allow_pickle: bool = False) -> Check
     return Checkpoint(directory, architecture, layout, store, allow_pickle)
 
 
+def _read_for_file(directory: Path, dtype: str | None, allow_pickle: bool) -> Checkpoint:
+    """Read a directory with an ONNX file. Raises SettingsError naming the ONNX files that there are, if that of `dtype` is missing."""
+    layout, names = read_layout(directory, allow_pickle=allow_pickle), file_names(dtype)
+    path = find_file(directory, names) or find_file(layout.network, names)
+    if path is None:
+        there = sorted(str(each.relative_to(directory)) for each in directory.rglob("*.onnx"))
+        raise SettingsError(
+            f"{directory}: has no {' or '.join(names)}: there are {', '.join(there) or 'no ONNX files'}"
+        )
+    file, config = read_onnx_file(path), read_document(layout.network / CONFIG)
+    store, classifies = store_of(file), classifies_texts(config)
+    size = file.outputs[file.output(classifies)][-1]
+    sizes = _read_any_architecture(config, store)
+    # What a file makes are the vectors of the last layer: the only one that can be pooled.
+    sizes = replace(
+        sizes, layers=1, hidden_size=size or sizes.hidden_size, labels=size or _labels(config) if classifies else 0
+    )
+    if not classifies and len(file.outputs[file.output(False)]) == 2:  # the file pools
+        layout = replace(layout, pooled=(Pooling.CLS,), dense=())
+    _check_dense(layout, sizes)
+    return Checkpoint(directory, sizes, layout, store, allow_pickle, file)
+
+
+def _labels(config: JsonDocument) -> int:
+    labels = config.values.get("id2label")
+    return len(labels) if isinstance(labels, dict) else 2
+
+
 def _is_for_torch_only(config: JsonDocument) -> bool:
     try:
         family = read_family(config)
@@ -446,7 +497,7 @@ def _is_for_torch_only(config: JsonDocument) -> bool:
     return family not in (JINA, "gte") and config.text("position_embedding_type", default="absolute") != "absolute"
 
 
-def _read_any_architecture(config: JsonDocument, store: Store) -> Architecture:
+def _read_any_architecture(config: JsonDocument, store: Store | OnnxStore) -> Architecture:
     if config.switch("is_encoder_decoder"):
         raise config.wrong(
             "is_encoder_decoder",
@@ -458,7 +509,6 @@ def _read_any_architecture(config: JsonDocument, store: Store) -> Architecture:
         name: config.integer(*keys, *MORE_NAMES.get(name, ()), default=None if name in needed else 1)
         for name, keys in SIZES.items()
     }
-    labels = config.values.get("id2label")
     classifies = any("classifier" in name or name.startswith("score") for name in store.files)
     return Architecture(
         family=config.text("model_type"),
@@ -466,6 +516,6 @@ def _read_any_architecture(config: JsonDocument, store: Store) -> Architecture:
         max_length=config.integer("max_position_embeddings", "n_positions", default=512),
         type_vocab_size=config.integer("type_vocab_size", default=0, least=0),
         pad_id=config.integer("pad_token_id", default=0, least=0),
-        labels=0 if not classifies else len(labels) if isinstance(labels, dict) else 2,
+        labels=_labels(config) if classifies else 0,
         has_pooler=any(".pooler." in f".{name}" for name in store.files),
     )

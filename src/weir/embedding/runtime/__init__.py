@@ -3,7 +3,7 @@
 import logging
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -16,7 +16,15 @@ if TYPE_CHECKING:
     from weir.embedding.recipe import Pooling, Recipe
 
 
-RUNTIMES = ("onnx", "torch")
+RUNTIMES = ("onnx", "torch", "onnx-file")
+# The files of each variant of an ONNX file, of which the first that a repository has is served: as transformers.js and sentence-transformers call them.
+MODEL, ENDING = "model.onnx", ".onnx"
+DTYPES: Mapping[str, Sequence[str]] = {
+    "fp32": (MODEL,), "float32": (MODEL,), "fp16": ("model_fp16.onnx",), "float16": ("model_fp16.onnx",),
+    "int8": ("model_int8.onnx", "model_quantized.onnx"), "uint8": ("model_uint8.onnx",), "q8": ("model_quantized.onnx", "model_int8.onnx"),
+    "q4": ("model_q4.onnx",), "q4f16": ("model_q4f16.onnx",), "bnb4": ("model_bnb4.onnx",),
+    **{level: (f"model_{level}.onnx",) for level in ("O1", "O2", "O3", "O4")},
+}  # fmt: skip
 AUTO, CPU = "auto", "cpu"
 RULE = "must be auto, cpu, cuda, or the number of a GPU: cuda:1, or 1"
 
@@ -62,7 +70,7 @@ class RuntimeOptions(NamedTuple):
     """The options of a runtime.
 
     Attributes:
-        kind: the runtime: "onnx" or "torch".
+        kind: the runtime: one of RUNTIMES.
         threads: how many threads compute one batch on a CPU.
         cache: the directory where graphs are kept; None for the user's cache directory.
         compiled: whether torch compiles the model.
@@ -89,7 +97,16 @@ def open_runtime(checkpoint: "Checkpoint", recipe: "Recipe", options: RuntimeOpt
         from weir.embedding.runtime.torch import open_torch
 
         return open_torch(checkpoint, recipe, options, device)
+    if options.kind == "onnx-file":
+        from weir.embedding.runtime.onnx_file import open_onnx_file
+
+        return open_onnx_file(checkpoint, recipe, options, device)
     raise SettingsError(f"runtime={options.kind!r}: must be one of {', '.join(RUNTIMES)}")
+
+
+def is_dtype(name: str) -> bool:
+    """Return whether `name` is a variant in DTYPES, or the name of a file."""
+    return name in DTYPES or (name.endswith(ENDING) and "/" not in name)
 
 
 def check_devices(devices: Sequence[str]) -> None:
@@ -181,8 +198,8 @@ def _visible(nvml: Any) -> list[Any]:
 
 
 def device_of(kind: str, devices: Sequence[str], worker: int) -> str:
-    """Return the device of `worker` for the runtime `kind`, "onnx" or "torch"; see device_for."""
-    return device_for(devices, worker, _onnx_memory if kind == "onnx" else _torch_memory)
+    """Return the device of `worker` for the runtime `kind`, one of RUNTIMES; see device_for."""
+    return device_for(devices, worker, _torch_memory if kind == "torch" else _onnx_memory)
 
 
 def _onnx_memory() -> Sequence[int]:

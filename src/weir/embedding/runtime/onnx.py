@@ -67,7 +67,7 @@ class OnnxRuntime:
         self._beside = beside
         self._held = held
         self._graph = graph
-        self._open = partial(_session, device=device, threads=threads, limit_bytes=limit_bytes)
+        self._open = partial(open_session, device=device, threads=threads, limit_bytes=limit_bytes)
         self._session = self._open(graph)
         self._outputs = [each.name for each in self._session.get_outputs()]
         self._whole: Any = None
@@ -104,7 +104,8 @@ def _dtypes_of(session: Any) -> dict[str, Any]:
     return {each.name: DTYPES[each.type] for each in session.get_inputs()}
 
 
-def _session(graph: Path, device: str, threads: int, limit_bytes: int | None) -> Any:
+def open_session(graph: Path, device: str, threads: int, limit_bytes: int | None) -> Any:
+    """Return a session of onnxruntime for a file, on `device`, with at most `limit_bytes` of a GPU's memory."""
     onnxruntime = library()
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors only
