@@ -75,7 +75,7 @@ def _conclude(result: Result, measured: Measurements) -> None:
     result.at_least("int8: mean cosine at least 0.98", result.values[f"{INT8} cosine"], 0.98, "{:.4f}")
     result.notes.append(
         f"{len(lengths)} paragraphs of docstrings of {lengths[0]} to {lengths[-1]} tokens (median {lengths[len(lengths) // 2]}), one thread; "
-        "sentences per second of its CPU time. Cosines are with the vectors of the first row."
+        "sentences per second of its CPU time."
     )
 
 

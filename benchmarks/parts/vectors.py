@@ -280,7 +280,7 @@ def measure_agreement(run: Run) -> Result:
     _agreement_goals(result)
     result.notes.append(
         f"all-MiniLM-L6-v2; {len(sentences)} sentences of Weir's own documents and {TEXTS - len(sentences)} paragraphs of the standard library's "
-        "docstrings, by /v1/embeddings."
+        f"docstrings, {AT_A_TIME} a request to /v1/embeddings."
     )
     return result
 
