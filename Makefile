@@ -7,6 +7,7 @@
 #   make test-sklearn  serve files of scikit-learn, in an environment of its own (.venvs/sklearn)
 #   make test-ray  run workers on a Ray of three nodes, and kill its actors and nodes under load, in an environment of its own (.venvs/ray)
 #   make test-clients  try clients and frameworks of others for texts, unchanged, in an environment of their own (.venvs/clients)
+#   make test-adapters  serve models of mosec and LitServe, in an environment of its own (.venvs/adapters)
 #   make docs    check the documentation (links, code blocks, generated pages), and build its site in build/site
 #   make bench   measure beside the peers and write docs/benchmarks.md (PART=... for one part; QUICK=1: shorter, where it can be, and not written)
 #   make reproduce  recompute the paper that the solver follows, claim by claim, and write docs/reproduction (REPORT=... for another folder)
@@ -50,7 +51,7 @@ PROTOS := src/weir/wire/protos
 APT := $(if $(filter 0,$(shell id -u)),,sudo -n) apt-get -qq
 CHROMIUM := { $(APT) update && $(APT) install --yes --no-install-recommends chromium chromium-driver; } >/dev/null 2>&1
 
-.PHONY: serve test test-browser test-clients test-torch test-sklearn test-ray check docs bench reproduce soak fuzz storm protos wheel lock clean
+.PHONY: serve test test-adapters test-browser test-clients test-torch test-sklearn test-ray check docs bench reproduce soak fuzz storm protos wheel lock clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.serve
@@ -82,6 +83,9 @@ test-ray: .venvs/ray/.test
 
 test-clients: .venvs/clients/.test
 	.venvs/clients/bin/python -m pytest -m clients tests/embedding/clients tests/jobs/test_parquet.py $(ARGS)
+
+test-adapters: .venvs/adapters/.test
+	.venvs/adapters/bin/python -m pytest -m adapters tests/test_adapters.py $(ARGS)
 
 check: $(VENV)/.check
 	$(BIN)/ruff check
@@ -165,6 +169,11 @@ $(VENV)/.test: $(VENV)/.serve
 .venvs/ray/.test: $(VENV)/.pip pyproject.toml
 	$(PYTHON) -m venv .venvs/ray
 	.venvs/ray/bin/python -m pip --disable-pip-version-check --quiet install --editable ".[client,ray]" "ray[serve]" hypothesis psutil pytest pytest-timeout
+	@touch $@
+
+.venvs/adapters/.test: $(VENV)/.pip pyproject.toml
+	$(PYTHON) -m venv .venvs/adapters
+	.venvs/adapters/bin/python -m pip --quiet install --editable ".[client]" hypothesis "litserve>=0.2.17" "mosec>=0.9.8" psutil pytest pytest-timeout
 	@touch $@
 
 # uv finds versions of these that fit each other in seconds, pip in an hour.

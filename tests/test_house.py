@@ -64,7 +64,7 @@ def test_our_own_house_has_no_circles_and_no_name_twice(capsys: pytest.CaptureFi
 LIMITS = {
     "batching": (13, 2_246),
     "bench": (12, 2_049),
-    "catalog": (19, 3_545),
+    "catalog": (19, 3_546),
     "client": (8, 1_697),
     "commands": (17, 1_642),
     "embedding": (58, 11_510),
@@ -78,7 +78,7 @@ LIMITS = {
     "simulation": (11, 2_459),
     "telemetry": (6, 1_300),
     "tuning": (5, 857),
-    "weir": (37, 3_391),
+    "weir": (38, 3_599),
     "wire": (12, 2_649),
     "workers": (24, 5_332),
 }

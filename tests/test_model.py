@@ -6,7 +6,7 @@ import pytest
 
 import weir
 from weir.errors import SettingsError
-from weir.model import PAD, RAGGED, Model, Tensor, _device, check_model, function_of, is_batched
+from weir.model import PAD, RAGGED, Model, Tensor, _device, adapted, check_model, function_of, is_batched
 from weir.serving.settings import compose
 
 X, Y = Tensor("x", "FP32", [-1, -1]), Tensor("y", "FP32", [-1, -1])
@@ -169,6 +169,12 @@ def test_model_makes_a_class_of_a_function_and_is_a_decorator() -> None:
     no_function: Any = Model
     with pytest.raises(SettingsError, match="must be a function"):
         weir.model(max_batch_size=8)(no_function)
+
+
+def test_a_class_of_nobody_that_is_known_is_no_model() -> None:
+    assert adapted(dict) is None
+    with pytest.raises(SettingsError, match=r"<class 'dict'>: must be a subclass of weir.Model, or a function"):
+        check_model(dict)
 
 
 LIST, WHOLE = Tensor("l", "FP32", (-1,)), Tensor("w", "FP32", (), batch="none")

@@ -9,6 +9,7 @@ from difflib import SequenceMatcher
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, TypeVar, overload
 
+from weir.adapters import adapter_of
 from weir.errors import SettingsError, Unsupported
 from weir.metrics import ModelMetrics
 
@@ -373,13 +374,30 @@ def is_batched(model: type[Model]) -> bool:
     return not model.inputs or model.inputs[0].batch != NONE
 
 
+def adapted(found: type) -> type[Model] | None:
+    """Return a model class for a class of another server that adapters.py knows; None for any other. Raises SettingsError for what cannot be
+    adapted."""
+    adapter = adapter_of(found)
+    if adapter is None:
+        return None
+    named = {
+        "__module__": found.__module__,
+        "__qualname__": found.__qualname__,
+        "__signature__": inspect.signature(found),
+    }
+    own = {**adapter.attributes, **named, "foreign": found, FUNCTION: staticmethod(found), ATTRIBUTES: {}}
+    return type(found.__name__, (adapter.base, Model), own)
+
+
 def check_model(model: Any) -> type[Model]:
     """Return `model` if it is a usable Model class; for a function, return a model class made of it.
 
-    Raises SettingsError that says what is wrong.
+    A class of mosec or LitServe is adapted. Raises SettingsError that says what is wrong.
     """
     if callable(model) and not isinstance(model, type):
         model = Model.from_function(model)
+    elif isinstance(model, type) and not issubclass(model, Model):
+        model = adapted(model) or model
     if not (isinstance(model, type) and issubclass(model, Model)):
         raise SettingsError(f"{model!r}: must be a subclass of weir.Model, or a function")
     _check_hooks(model)

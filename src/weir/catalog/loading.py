@@ -21,6 +21,7 @@ from types import MappingProxyType, ModuleType, NoneType
 from typing import Any, get_args, get_type_hints
 from zlib import crc32
 
+from weir.adapters import adapter_of
 from weir.catalog.chains import chain_of
 from weir.catalog.sources import ModelToServe, Parameter, Parameters, Trust
 from weir.catalog.targets import ALL_FORMS, located, model_to_load
@@ -199,7 +200,7 @@ def class_in(module: ModuleType, name: str, target: str) -> type[Model] | type[S
     if isinstance(found, type) and issubclass(found, Service):
         check_model(found.model)
         return found
-    if not (callable(found) if not isinstance(found, type) else issubclass(found, Model)):
+    if not (callable(found) if not isinstance(found, type) else issubclass(found, Model) or adapter_of(found)):
         what = f"a {type(found).__name__}" if not isinstance(found, type) else "a class"
         raise SettingsError(
             f"TARGET {target!r}: {name} is {what}, but must be a subclass of weir.Model or weir.Service, or a function"
