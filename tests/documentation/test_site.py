@@ -55,6 +55,14 @@ def test_there_are_not_more_words_than_there_may_be() -> None:
     assert sum(site.count().values()) <= LIMIT
 
 
+def test_the_changes_are_for_users_and_stand_once() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    entries = [line for line in text.splitlines() if line.startswith("- ")]
+    assert len(entries) == len(set(entries))
+    assert len(text.split()) < 2_000, "what only developers need stands in the commits"
+    assert [text.count(f"\n{section}") for section in ("Added:", "Changed", "Fixed:")] == [1, 1, 1]
+
+
 def test_the_tool_needs_nothing_of_weir() -> None:
     code = "import sys, docs.site; print(*[name for name in sys.modules if name.split('.')[0] == 'weir'])"
     done = subprocess.run([sys.executable, "-c", code], cwd=Path(ROOT), capture_output=True, text=True, check=True)
