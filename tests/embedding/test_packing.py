@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from weir.embedding.packing import Packing, packed, packing_named, quantized, unit_vectors
+from weir.embedding.packing import Packing, packed, packing_named, quantized, similarities, unit_vectors
 from weir.errors import InvalidRequest
 
 EVERY_KIND = np.array(
@@ -92,3 +92,14 @@ def test_a_packing_that_there_is_not_is_refused() -> None:
         InvalidRequest, match="encoding_format='int4': must be one of float, base64, int8, uint8, binary, ubinary"
     ):
         packing_named("int4", "encoding_format")
+
+
+def test_similarities_are_those_of_sentence_transformers() -> None:
+    vector, others = np.array([3.0, 4.0], np.float32), np.array([[6, 8], [0, 1], [3, 4]], np.float32)
+    for function, expected in (
+        ("cosine", [1, 0.8, 1]),
+        ("dot", [50, 4, 25]),
+        ("euclidean", [-5, -(18**0.5), 0]),
+        ("manhattan", [-7, -6, 0]),
+    ):
+        np.testing.assert_allclose(similarities(vector, others, function), expected, rtol=1e-6)

@@ -94,6 +94,14 @@ def test_a_sentence_is_compared_with_others() -> None:
     np.testing.assert_allclose(post("/similarity", said).json(), UNIT[1:] @ UNIT[0], rtol=1e-5)
 
 
+def test_a_sentence_is_compared_by_the_function_of_the_model() -> None:
+    said = {"inputs": {"source_sentence": TEXTS[0], "sentences": TEXTS[1:]}}
+    encoder = HashingEncoder(facts=ModelFacts(similarity="euclidean"))
+    vectors = np.stack([vector_of(text) for text in TEXTS])
+    expected = -np.linalg.norm(vectors[1:] - vectors[0], axis=1)
+    np.testing.assert_allclose(post("/similarity", said, encoder).json(), expected, rtol=1e-5)
+
+
 def test_texts_are_ranked_by_the_first_model_that_ranks() -> None:
     encoder = ranker()
     answer = post(

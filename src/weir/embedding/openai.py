@@ -223,7 +223,7 @@ class EmbeddingsAnswer(EmbeddingsLead):
 
 
 class TextModelCard(TypedDict):
-    """A model of texts."""
+    """A model of texts, and what its workers take: `memory_bytes` of each process, where a page that several share counts in parts."""
 
     id: str
     object: Literal["model"]
@@ -231,6 +231,9 @@ class TextModelCard(TypedDict):
     owned_by: str
     dimensions: int
     max_length: int
+    workers: NotRequired[int]
+    threads_per_worker: NotRequired[int]
+    memory_bytes: NotRequired[list[int]]
 
 
 class TextModelList(TypedDict):
@@ -279,10 +282,14 @@ class OpenAI:
         return no_such_path(f"/v1/{path}", known)
 
     def _card(self, encoder: Encodes) -> TextModelCard:
-        return {
+        card: TextModelCard = {
             "id": encoder.name, "object": "model", "created": self._since, "owned_by": "weir",
             "dimensions": encoder.dimensions, "max_length": encoder.max_length,
         }  # fmt: skip
+        if encoder.facts.use is not None:
+            use = encoder.facts.use()
+            card["workers"], card["threads_per_worker"], card["memory_bytes"] = use
+        return card
 
 
 class OpenAIProtocol:

@@ -78,6 +78,19 @@ def quantized(vectors: NDArray[Any], packing: Packing) -> NDArray[Any]:
     return (levels + 128).astype(numpy.uint8) if packing is Packing.UINT8 else levels.astype(numpy.int8)
 
 
+def similarities(vector: NDArray[Any], others: NDArray[Any], function: str) -> NDArray[Any]:
+    """Return how similar each of `others` [n, dimensions] is to `vector` by a function of sentence-transformers: cosine, dot, euclidean or manhattan.
+
+    A distance is negative, so that what is nearer is more similar.
+    """
+    if function == "cosine":
+        vector, others = unit_vectors(vector), unit_vectors(others)
+    found: NDArray[Any] = others @ vector
+    if function in ("euclidean", "manhattan"):
+        found = -numpy.linalg.norm(others - vector, ord=2 if function == "euclidean" else 1, axis=-1)
+    return found
+
+
 def unit_vectors(vectors: NDArray[Any]) -> NDArray[Any]:
     """Return the vectors [..., dimensions] scaled to length 1. A vector of zeros stays what it is."""
     lengths = numpy.linalg.norm(vectors, axis=-1, keepdims=True)

@@ -23,7 +23,7 @@ from weir.embedding.exchange import (
 )
 from weir.embedding.http import HttpTexts, Listing, described_call, listing
 from weir.embedding.infinity import INFINITY_RERANK, InfinityRerank
-from weir.embedding.packing import packed, unit_vectors
+from weir.embedding.packing import packed, similarities, unit_vectors
 from weir.embedding.scores import labelled, ranking, read_pairs, relevance, terms, without_nulls
 from weir.embedding.texts import (
     TOO_LONG,
@@ -257,10 +257,10 @@ class SimilarityProtocol(TeiProtocol):
         exchange.options = _options(request.parameters or TextOptionFields(), encoder)
 
     def write(self, exchange: TextExchange, encoded: Encoded) -> HttpResponse:
-        """Return the cosine of each sentence."""
-        vectors = unit_vectors(encoded.vectors)
-        cosines = vectors[1:] @ vectors[0]
-        return _answer(packed(cosines[None])[0], compute_headers(exchange, encoded))
+        """Return how similar each sentence is, by the function of the model."""
+        assert exchange.encoder is not None  # `read` sets it
+        found = similarities(encoded.vectors[0], encoded.vectors[1:], exchange.encoder.facts.similarity)
+        return _answer(packed(found[None])[0], compute_headers(exchange, encoded))
 
 
 class RerankProtocol(TeiProtocol):
@@ -422,6 +422,7 @@ class TeiInfo(TypedDict):
     version: str
     sha: str | None
     docker_label: str | None
+    similarity_fn_name: str
 
 
 def model_info(encoder: Encodes, context: EmbeddingContext) -> TeiInfo:
@@ -432,7 +433,7 @@ def model_info(encoder: Encodes, context: EmbeddingContext) -> TeiInfo:
         "max_concurrent_requests": facts.max_waiting, "max_input_length": encoder.max_length,
         "max_batch_tokens": facts.max_batch_tokens, "max_batch_requests": facts.max_batch_size,
         "max_client_batch_size": context.max_texts, "auto_truncate": facts.truncates, "tokenization_workers": 2,
-        "version": __version__, "sha": None, "docker_label": None,
+        "version": __version__, "sha": None, "docker_label": None, "similarity_fn_name": facts.similarity,
     }  # fmt: skip
 
 

@@ -109,7 +109,7 @@ class TeiCalls:
         """Describe the server and its first model."""
         known: dict[str, Any] = {**model_info(self._context.encoder(), self._context)}
         kind = next(iter(known.pop("model_type")))
-        del known["auto_truncate"]
+        del known["auto_truncate"], known["similarity_fn_name"]
         stated = {name: value for name, value in known.items() if value is not None}
         return message("tei.v1.InfoResponse")(**stated, model_type=_TYPES[kind])
 

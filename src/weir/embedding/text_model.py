@@ -1,6 +1,7 @@
 """A text model in the server's process: its settings, and what the server needs of its files. Only the workers load the weights."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from weir.embedding.recipe import OF_LAST_LAYER, OF_TOKENS, Pooling, Precision, 
 from weir.embedding.requests import max_pooled_places
 from weir.embedding.runtime import may_use_gpu
 from weir.embedding.settings import ComputingSettings, TextSettings
-from weir.embedding.texts import ModelFacts, TextOutput, TextTask, TokenizerOptions, server_prompt
+from weir.embedding.texts import ModelFacts, TextOutput, TextTask, TokenizerOptions, WorkersUse, server_prompt
 from weir.errors import SettingsError
 from weir.workers.process.launch import available_cpus
 from weir.workers.settings import WorkerSettings
@@ -35,13 +36,22 @@ TARGET = "weir.embedding.model:TextEncoder"
 
 
 class TextModelSpec(NamedTuple):
-    """A text model to serve: its name, its directory, and its settings. `settings` are those of its queue and workers, by name."""
+    """A text model to serve: its name, its directory, and its settings. `settings` are those of its queue and workers, by name.
+
+    `cpus` is its share of the CPUs that this process may use; None for all.
+    """
 
     name: str
     directory: Path
     text: TextSettings
     computing: ComputingSettings
     settings: dict[str, Any]
+    cpus: int | None = None
+
+    @property
+    def own_cpus(self) -> int:
+        """How many CPUs its workers and their threads may use together."""
+        return self.cpus or len(available_cpus())
 
     @property
     def workers(self) -> int:
@@ -55,13 +65,13 @@ class TextModelSpec(NamedTuple):
         share_weights = self.settings.get("executor", "process") == "process" and computing.runtime != "torch"
         if not share_weights or may_use_gpu(computing.device_map):
             return 1
-        return max(1, len(available_cpus()) // int(self.settings.get("threads") or 1))
+        return max(1, self.own_cpus // int(self.settings.get("threads") or 1))
 
     @property
     def threads(self) -> int:
         """The number of threads of a worker: as set, else its share of the CPUs that this process may use."""
         stated: int | None = self.settings.get("threads")
-        return stated or max(1, len(available_cpus()) // self.workers)
+        return stated or max(1, self.own_cpus // self.workers)
 
     @property
     def wants_calibration(self) -> bool:
@@ -99,6 +109,22 @@ class TextModelSpec(NamedTuple):
         run_tokens = None if budget is None else int(settings["max_batch_cost"])
         params = self.params(run_tokens, settings.get("padding_cost", 1.0))
         return ModelToServe(TARGET, self.name, params, [], settings)
+
+
+def share_cpus(specs: Sequence[TextModelSpec], count: int | None = None) -> list[TextModelSpec]:
+    """Return the models of one server with their shares of its `count` CPUs, None for those that this process may use.
+
+    They are one budget of threads: models that state neither workers nor threads divide what those leave that state both, and have a CPU at least.
+    """
+    left, free = count or len(available_cpus()), []
+    for spec in specs:
+        if {"workers", "threads"} & spec.settings.keys():
+            left -= spec.workers * spec.threads if {"workers", "threads"} <= spec.settings.keys() else spec.workers
+        else:
+            free.append(spec)
+    each, more = divmod(max(left, len(free)), len(free)) if free else (0, 0)
+    shares = {id(spec): each + (place < more) for place, spec in enumerate(free)}
+    return [spec._replace(cpus=shares.get(id(spec))) for spec in specs]
 
 
 def fetched(model: ModelToServe) -> ModelToServe:
@@ -288,7 +314,23 @@ class ServedTextModel:
             dtype=_ONNX_DTYPES.get(self._spec.computing.dtype or "", _DTYPES[self.recipe.precision]), device="gpu" if may_use_gpu(self._spec.computing.device_map) else "cpu",
             truncates=self._spec.text.truncate, max_batch_size=batching.max_batch_size,
             max_batch_tokens=None if max_tokens is None else int(max_tokens), max_waiting=batching.max_queue_size,
+            similarity=self._checkpoint.layout.similarity, use=lambda: _use_of(service, self._spec.threads),
         )  # fmt: skip
+
+
+def _use_of(service: "Service", threads: int) -> WorkersUse:
+    pids = dict.fromkeys(state.pid for state in service.executor.states() if state.pid is not None)
+    memory = [bytes_of for pid in pids if (bytes_of := memory_of(pid)) is not None]
+    return WorkersUse(service.workers.most_workers, threads, memory)
+
+
+def memory_of(pid: int) -> int | None:
+    """Return the memory of a process in bytes, where a page that several processes share counts in parts (PSS); None if the kernel does not say."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return None
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:")), None)
 
 
 # What a model with one of these poolings can be called for.

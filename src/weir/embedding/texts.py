@@ -1,6 +1,6 @@
 """The values that pass between endpoints, tokenizer, queue and model: texts, tokens, vectors, and the options of tokenization and prompts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
@@ -204,6 +204,20 @@ class TextTask(StrEnum):
     PREDICT_TOKENS = "predict_tokens"  # labels of the tokens of a text
 
 
+class WorkersUse(NamedTuple):
+    """What the workers of a model take.
+
+    Attributes:
+        workers: how many there are at most.
+        threads: how many threads each computes with.
+        memory_bytes: what each of their processes has in memory now; a page that several processes share counts in parts.
+    """
+
+    workers: int
+    threads: int
+    memory_bytes: list[int]
+
+
 class ModelFacts(NamedTuple):
     """What a server tells of a text model, beside its name and its sizes.
 
@@ -220,6 +234,8 @@ class ModelFacts(NamedTuple):
         truncates: whether texts that are too long are cut, for callers who do not state it.
         max_batch_size, max_batch_tokens: the most texts and tokens of a batch; None for no limit.
         max_waiting: how many texts may wait.
+        similarity: how two of its vectors are compared: cosine, dot, euclidean or manhattan.
+        use: returns what its workers take; None if nobody knows.
     """
 
     tasks: tuple[TextTask, ...] = (TextTask.EMBED,)
@@ -234,6 +250,8 @@ class ModelFacts(NamedTuple):
     max_batch_size: int | None = None
     max_batch_tokens: int | None = None
     max_waiting: int = 0
+    similarity: str = "cosine"
+    use: Callable[[], WorkersUse] | None = None
 
 
 class Encodes(Protocol):

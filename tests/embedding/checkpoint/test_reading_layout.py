@@ -85,6 +85,18 @@ def test_prompts(tmp_path: Path) -> None:
         read_checkpoint(tmp_path)
 
 
+def test_the_files_say_how_vectors_are_compared(tmp_path: Path) -> None:
+    tiny.sentence_model(tmp_path)
+    assert read_checkpoint(tmp_path).layout.similarity == "cosine"
+    change(tmp_path / "config_sentence_transformers.json", similarity_fn_name="dot")
+    assert read_checkpoint(tmp_path).layout.similarity == "dot"
+    change(tmp_path / "config_sentence_transformers.json", similarity_fn_name="angle")
+    with pytest.raises(
+        SettingsError, match="similarity_fn_name='angle': must be one of cosine, dot, euclidean, manhattan"
+    ):
+        read_checkpoint(tmp_path)
+
+
 def test_vectors_are_as_long_as_the_files_say(tmp_path: Path) -> None:
     tiny.sentence_model(tmp_path, pooling="mean")
     change(tmp_path / "config_sentence_transformers.json", truncate_dim=16)

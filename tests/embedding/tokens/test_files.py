@@ -9,6 +9,7 @@ from tests.embedding import tiny
 from tests.embedding.bert_as_service.bundles import field, varint
 from tests.embedding.tokens.directories import PAIRS, TEXTS
 
+from weir.embedding.texts import Tokenized
 from weir.embedding.tokens.tokenizer import Tokenizer
 from weir.errors import SettingsError
 
@@ -49,6 +50,31 @@ def test_camembert(tmp_path: Path) -> None:
     found = tokenizer.encode(["first do it"], max_length=64)[0]
     assert not isinstance(found, Exception)
     assert tokenizer.tokens(found.ids) == ["<s>", "▁first", "▁do", "▁it", "</s>"]
+
+
+def test_deberta_with_the_file_of_its_training_alone(tmp_path: Path) -> None:
+    tiny.model(tmp_path, "deberta-v3")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).unlink(missing_ok=True)
+    words = ["\u2581first", "\u2581do", "\u2581it", "!", "\u2581do it"]
+    special = ["[PAD]", "[CLS]", "[SEP]", "[UNK]"]
+    trained = field(2, field(3, 1)) + field(3, field(1, b"identity"))
+    pieces = [piece(token, 0.0) for token in special] + [piece(word, -float(place)) for place, word in enumerate(words)]
+    (tmp_path / "spm.model").write_bytes(b"".join(pieces) + trained)
+    tokenizer = Tokenizer(tmp_path)
+    assert (tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id) == (1, 2, 0)
+    assert tokenizer.vocabulary["[MASK]"] == len(pieces)
+    read = tokenizer.encode(["  first do   it! ", ("do", "it"), "Do"], max_length=64)
+    one, pair, odd = [each for each in read if isinstance(each, Tokenized)]
+    assert tokenizer.tokens(one.ids) == ["[CLS]", "\u2581first", "\u2581do", "\u2581it", "!", "[SEP]"]
+    assert tokenizer.tokens(pair.ids) == ["[CLS]", "\u2581do", "[SEP]", "\u2581it", "[SEP]"]
+    assert "[UNK]" in tokenizer.tokens(odd.ids)
+    (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": true, "split_by_punct": true}')
+    (lower,) = Tokenizer(tmp_path).encode(["DO"], max_length=64)
+    assert not isinstance(lower, Exception) and tokenizer.tokens(lower.ids) == ["[CLS]", "\u2581do", "[SEP]"]
+    (tmp_path / "spm.model").write_bytes(b"".join(pieces[1:]) + trained)
+    with pytest.raises(SettingsError, match=r"spm.model: has no piece '\[PAD\]'"):
+        Tokenizer(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,8 @@ POOLINGS = {
     "weightedmean": ("pooling_mode_weightedmean_tokens", Pooling.WEIGHTED_MEAN),
     "lasttoken": ("pooling_mode_lasttoken", Pooling.SEP),
 }
+# How sentence-transformers compares vectors (similarity_fn_name); the first is the default.
+SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 ACTIVATIONS = {"Identity": "identity", "Tanh": "tanh", "ReLU": "relu", "GELU": "gelu", "Sigmoid": "sigmoid"}
 
 # Keys of the sizes in config.json beside those in SIZES, in families that torch alone computes.
@@ -86,6 +88,7 @@ class ModelLayout:
         default_prompt: the name of the prompt that stands before every text, if any.
         dimensions: how many numbers at the start of each vector are kept; None for all.
         files: the files beside those of the network that affect the vectors.
+        similarity: how two vectors are compared, one of SIMILARITIES.
         splade: the configuration of the module that makes sparse vectors, if there is one.
 
     A dense layer without a pooling makes token vectors.
@@ -102,6 +105,7 @@ class ModelLayout:
     dimensions: int | None = None
     files: tuple[Path, ...] = ()
     splade: Path | None = None
+    similarity: str = SIMILARITIES[0]
 
     def layers(self, count: int) -> tuple[int, ...]:
         """Return the layers that are pooled by default, counted from the end, of a network with `count` layers.
@@ -153,8 +157,9 @@ def read_layout(directory: Path, *, allow_pickle: bool = False) -> ModelLayout:
     max_length, lowercase = _text_settings(network)
     prompts, default, dimensions = _encoding_settings(directory)
     return ModelLayout(
-        network, pooled, normalize, tuple(dense), max_length, lowercase, prompts, default, dimensions, tuple(files)
-    )
+        network, pooled, normalize, tuple(dense), max_length, lowercase, prompts, default, dimensions, tuple(files),
+        similarity=_similarity(directory),
+    )  # fmt: skip
 
 
 def _sparse_layout(directory: Path, network_path: str, pooling: Path) -> ModelLayout:
@@ -260,6 +265,17 @@ def _encoding_settings(directory: Path) -> tuple[dict[str, str], str | None, int
     if default is not None and default not in prompts:
         raise settings.wrong("default_prompt_name", default, f"must be one of {', '.join(prompts) or 'the prompts'}")
     return prompts, default, settings.integer("truncate_dim") if "truncate_dim" in settings else None
+
+
+def _similarity(directory: Path) -> str:
+    path = directory / ENCODING_SETTINGS
+    if not path.is_file():
+        return SIMILARITIES[0]
+    settings = read_document(path)
+    stated = settings.text("similarity_fn_name", default=SIMILARITIES[0])
+    if stated not in SIMILARITIES:
+        raise settings.wrong("similarity_fn_name", stated, f"must be one of {', '.join(SIMILARITIES)}")
+    return stated
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ The first of these forms that the directory has is used:
 - tokenizer.json;
 - vocab.txt: WordPiece;
 - vocab.json and merges.txt: byte-level BPE;
-- a SentencePiece file, which XLM-R and CamemBERT had before tokenizer.json.
+- a SentencePiece file, which XLM-R, CamemBERT and DeBERTa v2 and v3 had before tokenizer.json.
 
 The package tokenizers is written in Rust and releases the interpreter's lock while it works.
 """
@@ -37,7 +37,7 @@ def as_settings_error(directory: Path) -> Iterator[None]:
         raise SettingsError(f"{directory}: its tokenizer cannot be read: {error}") from None
 
 
-SENTENCEPIECE_FILES = ("sentencepiece.bpe.model", "sentencepiece.model", "spiece.model", "tokenizer.model")
+SENTENCEPIECE_FILES = ("sentencepiece.bpe.model", "sentencepiece.model", "spiece.model", "spm.model", "tokenizer.model")
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types of Protocol Buffers
 UNIGRAM = 1  # TrainerSpec.ModelType.UNIGRAM in sentencepiece_model.proto, which is also the default
 
@@ -51,6 +51,7 @@ FAIRSEQ_TOKENS: dict[str, tuple[list[Piece], int]] = {
     ),
 }  # fmt: skip
 UNKNOWN = 3  # the id of <unk> in both families
+DEBERTA = "deberta-v2"  # also of v3
 
 
 class Malformed(ValueError):
@@ -65,9 +66,11 @@ def from_sentencepiece(path: Path) -> Any:
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
     family = read_document(path.with_name("config.json")).text("model_type")
+    if family == DEBERTA:
+        return _for_deberta(path)
     if family not in FAIRSEQ_TOKENS:
         raise SettingsError(
-            f"{path}: a SentencePiece file is read for {' and '.join(FAIRSEQ_TOKENS)}; for {family}, make a tokenizer.json where "
+            f"{path}: a SentencePiece file is read for {', '.join(FAIRSEQ_TOKENS)} and {DEBERTA}; for {family}, make a tokenizer.json where "
             "transformers is installed: AutoTokenizer.from_pretrained(directory).save_pretrained(directory)"
         )
     pieces, charsmap = _read_sentencepiece(path)
@@ -83,6 +86,32 @@ def from_sentencepiece(path: Path) -> Any:
         pair="<s> $A </s> </s> $B </s>",
         special_tokens=[(token, tokenizer.token_to_id(token)) for token in ("<s>", "</s>")],
     )
+    return tokenizer
+
+
+def _for_deberta(path: Path) -> Any:
+    """Return the tokenizer of DeBERTa v2 and v3: ids are numbers of pieces, the file has [CLS], [SEP], [PAD] and [UNK], and [MASK] comes behind them."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+    stated = path.with_name("tokenizer_config.json")
+    config = read_document(stated) if stated.is_file() else JsonDocument(stated, {})
+    pieces, charsmap = _read_sentencepiece(path)
+    numbers = {piece: number for number, (piece, _) in enumerate(pieces)}
+    special = [BERT_SPECIAL_TOKENS[role] for role in ("cls", "sep", "pad", "unk")]
+    missing = [token for token in special if token not in numbers]
+    if missing:
+        raise SettingsError(f"{path}: has no piece {missing[0]!r}, which DeBERTa's vocabulary must have")
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=numbers[BERT_SPECIAL_TOKENS["unk"]]))
+    lower = [normalizers.Lowercase()] if config.switch("do_lower_case") else []
+    table = [normalizers.Precompiled(charsmap)] if charsmap else []
+    steps = [*lower, normalizers.Strip(), *table, normalizers.Replace(Regex(" {2,}"), " ")]
+    tokenizer.normalizer = normalizers.Sequence(steps)
+    apart = [pre_tokenizers.Punctuation("isolated")] if config.switch("split_by_punct") else []
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*apart, pre_tokenizers.Metaspace()])
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.add_special_tokens([*special, AddedToken(BERT_SPECIAL_TOKENS["mask"])])
+    cls, sep = ((BERT_SPECIAL_TOKENS[role], numbers[BERT_SPECIAL_TOKENS[role]]) for role in ("cls", "sep"))
+    tokenizer.post_processor = processors.BertProcessing(sep, cls)
     return tokenizer
 
 
