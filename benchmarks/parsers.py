@@ -516,6 +516,9 @@ class Lengths:
         vectors[:, 0] = list(map(len, texts))
         return Encoded(vectors, [1] * count, [False] * count)
 
+    def encode_one(self, text: Text, done: Any, **said: Any) -> None:
+        """Leave it to `encode`."""
+
     async def tokenize(self, texts: Sequence[str], *, special: bool, prompt: str | None) -> list[list[TokenDetail]]:
         """Nobody asks."""
         return []

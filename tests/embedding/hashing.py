@@ -1,7 +1,8 @@
 """An encoder without a model, for tests of doors: the vector of a text follows from its hash; a word is a token."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextvars import Context
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from weir.embedding.texts import (
     TokenDetail,
     prompt_text,
 )
-from weir.errors import InvalidRequest
+from weir.errors import InvalidRequest, WeirError
 from weir.messages import Dispatch
 from weir.telemetry.tracecontext import Trace
 
@@ -53,7 +54,24 @@ class HashingEncoder:
         self.lists: dict[str, list[Any]] | None = None  # the rows of a text, of so many numbers each
         self.lists_width = 2
         self._per_token = per_token
+        self.one_by_one = True  # whether `encode_one` takes a text
         self.dispatch: tuple[Dispatch, float] | None = None  # the batch of the texts, and when they entered the queue
+
+    def encode_one(
+        self, text: Text, done: Callable[[Encoded | WeirError], None], **said: Any
+    ) -> Callable[[], object] | None:
+        """Encode one text in a task."""
+        if not self.one_by_one or not (self.error is None or isinstance(self.error, WeirError)):
+            return None
+
+        async def run() -> None:
+            try:
+                encoded: Encoded | WeirError = await self.encode([text], **said)
+            except WeirError as error:
+                encoded = error
+            done(encoded)
+
+        return asyncio.get_running_loop().create_task(run(), context=Context()).cancel
 
     async def encode(
         self, texts: Sequence[Text], *, door: str, client: str = "", priority: int = 0, timeout: float | None = None,

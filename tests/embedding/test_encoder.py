@@ -21,7 +21,15 @@ from weir.embedding.recipe import Pooling
 from weir.embedding.requests import EncodeRequest, TextRequest, max_pooled_places
 from weir.embedding.texts import Encodes, Tokens
 from weir.embedding.tokens.threads import INLINE_CHARACTERS
-from weir.errors import DeadlineExceeded, Draining, InvalidRequest, ModelError, ModelNotReady, Overloaded, TooLarge
+from weir.errors import (
+    DeadlineExceeded,
+    Draining,
+    InvalidRequest,
+    ModelError,
+    ModelNotReady,
+    Overloaded,
+    TooLarge,
+)
 from weir.messages import Dispatch, Request
 from weir.model import Model
 from weir.protocols.account import CLAIM, Account

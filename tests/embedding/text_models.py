@@ -22,6 +22,7 @@ class Words:
         self.gate.set()
         self.began = threading.Event()
         self.fault: BaseException | None = None
+        self.knows_all = False  # whether all words are known, so that texts are tokenized at once
 
     def encode(
         self, texts: Sequence[Text], *, max_length: int, truncate: bool, tokenize_options: TokenizeOptions
@@ -50,8 +51,10 @@ class Words:
     def at_once(
         self, texts: Sequence[Text], *, max_length: int, truncate: bool, tokenize_options: TokenizeOptions
     ) -> Sequence[Tokenized | InvalidRequest] | None:
-        """Leave all texts to the threads."""
-        return None
+        """Read texts, or leave them to the threads."""
+        if not self.knows_all:
+            return None
+        return self.encode(texts, max_length=max_length, truncate=truncate, tokenize_options=tokenize_options)
 
     def split(
         self, text: Text, *, max_length: int, tokenize_options: TokenizeOptions

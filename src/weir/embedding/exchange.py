@@ -22,7 +22,7 @@ from weir.embedding.texts import (
     TextTask,
     chosen_prompt,
 )
-from weir.errors import InvalidRequest, ModelNotFound, brief
+from weir.errors import InvalidRequest, ModelNotFound, WeirError, brief
 from weir.protocols.settings import HttpSettings
 from weir.telemetry.tracecontext import Trace
 from weir.wire.values import decode_json, find_half, uncollected, without_halves
@@ -202,6 +202,20 @@ class TextExchange:
             truncate=options.truncate, want_tokens=options.want_tokens, prompt=options.prompt,
             whole_words=options.whole_words, truncate_left=options.truncate_left, each=each, trace=trace, outputs=options.outputs,
         )  # fmt: skip
+
+    def begin_one(self, done: Callable[[Encoded | WeirError], None]) -> Callable[[], object] | None:
+        """Count the request and encode its only text, see Encodes.encode_one; None, and nothing is counted, if it is another request or must go to `vectors`."""
+        options = self.options
+        plain = not (options.whole_words or options.want_tokens or options.outputs or self.client)
+        if len(self.texts) != 1 or self.work is not None or self.encoder is None or not plain:
+            return None
+        withdraw = self.encoder.encode_one(
+            self.texts[0], done, door=self.door, priority=self.priority, timeout=self.timeout, dimensions=options.dimensions,
+            truncate=options.truncate, prompt=options.prompt, truncate_left=options.truncate_left,
+        )  # fmt: skip
+        if withdraw is not None:
+            self.received(1)
+        return withdraw
 
     def received(self, texts: int) -> None:
         """Count the request, which has `texts` texts."""

@@ -6,7 +6,7 @@ handed over to the ASGI application.
 
 import asyncio
 import logging
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Coroutine, Iterator, Mapping, Sequence
 from contextvars import Context
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -210,7 +210,7 @@ class HttpTexts:
         self, exchange: TextExchange, encoded: Encoded, head: TextHead, received_bytes: int
     ) -> HttpResponse:
         """Return the answer with the vectors, compressed if the caller accepts that, and count it. A long one is encoded in a thread."""
-        write = partial(self._whole, exchange, encoded)
+        write = partial(self.whole, exchange, encoded)
         size_bytes = TEXT_BYTES * encoded.vectors.size
         answer = await written(size_bytes, write) if size_bytes > LONG_ANSWER else write()
         if head.accept_coding and len(answer.body) > self.context.http.compress_above:
@@ -218,7 +218,8 @@ class HttpTexts:
         exchange.delivered(encoded, received_bytes, len(answer.body))
         return answer
 
-    def _whole(self, exchange: TextExchange, encoded: Encoded) -> HttpResponse:
+    def whole(self, exchange: TextExchange, encoded: Encoded) -> HttpResponse:
+        """Return the answer with the vectors, not compressed and not counted."""
         written = self.protocol.write(exchange, encoded)
         answer = written.whole() if isinstance(written, Listing) else written
         answer.headers.extend(_marks(encoded))
@@ -273,7 +274,9 @@ class FastTexts:
 class FastTextRequest:
     """One request on a connection of the fast path; see HotRequest."""
 
-    __slots__ = ("_connection", "_exchange", "_head", "_headers", "_models", "_plan", "_task", "_texts", "payload")
+    __slots__ = (
+        "_connection", "_exchange", "_head", "_headers", "_models", "_plan", "_task", "_texts", "_withdraw", "payload"
+    )  # fmt: skip
 
     def __init__(self, handler: FastTexts, connection: "Connection", plan: "RoutePlan", payload: bytes) -> None:
         self.payload = payload
@@ -283,6 +286,7 @@ class FastTextRequest:
         self._texts, self._head, self._headers = plan.head
         self._exchange = TextExchange(self._texts.context, self._texts.protocol.name)
         self._task: asyncio.Task[None] | None = None
+        self._withdraw: Callable[[], object] | None = None
 
     def begin(self) -> None:
         """See HotRequest."""
@@ -294,20 +298,55 @@ class FastTextRequest:
         if len(exchange.texts) > SMALL_REQUEST or exchange.model not in self._models or exchange.options.outputs:
             return self._connection.hand_over(self._plan, self.payload)
         self._head.apply_to(exchange, _peer(self._connection))
-        # A new context: the current one may be that of an earlier request on this connection, with its trace and claim.
-        self._task = asyncio.get_running_loop().create_task(self._answered(), context=Context())
+        try:
+            self._withdraw = exchange.begin_one(self._one_answered)
+        except WeirError as error:
+            exchange.received(1)
+            return self._answer(self._texts.refusal(error, exchange))
+        if self._withdraw is None:
+            self._run(self._answered())
 
-    async def _answered(self) -> None:
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        # A new context: the current one may be that of an earlier request on this connection, with its trace and claim.
+        self._task = asyncio.get_running_loop().create_task(work, context=Context())
+
+    def _one_answered(self, encoded: Encoded | WeirError) -> None:
+        """Answer the request with the vector of its only text, or with its error."""
+        self._withdraw = None
+        texts, exchange = self._texts, self._exchange
+        if isinstance(encoded, Cancelled):
+            return self._connection.abort()
+        if isinstance(encoded, WeirError):
+            return self._answer(texts.refusal(encoded, exchange))
+        if self._head.accept_coding and TEXT_BYTES * encoded.vectors.size > texts.context.http.compress_above:
+            return self._run(self._answered(encoded))
+        try:
+            answer = texts.whole(exchange, encoded)
+            exchange.delivered(encoded, len(self.payload), len(answer.body))
+        except Exception as error:
+            answer = self._failed(error)
+        self._answer(answer)
+
+    async def _answered(self, encoded: Encoded | None = None) -> None:
+        """Answer the request with its vectors, which are computed unless they are there."""
         texts, exchange = self._texts, self._exchange
         try:
-            answer = await texts.answer(exchange, await exchange.vectors(), self._head, len(self.payload))
+            encoded = encoded or await exchange.vectors()
+            answer = await texts.answer(exchange, encoded, self._head, len(self.payload))
         except Cancelled:
             return self._connection.abort()
-        except WeirError as error:
-            answer = texts.refusal(error, exchange)
         except Exception as error:
-            _log.exception("POST %s failed", texts.protocol.paths[0])
-            answer = texts.refusal(error, exchange)
+            answer = self._failed(error)
+        self._answer(answer)
+
+    def _failed(self, error: Exception) -> HttpResponse:
+        """Return the answer for `error`, and log it unless it is one that callers are to expect."""
+        if not isinstance(error, WeirError):
+            _log.exception("POST %s failed", self._texts.protocol.paths[0])
+        texts: HttpTexts = self._texts
+        return texts.refusal(error, self._exchange)
+
+    def _answer(self, answer: HttpResponse) -> None:
         self._connection.answer(self._plan, identified(answer, self._headers))
 
     def fail(self, error: Exception) -> None:
@@ -321,6 +360,8 @@ class FastTextRequest:
 
     def leave(self) -> None:
         """See HotRequest."""
+        if self._withdraw is not None:
+            self._withdraw()
         if self._task is not None:
             self._task.cancel()
 

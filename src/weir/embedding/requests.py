@@ -3,14 +3,23 @@
 import asyncio
 import copy
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy
 
 from weir.embedding.recipe import Pooling
-from weir.embedding.texts import NO_TOKENIZE_OPTIONS, Phases, Text, TextOutput, Tokenized, TokenizeOptions, Tokens
+from weir.embedding.texts import (
+    NO_TOKENIZE_OPTIONS,
+    Encoded,
+    Phases,
+    Text,
+    TextOutput,
+    Tokenized,
+    TokenizeOptions,
+    Tokens,
+)
 from weir.errors import CapacityError, DeadlineExceeded, WeirError
 from weir.messages import Dispatch
 from weir.serving.calls import InProcessRequest
@@ -334,6 +343,56 @@ class TextRequest(InProcessRequest):
     def fail(self, error: WeirError) -> None:
         """Deliver the error."""
         self.encoder.failed(self, error)
+
+
+class OneText(InProcessRequest):
+    """A request for the vector of one text that enters the queue as it comes, see Encoder.encode_one. Its answer or error goes to `encoder`.
+
+    Attributes:
+        done: is called once with the answer or the error, unless the request is withdrawn.
+        limit: where the deadline came from, for errors.
+        dimensions: how many numbers of the vector are kept; None for all.
+        count, truncated: how many tokens the text has, and whether it was cut.
+        began: when the request began, by the service's clock.
+        ended: whether it has its answer or error, or was withdrawn.
+    """
+
+    brief = True
+    ended = False
+
+    def __init__(
+        self, encoder: "Encoder", service: "Service", found: Tokenized, done: Callable[[Encoded | WeirError], None], *,
+        door: str, priority: int, deadline: float, limit: str, cost: float, tag: float, dimensions: int | None, began: float,
+        now: float,
+    ) -> None:  # fmt: skip
+        self.encoder = encoder
+        self.service = service
+        self.payload = Tokens(found.ids, found.second)
+        self.count = len(found.ids) // 4
+        self.truncated = found.truncated
+        self.done = done
+        self.door = door
+        self.priority = priority
+        self.arrival = now
+        self.timeout = deadline - now
+        self.deadline = deadline
+        self.limit = limit
+        self.cost = cost
+        self.tag = tag
+        self.dimensions = dimensions
+        self.began = began
+
+    def finish(self, output: Any, dispatch: Dispatch) -> None:
+        """Deliver the vector."""
+        self.encoder.answered_one(self, output, dispatch)
+
+    def fail(self, error: WeirError) -> None:
+        """Deliver the error."""
+        self.encoder.failed_one(self, error)
+
+    def withdraw(self) -> None:
+        """Take the text back, as its caller has left."""
+        self.encoder.withdraw_one(self)
 
 
 def distinct(texts: Sequence[Text]) -> tuple[list[Text], list[int] | None]:

@@ -299,6 +299,16 @@ class Encodes(Protocol):
         Raises InvalidRequest naming the place of the text and the rule, and the errors of the queue: Overloaded, DeadlineExceeded, Draining.
         """
 
+    def encode_one(
+        self, text: Text, done: Callable[[Encoded | WeirError], None], *, door: str, priority: int = 0,
+        timeout: float | None = None, dimensions: int | None = None, truncate: bool | None = None, prompt: str | None = None,
+        truncate_left: bool = False,
+    ) -> Callable[[], object] | None:  # fmt: skip
+        """Encode one text as `encode` does, for a client without a name, and call `done` with the answer or the error.
+
+        Return a function that takes the text back; None if it must go to `encode`. Raises the errors of `encode` that come before the queue.
+        """
+
     async def tokenize(self, texts: Sequence[str], *, special: bool, prompt: str | None) -> list[list[TokenDetail]]:
         """Return the tokens of each text, none cut off; with `special` also the model's special tokens. For `prompt` see `encode`.
 

@@ -45,6 +45,9 @@ class Hashing:
         self.refusals: list[WeirError] = []  # what the next calls raise
         self.released = asyncio.Event()
 
+    def encode_one(self, text: Text, done: Any, **said: Any) -> None:
+        """Leave it to `encode`."""
+
     async def encode(
         self, texts: Sequence[Text], *, door: str, client: str = "", priority: int = 0, timeout: float | None = None,
         dimensions: int | None = None, truncate: bool | None = None, want_tokens: bool = False,

@@ -301,9 +301,26 @@ class Tokenizer:
         self, texts: Sequence[Text], *, max_length: int, truncate: bool, tokenize_options: TokenizeOptions
     ) -> list[Tokenized | InvalidRequest] | None:
         """Return what `encode` returns if that takes microseconds for each text, as nearly all words are known; else None."""
+        if len(texts) == 1 and type(text := texts[0]) is str and text and "\0" not in text:
+            one = self._one_at_once(text, max_length, truncate, tokenize_options)
+            if one is not None:
+                return [one]
         if not all(isinstance(text, (str, tuple)) for text in texts):
             return None
         return self._encoded(texts, max_length, truncate, tokenize_options, NEW_AT_ONCE)
+
+    def _one_at_once(
+        self, text: str, max_length: int, truncate: bool, tokenize_options: TokenizeOptions
+    ) -> Tokenized | InvalidRequest | None:
+        """Return the tokens of a text by its words alone, as most are; None if it may be a pair, or must be tokenized as a whole."""
+        words = self._known_words
+        if words is None or self.separator is not None or tokenize_options.whole_words:
+            return None
+        prompt = self.options.prompt if tokenize_options.prompt is None else tokenize_options.prompt
+        ids = words.ids(prompt + text if prompt else text, NEW_AT_ONCE)
+        if ids is None:
+            return None
+        return self._with_special_tokens([ids], max_length, truncate, False, False, tokenize_options.truncate_left)
 
     def _encoded(
         self, texts: Sequence[Text], max_length: int, truncate: bool, tokenize_options: TokenizeOptions, new: float
