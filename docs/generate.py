@@ -17,7 +17,7 @@ from docs import architecture, grafana
 from weir import cli, errors
 from weir.app import OF_ASGI
 from weir.catalog.repository.folder import KEYS
-from weir.catalog.repository.triton import FOREIGN, PLATFORMS, REFUSED, WARNED
+from weir.catalog.repository.triton import PLATFORMS, REFUSED, WARNED
 from weir.embedding.metrics import PaddingMetrics, TextCounts
 from weir.embedding.server_settings import TEXTS
 from weir.frontends.http.pages import Held
@@ -161,7 +161,7 @@ and every [setting](settings.md) of a model by its name.
 | `version_policy` | `versions` |
 | `default_model_filename` | `file` |
 
-Platforms: PLATFORMS; not run: FOREIGN.
+Platforms: PLATFORMS.
 
 Numbers may be texts, keys in camel case.
 
@@ -231,10 +231,10 @@ def _metrics_tables(families: list[Any]) -> str:
 def repository_page() -> str:
     """Return the page of what a model's file in a repository may say."""
     keys = _table(("key", "meaning"), [(f"`{key}`", meaning) for key, meaning in KEYS.items()])
-    refused, warned, foreign = (", ".join(f"`{each}`" for each in names) for names in (REFUSED, WARNED, FOREIGN))
+    refused, warned = (", ".join(f"`{each}`" for each in names) for names in (REFUSED, WARNED))
     platforms = ", ".join(f"`{theirs}` (`{ours}`)" for theirs, ours in PLATFORMS.items())
     text = REPOSITORY.replace("KEYS", keys).replace("REFUSED", refused).replace("WARNED", warned)
-    return text.replace("PLATFORMS", platforms).replace("FOREIGN", foreign)
+    return text.replace("PLATFORMS", platforms)
 
 
 def _triton_names() -> str:
