@@ -78,6 +78,20 @@ def test_what_is_none_of_these_is_refused(value: str) -> None:
         Access(AccessSettings(api_key=KEY)).require_http(headers(value))
 
 
+def test_requests_with_a_key_of_bulk_work_are_bulk_whatever_they_state(tmp_path: Path) -> None:
+    access = keyed(tmp_path, f"{KEY}\nnightly bulk\n")
+    stated = (b"x-weir-class", b"interactive")
+
+    assert access.require_http([*headers("Bearer nightly"), stated]) == [
+        *headers("Bearer nightly"), (b"x-weir-class", b"bulk")
+    ]  # fmt: skip
+    assert access.require_http(headers(basic("nightly")))[-1] == (b"x-weir-class", b"bulk")
+    assert access.require_http([*headers(f"Bearer {KEY}"), stated]) == [*headers(f"Bearer {KEY}"), stated]
+    for key in ("nightly bulk", "bulk"):
+        with pytest.raises(Unauthorized):
+            access.require(key)
+
+
 def test_a_page_of_another_origin_cannot_use_the_password_that_the_browser_knows() -> None:
     access = Access(AccessSettings(api_key=KEY))
     access.require_http(headers(basic(KEY), host="here:8000", origin="http://here:8000"))

@@ -144,6 +144,8 @@ def allowed(origins: Sequence[str], host: str, cors_origins: Sequence[str]) -> b
 
 Headers = Iterable[tuple[bytes, bytes]]
 
+BULK_KEY = " bulk"  # behind a key whose requests are bulk work
+CLASS_HEADER = b"x-weir-class"
 _RULE = "must be printable ASCII without spaces"
 
 
@@ -177,7 +179,10 @@ class Access:
         settings = settings or AccessSettings()
         path = settings.api_key_file
         keys = [settings.api_key] if settings.api_key is not None else [] if path is None else read_keys(path)
-        self._digests = [_digest(key) for key in keys]
+        self._digests = [_digest(key.partition(" ")[0]) for key in keys]
+        self._bulk = frozenset(
+            digest for digest, key in zip(self._digests, keys, strict=True) if key.endswith(BULK_KEY)
+        )
         self._control = control
         self.own_key = secrets.token_urlsafe(32)  # of the server itself, for calls of its own application
 
@@ -199,20 +204,28 @@ class Access:
         which = "came without it" if key is None else "came with another one"
         raise Unauthorized(f"this server asks for its API key (Authorization: Bearer KEY), but the call {which}")
 
-    def require_http(self, headers: Headers) -> None:
-        """Do what `require` does for an HTTP request. `headers` have names in lower case.
+    def require_http(self, headers: Headers) -> list[tuple[bytes, bytes]]:
+        """Do what `require` does for an HTTP request, and return its headers, which have names in lower case. With a key of bulk work they state that class,
+        whatever class the caller stated.
 
         A browser may send the key as the password of Basic authentication (RFC 7617). That does not count for pages of other origins: the browser adds
         the password to every request to this server, whichever page makes the request.
         """
+        listed = list(headers)
         if self.required:
-            listed = list(headers)
             token = bearer_in(listed)
-            self.require(_password_in(listed) if token is None else token)
+            key = _password_in(listed) if token is None else token
+            self.require(key)
+            if self._bulk and key is not None and _digest(key) in self._bulk:
+                return [*(header for header in listed if header[0] != CLASS_HEADER), (CLASS_HEADER, b"bulk")]
+        return listed
 
 
 def read_keys(path: str) -> list[str]:
-    """Return the keys in the file `path`. Raises SettingsError if the file cannot be read, holds no key, or holds one that cannot be sent in a header."""
+    """Return the keys in the file `path`, those of bulk work with BULK_KEY behind them.
+
+    Raises SettingsError if the file cannot be read, holds no key, or holds one that cannot be sent in a header.
+    """
     try:
         lines = Path(path).read_bytes().splitlines()
     except OSError as error:
@@ -221,8 +234,8 @@ def read_keys(path: str) -> list[str]:
     if not keys:
         raise SettingsError(f"api_key_file={path!r}: must hold a key, or several, one a line")
     for place, key in keys.items():
-        if not _is_key(key):
-            raise SettingsError(f"api_key_file={path!r}: line {place}: {_RULE}")
+        if not _is_key(key.removesuffix(BULK_KEY)):
+            raise SettingsError(f"api_key_file={path!r}: line {place}: {_RULE}, with or without {BULK_KEY!r} behind it")
     return list(keys.values())
 
 

@@ -1,13 +1,17 @@
 """gate.py, in front of an application that says where it was reached."""
 
 import asyncio
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
+from weir.frontends.grpc.services import Services
 from weir.frontends.http.auth_middleware import Gate
+from weir.frontends.http.fast.plan import HttpHead, _may
 from weir.protocols.access import Access, AccessSettings
 from weir.protocols.response import HttpResponse
 
@@ -38,6 +42,34 @@ def get(path: str, headers: dict[str, str] | None = None, root: str = "") -> htt
 def test_with_the_key_the_application_is_reached() -> None:
     assert get("/any", SENT).text == "/any"
     assert get("/any").status_code == get("/any", {"Authorization": "Bearer k3y2"}).status_code == 401
+
+
+def test_the_class_of_the_key_is_that_of_the_request_on_every_channel(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("k3y\nnightly bulk\n")
+    access = Access(AccessSettings(api_key_file=str(tmp_path / "keys")))
+    sent = [(b"authorization", b"Bearer nightly"), (b"x-weir-class", b"interactive")]
+    expected = [sent[0], (b"x-weir-class", b"bulk")]
+
+    async def by_asgi() -> Scope:
+        found: list[Scope] = []
+
+        async def application(scope: Scope, receive: Receive, send: Send) -> None:
+            found.append(scope)
+
+        scope = {"type": "http", "path": "/any", "root_path": "", "headers": sent}
+        await Gate(application, access, {}, 1.0)(scope, None, None)  # type: ignore[arg-type]  # it calls neither
+        return found[0]
+
+    head = HttpHead("POST", b"/any", "1.1", sent)
+    call: Any = SimpleNamespace(metadata=(("authorization", "Bearer nightly"), ("x-weir-class", "interactive")))
+    services = Services.__new__(Services)
+    services._access = access
+
+    assert asyncio.run(by_asgi())["headers"] == expected
+    assert _may(head, access)
+    assert head.headers == expected
+    assert services.admit("/any", call)
+    assert call.metadata == (("authorization", "Bearer nightly"), ("x-weir-class", "bulk"))
 
 
 @pytest.mark.parametrize("path", ["/health/live", "/v2/health/ready"])

@@ -18,6 +18,7 @@ from weir.errors import Draining, InvalidRequest, ModelNotFound, Overloaded, Una
 from weir.frontends.grpc.call import Answer, Handler, IncomingCall, headers_of, in_task, parse, refuse, unary
 from weir.frontends.grpc.inference import StreamInference, UnaryInference
 from weir.profiling.machine import find_hardware
+from weir.protocols.access import CLASS_HEADER
 from weir.protocols.kserve import metadata as kserve
 from weir.protocols.kserve.context import KserveContext
 from weir.protocols.offloading import off_loop
@@ -393,7 +394,10 @@ class Services:
         """Return whether a call may go on: a health check, or one with the server's key. End the call otherwise."""
         try:
             if self._access.required and path not in OPEN:
-                self._access.require_http(headers_of(call))
+                headers = self._access.require_http(headers_of(call))
+                if headers[-1:] == [(CLASS_HEADER, b"bulk")]:  # the key's class goes before one that the caller stated
+                    stated = CLASS_HEADER.decode()
+                    call.metadata = (*(pair for pair in call.metadata if pair[0] != stated), (stated, "bulk"))
         except Unauthorized as error:
             refuse(error, call, development=self._development)
             return False

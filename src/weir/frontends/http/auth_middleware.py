@@ -36,7 +36,7 @@ class Gate:
         """Answer one request, or open one WebSocket."""
         if scope["type"] in ("http", "websocket") and inner_path(scope) not in OPEN:
             try:
-                self._access.require_http(scope["headers"])
+                scope = {**scope, "headers": self._access.require_http(scope["headers"])}
             except Unauthorized as error:
                 return await self._refuse(error, scope, receive, send)
         await self._app(scope, receive, send)

@@ -348,8 +348,9 @@ def _is_for_asgi(http_head: HttpHead, settings: HttpSettings) -> bool:
 
 
 def _may(http_head: HttpHead, access: Access) -> bool:
+    """Return whether the request has a key, if it needs one. Its headers then state the class of work of that key."""
     try:
-        access.require_http(http_head.headers)
+        http_head.headers = access.require_http(http_head.headers)
     except Unauthorized:
         return False
     return True
