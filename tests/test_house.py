@@ -67,7 +67,7 @@ LIMITS = {
     "catalog": (19, 3_546),
     "client": (8, 1_697),
     "commands": (17, 1_642),
-    "embedding": (58, 11_834),
+    "embedding": (58, 11_868),
     "frontends": (32, 6_078),
     "jobs": (7, 1_225),
     "manifests": (8, 871),

@@ -77,7 +77,7 @@ def test_documents_are_ranked_with_their_texts_below_the_first_version() -> None
     ("/v2/embed", {"texts": ["a"], "truncate": "LEFT"}, 400, "truncate='LEFT': must be one of NONE, START, END"),
     ("/v2/embed", {"texts": ["a"], "embedding_types": ["int4"]}, 400, "embedding_types='int4': must be one of float"),
     ("/v2/embed", {"texts": ["a"], "embedding_types": []}, 400, "embedding_types: must name one or more"),
-    ("/v2/embed", {"texts": ["a"], "output_dimension": 9}, 400, "dimensions=9: must be 1 to 8"),
+    ("/v2/embed", {"texts": ["a"], "output_dimension": 9}, 400, "output_dimension=9: must be 1 to 8"),
     ("/v2/embed", {"texts": ["a"], "input_type": "question"}, 400, "input_type='question': must be one of"),
     ("/v2/embed", {"images": ["a"], "input_type": "image"}, 501, "images: only texts are encoded here"),
     ("/v2/embed", {"texts": ["a"], "inputs": [{}]}, 400, "texts, inputs: only one of them may be given"),

@@ -185,7 +185,14 @@ class CohereEmbed(CohereProtocol):
             truncation_direction=direction,
             input_type=request.input_type,
         )
-        exchange.options = options_of(fields, encoder)
+        try:
+            exchange.options = options_of(fields, encoder)
+        except InvalidRequest as error:
+            begin, known = "dimensions=", "output_dimension="
+            message = error.message
+            raise InvalidRequest(
+                known + message.removeprefix(begin) if message.startswith(begin) else message
+            ) from None
 
     def write(self, exchange: TextExchange, encoded: Encoded) -> Listing:
         """Return the vectors in each of the types."""

@@ -53,6 +53,7 @@ class TextEncoder(Model):
         run_tokens: the most tokens of one run of the network, where padding counts `padding_cost` times; None for a default of the device.
         prompt: the name or the text of a prompt that is put before every text; None for the model's own.
         hide_special: no token attends to the first and the last token, unless the pooling reads one of them.
+        router: the route of the model's Router, such as query; None for its default.
         dtype: the variant of an ONNX file that the runtime onnx-file computes, see onnx_files.DTYPES.
         allow_pickle: read the weights of a directory that has them as pickles alone; no code in them is run.
 
@@ -75,6 +76,7 @@ class TextEncoder(Model):
         truncate: bool = True, special_tokens: bool = True, cased: bool | None = None, pair_separator: str | None = None,
         run_tokens: int | None = None, padding_cost: float = 1.0, cache: str | None = None, window: int | None = None,
         prompt: str | None = None, hide_special: bool = False, allow_pickle: bool = False, dtype: str | None = None,
+        router: str | None = None,
     ) -> None:  # fmt: skip
         check_devices(devices)
         self.directory = Path(directory)
@@ -92,6 +94,7 @@ class TextEncoder(Model):
         self.hide_special = hide_special
         self.allow_pickle = allow_pickle
         self.dtype = dtype
+        self.router = router
         self.truncate = truncate
         self.tokenizer_options: dict[str, Any] = {
             "lowercase": None if cased is None else not cased,
@@ -113,7 +116,11 @@ class TextEncoder(Model):
         from weir.embedding.texts import TokenizerOptions, server_prompt
 
         self._checkpoint = checkpoint = read_for(
-            self.runtime_options.kind, self.directory, allow_pickle=self.allow_pickle, dtype=self.dtype
+            self.runtime_options.kind,
+            self.directory,
+            allow_pickle=self.allow_pickle,
+            dtype=self.dtype,
+            router=self.router,
         )
         self._recipe = chosen_recipe(checkpoint, **self.recipe_options)
         self._hides_special = self.hide_special and not set(self._recipe.poolings) & set(OF_SPECIAL_TOKENS)

@@ -79,6 +79,11 @@ class TextSettings:
         metavar="NAME",
     )  # fmt: skip
 
+    router: str | None = setting(
+        None, "the route of a model with a Router of sentence-transformers: query, document (default: the route that its files state, else document)",
+        metavar="NAME",
+    )  # fmt: skip
+
     def __post_init__(self) -> None:
         check(self)
 

@@ -92,7 +92,7 @@ class TextModelSpec(NamedTuple):
             "cased": text.cased, "pair_separator": text.pair_separator, "prompt": text.prompt,
             "run_tokens": run_tokens if computing.run_tokens is None else computing.run_tokens,
             "padding_cost": padding_cost, "cache": computing.cache, "hide_special": text.hide_special,
-            "allow_pickle": computing.allow_pickle, "dtype": computing.dtype,
+            "allow_pickle": computing.allow_pickle, "dtype": computing.dtype, "router": text.router,
         }  # fmt: skip
 
     def worker_settings(self) -> dict[str, Any]:
@@ -175,7 +175,11 @@ class ServedTextModel:
         text = spec.text
         computing = spec.computing
         checkpoint = read_for(
-            computing.runtime, spec.directory, allow_pickle=computing.allow_pickle, dtype=computing.dtype
+            computing.runtime,
+            spec.directory,
+            allow_pickle=computing.allow_pickle,
+            dtype=computing.dtype,
+            router=text.router,
         )
         if text.max_length is not None and text.max_length > checkpoint.architecture.max_length:
             raise SettingsError(

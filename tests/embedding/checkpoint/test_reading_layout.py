@@ -8,6 +8,7 @@ import pytest
 from tests.embedding import tiny
 
 from weir.embedding.checkpoint.reading import read_checkpoint
+from weir.embedding.model import TextEncoder
 from weir.embedding.recipe import Pooling, chosen_recipe
 from weir.embedding.texts import TokenizerOptions
 from weir.errors import SettingsError
@@ -83,6 +84,55 @@ def test_prompts(tmp_path: Path) -> None:
     change(tmp_path / "config_sentence_transformers.json", default_prompt_name="question")
     with pytest.raises(SettingsError, match="default_prompt_name='question': must be one of query, passage"):
         read_checkpoint(tmp_path)
+
+
+def routed(directory: Path, **config: Any) -> Path:
+    """Write a model with a Router of dense layers behind the pooling, of 20 numbers for documents and none for queries."""
+    tiny.sentence_model(directory, dense=20)
+    router = directory / "2_Router"
+    router.mkdir()
+    (directory / "2_Dense").rename(router / "document_0_Dense")
+    (router / "query_0_Normalize").mkdir()
+    types = {
+        name: f"sentence_transformers.models.{name[name.rindex('_') + 1 :]}"
+        for name in ("document_0_Dense", "query_0_Normalize")
+    }
+    structure = {"query": ["query_0_Normalize"], "document": ["document_0_Dense"]}
+    stated = {"types": types, "structure": structure, "parameters": {"default_route": "document"}, **config}
+    (router / "router_config.json").write_text(json.dumps(stated))
+    modules = json.loads((directory / "modules.json").read_text())
+    modules[2] |= {"path": "2_Router", "type": "sentence_transformers.models.Router"}
+    (directory / "modules.json").write_text(json.dumps(modules[:3]))
+    return directory
+
+
+def test_one_route_of_a_router_is_served(tmp_path: Path) -> None:
+    model = routed(tmp_path / "model")
+    document, query = (read_checkpoint(model, router=route) for route in (None, "query"))
+    assert [len(layer.weight) for layer in document.dense] == [20] and not document.normalize
+    assert not query.dense and query.normalize
+    assert document.content_hash() != query.content_hash()
+    vectors = []
+    for route in (None, "document", "query"):
+        encoder = TextEncoder(str(model), router=route, cache=str(tmp_path / "cache"))
+        encoder.load_shared()
+        encoder.load()
+        vectors.append(encoder.predict(encoder.preprocess_batch(["do it"]))[0])
+    assert [len(vector) for vector in vectors] == [20, 20, 32]
+    assert (vectors[0] == vectors[1]).all()
+
+
+def test_a_route_that_there_is_not_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"router='image': .*router_config.json: must be one of query, document"):
+        read_checkpoint(routed(tmp_path / "model"), router="image")
+    with pytest.raises(SettingsError, match=r"must name the types and the structure of its routes"):
+        read_checkpoint(routed(tmp_path / "typeless", types={}))
+    outside = {"document": ["../document"]}
+    types = {"../document": "sentence_transformers.models.Dense"}
+    with pytest.raises(SettingsError, match=r"'../document' must be a folder in that directory"):
+        read_checkpoint(routed(tmp_path / "outside", structure=outside, types=types))
+    with pytest.raises(SettingsError, match=r"router='query': .*modules.json: has no module Router"):
+        read_checkpoint(tiny.sentence_model(tmp_path / "plain"), router="query")
 
 
 def test_the_files_say_how_vectors_are_compared(tmp_path: Path) -> None:

@@ -17,5 +17,8 @@ def test_a_model_with_a_decoder_is_refused_by_name(tmp_path: Path) -> None:
     (directory / "config.json").write_text(json.dumps(config | sizes))
     with pytest.raises(SettingsError, match="is_encoder_decoder=True: must be false: t5 has a decoder"):
         read_for("torch", directory)
-    with pytest.raises(SettingsError, match=r"model_type='t5': .* others are served with --runtime torch"):
+    with pytest.raises(
+        SettingsError,
+        match=r"model_type='t5': .* others are served from an ONNX file that the model has, or with --runtime torch",
+    ):
         read_for("onnx", directory)

@@ -135,6 +135,34 @@ def test_texts_are_encoded_as_by_sentence_transformers(family: str, pooling: str
     assert cosines(found, theirs.encode(texts, prompt_name="query")).min() >= EXACT
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_routes_are_those_of_sentence_transformers(whole: bool, tmp_path: Path) -> None:
+    import torch
+    from sentence_transformers import SentenceTransformer, models
+
+    (tmp_path / "network").mkdir()
+    vocabulary = tiny_tokens.write(tmp_path / "network", "bert")
+    save(tmp_path / "network", "bert", vocab_size=vocabulary, pad_token_id=0)
+    tiny.sentence_files(tmp_path / "network")
+
+    def network() -> list[Any]:
+        return [models.Transformer(str(tmp_path / "network")), models.Pooling(32, pooling_mode="mean")]
+
+    torch.manual_seed(0)
+    heads = [models.Dense(32, size) for size in (20, 12)]
+    parts = [[*network(), heads[0]], [*network(), heads[1]]] if whole else [[head] for head in heads]
+    router = models.Router.for_query_document(query_modules=parts[0], document_modules=parts[1])
+    theirs = SentenceTransformer(modules=[router] if whole else [*network(), router], device="cpu")
+    theirs.save_pretrained(str(tmp_path / "model"))
+    for route, encode in (("query", theirs.encode_query), ("document", theirs.encode_document)):
+        ours = TextEncoder(str(tmp_path / "model"), router=route, cache=str(tmp_path / "cache"))
+        ours.load_shared()
+        ours.load()
+        found = np.stack(ours.predict(ours.preprocess_batch(["First do it", "do"])))
+        assert found.shape[1] == {"query": 20, "document": 12}[route]
+        assert cosines(found, encode(["First do it", "do"])).min() >= EXACT
+
+
 @pytest.mark.parametrize("family", ["bert", "distilbert", "xlm-roberta", "modernbert"])
 @pytest.mark.parametrize("strategy", ["max", "sum"])
 def test_sparse_vectors_are_those_of_sentence_transformers(family: str, strategy: str, tmp_path: Path) -> None:

@@ -231,7 +231,11 @@ def read_family(config: JsonDocument) -> str:
     kind = config.text("model_type")
     if kind not in FAMILIES:
         known = ", ".join(FAMILIES)
-        raise config.wrong("model_type", kind, f"must be one of {known}; others are served with --runtime torch")
+        raise config.wrong(
+            "model_type",
+            kind,
+            f"must be one of {known}; others are served from an ONNX file that the model has, or with --runtime torch",
+        )
     if kind == "bert" and config.text("position_embedding_type", default="absolute") == "alibi":
         return JINA
     return FAMILIES[kind]

@@ -35,6 +35,8 @@ from weir.errors import SettingsError
 CONFIG = "config.json"
 CLASSIFIER = "ForSequenceClassification"  # the end of the names of transformers' classes of models that label texts
 MODULES = "modules.json"
+ROUTER = "router_config.json"  # in the folder of a Router
+DOCUMENT = "document"  # the route of a Router that states no default
 ENCODING_SETTINGS = "config_sentence_transformers.json"
 # The files of sentence-transformers that may state the greatest length of a text; current versions write the first.
 TEXT_SETTINGS = (
@@ -115,17 +117,17 @@ class ModelLayout:
         return (-1,) if self.pooled or count == 1 else (-2,)
 
 
-def read_layout(directory: Path, *, allow_pickle: bool = False) -> ModelLayout:
+def read_layout(directory: Path, *, allow_pickle: bool = False, router: str | None = None) -> ModelLayout:
     """Read modules.json and the folders that it names. A directory without modules.json holds a network alone.
 
-    The modules must be a Transformer, a Pooling, any number of Dense, and at last optionally a Normalize; a Dropout is skipped. Raises
+    Of a Router the modules of the route `router` count, None for its default.     The modules must be a Transformer, a Pooling, any number of Dense, and at last optionally a Normalize; a Dropout is skipped. Raises
     SettingsError naming the file and the module for any other sequence, and the file, key and rule for a broken file.
     """
     if not directory.is_dir():
         raise no_weights_error(directory)
     if not (directory / MODULES).is_file():
         return ModelLayout(directory)
-    modules = _modules(directory)
+    modules = _modules(directory, router)
     (network_path, first), rest = modules[0], modules[1:]
     if first == "MLMTransformer" and [kind for _, kind in rest] == ["SpladePooling"]:
         return _sparse_layout(directory, network_path, directory / rest[0][0])
@@ -173,8 +175,46 @@ def _sparse_layout(directory: Path, network_path: str, pooling: Path) -> ModelLa
     )  # fmt: skip
 
 
-def _modules(directory: Path) -> list[tuple[str, str]]:
+def _modules(directory: Path, router: str | None) -> list[tuple[str, str]]:
     """Return each module's folder and class name, without the package: versions of sentence-transformers differ in the package."""
+    found = [
+        each
+        for folder, kind in _listed_modules(directory)
+        for each in (_routed(directory, folder, router) if kind == "Router" else [(folder, kind)])
+    ]
+    if (
+        router is not None
+        and len(found)
+        and not any((directory / folder / ROUTER).is_file() for folder, _ in _listed_modules(directory))
+    ):
+        raise SettingsError(f"router={router!r}: {directory / MODULES}: has no module Router")
+    return found
+
+
+def _routed(directory: Path, folder: str, router: str | None) -> list[tuple[str, str]]:
+    """Return the modules of one route of a Router. Raises SettingsError naming the routes that there are."""
+    config = read_document(directory / folder / ROUTER)
+    try:
+        routes = msgspec.convert(config.values.get("structure"), dict[str, list[str]])
+        types = msgspec.convert(config.values.get("types"), dict[str, str])
+        stated = msgspec.convert(config.values.get("parameters") or {}, dict[str, Any]).get("default_route")
+        named = [(name, types[name]) for name in routes.get(router or stated or DOCUMENT, [])]
+    except (msgspec.ValidationError, KeyError) as error:
+        raise SettingsError(f"{config.path}: must name the types and the structure of its routes: {error}") from None
+    if not named:
+        rule = f"must be one of {', '.join(routes) or 'its routes'}"
+        raise SettingsError(f"router={router or stated or DOCUMENT!r}: {config.path}: {rule}")
+    for name, _ in named:
+        _check_folder(config.path, name)
+    return [(str(Path(folder) / name), kind.rsplit(".", 1)[-1]) for name, kind in named]
+
+
+def _check_folder(path: Path, folder: str) -> None:
+    if "\0" in folder or Path(folder).is_absolute() or ".." in Path(folder).parts:
+        raise SettingsError(f"{path}: {folder!r} must be a folder in that directory")
+
+
+def _listed_modules(directory: Path) -> list[tuple[str, str]]:
     path = directory / MODULES
     try:
         modules = msgspec.convert(read_json(path), list[dict[str, Any]])
@@ -184,8 +224,7 @@ def _modules(directory: Path) -> list[tuple[str, str]]:
     if not found:
         raise SettingsError(f"{path}: names no modules")
     for folder, _ in found:
-        if "\0" in folder or Path(folder).is_absolute() or ".." in Path(folder).parts:
-            raise SettingsError(f"{path}: {folder!r} must be a folder in that directory")
+        _check_folder(path, folder)
     return [(folder, kind.rsplit(".", 1)[-1]) for folder, kind in found]
 
 
@@ -282,7 +321,8 @@ def _similarity(directory: Path) -> str:
 class Checkpoint:
     """A model's directory, checked: its architecture, its layout and its weights.
 
-    `allow_pickle`: pickled weights are read where there are no others. `onnx` is the ONNX file that is computed in place of the weights, if one is.
+    `allow_pickle`: pickled weights are read where there are no others. `onnx` is the ONNX file that is computed in place of the weights, if one is. `router`
+    is the route of a Router that was chosen, if one was.
     """
 
     directory: Path
@@ -291,6 +331,7 @@ class Checkpoint:
     store: Store | OnnxStore
     allow_pickle: bool = False
     onnx: OnnxFile | None = None
+    router: str | None = None
 
     @property
     def has_tokens(self) -> bool:
@@ -427,13 +468,13 @@ class Checkpoint:
         return digest.hexdigest()
 
 
-def read_checkpoint(directory: Path, *, allow_pickle: bool = False) -> Checkpoint:
+def read_checkpoint(directory: Path, *, allow_pickle: bool = False, router: str | None = None) -> Checkpoint:
     """Read a model's directory in the layout of Hugging Face or of sentence-transformers, for the onnx runtime.
 
     Sizes, names and shapes are checked; the values of the weights are not read. Raises SettingsError naming the file and the rule.
     """
     directory = Path(directory).resolve()
-    layout = read_layout(directory, allow_pickle=allow_pickle)
+    layout = read_layout(directory, allow_pickle=allow_pickle, router=router)
     if not (layout.network / CONFIG).is_file() and list(directory.glob("*.ckpt.index")):
         raise no_weights_error(directory)
     config = read_document(layout.network / CONFIG)
@@ -443,7 +484,7 @@ def read_checkpoint(directory: Path, *, allow_pickle: bool = False) -> Checkpoin
     architecture = read_architecture(config, has_pooler=bool(store.stored.pooler(family)), has_classifier=labels_texts)
     store.weights(architecture)
     _check_dense(layout, architecture)
-    return Checkpoint(directory, architecture, layout, store, allow_pickle)
+    return Checkpoint(directory, architecture, layout, store, allow_pickle, router=router)
 
 
 def _check_dense(layout: ModelLayout, architecture: Architecture) -> None:
@@ -457,7 +498,9 @@ def _check_dense(layout: ModelLayout, architecture: Architecture) -> None:
         width = layer.weight.shape[0]
 
 
-def read_for(kind: str, directory: Path, *, allow_pickle: bool = False, dtype: str | None = None) -> Checkpoint:
+def read_for(
+    kind: str, directory: Path, *, allow_pickle: bool = False, dtype: str | None = None, router: str | None = None
+) -> Checkpoint:
     """Read a model's directory for the runtime `kind`, one of RUNTIMES. Raises SettingsError as `read_checkpoint` does.
 
     For torch any architecture is accepted, as transformers computes it; weights of an architecture that is not in FAMILIES are not checked. For "onnx-file"
@@ -465,21 +508,21 @@ def read_for(kind: str, directory: Path, *, allow_pickle: bool = False, dtype: s
     """
     directory = Path(directory).resolve()
     if kind == RUNTIME:
-        return _read_for_file(directory, dtype, allow_pickle)
+        return _read_for_file(directory, dtype, allow_pickle, router)
     if kind != "torch":
-        return read_checkpoint(directory, allow_pickle=allow_pickle)
-    layout = read_layout(directory, allow_pickle=allow_pickle)
+        return read_checkpoint(directory, allow_pickle=allow_pickle, router=router)
+    layout = read_layout(directory, allow_pickle=allow_pickle, router=router)
     path = layout.network / CONFIG
     if not path.is_file() or not _is_for_torch_only(read_document(path)):
-        return read_checkpoint(directory, allow_pickle=allow_pickle)
+        return read_checkpoint(directory, allow_pickle=allow_pickle, router=router)
     store = Store(layout.network, allow_pickle=allow_pickle)
     architecture = _read_any_architecture(read_document(path), store)
     return Checkpoint(directory, architecture, layout, store, allow_pickle)
 
 
-def _read_for_file(directory: Path, dtype: str | None, allow_pickle: bool) -> Checkpoint:
+def _read_for_file(directory: Path, dtype: str | None, allow_pickle: bool, router: str | None) -> Checkpoint:
     """Read a directory with an ONNX file. Raises SettingsError naming the ONNX files that there are, if that of `dtype` is missing."""
-    layout, names = read_layout(directory, allow_pickle=allow_pickle), file_names(dtype)
+    layout, names = read_layout(directory, allow_pickle=allow_pickle, router=router), file_names(dtype)
     path = find_file(directory, names) or find_file(layout.network, names)
     if path is None:
         there = sorted(str(each.relative_to(directory)) for each in directory.rglob("*.onnx"))

@@ -436,14 +436,14 @@ def _sync(file: Any) -> None:
     os.fsync(file.fileno())
 
 
-def main(directory: str, recipe: str, device: str, folder: str, weights: str = "") -> None:
+def main(directory: str, recipe: str, device: str, folder: str, weights: str = "", router: str = "") -> None:
     """Build the graph of the checkpoint in `directory`, for a recipe as JSON and a device, and write it into `folder`, which must exist.
 
-    `weights` is ALLOW_PICKLE to read pickled weights too.
+    `weights` is ALLOW_PICKLE to read pickled weights too, and `router` the route of a Router, "" for its default.
     """
     from weir.embedding.checkpoint.reading import read_checkpoint
 
-    checkpoint = read_checkpoint(Path(directory), allow_pickle=weights == ALLOW_PICKLE)
+    checkpoint = read_checkpoint(Path(directory), allow_pickle=weights == ALLOW_PICKLE, router=router or None)
     write(build(checkpoint, recipe_from_json(recipe), device), Path(folder))
 
 

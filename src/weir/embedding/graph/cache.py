@@ -219,8 +219,10 @@ def _build(checkpoint: "Checkpoint", recipe: Recipe, device: str, folder: Path) 
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()
     try:
-        pickled = [ALLOW_PICKLE] if checkpoint.allow_pickle else []
-        _run_child(str(checkpoint.directory), recipe_as_json(recipe), device, str(aside), *pickled)
+        pickled = ALLOW_PICKLE if checkpoint.allow_pickle else ""
+        _run_child(
+            str(checkpoint.directory), recipe_as_json(recipe), device, str(aside), pickled, checkpoint.router or ""
+        )
         (aside / MANIFEST).write_text(json.dumps(_manifest(aside)))
         shutil.rmtree(folder, ignore_errors=True)
         aside.rename(folder)
