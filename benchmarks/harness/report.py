@@ -34,6 +34,7 @@ from benchmarks.parts import (
     ray,
     square,
     text_memory,
+    texts,
     vectors,
 )
 from benchmarks.parts.live import AUTO, LOADS, RULES, SOLVED
@@ -278,6 +279,7 @@ IN_ORDER: tuple[Part | Rounds, ...] = (
     endpoints.ENDPOINTS,
     vectors.VECTORS,
     vectors.AGREEMENT,
+    texts.PART,
     text_memory.MEMORY,
     text_memory.GROWTH,
     crowd.PART,

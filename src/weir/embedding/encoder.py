@@ -406,7 +406,7 @@ class Encoder:
                 chunk, self.max_length, request.truncate, partial(self._chunk_tokenized, request, start), request.split,
                 request.tokenize_options,
             ),
-            sum(map(_size, chunk)) if len(request.texts) <= CHUNK else inf,
+            sum(map(_size, chunk)) if len(request.texts) <= CHUNK and not request.is_bulk else inf,
         )  # fmt: skip
 
     def _chunk_tokenized(self, request: EncodeRequest, start: int, results: Sequence[TokenizeResult]) -> None:
