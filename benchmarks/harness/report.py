@@ -116,6 +116,7 @@ VIEWS = {
          "late, others": 9}, bare=True,
     ),
     "padding": View({"waiting": 0, "padding by arrival": 1, "by length": 2, "by arrival on a CPU": 3, "by length on a CPU": 4}),
+    "classes": View({"way": 1, "p99": 3, "above alone": 4, "idle time used": 5}, only="as long as the requests"),
     "kserve": View({"requests": 0, "server": 1, "good answers/s": 2, "times Triton": 3, "p50 ms": 4, "p99 ms": 5, "CPU µs": 6}),
     "graphs": View({"graph": 0, "sentences/s one by one": 1, "by 8": 2, "by 8 in any order": 3}, bare=True),
     "grpc": View({"connections": 0, "server": 1, "calls/s": 2, "times MLServer": 3, "p50 ms": 4, "p99 ms": 5, "CPU µs": 7}),
