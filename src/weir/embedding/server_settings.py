@@ -63,6 +63,70 @@ DERIVED_DEFAULTS = {
     "padded": "true",
 }
 
+# The flags of text-embeddings-router, the server of TEI, that stand for one setting; `docs/coming-from` has the table.
+TEI_FLAGS: Mapping[str, str] = {
+    "default_prompt": "prompt",
+    "default_prompt_name": "prompt",
+    "max_concurrent_requests": "max_queue_size",
+    "max_batch_tokens": "max_batch_cost",
+    "max_batch_requests": "max_batch_size",
+    "max_client_batch_size": "max_texts",
+    "hostname": "host",
+    "payload_limit": "max_body_size",
+    "otlp_service_name": "server_name",
+    "cors_allow_origin": "cors_origins",
+}
+TEI_SWITCHES: Mapping[str, tuple[str, str]] = {
+    "auto_truncate": ("truncate", "true"),
+    "json_output": ("log_format", "json"),
+}
+TEI_MODEL, TEI_REVISION = "model_id", "revision"
+# Flags that are refused, with the way to reach the same.
+TEI_ELSEWHERE: Mapping[str, str] = {
+    "hf_token": "set the variable HF_TOKEN, as others can read a command line",
+    "hf_api_token": "set the variable HF_TOKEN, as others can read a command line",
+    "huggingface_hub_cache": "set the variable HF_HUB_CACHE",
+    "otlp_endpoint": "--trace-endpoint takes a receiver of OTLP over HTTP, mostly on port 4318",
+    "prometheus_port": "/metrics is at the port of HTTP",
+    "tokenization_workers": "leave it out: the server tokenizes in threads of its own",
+    "uds_path": "leave it out: --uds is a socket for callers",
+}
+# Values that TEI calls something else.
+_TEI_VALUES: Mapping[str, Mapping[str, str]] = {
+    "pooling": {"last-token": "sep", "splade": "sparse"},
+}
+
+
+def from_tei(
+    directories: Sequence[str] | None, given: Mapping[str, list[Any] | bool | None]
+) -> tuple[list[str], dict[str, Any]]:
+    """Return the models and options of a command line, flags of text-embeddings-router among them, as Weir has them.
+
+    Raises SettingsError for a flag in TEI_ELSEWHERE, and for a revision that is not that of one model.
+    """
+    found, options = list(directories or []), dict[str, Any](given)
+    for name, remedy in TEI_ELSEWHERE.items():
+        if options.pop(name, None):
+            raise SettingsError(f"--{name.replace('_', '-')}: is not taken here: {remedy}")
+    found += options.pop(TEI_MODEL, None) or []
+    revision = options.pop(TEI_REVISION, None)
+    if revision:
+        if len(found) != 1 or len(revision) != 1 or Path(found[0]).exists():
+            rule = "must be given once, with one id of the hub; else write ID@REVISION"
+            raise SettingsError(f"--revision={revision[0]}: {rule}")
+        found = [f"{found[0]}@{revision[0]}"]
+    for name, (setting, value) in TEI_SWITCHES.items():
+        if options.pop(name, None):
+            options[setting] = [*(options.get(setting) or []), value]
+    for name, setting in TEI_FLAGS.items():
+        if values := options.pop(name, None):
+            options[setting] = [*(options.get(setting) or []), *values]
+    for setting, known in _TEI_VALUES.items():
+        if isinstance(values := options.get(setting), list):
+            options[setting] = [known.get(value, value) for value in values]
+    return found, options
+
+
 # The kind of server of `weir embed serve`. A model's target is its directory; its class and parameters follow from the settings.
 TEXTS = ServerKind(
     {**embedding.MODEL_PARTS, **{part: kind for part, kind in MODEL_PARTS.items() if part != "Model"}},

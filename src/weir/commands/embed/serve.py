@@ -23,7 +23,15 @@ from weir.embedding.bert_as_service.settings import (
     ZeroMqSettings,
     translated,
 )
-from weir.embedding.server_settings import TEXTS
+from weir.embedding.server_settings import (
+    TEI_ELSEWHERE,
+    TEI_FLAGS,
+    TEI_MODEL,
+    TEI_REVISION,
+    TEI_SWITCHES,
+    TEXTS,
+    from_tei,
+)
 from weir.settings import Settings, declared_settings
 
 _STOCK_VERSION = "1.10.0"  # of bert-as-service, whose clients this serves
@@ -39,7 +47,7 @@ def _serve(directories: list[str] | None, config: list[str] | None, **options: l
     and WEIR_MAX_LENGTH.
 
     The flags of bert-serving-start are accepted too, with one dash or two; -port is --zmq-port. With any of them, ZeroMQ
-    listens on the ports that bert-serving-start opens.
+    listens on the ports that bert-serving-start opens. So are those of text-embeddings-router.
     """
     import asyncio
 
@@ -50,7 +58,7 @@ def _serve(directories: list[str] | None, config: list[str] | None, **options: l
     if options.get(VERSION):
         typer.echo(f"weir {__version__}, for clients of bert-as-service {_STOCK_VERSION}")
         return 0
-    stock = translated(directories, options)
+    stock = translated(*from_tei(directories, options))
     settings = settings_of(stock.directories, config, stock.today, TEXTS)
     if stock.stock:
         settings = _with_stock_ports(settings, stock)
@@ -69,6 +77,13 @@ def old_parameters() -> list[inspect.Parameter]:
         for name in (MODEL_DIRECTORY, *PREFETCH, VERSION, XLA, *OLD, *ELSEWHERE)
     ]
     return [*both, *[parameter(ONE_DASH_PREFIX + name, list[str], _hidden(f"-{name}")) for name in ONE_DASH]]
+
+
+def tei_parameters() -> list[inspect.Parameter]:
+    """Return a parameter for each flag of text-embeddings-router that is no setting of Weir's; `--help` does not show them."""
+    names = (TEI_MODEL, TEI_REVISION, *TEI_FLAGS, *TEI_ELSEWHERE)
+    flags = [(name, list[str]) for name in names] + [(name, bool) for name in TEI_SWITCHES]
+    return [parameter(name, kind, _hidden(f"--{name}")) for name, kind in flags]
 
 
 def _hidden(*flags: str) -> Any:
@@ -112,5 +127,6 @@ serve = with_signature(
         ),
         *settings_parameters(declared_settings(TEXTS).values()),
         *old_parameters(),
+        *tei_parameters(),
     ],
 )
