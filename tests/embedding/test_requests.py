@@ -3,13 +3,14 @@
 import asyncio
 from typing import Any
 
+import numpy as np
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanKind, StatusCode
 from tests.embedding.test_encoder import of, serving
 from tests.telemetry.test_tracing import CALLER, Kept, attributes, ids, times
 
-from weir.embedding.requests import MAX_SPANS
+from weir.embedding.requests import MAX_SPANS, PieceVectors
 from weir.errors import InvalidRequest
 from weir.telemetry.tracing import Tracing
 
@@ -73,3 +74,9 @@ def test_what_is_wrong_is_in_the_span() -> None:
     (call,) = kept.named("encode summing")
     assert call.status.status_code is StatusCode.ERROR and attributes(call)["error.type"] == "InvalidRequest"
     assert len(kept.named("tokenize")) == 1 and not kept.named("infer summing")
+
+
+def test_terms_of_pieces_are_joined_each_once_with_its_largest_weight() -> None:
+    pieces = PieceVectors([3, 2], normalize=True, terms=True)
+    assert pieces.put(1, np.array([[4, 0.5], [9, 2]], np.float32)) is None
+    assert pieces.put(0, np.array([[2, 1], [4, 0.75]], np.float32)).tolist() == [[2, 1], [4, 0.75], [9, 2]]

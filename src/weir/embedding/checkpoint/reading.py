@@ -527,7 +527,7 @@ def _read_for_file(directory: Path, dtype: str | None, allow_pickle: bool, route
     if path is None:
         there = sorted(str(each.relative_to(directory)) for each in directory.rglob("*.onnx"))
         raise SettingsError(
-            f"{directory}: has no {' or '.join(names)}: there are {', '.join(there) or 'no ONNX files'}"
+            f"{directory}: has no {' or '.join(names)}: there are {', '.join(there) or 'no ONNX files'}; --precision chooses the numbers of weights"
         )
     file, config = read_onnx_file(path), read_document(layout.network / CONFIG)
     store, classifies = store_of(file), classifies_texts(config)
