@@ -7,7 +7,7 @@
 #   make test-sklearn  serve files of scikit-learn, in an environment of its own (.venvs/sklearn)
 #   make test-ray  run workers on a Ray of three nodes, and kill its actors and nodes under load, in an environment of its own (.venvs/ray)
 #   make test-clients  try clients and frameworks of others for texts, unchanged, in an environment of their own (.venvs/clients)
-#   make test-adapters  serve models of mosec and LitServe, in an environment of its own (.venvs/adapters)
+#   make test-adapters  serve models of mosec, LitServe and MLServer, in an environment of its own (.venvs/adapters)
 #   make docs    check the documentation (links, code blocks, generated pages), and build its site in build/site
 #   make bench   measure beside the peers and write docs/benchmarks.md (PART=... for one part; QUICK=1: shorter, where it can be, and not written)
 #   make reproduce  recompute the paper that the solver follows, claim by claim, and write docs/reproduction (REPORT=... for another folder)
@@ -85,7 +85,7 @@ test-clients: .venvs/clients/.test
 	.venvs/clients/bin/python -m pytest -m clients tests/embedding/clients tests/jobs/test_parquet.py $(ARGS)
 
 test-adapters: .venvs/adapters/.test
-	.venvs/adapters/bin/python -m pytest -m adapters tests/test_adapters.py $(ARGS)
+	.venvs/adapters/bin/python -m pytest -m adapters tests/test_adapters.py tests/catalog/adapters $(ARGS)
 
 check: $(VENV)/.check
 	$(BIN)/ruff check
@@ -173,7 +173,7 @@ $(VENV)/.test: $(VENV)/.serve
 
 .venvs/adapters/.test: $(VENV)/.pip pyproject.toml
 	$(PYTHON) -m venv .venvs/adapters
-	.venvs/adapters/bin/python -m pip --quiet install --editable ".[client]" hypothesis "litserve>=0.2.17" "mosec>=0.9.8" psutil pytest pytest-timeout
+	.venvs/adapters/bin/python -m pip --quiet install --editable ".[client]" hypothesis "litserve>=0.2.17" "mlserver>=1.6" mlserver-sklearn "mosec>=0.9.8" psutil pytest pytest-timeout
 	@touch $@
 
 # uv finds versions of these that fit each other in seconds, pip in an hour.

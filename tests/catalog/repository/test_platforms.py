@@ -57,7 +57,9 @@ def test_one_that_cannot_be_made_is_named(tmp_path: Path, installed: None) -> No
     with pytest.raises(SettingsError, match=r"platform='bad': .*:broken: KeyError: 'no'"):
         services(folder, "one")
     folder = write(tmp_path, {"one/1/x": "", "one/config.toml": 'platform = "none"'})
-    with pytest.raises(SettingsError, match="there are python, onnx, sklearn, transformers, ensemble, bad, table"):
+    with pytest.raises(
+        SettingsError, match="there are python, onnx, sklearn, transformers, mlserver, ensemble, bad, table"
+    ):
         services(folder, "one")
 
 

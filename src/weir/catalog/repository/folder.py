@@ -51,6 +51,7 @@ KEYS: Mapping[str, str] = MappingProxyType(
 )
 
 TOML, PBTXT = "config.toml", "config.pbtxt"
+MLSERVER_FILE = "model-settings.json"
 MAX_FILE_BYTES = 1 << 20  # of a configuration
 
 # Takes a table of settings and the name of its source; returns their values in the declared types. Raises SettingsError.
@@ -267,6 +268,14 @@ class FolderRepository:
             raise SettingsError(f"{name}: its folder cannot be read: {error.strerror}") from error
 
     def _read(self, folder: Path, name: str, config: Mapping[str, Any] | None) -> ModelReading:
+        if (folder / MLSERVER_FILE).is_file():
+            if config:
+                raise SettingsError(
+                    f"{name}: a model with {MLSERVER_FILE} has its configuration there; a load call has none"
+                )
+            from weir.catalog.adapters.mlserver import read_mlserver_model
+
+            return read_mlserver_model(folder, name, self._complete, self._trust)
         content, source = read_file(folder, name)
         document = make_document(content, name, source, self._read_settings, config)
         existing = versions_in(folder) or (["1"] if document.platform == ENSEMBLE else [])  # a chain needs no files

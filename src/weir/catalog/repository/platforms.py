@@ -24,7 +24,7 @@ from weir.workers.source import declared
 
 MAX_PATH_LENGTH = 1024  # bytes of a file's path below its model's folder
 ENTRY_POINTS = "weir.platforms"
-BUILT_IN = ("python", "onnx", "sklearn", "transformers", "ensemble")
+BUILT_IN = ("python", "onnx", "sklearn", "transformers", "mlserver", "ensemble")
 
 
 class Platform(Protocol):
@@ -54,6 +54,10 @@ def platform_of(name: str) -> Platform:
         from weir.catalog.repository.transformers import TransformersPlatform
 
         return TransformersPlatform()
+    if name == "mlserver":
+        from weir.catalog.adapters.mlserver import MlserverPlatform
+
+        return MlserverPlatform()
     if name == "ensemble":
         return EnsemblePlatform()
     found = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
