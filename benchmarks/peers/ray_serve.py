@@ -51,7 +51,7 @@ def batched(decorate):
             return [len(items)] * len(items)
 
         async def __call__(self, item):
-            return await self.answer(item)
+            return await self.answer(int(await item.body()) if hasattr(item, "body") else item)
 
     return Replica
 
@@ -61,24 +61,45 @@ async def contender(name):
     kind, _, settings = name.partition(":")
     if kind == "weir":
         service = weir.Service(
-            Sleeper, executor=weir.Ray(workers=WORKERS, num_cpus=0.1, address=ray.get_runtime_context().gcs_address),
+            Sleeper, executor=weir.Ray(workers=WORKERS, **SERVE["ray_actor_options"], address=ray.get_runtime_context().gcs_address),
             policy=settings, max_batch_size=64, max_queue_size=1 << 16, timeout=60.0, arena_bytes=0,
         )  # fmt: skip
         await service.start()
         return service.infer, service.stop
+    handle = await asyncio.to_thread(serve.run, deployment(kind, settings))
+    return handle.remote, lambda: asyncio.to_thread(serve.shutdown)
+
+
+def deployment(kind, settings):
+    """Return the application of a contender on Ray Serve; `settings` are the size of a batch and the wait in ms."""
     size, _, wait = settings.partition(",")
     options = {"max_batch_size": int(size), "batch_wait_timeout_s": float(wait) / 1000} if wait else {}
+    more = {"max_ongoing_requests": 4 * int(size)} if size else {}
     if kind == "drop-in":
-        decorate, more = (
-            weir.ray.batch(policy="auto:p99=45ms", max_batch_size=int(size)),
-            {"max_ongoing_requests": 4 * int(size)},
-        )
-    elif settings:
-        decorate, more = serve.batch(**options), {"max_ongoing_requests": 4 * int(size)}
+        decorate = weir.ray.batch(**options or {"policy": "auto:p99=45ms", "max_batch_size": int(size)})
     else:
-        decorate, more = serve.batch(), {}
-    handle = await asyncio.to_thread(serve.run, serve.deployment(**SERVE, **more)(batched(decorate)).bind())
-    return handle.remote, lambda: asyncio.to_thread(serve.shutdown)
+        decorate = serve.batch(**options)
+    if kind == "capacity":
+        more |= capacity_router()
+    return serve.deployment(**SERVE, **more)(batched(decorate)).bind()
+
+
+def capacity_router():
+    """Return the options with which Ray Serve's own queue of free places routes calls."""
+    from ray.serve.config import DeploymentActorConfig, RequestRouterConfig
+    from ray.serve.experimental.capacity_queue import CapacityQueue
+
+    queue = DeploymentActorConfig(
+        name="queue",
+        actor_class=CapacityQueue,
+        init_kwargs={"acquire_timeout_s": 30.0, "token_ttl_s": None},
+        actor_options={"num_cpus": 0},
+    )
+    router = RequestRouterConfig(
+        request_router_class="ray.serve.experimental.capacity_queue_router:CapacityQueueRouter",
+        request_router_kwargs={"capacity_queue_actor_name": "queue"},
+    )
+    return {"deployment_actors": [queue], "request_router_config": router}
 
 
 async def put_on(call, rate, seconds):
