@@ -35,7 +35,8 @@ def _of(title: str, name: str, show: Any) -> Column:
 
 
 def _draw(path: Path, measured: Measurements) -> None:
-    with figure(path) as axes:
+    with figure(path) as (_, grid):
+        axes = grid[0, 0]
         for name, style in zip(CASES[RECOVERY], styles(), strict=False):
             shares = measured.of(name, figure="recovery shares")[-1]
             axes.plot(
