@@ -149,7 +149,7 @@ $(VENV)/.test: $(VENV)/.serve
 .venvs/torch/.test: $(VENV)/.pip pyproject.toml
 	$(PYTHON) -m venv .venvs/torch
 	.venvs/torch/bin/python -m pip --quiet install $(TORCH)
-	.venvs/torch/bin/python -m pip --quiet install --editable ".[embed,torch]" hypothesis psutil pytest pytest-timeout langchain-openai mteb sentence-transformers
+	.venvs/torch/bin/python -m pip --quiet install --editable ".[client,embed,grpc,torch]" hypothesis psutil pytest pytest-timeout langchain-openai mteb sentence-transformers
 	@touch $@
 
 # onnx, because the tests are collected before those of scikit-learn are chosen.

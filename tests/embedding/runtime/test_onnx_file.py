@@ -13,7 +13,6 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 from tests.embedding import tiny
 from tests.embedding.graph.running import cosines
 from tests.embedding.onnx_files import export
-from tests.embedding.test_server import SETTINGS
 
 import weir.embedding
 from weir.embedding.checkpoint.onnx_files import file_names, is_computed, wanted_names
@@ -21,6 +20,7 @@ from weir.embedding.model import TextEncoder
 from weir.errors import SettingsError
 
 TEXTS = ["first do it", "then do it right and faster than yesterday", "it"]
+SETTINGS: dict[str, Any] = {"port": 0, "executor": "thread", "threads": 1, "device_map": ["cpu"], "calibrate": False}
 
 
 def edited(directory: Path, **config: Any) -> Path:
