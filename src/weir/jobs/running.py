@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 JOBS_AT_ONCE = 4  # jobs that share the requests under way; others wait
 LOOK_AGAIN = 5.0  # seconds after which another process is looked for that no longer runs the jobs, or has cancelled one
-CLEAN_EVERY = 600.0  # seconds
+CLEAN_EVERY = 600.0  # seconds, or sooner where files expire sooner
 RETRIED = (429, 503)  # statuses with which a server says that it has no room now; such a request is sent again
 RETRY_MIN, RETRY_MAX = 0.05, 5.0  # seconds until then
 CHUNK = 512  # requests that are read from the store at once
@@ -137,12 +137,12 @@ class JobRunner:
         return int(self.clock() + self.settings.batch_expire_after)
 
     async def _run(self) -> None:
-        cleaned = -CLEAN_EVERY
+        cleaned, pause = -CLEAN_EVERY, min(CLEAN_EVERY, self.settings.batch_expire_after)
         while True:
             self._wake.clear()
             try:
                 if await self.use(self.store.lead):
-                    if time.monotonic() - cleaned >= CLEAN_EVERY:
+                    if time.monotonic() - cleaned >= pause:
                         cleaned = time.monotonic()
                         oldest = int(self.clock() - self.settings.batch_expire_after)
                         await self.use(self.store.clean, self.now, oldest)
