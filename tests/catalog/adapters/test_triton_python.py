@@ -117,9 +117,9 @@ class TritonPythonModel:
     async def execute(self, requests):
         responses = []
         for request in requests:
-            name = pb_utils.get_input_tensor_by_name(request, "MODEL").as_numpy().ravel()[0].decode()
+            name = pb_utils.get_input_tensor_by_name(request, "MODEL").as_numpy().ravel()[0]
             a = pb_utils.get_input_tensor_by_name(request, "A").as_numpy()
-            if name == "repeat":
+            if name == b"repeat":
                 call = pb_utils.InferenceRequest(
                     model_name="repeat", requested_output_names=["OUT"],
                     inputs=[pb_utils.Tensor("IN", a.ravel().astype(np.int32))],
@@ -129,12 +129,12 @@ class TritonPythonModel:
                 responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", out)]))
                 continue
             call = pb_utils.InferenceRequest(
-                model_name=name, requested_output_names=["SUM"], inputs=[pb_utils.Tensor("A", a), pb_utils.Tensor("B", a)]
+                model_name=name, requested_output_names=["SUM"], preferred_memory=pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_CPU, 0), inputs=[pb_utils.Tensor("A", a), pb_utils.Tensor("B", a)]
             )
             first, second = await asyncio.gather(call.async_exec(), call.async_exec())
             if first.has_error():
                 raise pb_utils.TritonModelException(first.error().message())
-            assert pb_utils.is_model_ready(name) and not second.has_error()
+            assert pb_utils.is_model_ready(name.decode()) and not second.has_error()
             sum_ = pb_utils.get_output_tensor_by_name(first, "SUM").as_numpy()
             responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", sum_)]))
         return responses
@@ -288,7 +288,7 @@ class TritonPythonModel:
         kind = int(requests[0].inputs()[0].as_numpy()[0, 0])
         y = pb_utils.Tensor("Y", np.zeros((2, 1), np.float32))
         return [[], None, ["x"], [pb_utils.InferenceResponse([y])], [pb_utils.InferenceResponse([])],
-                [requests[0].get_response_sender() if kind == 5 else 0], [kind == 6 and pb_utils.PreferredMemory]][kind]
+                [requests[0].get_response_sender() if kind == 5 else 0], [kind == 6 and pb_utils.PreferredMemory(2)]][kind]
 ''', 'backend: "python"\nmax_batch_size: 4\ninput { name: "X" data_type: TYPE_FP32 dims: 1 }\noutput { name: "Y" data_type: TYPE_FP32 dims: 1 }')  # fmt: skip
     with (
         weir.running(model_repository=str(tmp_path), executor="thread") as server,

@@ -215,7 +215,7 @@ class PbRequest:
     """A request: one that the model gets, or one that it makes of another model of this server."""
 
     def __init__(
-        self, inputs: Sequence[PbTensor] = (), requested_output_names: Sequence[str] = (), model_name: str = "", *,
+        self, inputs: Sequence[PbTensor] = (), requested_output_names: Sequence[str] = (), model_name: str | bytes = "", *,
         request_id: str = "", correlation_id: int | str = 0, model_version: int = -1, flags: int = 0,
         timeout: int = 0, parameters: Mapping[str, Any] | None = None, preferred_memory: Any = None, trace: Any = None,
     ) -> None:  # fmt: skip
@@ -223,7 +223,9 @@ class PbRequest:
             raise TritonModelException("correlation_id, flags: sequences of requests are not kept together")
         self._inputs = list(inputs)
         self._outputs = list(requested_output_names)
-        self._model, self._version = model_name, model_version
+        # A name that came in a tensor is bytes.
+        self._model = model_name.decode() if isinstance(model_name, bytes) else str(model_name)
+        self._version = int(model_version)
         self._id, self._timeout = str(request_id), timeout
         self._parameters = dict(parameters or {})
         self.sender: PbSender | None = None
@@ -332,6 +334,14 @@ def _client() -> Any:
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
     """Tell whether a model of this server is ready."""
     return bool(_client().model_ready(model_name, model_version))
+
+
+class PbMemory:
+    """Where a request wants its outputs: in the memory of the CPU. Raises TritonModelException for that of a GPU."""
+
+    def __init__(self, preferred_memory_type: int = 0, preferred_device_id: int = 0) -> None:
+        if preferred_memory_type != 0:
+            raise TritonModelException("PreferredMemory: tensors are in the memory of the CPU")
 
 
 class PbModelConfig:
@@ -545,7 +555,6 @@ _REFUSED: Mapping[str, str] = MappingProxyType(
         "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE": "requests are not rescheduled",
         "TRITONSERVER_REQUEST_FLAG_SEQUENCE_START": "sequences of requests are not kept together",
         "TRITONSERVER_REQUEST_FLAG_SEQUENCE_END": "sequences of requests are not kept together",
-        "PreferredMemory": "tensors are in the memory of the CPU",
         "TRITONSERVER_MEMORY_GPU": "tensors are in the memory of the CPU",
         "load_model": "a model does not load others; list them in the repository",
         "unload_model": "a model does not unload others",
@@ -568,7 +577,7 @@ def make_module(folder: str) -> ModuleType:
 
     vars(module).update(
         Tensor=PbTensor, InferenceRequest=PbRequest, InferenceResponse=PbResponse, ModelConfig=PbModelConfig,
-        Logger=PbLogger, MetricFamily=PbMetricFamily, InferenceResponseSender=PbSender,
+        PreferredMemory=PbMemory, Logger=PbLogger, MetricFamily=PbMetricFamily, InferenceResponseSender=PbSender,
         TRITONSERVER_RESPONSE_COMPLETE_FINAL=FINAL, TRITONSERVER_REQUEST_RELEASE_ALL=1, TRITONSERVER_MEMORY_CPU=0,
         TRITON_STRING_TO_NUMPY=dict(_TYPES), get_model_dir=lambda: folder, __getattr__=refuse,
     )  # fmt: skip
