@@ -46,6 +46,7 @@ class Seen(NamedTuple):
 
     texts: float  # in a second
     front: float
+    kernel: float  # of the front's, what the system spent for it on sockets and pipes
     workers: float
     alone: float  # texts in a second, with the clients' processor time taken out
 
@@ -67,12 +68,13 @@ def seen(server: Server, clients: int, seconds: float, bodies: Path, size: int) 
     """Put a load of requests of `size` texts on a server."""
     workers = _workers_of(server)
     front, computing, asking = _cpu_seconds(server.front.pid), sum(map(_cpu_seconds, workers)), _asking()
+    kernel = server.front.cpu_times().system
     done = load(server.url, clients, seconds, bodies=bodies)
     texts = size * _good(server, done)
     spent = (_asking() - asking) / (done.seconds * CORES)
     return Seen(
         texts / done.seconds, (_cpu_seconds(server.front.pid) - front) / texts,
-        (sum(map(_cpu_seconds, workers)) - computing) / texts, texts / done.seconds / (1.0 - spent),
+        (server.front.cpu_times().system - kernel) / texts, (sum(map(_cpu_seconds, workers)) - computing) / texts, texts / done.seconds / (1.0 - spent),
     )  # fmt: skip
 
 
@@ -102,7 +104,9 @@ Measured = dict[str, list[Seen]]
 
 def measure(run: Run) -> Result:
     """Measure the phases in a child, then the servers in rounds."""
-    result = Result(["what", "clients", "texts/s", "server process, µs a text", "workers, ms a text"])
+    result = Result(
+        ["what", "clients", "texts/s", "server process, µs a text", "in the kernel, µs", "workers, ms a text"]
+    )
     phases = ask_own("parts.texts", "64", CHILD_TEXTS, one_thread=True)
     run.step(f"phases: {sum(phases[name] for name in PHASES):.0f} µs")
     found: Measured = {}
@@ -140,9 +144,9 @@ def _key(name: str, clients: int, size: int) -> str:
 
 def _row(name: str, clients: int, size: int, found: Measured) -> list[str]:
     rounds = found[_key(name, clients, size)]
-    texts, front, workers, _ = (middle([each[place] for each in rounds]) for place in range(4))
+    texts, front, kernel, workers, _ = (middle([each[place] for each in rounds]) for place in range(5))
     what = f"{name}, {size} text{'s' if size > 1 else ''} a request"
-    return [what, str(clients), count(texts), short(1e6 * front), short(1e3 * workers)]
+    return [what, str(clients), count(texts), short(1e6 * front), short(1e6 * kernel), short(1e3 * workers)]
 
 
 def _of(found: Measured, figure: str, name: str, clients: int, size: int = SMALL) -> list[float]:
@@ -177,8 +181,8 @@ def _conclude(result: Result, found: Measured, phases: Mapping[str, float], offl
     result.notes += [
         f"{described(sample())}; all-MiniLM-L6-v2, OpenAI's requests by wrk with one thread on the same {CORES} cores. Server process: processor time of "
         "the process that listens, for each text.",
-        f"By phase, in µs, each measured by itself in one process without sockets or workers, the best of {TRIES}: {shown}. What remains of the live figure is the "
-        "system's work for sockets and pipes, HTTP, and caches that the workers have emptied.",
+        f"By phase, in µs, each measured by itself in one process without sockets or workers, the best of {TRIES}: {shown}. What remains of the live figure beside the "
+        "kernel's work for sockets and pipes is HTTP, and caches that the workers have emptied.",
         f"The clients' processor time is taken out by dividing the rate by the share of the {CORES} cores that wrk left. The runtime alone is {CORES} processes of "
         f"one thread, with the best size of runs: {1e3 * middle(offline):.2f} ms a text.",
     ]
