@@ -74,6 +74,7 @@ def do(page: Path, folder: Path) -> None:
                 continue
             if block.language in ("python", "toml") and (name := FILE_NAME.match(block.text)):
                 (folder / name[1]).write_text(block.text)
+                _forget_others(folder / name[1])
             elif block.language == "python":
                 run_python(block, page, namespace)
             elif block.language == "console":
@@ -92,6 +93,13 @@ def _on_path(folder: Path) -> Iterator[None]:
         for name in set(sys.modules) - known:
             if str(folder) in str(getattr(sys.modules[name], "__file__", "")):
                 del sys.modules[name]
+
+
+def _forget_others(file: Path) -> None:
+    """Let the page import `file`, also if another test has imported a module of that name."""
+    module = sys.modules.get(file.stem)
+    if module is not None and not str(getattr(module, "__file__", "")).startswith(str(file.parent)):
+        del sys.modules[file.stem]
 
 
 def run_python(block: Block, page: Path, namespace: dict[str, Any]) -> None:
