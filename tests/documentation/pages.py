@@ -74,7 +74,8 @@ def do(page: Path, folder: Path) -> None:
                 continue
             if block.language in ("python", "toml") and (name := FILE_NAME.match(block.text)):
                 (folder / name[1]).write_text(block.text)
-                _forget_others(folder / name[1])
+                if name[1].endswith(".py"):
+                    _forget_others(folder / name[1])
             elif block.language == "python":
                 run_python(block, page, namespace)
             elif block.language == "console":
