@@ -67,7 +67,7 @@ LIMITS = {
     "catalog": (20, 3_683),
     "client": (8, 1_697),
     "commands": (17, 1_653),
-    "embedding": (58, 11_925),
+    "embedding": (58, 11_970),
     "frontends": (32, 6_078),
     "jobs": (7, 1_225),
     "manifests": (8, 871),

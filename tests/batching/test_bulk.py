@@ -152,6 +152,15 @@ def test_a_worker_with_two_places_gets_bulk_work_only_when_it_has_nothing_to_do(
     assert behind.worker == cut.worker
 
 
+def test_a_request_goes_behind_bulk_work_rather_than_behind_an_older_batch() -> None:
+    mill = Mill(places=2, workers=2)
+    (first,) = mill.submit(*many(1))
+    mill.advance(0.01)
+    (cut,) = mill.submit(*bulk(2, 0.01))
+    (behind,) = mill.submit(*many(1, 0.01))
+    assert first.worker != cut.worker == behind.worker
+
+
 def test_draining_bulk_work_is_not_held_back() -> None:
     mill = Mill(max_batch_size=4)
     (cut,) = mill.submit(*bulk(9))

@@ -108,3 +108,25 @@ def test_how_a_text_alone_may_end() -> None:
             assert nothing_left(encoder)
 
     asyncio.run(main())
+
+
+def test_a_text_alone_does_not_wait_for_bulk_work() -> None:
+    async def main() -> None:
+        executor = FakeExecutor()
+        settings = {"executor": executor, "max_queue_size": 8}
+        async with serving(words=known_words(), options={"threads": 0}, **settings) as encoder:  # type: ignore[arg-type]
+            job = asyncio.create_task(of(encoder, [f"text {place}" for place in range(12)], priority=-1))
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert encoder._under_way[True] == encoder.window < 12
+            assert One(encoder, "a", priority=-1).withdraw is None  # its turn comes after those of the job
+            one = One(encoder, "a")
+            assert one.withdraw is not None
+            while not job.done():
+                if executor.pending:
+                    executor.answer_next(lambda payloads: [numpy.zeros(4, numpy.float32)] * len(payloads))
+                await asyncio.sleep(0)
+            assert one.found.done()
+            assert nothing_left(encoder)
+
+    asyncio.run(main())

@@ -234,3 +234,42 @@ def test_texts_have_the_weights_of_their_terms() -> None:
     assert post("/", {"inputs": "two"}, weigher()).json() == [[]]
     wrong = post("/embed_sparse", {"inputs": "one"})
     assert wrong.status_code == 424 and "has no task embed_sparse; it has embed" in wrong.json()["error"]
+
+
+# What Vertex AI, SageMaker and OpenAPI's clients look for.
+
+
+def test_a_body_of_vertex_ai_has_an_answer_for_each_instance() -> None:
+    instances = [{"inputs": TEXTS[0]}, {"inputs": TEXTS[1:], "normalize": True}]
+    answer = post("/vertex", {"instances": instances, "parameters": {}})
+    first, second = answer.json()["predictions"]
+    np.testing.assert_allclose([*first, *second], UNIT, rtol=1e-6)
+
+
+def test_instances_are_for_the_task_of_the_first_model_unless_they_are_to_be_ranked() -> None:
+    ranking, label = {"query": "q", "texts": ["bird", "dam"]}, {"inputs": ["q", "dam"], "raw_scores": True}
+    found = post("/vertex", {"instances": [ranking, label]}, ranker()).json()["predictions"]
+    assert [each["index"] for each in found[0]] == [1, 0]
+    assert found[1] == [{"label": "LABEL_0", "score": 2.0}]
+    (labels,) = post("/vertex", {"instances": [{"inputs": "dam"}]}, labeller()).json()["predictions"]
+    assert labels[0]["label"] == "glad"
+
+
+def test_the_first_wrong_instance_is_the_answer_to_all() -> None:
+    answer = post("/vertex", {"instances": [{"inputs": "one"}, {"inputs": ""}, {}]})
+    assert (answer.status_code, answer.json()["error_type"]) == (400, "Empty")
+    answer = post("/vertex", {"instances": "one"})
+    assert (answer.status_code, answer.json()["error_type"]) == (422, "Validation")
+    answer = post("/vertex", {"instances": [{"inputs": "one"}] * (MAX_TEXTS + 1)})
+    assert (answer.status_code, answer.json()["error_type"]) == (413, "Validation")
+    assert post("/vertex", {"instances": []}).json() == {"predictions": []}
+
+
+def test_the_endpoints_of_sagemaker_and_of_teis_description_are_there() -> None:
+    async def ask(server: Served) -> list[httpx.Response]:
+        paths = ("/ping", "/health", "/api-doc/openapi.json", "/openapi.json")
+        return [await server.client.get(path) for path in paths]
+
+    ping, health, described, same = asked(ask)
+    assert (ping.status_code, ping.json()) == (health.status_code, health.json())
+    assert described.json() == same.json() and "/embed" in described.json()["paths"]

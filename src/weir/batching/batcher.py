@@ -517,7 +517,7 @@ class Batcher:
         alone = reason is RETRY
         worker = self._places.pick(empty=alone or reason is BULK)
         assert worker is not None  # only called with a place free; otherwise this is a bug
-        self._places.give(worker, batch_id, alone=alone)
+        self._places.give(worker, batch_id, alone=alone, bulk=reason is BULK)
         dispatch = Dispatch(
             batch_id, worker.index, draft.requests, draft.slices, draft.rows, draft.cost, reason, waiting, oldest_age, limit,
             wakeup, now, attempt, draft.plain, draft.padding, bulk,

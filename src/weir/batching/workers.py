@@ -16,9 +16,16 @@ class Worker:
         self.places = places
         self.free = places  # how many further batches it takes
         self.idle_since = now  # the instant at which it last returned a batch
-        self.batches: dict[int, None] = {}  # their ids, in the order in which they were given
+        self.batches: dict[
+            int, bool
+        ] = {}  # by id, in the order in which they were given: whether the batch is bulk work only
         self.alone = False
         self.leaves = False
+
+    def rank(self) -> tuple[int, bool, float]:
+        """Return by what the worker for the next batch is chosen: the lowest is."""
+        batches = self.batches
+        return len(batches), not all(batches.values()), self.idle_since
 
     def count(self) -> int:
         """Compute `free` anew, and return by how much it has grown."""
@@ -73,19 +80,19 @@ class Places:
         return sum(worker.free > 0 and not worker.batches for worker in self._workers.values())
 
     def pick(self, *, empty: bool = False) -> Worker | None:
-        """Return the worker for the next batch: the one with the fewest batches, then the one that is idle longest; None if no worker has a free
-        place. With `empty` only workers without a batch count."""
+        """Return the worker for the next batch: the one with the fewest batches, then one with bulk work only, which is done soon, then the one that
+        is idle longest; None if no worker has a free place. With `empty` only workers without a batch count."""
         best = None
         for worker in self._workers.values():
             if worker.free <= 0 or (empty and worker.batches):
                 continue
-            if best is None or (len(worker.batches), worker.idle_since) < (len(best.batches), best.idle_since):
+            if best is None or worker.rank() < best.rank():
                 best = worker
         return best
 
-    def give(self, worker: Worker, batch_id: int, *, alone: bool = False) -> None:
-        """Give `worker` a batch. With `alone` it gets no other until this one is back."""
-        worker.batches[batch_id] = None
+    def give(self, worker: Worker, batch_id: int, *, alone: bool = False, bulk: bool = False) -> None:
+        """Give `worker` a batch, of `bulk` work only or not. With `alone` it gets no other until this one is back."""
+        worker.batches[batch_id] = bulk
         worker.alone = alone
         self.free += worker.count()
 

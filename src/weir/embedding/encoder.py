@@ -230,7 +230,7 @@ class Encoder:
     ) -> Callable[[], None] | None:  # fmt: skip
         """Encode one text without a task, see Encodes. Most requests have one text, and this takes half the time of `encode`.
 
-        That is for a text whose words are known, while no text waits to enter the queue: it enters at once, so there is no turn to share.
+        That is for a text whose words are known, while no text of its class waits to enter the queue: it enters at once, so there is no turn to share.
         """
         service, bulk = self._service, priority < 0
         split = self._split and truncate is None
@@ -242,7 +242,9 @@ class Encoder:
             or service.tracing is not None
         ):
             return None
-        if self._callers.next() is not None or self._under_way[bulk] >= self.window or self._held >= self._max_held:
+        first = self._callers.next()  # that of the highest priority
+        is_turn = first is None or (first.is_bulk and not bulk)
+        if not is_turn or self._under_way[bulk] >= self.window or self._held >= self._max_held:
             return None
         began = service.now()
         limit = f"timeout={timeout!r} s, which came with the request"

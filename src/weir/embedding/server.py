@@ -159,6 +159,7 @@ class EmbeddingProduct:
             "/models": "/embeddings",
             "/status": "/encode",
             "/terminate": "/encode",
+            "/vertex": "/embed",
             "/v1": "/embeddings",
         }
         refusals |= {path: refusals[other] for path, other in alike.items()}

@@ -1,10 +1,11 @@
-"""The endpoints of text-embeddings-inference (TEI): /embed, /embed_all, /similarity, /rerank, /predict, /tokenize, /decode and /info.
+"""The endpoints of text-embeddings-inference (TEI): /embed, /embed_all, /similarity, /rerank, /predict, /tokenize, /decode, /vertex and /info.
 
 Its /health is Weir's own.
 
 A request names no model there: the first model of the server that can do what the endpoint is for answers. A field `model` chooses another.
 """
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict
@@ -37,6 +38,7 @@ from weir.embedding.texts import (
     TokenDetail,
 )
 from weir.errors import (
+    Cancelled,
     CapacityError,
     InvalidRequest,
     ModelError,
@@ -46,7 +48,7 @@ from weir.errors import (
     WeirError,
     brief,
 )
-from weir.frontends.http.asgi import AsgiCall, Endpoint
+from weir.frontends.http.asgi import AsgiCall, Endpoint, unless_left
 from weir.frontends.http.openapi import operation
 from weir.protocols.response import Headers, HttpResponse, encode_safely, error_headers, error_value
 from weir.protocols.status import http_code
@@ -136,6 +138,18 @@ class DecodeBody(Struct):
     ids: Annotated[Any, any_of(Ids, Annotated[list[Ids], _SOME])]
     skip_special_tokens: bool | None = None
     model: str | None = None
+
+
+class VertexBody(Struct):
+    """Several requests in one, as Vertex AI sends them: each is what /rerank takes, or what the first model of the server is for."""
+
+    instances: list[dict[str, Any]]
+
+
+class VertexAnswer(TypedDict):
+    """The answers, in the order of the requests."""
+
+    predictions: list[Any]
 
 
 class TeiRank(TypedDict, total=False):
@@ -384,6 +398,8 @@ class Tei:
         tasks = next((encoder.facts.tasks for encoder in context.encoders.values()), ())
         ways = {TextTask.RERANK: rerank, TextTask.PREDICT: predict, TextTask.EMBED_SPARSE: sparse}
         default = ways.get(tasks[0], embed) if tasks else embed
+        # A ranking is known by its fields; a model that ranks labels what else there is.
+        self._instance_path = predict[0] if default is rerank else default[0]
         default += ["/", "/invocations"]
         protocols = (
             EmbedProtocol(*embed), EmbedProtocol("/embed_all", task=TextTask.EMBED_ALL), SparseProtocol(*sparse),
@@ -397,12 +413,54 @@ class Tei:
         endpoint = partial(Endpoint, settings=self._context.http, refuse=self.texts[0].refusal)
         return [
             *[Route(path, endpoint(each), methods=["POST"]) for each in self.texts for path in each.protocol.paths],
+            Route("/vertex", endpoint(self.vertex), methods=["POST"]),
             Route("/info", endpoint(self.info), methods=["GET"]),
         ]
 
     async def info(self, call: AsgiCall) -> HttpResponse:
         """Return what is known of the first model."""
         return _answer(model_info(self._context.encoder(), self._context), [(b"cache-control", b"no-store")])
+
+    async def vertex(self, call: AsgiCall) -> HttpResponse | None:
+        """Answer each instance as the endpoint for it does; the first error, in the order of the instances, is the answer to all. None if the caller has left."""
+        instances = (await call.read(VertexBody)).instances
+        _check_count(len(instances), "instances", self._context)
+        try:
+            answers = await unless_left(self._answers(call, instances), call.receive)
+        except Cancelled:
+            return None
+        wrong = next((answer for answer in answers if answer.status != 200), None)
+        body = b'{"predictions":[%b]}' % b",".join(answer.body for answer in answers)
+        return HttpResponse(200, [_JSON_HEADER], body) if wrong is None else wrong
+
+    async def _answers(self, call: AsgiCall, instances: Sequence[dict[str, Any]]) -> list[HttpResponse]:
+        """Return the answer to each of `instances`. Raises Cancelled if one has none."""
+        endpoints = {path: each for each in self.texts for path in each.protocol.paths}
+        headers = [(name, value) for name, value in call.headers if name not in _OF_WHOLE_BODY]
+        waiting = iter(enumerate(instances))
+        answers: dict[int, HttpResponse] = {}
+
+        async def answer_next() -> None:
+            for place, instance in waiting:
+                path = "/rerank" if {"query", "texts"} <= instance.keys() else self._instance_path
+                # In HTTP 1.0 no answer is sent in parts.
+                part = call._replace(headers=headers, body=encode_safely(instance), receive=_never, version="1.0")
+                answer = await endpoints[path](part)
+                if answer is None:
+                    raise Cancelled(f"instances[{place}]: was cancelled")
+                answers[place] = answer
+
+        await asyncio.gather(*[answer_next() for _ in range(min(_MAX_INSTANCES, len(instances)))])
+        return [answers[place] for place in range(len(instances))]
+
+
+_MAX_INSTANCES = 64  # of one request to /vertex that are computed at the same time
+_OF_WHOLE_BODY = (b"accept-encoding", b"content-encoding", b"content-length", b"x-request-id")
+
+
+async def _never() -> Any:
+    """Wait: that the caller leaves is noticed once for all instances."""
+    await asyncio.Event().wait()
 
 
 class TeiInfo(TypedDict):
@@ -615,6 +673,13 @@ def tei_paths() -> Mapping[str, Any]:
         ("/tokenize", "Show the tokens of texts, as TEI does", TokenizeBody, {"inputs": texts}, list[list[TeiToken]]),
         ("/decode", "Show the texts of token ids, as TEI does", DecodeBody, {"ids": [[1, 2]]}, list[str]),
         ("/rerank", "Rank texts, as TEI and infinity do", Any, {"query": query, "texts": texts}, Any),
+        (
+            "/vertex",
+            "Answer several requests in one, as TEI does for Vertex AI",
+            VertexBody,
+            {"instances": [{"inputs": texts[0]}]},
+            VertexAnswer,
+        ),
     ]
     return {
         **{path: {"post": call(path, text, body, example, answer)} for path, text, body, example, answer in vectors},

@@ -12,7 +12,7 @@ from weir.protocols.access import Access
 from weir.protocols.response import HttpResponse, error_answer
 
 # The paths of probes, which have no key.
-OPEN = frozenset(("/health", "/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready"))
+OPEN = frozenset(("/health", "/health/live", "/health/ready", "/ping", "/v2/health/live", "/v2/health/ready"))
 
 Refuse = Callable[[BaseException], HttpResponse]
 

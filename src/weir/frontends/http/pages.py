@@ -60,6 +60,9 @@ _DOCS_POLICY = (
 
 _LARGEST_CHANGE = 65536  # bytes of a body that changes something
 
+# Where SageMaker and clients of TEI look for a page.
+_OTHER_PATHS = {"/ping": "/health", "/api-doc/openapi.json": "/openapi.json"}
+
 
 class Pages:
     """The pages about the models of `context`. `others` is the OpenAPI description of paths that are answered elsewhere."""
@@ -76,9 +79,11 @@ class Pages:
 
     def routes(self) -> list[Route]:
         """Return the Starlette routes of the pages."""
+        pages = self._pages()
+        named = pages | {other: pages[path] for other, path in _OTHER_PATHS.items()}
         return [
             Route(path, self._endpoint(page), methods=["GET", "PUT"] if path in documents.CHANGES else ["GET"])
-            for path, page in self._pages().items()
+            for path, page in named.items()
         ]
 
     def _pages(self) -> dict[str, Page]:
