@@ -72,16 +72,20 @@ async def contender(name):
 
 def deployment(kind, settings):
     """Return the application of a contender on Ray Serve; `settings` are the size of a batch and the wait in ms."""
-    size, _, wait = settings.partition(",")
-    options = {"max_batch_size": int(size), "batch_wait_timeout_s": float(wait) / 1000} if wait else {}
+    size = settings.partition(",")[0]
     more = {"max_ongoing_requests": 4 * int(size)} if size else {}
-    if kind == "drop-in":
-        decorate = weir.ray.batch(**options or {"policy": "auto:p99=45ms", "max_batch_size": int(size)})
-    else:
-        decorate = serve.batch(**options)
     if kind == "capacity":
         more |= capacity_router()
-    return serve.deployment(**SERVE, **more)(batched(decorate)).bind()
+    return serve.deployment(**SERVE, **more)(batched(decorator(kind, settings))).bind()
+
+
+def decorator(kind, settings):
+    """Return what cuts a contender's batches."""
+    size, _, wait = settings.partition(",")
+    options = {"max_batch_size": int(size), "batch_wait_timeout_s": float(wait) / 1000} if wait else {}
+    if kind == "drop-in":
+        return weir.ray.batch(**options or {"policy": "auto:p99=45ms", "max_batch_size": int(size)})
+    return serve.batch(**options)
 
 
 def capacity_router():
