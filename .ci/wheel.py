@@ -15,12 +15,24 @@ import tomllib
 import urllib.request
 import venv
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = (
     "import weir\n\n\nclass Square(weir.Model):\n    def predict(self, batch):\n        return [x * x for x in batch]\n"
 )
 NONE = "none"  # the install without any extra
+# Extras that bring torch. PyPI's build of it has gigabytes of CUDA with it; --torch names another one.
+WITH_TORCH = ("torch", "transformers")
+TORCH = "torch==2.13.0"
+# What an extra is for is served with it, where that takes no download.
+TINY = """
+from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
+open("vocab.txt", "w").write("\\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad"]))
+sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+BertForSequenceClassification(BertConfig(vocab_size=7, **sizes)).save_pretrained("tiny")
+BertTokenizerFast("vocab.txt").save_pretrained("tiny")
+"""
 
 
 def extras() -> list[str]:
@@ -42,33 +54,45 @@ def run(*command: str, cwd: Path | None = None) -> str:
     return subprocess.run(command, check=True, cwd=cwd, env=clean, stdout=subprocess.PIPE, text=True).stdout
 
 
-def attempt(wheel: Path, extra: str) -> None:
-    """Install `wheel` with `extra` into an empty environment, and serve there. Raises if that does not work."""
+def attempt(wheel: Path, extra: str, torch: str) -> None:
+    """Install `wheel` with `extra` (and `torch`, the arguments of pip for it, where the extra needs it) into an empty environment, and serve there.
+    Raises if that does not work."""
     with tempfile.TemporaryDirectory(prefix=f"weir-{extra}-") as name:
         folder = Path(name)
         venv.create(folder / "venv", with_pip=True)
         python = str(folder / "venv" / "bin" / "python")
         named = f"weir-serving @ {wheel.resolve().as_uri()}"
         wanted = named if extra == NONE else named.replace(" @", f"[{extra}] @")
-        run(python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", wanted)
+        pip = (python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet")
+        if extra in WITH_TORCH:
+            run(*pip, *torch.split())
+        run(*pip, wanted)
         run(python, "-m", "pip", "--disable-pip-version-check", "check")
         work = folder / "work"
         work.mkdir()
         (work / "square.py").write_text(MODEL)
-        serve([str(folder / "venv" / "bin" / "weir"), "serve", "square:Square", "--port", "0"], work)
+        weir = [str(folder / "venv" / "bin" / "weir"), "serve", "--port", "0"]
+        on_ray = ["--executor", "ray"] if extra == "ray" else []
+        assert serve([*weir, "square:Square", *on_ray], work, b"3") == 9
+        if extra == "transformers":
+            run(python, "-c", TINY, cwd=work)
+            answer = serve([*weir, "hf:text-classification=./tiny", "--name", "square"], work, b'"good"')
+            assert set(answer) == {"label", "score"}, answer
 
 
-def serve(command: list[str], folder: Path) -> None:
-    """Run the server in `folder`, ask it once, and end it. Raises AssertionError for a wrong answer or exit code."""
+def serve(command: list[str], folder: Path, item: bytes) -> Any:
+    """Run the server of the model `square` in `folder`, ask it once, end it, and return the answer. Raises AssertionError for an exit code."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("WEIR_", "PYTHON"))}
+    clean["RAY_USAGE_STATS_ENABLED"] = "0"
     with subprocess.Popen(command, cwd=folder, env=clean, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         url = next((found[0] for line in server.stdout if (found := re.search(r"http://\S+/infer/square", line))), None)
         assert url is not None, "it ended before it was ready"
-        with urllib.request.urlopen(url, data=b"3", timeout=30) as answer:
-            assert json.load(answer) == 9
+        with urllib.request.urlopen(url, data=item, timeout=30) as response:
+            answer = json.load(response)
         server.send_signal(signal.SIGTERM)
     assert server.returncode == 0, f"it ended with {server.returncode}"
+    return answer
 
 
 def main() -> None:
@@ -76,12 +100,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("extras", nargs="*", metavar="EXTRA", help=f"an extra, or {NONE} (default: all)")
     parser.add_argument("--wheel", type=Path, help="the wheel to try (default: one that is built from this checkout)")
+    parser.add_argument(
+        "--torch", default=TORCH, help="what pip installs for the extras with torch (default: %(default)s)"
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="weir-wheel-") as folder:
         wheel = arguments.wheel or build(Path(folder))
         print(wheel.name, flush=True)
         for extra in arguments.extras or extras():
-            attempt(wheel, extra)
+            attempt(wheel, extra, arguments.torch)
             print(f"  {extra}: installed, served and ended", flush=True)
 
 

@@ -32,6 +32,32 @@ def test_each_file_is_yaml_with_tables_at_the_top(path: Path) -> None:
     assert isinstance(read(path), dict)
 
 
+def test_each_file_of_github_satisfies_its_published_schema() -> None:
+    from check_jsonschema.builtin_schemas import get_builtin_schema
+    from jsonschema import Draft7Validator
+
+    github = ROOT / ".github"
+    kinds = {
+        "github-workflows": WORKFLOWS, "dependabot": [github / "dependabot.yml"],
+        "github-issue-config": [github / "ISSUE_TEMPLATE" / "config.yml"],
+        "github-issue-forms": sorted(set((github / "ISSUE_TEMPLATE").glob("*.yml")) - {github / "ISSUE_TEMPLATE" / "config.yml"}),
+        "citation-file-format": [ROOT / "CITATION.cff"],
+    }  # fmt: skip
+    for kind, paths in kinds.items():
+        schema = Draft7Validator(get_builtin_schema(f"vendor.{kind}"))
+        for path in paths:
+            # Keys such as `on` and dates are texts for those who read these files.
+            document = (
+                yaml.load(path.read_text(), yaml.BaseLoader) if kind == "citation-file-format" else _as_github(path)
+            )
+            assert [f"{error.json_path}: {error.message[:200]}" for error in schema.iter_errors(document)] == [], path
+
+
+def _as_github(path: Path) -> Any:
+    """Return the document as YAML 1.2 has it: `on` is a text there."""
+    return {"on" if key is True else key: value for key, value in read(path).items()}
+
+
 def test_each_target_of_make_that_is_named_exists() -> None:
     rules = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = {

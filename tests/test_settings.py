@@ -204,3 +204,12 @@ def test_a_target_that_names_nothing_is_refused() -> None:
 )
 def test_a_misspelt_table_of_models_is_named(toml: Any, table: str) -> None:
     assert "there is no such table; did you mean [models.NAME]?" in refused("m:A", config=toml(table))
+
+
+def test_a_folder_among_the_targets_is_the_repository(tmp_path: Path) -> None:
+    found = read(str(tmp_path), "tests.served_models:Square")
+    assert found.repository.model_repository == str(tmp_path) and [model.name for model in found.models] == ["square"]
+    with pytest.raises(SettingsError, match="is a folder: there can be one"):
+        read(str(tmp_path), env={"WEIR_MODEL_REPOSITORY": str(tmp_path)})
+    with pytest.raises(SettingsError, match="--name 'x': is for a TARGET that is no folder"):
+        read(str(tmp_path), flags={"name": ["x"]})

@@ -71,7 +71,7 @@ def _of_mosec(found: type, streaming: bool) -> Adapter:
     if inspect.isabstract(found):
         raise SettingsError(f"{found.__name__}: must implement forward(data)")
     worker, own = _foreign(found, MOSEC), vars(found)
-    types = list(dict.fromkeys([getattr(found, "req_mime_type"), getattr(found, "resp_mime_type")]))  # noqa: B009
+    types = list(dict.fromkeys([getattr(found, "req_mime_type"), getattr(found, "resp_mime_type")]))  # noqa: B009 - `type` has no such attributes
     reads = any(getattr(found, name) is not getattr(worker, name) for name in ("deserialize", "serialize"))
     examples = [item for batch in getattr(found, "multi_examples", ()) for item in batch]
     example = getattr(found, "example", None)
@@ -179,8 +179,8 @@ class MosecStream(MosecWorker):
 
 
 def _of_litserve(found: type) -> Adapter:
-    predict: Any = getattr(found, "predict")  # noqa: B009
-    if predict is getattr(_foreign(found, LITSERVE), "predict"):  # noqa: B009
+    predict: Any = getattr(found, "predict")  # noqa: B009 - `type` has no such attribute
+    if predict is getattr(_foreign(found, LITSERVE), "predict"):  # noqa: B009 - the same
         raise SettingsError(f"{found.__name__}: must implement predict(x)")
     if inspect.isasyncgenfunction(predict):
         raise SettingsError(f"{found.__name__}.predict: an async generator is not adapted; a generator is")

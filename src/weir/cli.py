@@ -87,6 +87,10 @@ def _check(settings: Settings) -> int:
     """Start one worker of each TARGET, run its examples, and show the answers, their sizes and times."""
     from weir.console import check
 
+    if (folder := settings.repository.model_repository) is not None:
+        raise SettingsError(
+            f"TARGET {folder!r}: check takes single models; a folder of models is served whole: weir serve {folder}"
+        )
     return 0 if check(settings) else FAILED
 
 

@@ -7,6 +7,7 @@ is one value. A flag of a list is given once per element; a variable has all ele
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import field, fields
 from numbers import Integral, Real
 from os import PathLike
@@ -148,8 +149,9 @@ def _is_inner(hint: Any, value: list[Any]) -> bool:
 
 
 def _scalar(hint: Any, text: str, source: str) -> Any:
-    if hint == int | str and re.fullmatch(r"\s*-?[0-9]{1,9}\s*", text):
-        return int(text)  # else a text that is a number would stay a text
+    if {int, str} <= set(get_args(hint)):  # as a text, a number would stay one
+        with suppress(msgspec.ValidationError):
+            return msgspec.convert(text.strip(), int, strict=False)
     try:
         return _finite(msgspec.convert(text, hint, strict=False), source)
     except msgspec.ValidationError as error:

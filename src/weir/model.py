@@ -135,6 +135,9 @@ class Model:
     # For a tensor model: `predict` gets a list of dicts of arrays, one for each request, and returns a list of as many, in which a
     # WeirError fails that request only. Otherwise the requests of a batch are joined.
     separate: ClassVar[bool] = False
+    # For adapters of tensor models: the arrays of a request of the Open Inference Protocol come as ArraysWithHead, with its id and
+    # parameters, where it has any.
+    keeps_head: ClassVar[bool] = False
 
     # Items, or Examples, for the warm-up, the deep health check and OpenAPI. For a tensor model, dicts of arrays or lists.
     examples: ClassVar[Sequence[Any]] = ()

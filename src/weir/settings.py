@@ -231,6 +231,8 @@ def read_settings(
     from_flags = {name: value_of(catalog[name], texts) for name, texts in flags.items()}
     high = _layered(_from_environment(environment, catalog, ignored), from_flags)
     high = _layered(high, _from_table(dict(given), "settings", list(catalog), catalog))
+    if kind is MODELS:
+        targets, high = _with_folder(targets, high, bool(general.get("model_repository")))
     server = _layered(general, high)
     only_repository = bool(server.get("model_repository")) and not (targets or tables)
     models = [] if only_repository else _models(targets, general, tables, high, catalog, kind)
@@ -244,6 +246,22 @@ def read_settings(
     return settings._replace(
         models=trusted, general=_of_every_model(general, catalog), overriding=_of_every_model(high, catalog)
     )
+
+
+def _with_folder(
+    targets: Sequence[str], high: dict[str, Any], has_repository: bool
+) -> tuple[Sequence[str], dict[str, Any]]:
+    """Return the targets that are no folders, and `high` with the folder among the targets as the repository. Raises SettingsError."""
+    folders = [target for target in targets if target and Path(target).is_dir()]
+    if not folders:
+        return targets, high
+    if len(folders) > 1 or has_repository or high.get("model_repository"):
+        raise SettingsError(f"TARGET {folders[-1]!r}: is a folder: there can be one; put all models into one folder")
+    if high.get("name"):
+        raise SettingsError(
+            f"--name {high['name']!r}: is for a TARGET that is no folder; in a folder, models have the folders' names"
+        )
+    return [target for target in targets if target not in folders], {**high, "model_repository": folders[0]}
 
 
 def read_model_table(table: dict[str, Any], source: str) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def test_a_file_without_the_name_of_a_class_says_what_to_do(tmp_path: Path) -> N
     (tmp_path / "models").mkdir()
     for target, hint in (
         ("square.py", "name the class or function in it: square.py:NAME"),
-        ("models", "for a folder of models: --model-repository models"),
+        ("models", "a folder of models is served whole: weir serve models"),
     ):
         done = weir_here("check", target, cwd=tmp_path)
         assert done.returncode == 2 and done.stderr.strip().endswith(hint), done.stderr

@@ -68,7 +68,7 @@ class RequestBase:
 
     def part(self, output: Any, dispatch: Dispatch) -> None:
         """Raise Unsupported: this request has one answer."""
-        raise Unsupported(f"door {self.door!r} gives one answer to a request, a streaming model gives several")
+        raise Unsupported(f"the frontend {self.door!r} gives one answer to a request, a streaming model gives several")
 
 
 # Dispatching, at once or in pieces.

@@ -1,7 +1,7 @@
 """Chains: models whose steps are other models of the same server.
 
 A chain has a queue of its own. A batch of a chain is what left that queue in one turn of the event loop. Each item then goes
-through the steps separately and is answered as soon as its last step is done. Each step's model batches the items anew.
+through the steps separately and is answered as soon as its last step is done. Each step's model makes batches of its own.
 """
 
 import asyncio

@@ -76,7 +76,7 @@ def _named_apart(target: str) -> str:
     if target.endswith(".py") and Path(target).is_file():
         return f"; name the class or function in it: {target}:NAME"
     if Path(target).is_dir():
-        return f"; for a folder of models: --model-repository {target}"
+        return f"; a folder of models is served whole: weir serve {target}"
     return ""
 
 

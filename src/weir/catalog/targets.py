@@ -9,7 +9,9 @@ from weir.catalog.sources import ModelToServe, Trust
 from weir.errors import SettingsError
 
 FORMS = "module:Class or path/file.py:Class"
-ALL_FORMS = f"{FORMS}, a function in their place, a file .onnx, .skops, .joblib or .pkl, or hf:TASK=MODEL"
+ALL_FORMS = (
+    f"{FORMS}, a function in their place, a file .onnx, .skops, .joblib or .pkl, hf:TASK=MODEL, or a folder of models"
+)
 HUGGING_FACE = "hf:"
 
 # The platforms of models that are one file, by the end of the file's name.

@@ -327,7 +327,7 @@ class TextInference:
         """Read `request` into `exchange`, in a thread if it is large. Raises what `infer` raises for an invalid or late request."""
         try:
             check_outputs(service, request)
-            schedule = schedule_of(request.parameters)
+            schedule = schedule_of(request.parameters, service.model)
             work = partial(read_tensors, exchange, request, self._encoder)
             many = sum(value.array.size for value in request.inputs) > _LARGE
             await asyncio.to_thread(work) if many else work()

@@ -19,7 +19,7 @@ import numpy
 from weir.batching.request_state import RequestBase, refuse
 from weir.errors import InvalidRequest, ModelError, TooLarge, Unsupported, WeirError, brief
 from weir.messages import BULK, JSON, LENT, MSGPACK, OBJECT, OCTETS, Dispatch, Kind, Request
-from weir.model import Tensor, is_batched, is_tensor_model
+from weir.model import Model, Tensor, is_batched, is_tensor_model
 from weir.serving.calls import StreamedCall
 from weir.serving.delivery import discard, drop_payload, is_block
 from weir.serving.settings import LONGEST_TIMEOUT
@@ -30,6 +30,7 @@ from weir.wire.inference import (
     TensorValue,
     add_batch,
     bind,
+    keep_head,
     take_batch,
 )
 from weir.wire.tensors import Arrays, rows_of, shape_key, text_size, to_arrays, to_plain, to_text
@@ -274,16 +275,17 @@ class Schedule(NamedTuple):
     timeout: float | None
 
 
-def schedule_of(parameters: Parameters) -> Schedule:
+def schedule_of(parameters: Parameters, model: type[Model] = Model) -> Schedule:
     """Return the schedule that the parameters `priority` and `timeout` of a request state (Triton's extension "schedule policy"), and `class`, which is ours.
 
     In that extension 1 is the highest priority and 0 means no priority; requests with a priority go before those without. The timeout is in
     microseconds, and 0 means no timeout. Raises InvalidRequest naming the parameter, its value and the rule, and Unsupported for the parameter of an
-    extension that Weir does not have.
+    extension that Weir does not have. A `model` that gets the parameters itself may have those of a sequence.
     """
     if not parameters:
         return DEFAULT_SCHEDULE
-    _refuse_others(parameters)
+    if not model.keeps_head:
+        _refuse_others(parameters)
     stated = integer_of("priority", parameters.get("priority", 0), 0, _LOWEST)
     limit = integer_of("timeout", parameters.get("timeout", 0), 0, int(LONGEST_TIMEOUT / _MICROSECOND))
     offset = class_offset(parameters[CLASS], "parameter 'class'") if CLASS in parameters else 0
@@ -325,7 +327,10 @@ def entries_of(service: "Service", request: InferenceRequest) -> list[QueueEntry
     check_outputs(service, request)
     if is_tensor_model(service.model):
         add_batch(request, service.model.inputs)
-        return [tensor_entry(service, bind(request.inputs, service.model.inputs))]
+        entry = tensor_entry(service, bind(request.inputs, service.model.inputs))
+        if service.model.keeps_head:
+            entry = entry._replace(payload=keep_head(entry.payload, request, entry.rows))
+        return [entry]
     array = bind(request.inputs, ITEM_INPUTS)["input"]
     most = service.batching.max_queue_size
     if len(array) > most:  # before each item is read
@@ -666,7 +671,7 @@ def read_entries(
 ) -> tuple[list[QueueEntry], float, int]:  # fmt: skip
     """Return the queue entries of a request, its timeout in seconds and its priority. Raises RequestErrors; the observers have been notified."""
     try:
-        schedule = schedule_of(request.parameters)
+        schedule = schedule_of(request.parameters, service.model)
         entries = entries_of(service, request)
     except WeirError as error:
         raise service.tell_refused(door, error) from None

@@ -7,6 +7,7 @@ unsigned integers with the bits of the numbers. An array may be a read-only view
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
+import msgspec
 import numpy
 
 from weir.errors import InvalidRequest
@@ -79,6 +80,37 @@ class InferenceResponse:
         self.id = id
         self.outputs = outputs
         self.parameters: Parameters = parameters or {}
+
+
+HEAD = "\0head"  # no tensor has this name
+
+
+class ResponseHead(NamedTuple):
+    """What the model or its answer needs of a request besides its tensors. `outputs`: the names of the wanted outputs; None for all."""
+
+    id: str
+    outputs: list[str] | None
+    parameters: Parameters | None = None
+
+
+def keep_head(arrays: Arrays, request: InferenceRequest, rows: int) -> Arrays:
+    """Return `arrays`, which have `rows` rows, with the head of their `request` as one more that is divided as they are; without it if the request has
+    neither an id nor parameters."""
+    parameters = {name: value for name, value in request.parameters.items() if name != "binary_data_output"}
+    if not (request.id or parameters):
+        return arrays
+    outputs = None if request.outputs is None else [output.name for output in request.outputs]
+    head = numpy.empty(rows, object)
+    head[:] = msgspec.json.encode(ResponseHead(request.id, outputs, parameters))
+    return {**arrays, HEAD: head}
+
+
+def take_head(arrays: Arrays) -> tuple[Arrays, ResponseHead | None]:
+    """Return the arrays and the head that `keep_head` has put together."""
+    if HEAD not in arrays:
+        return arrays, None
+    head = msgspec.json.decode(arrays[HEAD][0], type=ResponseHead)
+    return {name: array for name, array in arrays.items() if name != HEAD}, head
 
 
 class Shared(Protocol):

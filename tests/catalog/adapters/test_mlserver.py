@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
@@ -43,6 +44,27 @@ class Sums(MLModel):
 """
 
 
+# As in MLServer's example of JSON: the shape of the answer counts its bytes.
+ECHO = """
+import json
+from mlserver import MLModel
+from mlserver.codecs import StringCodec
+from mlserver.types import InferenceResponse, Parameters, ResponseOutput
+
+
+class Echo(MLModel):
+    async def predict(self, payload):
+        text = {each.name: json.loads("".join(self.decode(each, default_codec=StringCodec))) for each in payload.inputs}
+        wanted = [each.name for each in payload.outputs or []]
+        given = payload.parameters and payload.parameters.model_dump(exclude_none=True)
+        written = json.dumps([text, payload.id, wanted, given]).encode()
+        output = ResponseOutput(
+            name="echo", shape=[len(written)], datatype="BYTES", data=[written], parameters=Parameters(content_type="str")
+        )
+        return InferenceResponse(id=payload.id, model_name=self.name, outputs=[output])
+"""
+
+
 def write(root: Path, called: str, **settings: Any) -> Path:
     folder = root / called
     folder.mkdir(parents=True)
@@ -56,11 +78,10 @@ def write(root: Path, called: str, **settings: Any) -> Path:
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"inputs": None}, "wrong/model-settings.json: inputs: must be declared, with name, datatype and shape"),
         ({"outputs": [{"name": "y"}]}, "outputs: {'name': 'y'}: must have name, datatype and shape"),
         ({"outputs": [{**SUMS, "shape": [-1, "n"]}]}, "must be a list of whole numbers"),
         ({"implementation": None}, "implementation: must name a class, such as mlserver_sklearn.SKLearnModel"),
-        ({"name": "other"}, "name='other': must be the name of the folder, 'wrong'"),
+        ({"name": "no name"}, "name='no name': another model has this name, or it is none"),
         ({"parameters": {"uri": "./model.joblib"}}, "uri='./model.joblib': loading a pickled file can run any code: --allow-pickle"),
         ({"max_batch_size": -1}, "max_batch_size=-1, max_batch_time=0.0: must be numbers from 0 on"),
         ({"max_batch_size": "4"}, "must be numbers from 0 on"),
@@ -104,6 +125,14 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         outputs=[{"name": "predict", "datatype": "INT64", "shape": [-1]}],
     )  # fmt: skip
     joblib.dump(SVC().fit([[0, 0], [5, 5]], [3, 7]), folder / "model.joblib")
+    # As in MLServer's own examples: nothing is declared.
+    folder = write(
+        root, "mnist", name="mnist-svm", implementation="mlserver_sklearn.SKLearnModel", parameters={"uri": "./model.joblib"},
+        inputs=None, outputs=None, max_batch_size=8, max_batch_time=0.02,
+    )  # fmt: skip
+    joblib.dump(SVC().fit([[0, 0], [5, 5]], [3, 7]), folder / "model.joblib")
+    folder = write(root, "echo", implementation="jsonmodels.Echo", inputs=None, outputs=None)
+    (folder / "jsonmodels.py").write_text(ECHO)
     with weir.running(model_repository=str(root), allow_pickle=True, workers=1) as server:
         yield server.address
 
@@ -124,3 +153,33 @@ def test_its_runtime_of_scikit_learn(address: str) -> None:
     with HttpClient(address) as client:
         answer = client.infer("svm", {"x": np.array([[0, 1], [4, 5]], np.float32)}, version="v0.1.0")
         assert answer["predict"].tolist() == [3, 7]
+
+
+@pytest.mark.adapters
+@pytest.mark.filterwarnings("ignore")
+def test_settings_without_tensors_take_what_the_runtime_takes(address: str) -> None:
+    with HttpClient(address) as client:
+        rows = [np.array([[0, 1], [4, 5]], np.float32), np.array([[5, 4]], np.float32)] * 6
+        answers = client.infer_ordered("mnist-svm", [{"predict": each} for each in rows], at_once=12)
+        assert [each["predict"].tolist() for each in answers] == [[[3], [7]], [[7]]] * 6
+        with pytest.raises(weir.WeirError, match="2 features"):
+            client.infer("mnist-svm", {"predict": np.zeros((1, 3), np.float32)})
+        metadata = client.model_metadata("mnist-svm")
+        assert (metadata["inputs"], metadata["outputs"]) == ([], [])
+
+
+@pytest.mark.adapters
+@pytest.mark.filterwarnings("ignore")
+def test_the_whole_request_reaches_a_runtime_and_the_whole_response_its_caller(address: str) -> None:
+    body = {
+        "id": "r1", "parameters": {"colour": "red", "timeout": 9_000_000}, "outputs": [{"name": "echo"}],
+        "inputs": [{"name": "q", "datatype": "BYTES", "shape": [1], "data": ['{"a": 1}'], "parameters": {"content_type": "str"}}],
+    }  # fmt: skip
+    with httpx.Client(base_url=address) as client:
+        answer = client.post("/v2/models/echo/infer", json=body).json()
+        (output,) = answer["outputs"]
+        assert (answer["id"], output["parameters"], output["shape"]) == ("r1", {"content_type": "str"}, [1])
+        text, given, wanted, parameters = json.loads(output["data"][0])
+        assert (text, given, wanted, parameters["colour"]) == ({"q": {"a": 1}}, "r1", ["echo"], "red")
+        refused = client.post("/infer/echo", json={"q": 1})
+        assert refused.status_code == 501 and "/v2/models/echo/infer only" in refused.text

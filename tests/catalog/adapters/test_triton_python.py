@@ -146,6 +146,37 @@ input { name: "A" data_type: TYPE_FP32 dims: [ 1, 2 ] }
 output { name: "OUT" data_type: TYPE_FP32 dims: [ 1, 2 ] }
 """
 
+# What a request has besides its tensors, as text; with MODEL it is passed on to that model.
+HEADS = """
+import json
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.respond(request) for request in requests]
+
+    def respond(self, request):
+        to = pb_utils.get_input_tensor_by_name(request, "MODEL")
+        if to is None:
+            found = [request.request_id(), json.loads(request.parameters()), request.timeout(), request.correlation_id(), request.flags(), request.trace()]
+            return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([json.dumps(found)], object))])
+        call = pb_utils.InferenceRequest(
+            model_name=to.as_numpy()[0], requested_output_names=["OUT"], inputs=[pb_utils.Tensor("IN", np.zeros(1, np.int32))],
+            request_id="inner", correlation_id="c7", flags=pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END, timeout=request.timeout(),
+            parameters={"deep": True, **json.loads(request.parameters())}, trace=request.trace(),
+        )
+        answer = call.exec()
+        if answer.has_error():
+            return pb_utils.InferenceResponse(error=answer.error())
+        return pb_utils.InferenceResponse(answer.output_tensors())
+"""
+HEADS_CONFIG = """
+backend: "python"
+input [ { name: "IN" data_type: TYPE_INT32 dims: [ 1 ] }, { name: "MODEL" data_type: TYPE_STRING dims: [ 1 ] optional: true } ]
+output { name: "OUT" data_type: TYPE_STRING dims: [ 1 ] }
+"""
+
 # As in auto_complete: no configuration beside it.
 COMPLETED = """
 import triton_python_backend_utils as pb_utils
@@ -189,6 +220,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostedServer]:
     write(root, "repeat", REPEAT, REPEAT_CONFIG)
     write(root, "bls", BLS, BLS_CONFIG)
     write(root, "completed", COMPLETED)
+    write(root, "heads", HEADS, HEADS_CONFIG)
+    write(root, "inner", HEADS, HEADS_CONFIG)
     with weir.running(model_repository=str(root), workers=1, grpc_port=0) as running:
         yield running
 
@@ -210,7 +243,7 @@ def test_add_sub(server: Any, client: HttpClient) -> None:
 
 
 def test_an_error_of_a_request_is_its_own(server: Any) -> None:
-    client = HttpClient(server.address, binary=False)  # ids of requests reach the model as JSON only
+    client = HttpClient(server.address, binary=False)
     a = np.array([[1, 2]], np.float32)
     found: list[Any] = [None] * 6
 
@@ -254,6 +287,32 @@ def test_other_models_of_the_server_are_called(client: HttpClient) -> None:
         call("nowhere", [1, 2])
 
 
+def test_requests_come_with_their_id_parameters_and_timeout(server: Any, client: HttpClient) -> None:
+    def heads(given: Any, **more: Any) -> Any:
+        return json.loads(
+            given.infer("heads", {"IN": np.zeros(1, np.int32), **more.pop("arrays", {})}, **more)["OUT"][0]
+        )
+
+    text = HttpClient(server.address, binary=False)
+    with GrpcClient(server.addresses[1].removeprefix("grpc://")) as grpc, text:
+        for each in (client, text, grpc):
+            assert heads(each) == ["", {}, 0, 0, 0, None]
+            given = {"who": "me", "n": 2, "sequence_id": 5, "sequence_start": True}
+            assert heads(each, id="r1", parameters=given, timeout=9.0) == [
+                "r1",
+                {"who": "me", "n": 2},
+                9_000_000,
+                5,
+                1,
+                None,
+            ]
+            for place in range(3):  # requests of one form, one after the other
+                assert heads(each, parameters={"place": place})[1] == {"place": place}
+                assert heads(each)[1] == {}
+        called = heads(client, parameters={"who": "me"}, timeout=8.0, arrays={"MODEL": np.array([b"inner"], object)})
+        assert called == ["inner", {"deep": True, "who": "me"}, 8_000_000, "c7", 2, None]
+
+
 def test_a_configuration_is_completed_by_the_model(client: HttpClient) -> None:
     x = np.array([[1, 2, 3]])
     assert client.infer("completed", {"X": x})["Y"].tolist() == [[2, 4, 6]]
@@ -269,6 +328,11 @@ def test_a_configuration_is_completed_by_the_model(client: HttpClient) -> None:
         (COMPLETED.replace('"dims": [-1]}', '"dims": [-1], "kind": 1}'), "", "auto_complete_config: ValueError: input"),
         (COMPLETED, "max_batch_size: 9", "max_batch_size=4: the configuration says 9"),
         (ADD_SUB, 'backend: "python"', "config.pbtxt or auto_complete_config must declare inputs"),
+        (
+            ADD_SUB,
+            ADD_SUB_CONFIG + 'parameters: { key: "EXECUTION_ENV_PATH" value: { string_value: "e.tar.gz" } }',
+            "run in the server's env",
+        ),
         (ADD_SUB, ADD_SUB_CONFIG + "sequence_batching { max_sequence_idle_microseconds: 1 }", "sequences of requests"),
         (REPEAT.replace("import json", "json = pb_utils ="), REPEAT_CONFIG, "1/model.py"),
     ],
@@ -331,8 +395,8 @@ def test_requests_responses_and_senders() -> None:
     request.set_release_flags(1)
     with pytest.raises(TritonModelException, match="not rescheduled"):
         request.set_release_flags(2)
-    with pytest.raises(TritonModelException, match="sequences"):
-        PbRequest(flags=1)
+    with pytest.raises(TritonModelException, match="flags=4: must be of a start and an end"):
+        PbRequest(flags=4)
     with pytest.raises(TritonModelException, match="model_name must be given"):
         request.exec()
     with pytest.raises(TritonModelException, match="InferenceResponse: kind"):
@@ -361,7 +425,7 @@ def test_the_rest_is_refused_by_name() -> None:
     assert module.get_model_dir() == "/models/m/1"
     for name, why in (
         ("load_model", "a model does not load others"), ("nothing_like_it", "is not supported by Weir"),
-        ("TRITONSERVER_REQUEST_FLAG_SEQUENCE_START", "sequences"),
+        ("TRITONSERVER_REQUEST_RELEASE_RESCHEDULE", "not rescheduled"),
     ):  # fmt: skip
         with pytest.raises(AttributeError, match=f"triton_python_backend_utils.{name}: .*{why}"):
             getattr(module, name)

@@ -139,6 +139,26 @@ def test_names_cannot_leave_the_folder(tmp_path: Path, name: str) -> None:
         FolderRepository(tmp_path / "inner", read_model_table).read(name)
 
 
+def test_a_folder_of_one_model_is_a_repository_of_it(tmp_path: Path) -> None:
+    write(tmp_path / "one", {"1/model.py": plain()})
+    write(tmp_path / "two", {"1/model.py": plain(), "config.pbtxt": "max_batch_size: 4"})
+    write(tmp_path / "three", {"model-settings.json": '{"name": "other-name", "implementation": "a.B"}'})
+    write(tmp_path / "four", {"model-settings.json": '{"name": "one", "implementation": "a.B"}'})
+    for folder, name in (("one", "one"), ("two", "two"), ("three", "other-name")):
+        repository = FolderRepository(tmp_path / folder, read_model_table)
+        assert repository.names() == [name] and len(repository.read(name).versions) == 1
+        assert repository.model_of(tmp_path / folder / "1" / "model.py") == name
+        assert repository.model_of(tmp_path / folder / ".hidden") is None
+    several = FolderRepository(tmp_path, read_model_table)
+    assert sorted(several.names()) == ["four", "one", "other-name", "two"]  # four's settings have a name that is taken
+    assert several.folder_of("other-name") == tmp_path / "three"
+    assert several.model_of(tmp_path / "three" / "model-settings.json") == "other-name"
+    write(tmp_path, {"flat/model.py": plain(), "flat/config.pbtxt": ""})
+    assert "flat/config.pbtxt: model.py: must be in the folder of a version: mkdir 1 && mv model.py 1/" in refused(
+        several, "flat"
+    )
+
+
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="there is no such folder"):
         FolderRepository(tmp_path / "none", read_model_table)

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import threading
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from tests.workers.ray.clusters import Nodes, end_detached, make_pool, started
 from tests.workers.ray.conftest import Loop
 
 import weir
+from weir.client import HttpClient
 from weir.errors import Conflict, ModelError, SettingsError
 from weir.messages import JSON, OCTETS
 from weir.model import Model, Tensor
@@ -43,6 +45,21 @@ class Doubled(Model):
 
     def predict(self, batch: Any) -> Any:
         return {"y": batch["x"] * 2}
+
+
+class Counted(Model):
+    """Counts what it gets, in metrics of its own."""
+
+    def load(self) -> None:
+        self.items = self.metrics.counter("own_items", "Items.", labels=["kind"])
+        self.values = self.metrics.histogram("own_value", "Values.", buckets=[4])
+        self.metrics.gauge("own_loaded", "Set in load.").set(7)
+
+    def predict(self, batch: list[int]) -> list[int]:
+        for item in batch:
+            self.items.inc(kind=type(item).__name__)
+            self.values.observe(item)
+        return batch
 
 
 class DiesInLoad(Model):
@@ -242,6 +259,16 @@ def test_there_are_as_many_workers_as_the_load_needs(nodes: Nodes, loop: Loop, m
         assert counts["inference_stats"]["fail"]["count"] == 0
 
     loop.run(main())
+
+
+def test_a_model_s_own_metrics_are_in_those_of_the_server(nodes: Nodes) -> None:
+    ray: dict[str, Any] = {"executor": "ray", "ray_address": nodes.address, "num_cpus": 0.25}
+    with weir.running(Counted, workers=2, max_batch_size=1, **ray) as server, HttpClient(server.address) as client:
+        assert client.infer_ordered("counted", [3, 4, 5, 6], at_once=4) == [3, 4, 5, 6]
+        with urllib.request.urlopen(f"{server.address}/metrics") as response:
+            shown = response.read().decode()
+    assert 'own_items_total{kind="int",model="counted"} 4.0' in shown, "added up over the actors"
+    assert 'own_value_sum{model="counted"} 18.0' in shown and 'own_loaded{model="counted",worker="1"} 7.0' in shown
 
 
 def test_placement(nodes: Nodes, loop: Loop) -> None:

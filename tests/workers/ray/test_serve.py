@@ -16,6 +16,7 @@ PROGRAM = """
 import asyncio, json, sys, ray, weir.ray
 from ray import serve
 import weir
+from examples.ray.batched import app as lengths
 
 
 class Square(weir.Model):
@@ -49,6 +50,7 @@ def main():
     count = weir.ray.deployment(Count, policy="greedy", ray_actor_options={"num_cpus": 0.1})
     counts = serve.run(count.bind(), name="count", route_prefix="/count")
     shouter = serve.run(Shouter.options(ray_actor_options={"num_cpus": 0.1}).bind(), name="shouter", route_prefix="/shouter")
+    serve.run(lengths, name="lengths", route_prefix="/lengths")
     answers = [handle.remote(number) for number in range(4)]
     print(json.dumps([answer.result() for answer in answers]))
     print(json.dumps(list(counts.options(stream=True).stream.remote(3))))
@@ -78,6 +80,7 @@ def test_deployments_and_the_decorator_on_ray_serve(tmp_path: object) -> None:
             [f"{letter} 8" for letter in "ABCDEFGH"],
         ]
         assert post(port, "/count", b"2") == (200, "1\n2\n")
+        assert post(port, "/lengths", b'"abc"') == (200, "3")  # examples/ray/batched.py
         code, body = post(port, "/square", b"{nonsense")
         assert code == 400
         assert json.loads(body)["error"]["type"] == "InvalidRequest"

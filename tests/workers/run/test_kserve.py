@@ -8,7 +8,8 @@ from tests.workers.runs import run, started
 from weir.errors import InvalidRequest, ModelError
 from weir.messages import JSON, KSERVE, OBJECT
 from weir.model import Model, Tensor
-from weir.workers.run.kserve import BodyReader, BodyWriter, Listed, ResponseHead, joins_lists
+from weir.wire.inference import ResponseHead
+from weir.workers.run.kserve import BodyReader, BodyWriter, Listed, joins_lists
 
 FLAT = list(range(4))
 

@@ -3,8 +3,10 @@ user's own. The class runs in Weir's workers; the server reads only the settings
 """
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,17 +15,33 @@ import numpy
 from weir.catalog.repository.platforms import as_tensor, batch_dimension_of, with_attributes
 from weir.catalog.sources import ModelReading, ModelToServe, Trust
 from weir.catalog.targets import PLATFORMS
-from weir.errors import InvalidRequest, SettingsError
-from weir.model import DATATYPES, REQUIRED, Model
+from weir.errors import InvalidRequest, ModelError, SettingsError, Unsupported, WeirError
+from weir.messages import Kind
+from weir.model import DATATYPES, REQUIRED, Model, Tensor
+from weir.serving.inference import (
+    Gathering,
+    InferenceCall,
+    ItemHead,
+    ItemsResponse,
+    ModelInference,
+    QueueEntry,
+    make_entry,
+    schedule_of,
+)
+from weir.serving.service import Service
+from weir.wire.inference import InferenceRequest, InferenceResponse, Parameters, TensorValue
 from weir.workers.source import declared
 
 PLATFORM, FILE = "mlserver", "model-settings.json"
 _PICKLED = tuple(ending for ending, platform in PLATFORMS.items() if platform == "sklearn" and ending != ".skops")
 _MAX_BYTES = 1 << 20  # of the settings
 
+NamedArray = tuple[str, str, Any, Parameters]  # name, datatype, array and parameters of a tensor
+
 
 class MlserverModel(Model):
-    """Runs the runtime that the settings in the file `path` name; its `predict` gets one request for each batch."""
+    """Runs the runtime that the settings in the file `path` name, for settings that declare its tensors; its `predict` gets one
+    request for each batch."""
 
     path: ClassVar[str] = ""
 
@@ -41,25 +59,13 @@ class MlserverModel(Model):
         self._runtime = settings.implementation(settings)
         self._loop.run_until_complete(self._runtime.load())
         self._shapes = {tensor.name: tensor.shape for tensor in self.outputs}
-        self._rows = next(tensor.name for tensor in self.inputs if not tensor.optional)
 
-    def predict(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+    def predict(self, batch: Any) -> Any:
         """Return the runtime's outputs for a batch."""
-        from mlserver.types import InferenceRequest, RequestInput
-
         datatypes = {tensor.name: tensor.datatype for tensor in self.inputs}
-        inputs = [
-            RequestInput(name=name, datatype=datatypes[name], shape=list(array.shape), data=array.ravel().tolist())
-            for name, array in batch.items()
-        ]
-        try:
-            response = self._loop.run_until_complete(self._runtime.predict(InferenceRequest(inputs=inputs)))
-        except Exception as error:
-            status = getattr(error, "status_code", 0)
-            if isinstance(status, int) and 400 <= status < 500:
-                raise InvalidRequest(str(error)) from error
-            raise
-        found = {output.name: self._array(output, len(batch[self._rows])) for output in response.outputs}
+        response = self._infer([(name, datatypes[name], array, {}) for name, array in batch.items()])
+        rows = next(tensor.name for tensor in self.inputs if not tensor.optional)
+        found = {output.name: self._array(output, len(batch[rows])) for output in response.outputs}
         return {name: array for name, array in found.items() if name in self._shapes}
 
     def unload(self) -> None:
@@ -67,24 +73,165 @@ class MlserverModel(Model):
         self._loop.run_until_complete(self._runtime.unload())
         self._loop.close()
 
+    def _infer(self, inputs: Sequence[NamedArray], **more: Any) -> Any:
+        """Return the runtime's response. Raises InvalidRequest for an error that is the caller's."""
+        from mlserver.types import InferenceRequest, Parameters, RequestInput
+
+        given = [
+            RequestInput(
+                name=name, datatype=datatype, shape=list(array.shape), data=array.ravel().tolist(),
+                parameters=Parameters(**parameters) if parameters else None,
+            )
+            for name, datatype, array, parameters in inputs
+        ]  # fmt: skip
+        try:
+            return self._loop.run_until_complete(self._runtime.predict(InferenceRequest(inputs=given, **more)))
+        except Exception as error:
+            status = getattr(error, "status_code", 0)
+            if isinstance(status, int) and 400 <= status < 500:
+                raise InvalidRequest(str(error)) from error
+            raise
+
     def _array(self, output: Any, rows: int) -> Any:
-        data = output.data.root if hasattr(output.data, "root") else output.data
-        if output.datatype == "BYTES":
-            texts = [each.encode() if isinstance(each, str) else bytes(each) for each in data]
-            array = numpy.empty(len(texts), object)
-            array[:] = texts
-        else:
-            array = numpy.asarray(data, DATATYPES[output.datatype])
+        array = _array_of(output)
         shape = self._shapes.get(output.name, ())
         # MLServer gives a vector of answers the shape (rows, 1), whatever its settings say.
         is_column = list(output.shape) == [rows, 1] and len(shape) == 1
         return array.reshape((rows,) if is_column else output.shape)
 
 
+class MlserverAny(MlserverModel):
+    """Runs a runtime whose settings declare no tensors: an item is a whole request (see `_item_of`), an answer a whole response."""
+
+    def predict(self, batch: list[dict[str, Any]]) -> list[Any]:
+        """Return the response to each request. The requests of a batch are alike and have rows, so they are joined for the runtime."""
+        if len(batch) == 1:
+            return [self._respond(batch[0])]
+        counts = [len(item["inputs"][0][2]) for item in batch]
+        columns = zip(*[item["inputs"] for item in batch], strict=True)
+        inputs = [(*column[0][:2], numpy.concatenate([each[2] for each in column]), column[0][3]) for column in columns]
+        whole = self._respond({**batch[0], "inputs": inputs})
+        ends = list(accumulate(counts))
+        for name, _, array, _ in whole["outputs"]:
+            if len(array) != ends[-1]:
+                raise ModelError(f"output {name!r}: has {len(array)} rows for {ends[-1]} of {len(batch)} requests")
+        return [
+            {**whole, "outputs": [(*head, array[end - count : end], more) for *head, array, more in whole["outputs"]]}
+            for count, end in zip(counts, ends, strict=True)
+        ]
+
+    def _respond(self, item: dict[str, Any]) -> dict[str, Any]:
+        from mlserver.types import Parameters, RequestOutput
+
+        more: dict[str, Any] = {"id": item["id"] or None}
+        if item["parameters"]:
+            more["parameters"] = Parameters(**item["parameters"])
+        if item["outputs"]:
+            more["outputs"] = [
+                RequestOutput(name=name, parameters=Parameters(**parameters) if parameters else None)
+                for name, parameters in item["outputs"]
+            ]
+        response = self._infer(item["inputs"], **more)
+        outputs = [(each.name, each.datatype, _shaped(each), _plain(each.parameters)) for each in response.outputs]
+        return {"outputs": outputs, "parameters": _plain(response.parameters)}
+
+
+def _array_of(output: Any) -> Any:
+    data = output.data.root if hasattr(output.data, "root") else output.data
+    if output.datatype != "BYTES":
+        return numpy.asarray(data, DATATYPES[output.datatype])
+    texts = [each.encode() if isinstance(each, str) else bytes(each) for each in data]
+    array = numpy.empty(len(texts), object)
+    array[:] = texts
+    return array
+
+
+def _shaped(output: Any) -> Any:
+    """Return the array of an output. MLServer allows shapes that do not fit the data, as those that count the bytes of a text."""
+    array = _array_of(output)
+    return array.reshape(output.shape) if math.prod(output.shape) == array.size else array
+
+
+def _plain(parameters: Any) -> dict[str, Any]:
+    given = {} if parameters is None else parameters.model_dump(exclude_none=True)
+    return {name: value for name, value in given.items() if isinstance(value, (str, int, float))}
+
+
+def _item_of(request: InferenceRequest) -> dict[str, Any]:
+    """Return a request as the item that MlserverAny gets."""
+    inputs = [(each.name, each.datatype, each.array, each.parameters) for each in request.inputs]
+    outputs = [(each.name, each.parameters) for each in request.outputs or ()]
+    parameters = {name: value for name, value in request.parameters.items() if name not in _OF_SERVER}
+    return {"id": request.id, "parameters": parameters, "inputs": inputs, "outputs": outputs}
+
+
+_OF_SERVER = ("binary_data_output", "class", "priority", "timeout")
+
+
+class MlserverInference(ModelInference):
+    """Answers requests with any tensors: which ones a runtime takes, only the runtime knows. Those of equal names, datatypes and
+    lengths may share a batch."""
+
+    queues_items = False
+
+    def queues_tensors(self, service: Service) -> bool:
+        """Return false: the tensors of a request become an item."""
+        return False
+
+    def inputs(self, service: Service) -> Sequence[Tensor]:
+        """Return none: they are not declared."""
+        return ()
+
+    def outputs(self, service: Service) -> Sequence[Tensor]:
+        """Return none: they are not declared."""
+        return ()
+
+    async def infer(self, service: Service, request: InferenceRequest, call: InferenceCall) -> InferenceResponse:
+        """See Inference."""
+        try:
+            schedule = schedule_of(request.parameters, service.model)
+            entry = self._entry(service, request)
+        except WeirError as error:
+            raise service.tell_refused(call.door, error) from None
+        limits = [limit for limit in (call.timeout, schedule.timeout) if limit is not None]
+        timeout = min(limits) if limits else service.settings.timeout
+        (ended,) = await Gathering(service, call, timeout, schedule.priority, alone=False).run([entry])
+        given = ended.end
+        outputs = [TensorValue(name, datatype, array, more) for name, datatype, array, more in given["outputs"]]
+        return InferenceResponse(
+            service.name, outputs, version=service.version, id=request.id, parameters=given["parameters"]
+        )
+
+    async def infer_items(self, head: ItemHead, body: bytes, call: InferenceCall) -> ItemsResponse:
+        """Raise Unsupported: without declared tensors there are no items."""
+        service = head.service
+        error = Unsupported(
+            f"model {service.name!r}: {FILE} declares no inputs, so it takes requests at /v2/models/{service.name}/infer only"
+        )
+        raise service.tell_refused(call.door, error)
+
+    def _entry(self, service: Service, request: InferenceRequest) -> QueueEntry:
+        described = [
+            (each.name, each.datatype, each.array.shape[1:], *sorted(each.parameters.items()))
+            for each in request.inputs
+        ]
+        rows = {each.array.shape[:1] for each in request.inputs}
+        alone = len(rows) != 1 or rows == {()} or bool(request.outputs)
+        key = object() if alone else (*described, *sorted(request.parameters.items()))
+        # Rows are requests here, as in MLServer's own max_batch_size.
+        return make_entry(service, _item_of(request), Kind.ITEM, 1, 1.0, key)
+
+
+class MlserverService(Service):
+    """The service of a runtime whose settings declare no tensors."""
+
+    inference = MlserverInference()
+
+
 class MlserverPlatform:
     """The platform `mlserver`."""
 
-    def load(self, model: ModelToServe) -> type[Model]:
+    def load(self, model: ModelToServe) -> type[Model] | type[Service]:
         """Return a class that runs the model's runtime. Raises SettingsError; see Platform."""
         assert model.folder is not None, "a model of a repository has a folder: this is a bug"
         if find_spec("mlserver") is None:
@@ -96,7 +243,10 @@ class MlserverPlatform:
         for key in ("inputs", "outputs"):
             tables = (model.attributes or {}).get(key, ())
             attributes[key] = tuple(as_tensor(table, batch, f"{model.label}: {key}") for table in tables)
-        return with_attributes(declared(MlserverModel, attributes), model)
+        if attributes["inputs"] and attributes["outputs"]:
+            return with_attributes(declared(MlserverModel, attributes), model)
+        kind = declared(MlserverAny, {"path": attributes["path"]})
+        return type("MlserverService", (MlserverService,), {"model": kind})
 
 
 def read_mlserver_model(folder: Path, name: str, complete: Any, trust: Trust) -> ModelReading:
@@ -112,7 +262,9 @@ def read_mlserver_model(folder: Path, name: str, complete: Any, trust: Trust) ->
     if not isinstance(settings, dict) or not isinstance(settings.get("implementation"), str):
         raise SettingsError(f"{source}: implementation: must name a class, such as mlserver_sklearn.SKLearnModel")
     if settings.get("name", name) != name:
-        raise SettingsError(f"{source}: name={settings['name']!r}: must be the name of the folder, {name!r}")
+        raise SettingsError(
+            f"{source}: name={settings['name']!r}: another model has this name, or it is none for a model"
+        )
     parameters = settings.get("parameters") or {}
     uri = str(parameters.get("uri") or "")
     if uri.endswith(_PICKLED) and not trust.pickles:
@@ -123,11 +275,6 @@ def read_mlserver_model(folder: Path, name: str, complete: Any, trust: Trust) ->
         key: tuple(_tensor(each, f"{source}: {key}") for each in settings.get(key) or ())
         for key in ("inputs", "outputs")
     }
-    for key, tables in attributes.items():
-        if not tables:
-            raise SettingsError(
-                f"{source}: {key}: must be declared, with name, datatype and shape: they are checked before a worker gets them"
-            )
     model = ModelToServe(
         settings["implementation"], name, {}, [], complete(_batching(settings, source)), version=str(parameters.get("version") or ""),
         platform=PLATFORM, folder=folder.resolve(), attributes=attributes, trust=trust,

@@ -17,7 +17,6 @@ from weir.catalog.adapters.triton_utils import (
     PbRequest,
     PbResponse,
     PbSender,
-    PbTensor,
     TritonModelException,
     load_class,
 )
@@ -31,6 +30,7 @@ from weir.workers.source import declared
 
 CLASS = "TritonPythonModel"
 _FILE = "config.pbtxt"
+_ENVIRONMENT = "EXECUTION_ENV_PATH"
 _TABLES = ("input", "output")
 # Keys of the configuration that are settings of ours; the class has them as defaults.
 _SETTINGS = ("max_batch_size", "workers", "policy", "max_queue_delay")
@@ -39,7 +39,7 @@ _SETTINGS = ("max_batch_size", "workers", "policy", "max_queue_delay")
 class TritonPython(Model):
     """Runs a TritonPythonModel, whose `execute` gets the requests of a batch and returns as many responses."""
 
-    separate = True
+    separate = keeps_head = True
 
     path: ClassVar[str] = ""
     code: ClassVar[bytes] = b""
@@ -80,9 +80,7 @@ class TritonPython(Model):
         return self._loop.run_until_complete(returned)
 
     def _request(self, arrays: Mapping[str, Any]) -> PbRequest:
-        head = getattr(arrays, "head", None)
-        tensors = [PbTensor(name, array) for name, array in arrays.items()]
-        return PbRequest(tensors, (head and head.outputs) or self._wanted, request_id=head.id if head else "")
+        return PbRequest.received(arrays, getattr(arrays, "head", None), self._wanted)
 
     def _answer(self, response: Any) -> Any:
         if not isinstance(response, PbResponse):
@@ -163,6 +161,11 @@ def load_triton_model(model: ModelToServe, path: Path) -> type[Model]:
     assert model.folder is not None, "a model of a repository has a folder: this is a bug"
     source = f"{model.label}/{path.name}"
     config = _completed(model, path, _config_of(model.folder.parent / _FILE, model.name))
+    if _ENVIRONMENT in config.get("parameters", {}):
+        raise SettingsError(
+            f"{source}: {_FILE}: parameters: {_ENVIRONMENT}: models run in the server's environment: install there what it has, and "
+            "remove the parameter"
+        )
     own = translated({key: value for key, value in config.items() if key != "parameters"}, source)
     decoupled = bool(own.get("decoupled"))
     attributes: dict[str, Any] = {

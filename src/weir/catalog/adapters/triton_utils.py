@@ -18,6 +18,7 @@ import numpy
 from weir.errors import (
     Cancelled,
     Conflict,
+    DeadlineExceeded,
     InvalidRequest,
     ModelError,
     ModelNotFound,
@@ -31,6 +32,10 @@ from weir.workers.settings import SERVER_ADDRESS
 
 NAME = "triton_python_backend_utils"
 FINAL = 1  # TRITONSERVER_RESPONSE_COMPLETE_FINAL
+SEQUENCE_START, SEQUENCE_END = 1, 2  # TRITONSERVER_REQUEST_FLAG_SEQUENCE_...
+_SEQUENCE = ((SEQUENCE_START, "sequence_start"), (SEQUENCE_END, "sequence_end"))
+# Parameters of the protocol that are no parameters of the model.
+_OF_PROTOCOL = ("binary_data_output", "class", "priority", "sequence_end", "sequence_id", "sequence_start", "timeout")
 
 Array = numpy.ndarray[Any, Any]
 
@@ -88,6 +93,8 @@ class TritonError:
         for code, kind in _OF_CODES.items():
             if isinstance(error, kind):
                 return cls(error.message, code)
+        if isinstance(error, DeadlineExceeded):
+            return cls(error.message, cls.UNAVAILABLE)
         return cls(error.message, cls.INVALID_ARG if isinstance(error, RequestError) else cls.INTERNAL)
 
 
@@ -219,8 +226,9 @@ class PbRequest:
         request_id: str = "", correlation_id: int | str = 0, model_version: int = -1, flags: int = 0,
         timeout: int = 0, parameters: Mapping[str, Any] | None = None, preferred_memory: Any = None, trace: Any = None,
     ) -> None:  # fmt: skip
-        if correlation_id or flags:
-            raise TritonModelException("correlation_id, flags: sequences of requests are not kept together")
+        if flags & ~(SEQUENCE_START | SEQUENCE_END):
+            raise TritonModelException(f"flags={flags}: must be of a start and an end of a sequence")
+        self._correlation_id, self._flags = correlation_id, flags
         self._inputs = list(inputs)
         self._outputs = list(requested_output_names)
         # A name that came in a tensor is bytes.
@@ -229,6 +237,19 @@ class PbRequest:
         self._id, self._timeout = str(request_id), timeout
         self._parameters = dict(parameters or {})
         self.sender: PbSender | None = None
+
+    @classmethod
+    def received(cls, arrays: Mapping[str, Any], head: Any, outputs: Sequence[str]) -> "PbRequest":
+        """Return the request of a caller. `head` is a ResponseHead or None; `outputs` are those that the model has."""
+        tensors = [PbTensor(name, array) for name, array in arrays.items()]
+        if head is None:
+            return cls(tensors, outputs)
+        given = head.parameters or {}
+        return cls(
+            tensors, head.outputs or outputs, request_id=head.id, correlation_id=given.get("sequence_id", 0),
+            flags=sum(flag for flag, name in _SEQUENCE if given.get(name)), timeout=int(given.get("timeout", 0)),
+            parameters={name: value for name, value in given.items() if name not in _OF_PROTOCOL},
+        )  # fmt: skip
 
     def inputs(self) -> list[PbTensor]:
         """Return the tensors."""
@@ -242,13 +263,16 @@ class PbRequest:
         """Return the caller's id."""
         return self._id
 
-    def correlation_id(self) -> int:
-        """Return 0: there are no sequences."""
-        return 0
+    def correlation_id(self) -> int | str:
+        """Return the caller's id of a sequence; 0 stands for none. The requests of a sequence may come to different workers."""
+        return self._correlation_id
 
     def flags(self) -> int:
-        """Return 0: there are no sequences."""
-        return 0
+        """Return whether the caller marked it as the start (1) or the end (2) of a sequence."""
+        return self._flags
+
+    def trace(self) -> None:
+        """Return None: calls of other models are not parts of the caller's trace."""
 
     def timeout(self) -> int:
         """Return the time for the request in microseconds; 0 stands for none."""
@@ -304,7 +328,11 @@ class PbRequest:
     def _calls(self) -> dict[str, Any]:
         if not self._model:
             raise TritonModelException("exec: model_name must be given")
+        sequence = {"sequence_id": self._correlation_id} if self._correlation_id else {}
+        flags = {name: True for flag, name in _SEQUENCE if self._flags & flag}
         call: dict[str, Any] = {"outputs": self._outputs} if self._outputs else {}
+        if parameters := {**self._parameters, **sequence, **flags}:
+            call["parameters"] = parameters
         if self._version > 0:
             call["version"] = str(self._version)
         if self._timeout:
@@ -553,8 +581,6 @@ def _refuse_arguments(what: str, more: Mapping[str, Any]) -> None:
 _REFUSED: Mapping[str, str] = MappingProxyType(
     {
         "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE": "requests are not rescheduled",
-        "TRITONSERVER_REQUEST_FLAG_SEQUENCE_START": "sequences of requests are not kept together",
-        "TRITONSERVER_REQUEST_FLAG_SEQUENCE_END": "sequences of requests are not kept together",
         "TRITONSERVER_MEMORY_GPU": "tensors are in the memory of the CPU",
         "load_model": "a model does not load others; list them in the repository",
         "unload_model": "a model does not unload others",
@@ -579,6 +605,7 @@ def make_module(folder: str) -> ModuleType:
         Tensor=PbTensor, InferenceRequest=PbRequest, InferenceResponse=PbResponse, ModelConfig=PbModelConfig,
         PreferredMemory=PbMemory, Logger=PbLogger, MetricFamily=PbMetricFamily, InferenceResponseSender=PbSender,
         TRITONSERVER_RESPONSE_COMPLETE_FINAL=FINAL, TRITONSERVER_REQUEST_RELEASE_ALL=1, TRITONSERVER_MEMORY_CPU=0,
+        TRITONSERVER_REQUEST_FLAG_SEQUENCE_START=SEQUENCE_START, TRITONSERVER_REQUEST_FLAG_SEQUENCE_END=SEQUENCE_END,
         TRITON_STRING_TO_NUMPY=dict(_TYPES), get_model_dir=lambda: folder, __getattr__=refuse,
     )  # fmt: skip
     return module

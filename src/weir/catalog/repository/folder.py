@@ -4,6 +4,7 @@ InlineConfigs is another repository: the chains that load calls describe.
 """
 
 import asyncio
+import json
 import os
 import re
 import shutil
@@ -52,6 +53,7 @@ KEYS: Mapping[str, str] = MappingProxyType(
 
 TOML, PBTXT = "config.toml", "config.pbtxt"
 MLSERVER_FILE = "model-settings.json"
+_MODEL_FILES = ("model.py", "model.onnx", "model.skops", "model.joblib")
 MAX_FILE_BYTES = 1 << 20  # of a configuration
 
 # Takes a table of settings and the name of its source; returns their values in the declared types. Raises SettingsError.
@@ -196,11 +198,40 @@ def _versions(value: Any, source: str) -> str | int | tuple[str, ...]:
     )
 
 
-def model_folder(root: Path, name: str) -> Path:
-    """Return the folder of the model `name`. Raises ModelNotFound if there is none, or if no model may have that name."""
-    if not NAME.fullmatch(name) or not (folder := root / name).is_dir():
-        raise ModelNotFound(f"model {name!r}: there is no such folder in the model repository")
-    return folder
+def _is_model(folder: Path) -> bool:
+    """Tell whether `folder` is that of one model, rather than of several: it has a configuration of another server, or versions with files."""
+    if any((folder / file).is_file() for file in (PBTXT, MLSERVER_FILE)):
+        return True
+    versions = versions_in(folder)
+    return bool(versions) and not any(versions_in(folder / version) for version in versions)
+
+
+def _name_of(folder: Path) -> str:
+    """Return the name of the model in `folder`: MLServer's settings may have one, else it is the folder's."""
+    own = folder.resolve().name
+    try:
+        with (folder / MLSERVER_FILE).open("rb") as file:
+            named = json.loads(file.read(MAX_FILE_BYTES)).get("name", own)
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return own  # reading the model says what is wrong
+    return named if isinstance(named, str) and NAME.fullmatch(named) else own
+
+
+def models_in(root: Path) -> dict[str, Path]:
+    """Return the folders of the models in `root` by name; `root` itself may be the folder of one. Raises OSError."""
+    folders = (
+        [root]
+        if _is_model(root)
+        else sorted(each for each in root.iterdir() if NAME.fullmatch(each.name) and each.is_dir())
+    )
+    named = {folder: _name_of(folder) for folder in folders}
+    own = {folder.name for folder, name in named.items() if folder.name == name}
+    found: dict[str, Path] = {}
+    for folder, name in named.items():
+        # A name that is taken: the folder has its own, and reading it says what is wrong.
+        is_taken = name in found or (name in own and folder.name != name)
+        found[folder.name if is_taken else name] = folder
+    return found
 
 
 def upload_path(name: str) -> PurePosixPath:
@@ -251,17 +282,36 @@ class FolderRepository:
         """Return the names of all models: the names of the folders. If the repository cannot be read, log that and return
         none."""
         try:
-            folders = sorted(self.root.iterdir())
+            return list(models_in(self.root))
         except OSError as error:
             logger.warning("the model repository cannot be read: %s", error)
             return []
-        return [each.name for each in folders if NAME.fullmatch(each.name) and each.is_dir()]
+
+    def folder_of(self, name: str) -> Path | None:
+        """Return the folder of the model `name`, or None."""
+        try:
+            return models_in(self.root).get(name)
+        except OSError:
+            return None
+
+    def model_of(self, path: Path) -> str | None:
+        """Return the name of the model that has the file `path`, which need not be there any more; None if no model has it."""
+        try:
+            parts = path.resolve().relative_to(self.root.resolve()).parts
+        except ValueError:
+            return None
+        if not parts or any(_is_ignored(part) for part in parts):
+            return None
+        folder = self.root if _is_model(self.root) else self.root / parts[0]
+        return _name_of(folder) if folder == self.root or NAME.fullmatch(parts[0]) else None
 
     def read(
         self, name: str, config: Mapping[str, Any] | None = None, files: Mapping[str, bytes] | None = None
     ) -> ModelReading:
         """See Repository. With `files`, the model's own file is not read, unless it is one of them."""
-        folder = self._uploaded(name, files) if files else model_folder(self.root, name)
+        folder = self._uploaded(name, files) if files else self.folder_of(name)
+        if folder is None:
+            raise ModelNotFound(f"model {name!r}: there is no such folder in the model repository")
         try:
             return self._read(folder, name, config)
         except OSError as error:
@@ -279,6 +329,8 @@ class FolderRepository:
         content, source = read_file(folder, name)
         document = make_document(content, name, source, self._read_settings, config)
         existing = versions_in(folder) or (["1"] if document.platform == ENSEMBLE else [])  # a chain needs no files
+        if not existing and (file := next((each for each in _MODEL_FILES if (folder / each).is_file()), None)):
+            raise SettingsError(f"{source}: {file}: must be in the folder of a version: mkdir 1 && mv {file} 1/")
         versions = _versions_to_serve(existing, document, source)
         if document.default is not None and document.default not in versions:
             raise SettingsError(f"{source}: default={document.default!r}: must be one of {', '.join(versions)}")
@@ -451,13 +503,13 @@ class Watcher:
     async def step(self, changed: Iterable[Path]) -> None:
         """Record that the files at these paths have changed, and load or unload the models that have settled."""
         now = self._clock()
-        for name in set(filter(None, map(self._model_of, changed))):
+        for name in set(filter(None, map(self._folder.model_of, changed))):
             self._settling.note(name, now, self._look(name))
         for name in self._settling.settled(self._clock(), self._look):
             await self._act(name)
 
     async def _act(self, name: str) -> None:
-        exists = (self._folder.root / name).is_dir()
+        exists = self._folder.folder_of(name) is not None
         running = name in self._manager.registry.services
         try:
             if exists and (running or name not in self._known):
@@ -475,17 +527,9 @@ class Watcher:
         else:
             self._known.discard(name)
 
-    def _model_of(self, path: Path) -> str | None:
-        try:
-            parts = path.resolve().relative_to(self._folder.root.resolve()).parts
-        except ValueError:
-            return None
-        if not parts or not NAME.fullmatch(parts[0]) or any(_is_ignored(part) for part in parts):
-            return None
-        return parts[0]
-
     def _look(self, name: str) -> Signature:
-        return tuple(sorted(_files(self._folder.root / name)))
+        folder = self._folder.folder_of(name)
+        return () if folder is None else tuple(sorted(_files(folder)))
 
 
 def _files(folder: Path) -> Iterator[tuple[str, int, int]]:

@@ -14,7 +14,7 @@ import msgspec
 
 from weir.errors import InvalidRequest
 from weir.model import GROUP, Model, Tensor, is_batched, overrides
-from weir.wire.inference import RequestedOutput, bind
+from weir.wire.inference import Parameters, RequestedOutput, ResponseHead, bind
 from weir.wire.kserve_json import ReadOutput, WrittenResponse, WrittenTensor, encode, read_request
 from weir.wire.tensors import ELEMENT_TYPES, Arrays, array_of, check_bound, element_count, write_elements
 from weir.wire.values import UNREADABLE, has_slow_floats
@@ -22,13 +22,6 @@ from weir.wire.values import UNREADABLE, has_slow_floats
 MAX_REMEMBERED = 256  # combinations of shapes whose facts are kept
 
 Shapes = tuple[tuple[int, ...], ...]
-
-
-class ResponseHead(NamedTuple):
-    """What the answer needs of a request besides its tensors. `outputs`: the names of the wanted outputs; None for all."""
-
-    id: str
-    outputs: list[str] | None
 
 
 class ArraysWithHead(Arrays):
@@ -111,7 +104,8 @@ class BodyReader:
     def __init__(self, model: type[Model]) -> None:
         self._declared = tuple(model.inputs)
         self._outputs = [tensor.name for tensor in model.outputs]
-        self._decode = _decoder(self._declared)
+        self._keeps_head = model.keeps_head
+        self._decode = _decoder(self._declared, model.keeps_head)
         self._lists = joins_lists(model)
         self._known: dict[Shapes, ShapeFacts] = {}
         self._tails: dict[Shapes, Shapes] = {}
@@ -130,13 +124,14 @@ class BodyReader:
         lists = [tensor.data for tensor in inputs]
         if list(map(len, lists)) != learned.counts:
             return self._read_any(body)
-        listed = Listed(ResponseHead(read.id or "", self._wanted(read.outputs)), lists, shapes, learned)
+        parameters = read.parameters if self._keeps_head else None
+        listed = Listed(ResponseHead(read.id or "", self._wanted(read.outputs), parameters), lists, shapes, learned)
         return listed if self._lists else listed.arrays(self._declared)
 
     def _read_any(self, body: bytes | memoryview) -> ArraysWithHead:
         request = read_request(body, "")
         arrays = bind(request.inputs, self._declared)
-        return ArraysWithHead(arrays, ResponseHead(request.id, self._wanted(request.outputs)))
+        return ArraysWithHead(arrays, ResponseHead(request.id, self._wanted(request.outputs), request.parameters))
 
     def _wanted(self, outputs: Sequence[ReadOutput | RequestedOutput] | None) -> list[str] | None:
         if not outputs:
@@ -174,7 +169,7 @@ class BodyWriter:
 
         Raises InvalidRequest for an output that has no JSON form: the caller must ask for binary data.
         """
-        identity, wanted = head or ("", None)
+        identity, wanted, _ = head or ("", None, None)
         outputs = [
             WrittenTensor(
                 tensor.name,
@@ -188,8 +183,9 @@ class BodyWriter:
         return encode(WrittenResponse(self._name, outputs, self._version, identity))
 
 
-def _decoder(declared: Sequence[Tensor]) -> Any:
-    """Return the function that decodes bodies with exactly these inputs, in this order; None if one has no JSON form."""
+def _decoder(declared: Sequence[Tensor], with_parameters: bool) -> Any:
+    """Return the function that decodes bodies with exactly these inputs, in this order; None if one has no JSON form. Most models have no use for the
+    `parameters`, which are skipped then."""
     if any(tensor.datatype not in ELEMENT_TYPES for tensor in declared):
         return None
     tensors = [
@@ -211,6 +207,7 @@ def _decoder(declared: Sequence[Tensor]) -> Any:
             ("inputs", GenericAlias(tuple, tuple(tensors))),
             ("id", str | None, None),
             ("outputs", list[ReadOutput] | None, None),
+            *([("parameters", Parameters | None, None)] if with_parameters else []),
         ],
     )
     return msgspec.json.Decoder(body).decode

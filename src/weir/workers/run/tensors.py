@@ -17,10 +17,11 @@ from weir.errors import ModelError, SettingsError, WeirError
 from weir.messages import JSON, KSERVE, MSGPACK, OBJECT
 from weir.model import GROUP, PAD, RAGGED, Model, Tensor, is_batched, overrides
 from weir.wire.cells import LARGE_BYTES
+from weir.wire.inference import take_head
 from weir.wire.tensors import DTYPES, Arrays, read_arrays, rows_of, to_arrays, to_bits, to_plain, to_text
 from weir.wire.values import DECODE, ENCODE
 from weir.workers.arena import SharedBlock
-from weir.workers.run.kserve import BodyReader, BodyWriter, Listed, head_of, joined
+from weir.workers.run.kserve import ArraysWithHead, BodyReader, BodyWriter, Listed, head_of, joined
 from weir.workers.run.steps import Sizes
 
 Array = numpy.ndarray[Any, Any]
@@ -327,7 +328,11 @@ def readers(model: Model) -> dict[str, Callable[[Any], Any]]:
     """Return how an entry is read from each content type."""
 
     def arrays(value: Any) -> Any:
-        return to_arrays(value, model.inputs)
+        if not model.keeps_head or not isinstance(value, dict):
+            return to_arrays(value, model.inputs)
+        bare, head = take_head(value)
+        checked = to_arrays(bare, model.inputs)
+        return checked if head is None else ArraysWithHead(checked, head)
 
     def arrays_in(content_type: str) -> Callable[[Any], Any]:
         decode = DECODE[content_type]

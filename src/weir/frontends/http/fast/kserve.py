@@ -37,7 +37,7 @@ from weir.serving.generation import Generation
 from weir.serving.hooks import HookedExecutor
 from weir.serving.inference import QueueEntry, Schedule, arrays_size, entries_of, make_entry, response_of, schedule_of
 from weir.serving.service import Service
-from weir.wire.inference import ArenaArrays, InferenceRequest
+from weir.wire.inference import HEAD, ArenaArrays, InferenceRequest
 from weir.wire.kserve_binary import binary_outputs, bytes_to_write, lead
 from weir.wire.kserve_json import Body, BodyPeek, Outline
 from weir.wire.tensors import Arrays
@@ -129,7 +129,9 @@ class KserveRequest(HttpRequest):
         request = read_body(head, plain, memory)
         memory.hold(request)
         (entry,) = entries_of(head.service, request)
-        return partial(self._take_read, plain, request, memory, entry, schedule_of(request.parameters))
+        return partial(
+            self._take_read, plain, request, memory, entry, schedule_of(request.parameters, head.service.model)
+        )
 
     def _undecoded(self, body: Body, outline: BodyPeek) -> Outline | None:
         """Return the rows, batch key and parameters of a `body` that the worker can read; None if it cannot."""
@@ -145,7 +147,7 @@ class KserveRequest(HttpRequest):
         self.key = key
         self.priority = self.head.class_offset
         if parameters:
-            schedule = schedule_of(parameters)
+            schedule = schedule_of(parameters, self.head.service.model)
             self.priority += schedule.priority
             if schedule.timeout is not None:
                 self._expire_after(schedule.timeout)
@@ -181,7 +183,7 @@ class KserveRequest(HttpRequest):
     def _learn(self, body: Body, request: InferenceRequest, entry: QueueEntry, schedule: Schedule) -> None:
         """Make the Layout of the header if the last body had the same one."""
         head: KserveHead = self.head
-        if not 0 < (head.header_length or 0) <= _MAX_HEADER or head.service.needs_measure:
+        if not 0 < (head.header_length or 0) <= _MAX_HEADER or head.service.needs_measure or HEAD in entry.payload:
             return
         header = bytes(body[: head.header_length])
         if header == head.last_header:
