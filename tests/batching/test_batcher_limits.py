@@ -219,6 +219,21 @@ def test_what_cannot_make_it_is_refused_at_once() -> None:
     mill.submit(Asked(0, mill.now, 0.6))
 
 
+def test_where_batches_are_padded_too_what_is_near_or_large_is_looked_at() -> None:
+    mill = Mill(max_batch_size=8, padded=True, max_batch_cost=80.0)
+    for count in (4, 8) * 8:
+        (cut,) = mill.submit(*many(count, mill.now, cost=10.0))
+        mill.now += count / 16
+        mill.finish(cut)
+    assert mill.batcher._tight == inf
+    assert 0.5 < mill.batcher._in_sight < 30.0
+    with pytest.raises(DeadlineExceeded, match="the answer would come too late"):
+        mill.batcher.submit(Asked(0, mill.now, 0.01, cost=10.0), mill.now)
+    with pytest.raises(DeadlineExceeded, match="the answer would come too late"):
+        mill.batcher.submit(Asked("takes 50 s", mill.now, 30.0, cost=8000.0), mill.now)
+    mill.submit(Asked(0, mill.now, 20.0, cost=10.0))
+
+
 def test_those_ahead_count_too() -> None:
     mill = measured(0.5, max_batch_size=8)
     mill.submit(*many(8 * 11, mill.now, timeout=60.0))

@@ -56,6 +56,19 @@ def test_a_text_alone_gets_what_it_gets_among_others() -> None:
     asyncio.run(main())
 
 
+def test_texts_alone_have_the_same_timeout_so_that_they_wait_in_the_order_of_their_deadlines() -> None:
+    async def main() -> None:
+        async with serving(words=known_words(), executor=FakeExecutor()) as encoder:
+            ones = [One(encoder, "a") for _ in range(5)]
+            waiting = encoder._service._driver.batcher._queue.groups[None]
+            assert waiting.timeout == encoder._service.settings.timeout
+            for one in ones:
+                assert one.withdraw is not None
+                one.withdraw()
+
+    asyncio.run(main())
+
+
 def test_what_does_not_go_alone() -> None:
     async def main() -> None:
         async with serving() as encoder:

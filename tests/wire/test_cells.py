@@ -211,7 +211,23 @@ def test_small_arrays_travel_as_their_bytes_and_may_be_written_to(name: str) -> 
             numpy.testing.assert_array_equal(array, sent[key])
 
 
+@pytest.mark.parametrize("name", SMALL)
+def test_small_arrays_alone_travel_as_their_bytes_too(name: str) -> None:
+    values = [value["a"] for value in SMALL[name]]
+    cells, came = there_and_back(values, Memory())
+    assert cells.small is not None and cells.together is None
+    for sent, received in zip(values, came, strict=True):
+        assert (received.dtype, received.shape, received.flags.writeable) == (sent.dtype, sent.shape, True)
+        numpy.testing.assert_array_equal(received, sent)
+
+
 NOT_SMALL: dict[str, list[Any]] = {
+    "arrays, one of them large": [numpy.zeros(1, numpy.float32), large(1)],
+    "arrays of other datatypes": [numpy.zeros(1), numpy.zeros(1, int)],
+    "an array that is not contiguous": [numpy.zeros((3, 2)).T],
+    "an array of objects": [numpy.array([b"x"], object)],
+    "an array of a class of its own": [numpy.ma.masked_array([1, 2], [False, True])],
+    "numbers of numpy": [numpy.float32(1)],
     "no arrays": [{}],
     "none, then some": [{}, {"a": numpy.zeros(1)}],
     "large": [{"a": large(1)}, {"a": numpy.zeros(1, numpy.float32)}],
@@ -233,8 +249,9 @@ def test_what_is_not_small_arrays_travels_as_before(name: str) -> None:
     assert unchanged(NOT_SMALL[name]).small is None
 
 
-def test_small_arrays_that_cannot_be_had_again_are_an_error_for_each() -> None:
-    cells = pack_cells([{"a": numpy.zeros(1)}, {"a": numpy.zeros(2)}], None, InvalidRequest)
+@pytest.mark.parametrize("values", [[{"a": numpy.zeros(1)}, {"a": numpy.zeros(2)}], [numpy.zeros(1), numpy.zeros(2)]])
+def test_small_arrays_that_cannot_be_had_again_are_an_error_for_each(values: list[Any]) -> None:
+    cells = pack_cells(values, None, InvalidRequest)
     assert cells.small is not None
     cells.small.shapes[1] = (300,)
     came = unpack_cells(cells, None, InvalidRequest)

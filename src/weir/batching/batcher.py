@@ -161,7 +161,7 @@ class Batcher:
     """
 
     __slots__ = (
-        "_bound", "_bulk", "_bulk_seen", "_compose", "_freed", "_history", "_late", "_late_at", "_queue", "_max_cost", "_next_id", "_forecast", "_places",
+        "_bound", "_bulk", "_bulk_seen", "_compose", "_freed", "_history", "_in_sight", "_largest_item", "_late", "_late_at", "_queue", "_max_cost", "_next_id", "_forecast", "_places",
         "_policy", "_refused", "_running", "_small", "_suspects", "_tight", "draining", "policy", "policy_error", "service", "settings",
     )  # fmt: skip
 
@@ -190,9 +190,12 @@ class Batcher:
         self._freed = False  # a place became free since the last poll
         self._max_cost = inf if settings.max_batch_cost is None else settings.max_batch_cost
         self._small = 1 if settings.small_request_size else inf
-        # A request with less time than this until its deadline is checked in `_submit_other`, in seconds.
+        # A request with less time than this until its deadline is checked in `_submit_other`, in seconds; so is each whose cost counts.
         counts_costs = self._max_cost < 1.0 or settings.padded or settings.max_queue_cost is not None
         self._tight = inf if counts_costs else 0.0
+        # What is checked there can make it if it has more time than this and costs no more than a batch; infinity until that is known.
+        self._in_sight = self._tight
+        self._largest_item = inf if settings.padded else self._max_cost
         self._next_id = 1
 
     # Requests.
@@ -231,7 +234,8 @@ class Batcher:
     def _submit_other(self, request: Request, now: float) -> None:
         if self.draining:
             raise Draining("draining: no new requests are accepted", retry_after=UNKNOWN_WAIT)
-        check_size(request, self.settings)
+        if request.rows != 1 or request.kind is not ITEM or not 0.0 <= request.cost <= self._largest_item:
+            check_size(request, self.settings)
         if request.deadline <= now:
             raise DeadlineExceeded(f"timeout={request.timeout:g}: the deadline passed before the request arrived")
         request.large = request.rows > self._small or (request.large and self._small < inf)
@@ -241,7 +245,8 @@ class Batcher:
         if not self.room(request.rows, request.cost) and not self._lengthened(request, now):
             self._refused += request.rows
             raise Overloaded(self._fullness(self._queue, request), retry_after=self.drain_time())
-        if request.deadline <= now + self._tight and self._forecast.cannot_make_it(request, now):
+        is_near = request.deadline <= now + self._in_sight or request.cost > self._max_cost
+        if is_near and self._forecast.cannot_make_it(request, now):
             raise DeadlineExceeded(f"timeout={request.timeout:g}: the answer would come too late with this queue")
         self._queue.enter(request)
 
@@ -346,8 +351,10 @@ class Batcher:
             self._bulk.ended(dispatch, self.bulk_delay, now, self._queue.last_arrival)
         if not dispatch.missed:
             self._forecast.made_it()
-        if self._tight < inf and (batch_id % SIGHT_BATCHES == 0 or batch_id in FIRST_SIGHTS):
-            self._tight = self._forecast.time_in_sight()
+        if batch_id % SIGHT_BATCHES == 0 or batch_id in FIRST_SIGHTS:
+            self._in_sight = self._forecast.time_in_sight()
+            if self._tight < inf:
+                self._tight = self._in_sight
         self._freed = True
         return dispatch
 

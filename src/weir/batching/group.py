@@ -148,9 +148,12 @@ class FifoQueue:
 
     def add(self, request: Request) -> None:
         """Add a request: at the end, unless it arrived earlier than others (and waited for room)."""
-        waiting = self.waiting
         if not is_plain(request):
             self.odd += 1
+        self._line_up(request)
+
+    def _line_up(self, request: Request) -> None:
+        waiting = self.waiting
         if waiting and request.arrival < waiting[-1].arrival:
             waiting.insert(bisect_right(waiting, request.arrival, key=_arrival), request)
         else:

@@ -20,7 +20,7 @@ a queue is removed when it comes to the front, or together with others when such
 """
 
 from bisect import bisect_left, bisect_right, insort
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import cast
@@ -75,35 +75,49 @@ class LengthQueue(FifoQueue):
 
     def add(self, request: Request) -> None:
         """Add a request."""
-        super().add(request)
+        self._line_up(request)
+        turns = self._turns
         self._added += 1
         self.brief += request.brief
-        insort(self._turns, (turn_of(request), self._added, request))
-        length = length_of(request)
+        turn, length = turn_of(request), length_of(request)
+        if turns and turn < turns[-1][0]:
+            insort(turns, (turn, self._added, request))
+        else:
+            turns.append((turn, self._added, request))
         queue = self.by_length.get(length)
         if queue is None:
             insort(self.lengths, length)
-            queue = self.by_length[length] = deque()
-        if queue and turn_of(request) < turn_of(queue[-1]):
-            queue.insert(bisect_right(queue, turn_of(request), key=turn_of), request)
+            self.by_length[length] = deque((request,))
+        elif queue and turn < turn_of(queue[-1]):
+            queue.insert(bisect_right(queue, turn, key=turn_of), request)
         else:
             queue.append(request)
 
     def leave(self, request: Request) -> None:
         """Remove a request that was settled or wholly dispatched, anywhere in the lane."""
-        self.dead += 1
-        waiting, turns = self.waiting, self._turns
-        self.brief -= request.brief
-        first = 0
-        while first < len(turns) and is_gone(turns[first][2]):
-            first += 1
-        del turns[:first]
+        self.leave_together((request,))
+
+    def leave_together(self, requests: Sequence[Request]) -> None:
+        """Remove requests that were settled or wholly dispatched, anywhere in the lane."""
+        self.dead += len(requests)
+        for request in requests:
+            self.brief -= request.brief
+        self._drop_turns()
+        waiting = self.waiting
         while self.dead > 0 and is_gone(waiting[0]):
             waiting.popleft()
             self.dead -= 1
-        self._trim(length_of(request))
+        for length in set(map(length_of, requests)):
+            self._trim(length)
         if self.dead > SLACK and 2 * self.dead > len(waiting):
             self._sweep()
+
+    def _drop_turns(self) -> None:
+        """Remove requests that have gone from the front of the turns."""
+        turns, first = self._turns, 0
+        while first < len(turns) and is_gone(turns[first][2]):
+            first += 1
+        del turns[:first]
 
     def next(self, rows: float, cost: float) -> list[Request]:
         """Return the requests that are next, in order: about so many rows, or about so much `cost`."""
@@ -200,6 +214,8 @@ class PaddedDraft(BatchDraft):
 
     def take(self, request: Request) -> bool:
         """Take as much of `request` as fits. Return whether that was all of it."""
+        if request.rows == 1:
+            return self._take_row(request)
         total, start = steps(request), request.taken
         unit_rows, length = request.rows // total, length_of(request)
         room = self.max_rows - self.rows
@@ -211,6 +227,22 @@ class PaddedDraft(BatchDraft):
             return False
         rows = count * unit_rows
         self.note(request, start, start + count, total)
+        self._add(rows, length)
+        if start + count < total:
+            self.divided.append(request)
+        return start + count == total
+
+    def _take_row(self, request: Request) -> bool:
+        """Do what `take` does for a request of one row, as most are, which is not divided."""
+        length = request.cost
+        if self.requests and (self.rows >= self.max_rows or not self._fits(self.rows + 1, length, 1)):
+            return False
+        self.note(request, 0, 1, 1)
+        self._add(1, length)
+        return True
+
+    def _add(self, rows: int, length: float) -> None:
+        """Count `rows` of this length that were taken."""
         self.rows += rows
         self.departed += rows
         self.departed_cost += rows * length
@@ -218,9 +250,6 @@ class PaddedDraft(BatchDraft):
         self.longest = max(self.longest, length)
         self.padding = self.padding_cost * (self.rows * self.longest - self.tokens)
         self.cost = self.tokens + self.padding
-        if start + count < total:
-            self.divided.append(request)
-        return start + count == total
 
     def _fits(self, rows: int, length: float, more: int) -> bool:
         tokens = self.tokens + more * length
@@ -397,14 +426,18 @@ def _fill(draft: PaddedDraft, level: PriorityLevel, lane: LengthQueue, max_cost:
             _spread(draft, *_by_length(soon), gone)
         _spread(draft, lane.lengths, lane.by_length, gone)
     draft.max_cost = whole
+    if lane is level.small:
+        if gone:
+            lane.leave_together(gone)
+        return
     for request in gone:
         level.leave(request)
 
 
 def _by_length(requests: Sequence[Request]) -> tuple[list[float], dict[float, deque[Request]]]:
-    queues: dict[float, deque[Request]] = {}
+    queues: defaultdict[float, deque[Request]] = defaultdict(deque)
     for request in requests:
-        queues.setdefault(length_of(request), deque()).append(request)
+        queues[length_of(request)].append(request)
     return sorted(queues), queues
 
 

@@ -17,6 +17,7 @@ import numpy
 from weir.embedding.fair_queue import CallerQueue
 from weir.embedding.requests import CallTrace, EncodeRequest, OneText, ReadyText, TextRequest, distinct, with_place
 from weir.embedding.texts import (
+    NO_TOKENIZE_OPTIONS,
     Encoded,
     ModelFacts,
     Phases,
@@ -193,7 +194,7 @@ class Encoder:
             raise InvalidRequest(f"dimensions={dimensions}: must be 1 to {self.dimensions}")
         # Charged for all texts, as the answer has a vector for each of several equal texts.
         charge(_FLOAT_BYTES * len(texts) * (dimensions or self.dimensions))
-        limit = f"timeout={timeout!r} s, which came with the request"
+        limit = "" if timeout is None else _stated_limit(timeout)
         if timeout is None:
             timeout, limit = self._default_timeout(len(texts))
         if not 0 < timeout <= LONGEST_TIMEOUT:
@@ -246,22 +247,26 @@ class Encoder:
         is_turn = first is None or (first.is_bulk and not bulk)
         if not is_turn or self._under_way[bulk] >= self.window or self._held >= self._max_held:
             return None
-        began = service.now()
-        limit = f"timeout={timeout!r} s, which came with the request"
+        stated = timeout is not None
         if timeout is None:
-            timeout, limit = self._default_timeout(1)
+            timeout = service.settings.timeout
+        elif not 0 < timeout <= LONGEST_TIMEOUT:
+            return None
+        began = service.now()
+        options = NO_TOKENIZE_OPTIONS
+        if prompt is not None or truncate_left:
+            options = TokenizeOptions(self._prompt(prompt), False, truncate_left)
         found = self._tokenizer.at_once(
             [text], max_length=self.max_length, truncate=self._truncate if truncate is None else truncate,
-            tokenize_options=TokenizeOptions(self._prompt(prompt), False, truncate_left),
+            tokenize_options=options,
         )  # fmt: skip
-        if found is None or not 0 < timeout <= LONGEST_TIMEOUT:
+        if found is None:
             return None
         (result,) = found
         if isinstance(result, WeirError):
             raise with_place(result, 0)
-        cost = float(max(len(result.ids) // 4, self._shortest))
         one = OneText(
-            self, service, result, done, door=door, priority=priority, deadline=began + timeout, limit=limit, cost=cost,
+            self, service, result, done, door=door, priority=priority, timeout=timeout, stated=stated, shortest=self._shortest,
             tag=self._callers.at_once(), dimensions=dimensions, began=began, now=service.now(),
         )  # fmt: skip
         self._enter_one(one)
@@ -343,7 +348,7 @@ class Encoder:
         """Return the timeout, in seconds, of a request of `count` texts that states none, and its description for errors."""
         timeout = self._service.settings.timeout
         if count <= SMALL_REQUEST:
-            return timeout, f"timeout={timeout:g} s, the server's setting"
+            return timeout, _own_limit(timeout)
         longer = min(timeout * count / SMALL_REQUEST, LONGEST_TIMEOUT)
         return (
             longer,
@@ -659,8 +664,17 @@ def _size(text: Any) -> int:
     return len(text) if isinstance(text, (str, list)) else 1
 
 
+def _stated_limit(timeout: float) -> str:
+    return f"timeout={timeout!r} s, which came with the request"
+
+
+def _own_limit(timeout: float) -> str:
+    return f"timeout={timeout:g} s, the server's setting"
+
+
 def _one_too_late(one: OneText) -> WeirError:
-    return DeadlineExceeded(f"{one.limit}: the deadline passed before all texts were computed")
+    limit = _stated_limit(one.timeout) if one.stated else _own_limit(one.timeout)
+    return DeadlineExceeded(f"{limit}: the deadline passed before all texts were computed")
 
 
 def _too_late(request: EncodeRequest) -> WeirError:

@@ -228,7 +228,9 @@ class HttpTexts:
 
 def _marks(encoded: Encoded) -> Headers:
     dispatch, arrival = encoded.dispatch or (None, 0.0)
-    return mark_headers(sum(encoded.truncated), encoded.foreign) + start_headers(arrival, dispatch)
+    waited = start_headers(arrival, dispatch) if dispatch is not None and dispatch.woken_at is not None else []
+    cut = sum(encoded.truncated)
+    return mark_headers(cut, encoded.foreign) + waited if cut or encoded.foreign else waited
 
 
 class FastTexts:
@@ -297,7 +299,7 @@ class FastTextRequest:
             return self._refuse(error)
         if len(exchange.texts) > SMALL_REQUEST or exchange.model not in self._models or exchange.options.outputs:
             return self._connection.hand_over(self._plan, self.payload)
-        self._head.apply_to(exchange, _peer(self._connection))
+        self._head.apply_to(exchange, self._connection.peer)
         try:
             self._withdraw = exchange.begin_one(self._one_answered)
         except WeirError as error:
@@ -347,7 +349,8 @@ class FastTextRequest:
         return texts.refusal(error, self._exchange)
 
     def _answer(self, answer: HttpResponse) -> None:
-        self._connection.answer(self._plan, identified(answer, self._headers))
+        answer.headers.extend(echo_headers(self._head))
+        self._connection.answer(self._plan, identified(answer, ()))
 
     def fail(self, error: Exception) -> None:
         """See HotRequest."""
@@ -364,11 +367,6 @@ class FastTextRequest:
             self._withdraw()
         if self._task is not None:
             self._task.cancel()
-
-
-def _peer(connection: "Connection") -> str | None:
-    host = connection.transport.get_extra_info("peername")
-    return host[0] if isinstance(host, tuple) else None
 
 
 # How calls are described in OpenAPI.

@@ -74,7 +74,9 @@ class TextClients:
             )  # fmt: skip
 
     def _client_of(self, client: str, door: str, now: float) -> TextClient:
-        known = self._clients.setdefault(client, TextClient(door))
+        known = self._clients.get(client)
+        if known is None:
+            known = self._clients[client] = TextClient(door)
         self._clients.move_to_end(client)
         known.last = now
         if len(self._clients) > self._most:

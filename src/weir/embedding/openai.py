@@ -23,7 +23,15 @@ from weir.embedding.exchange import (
     truncated_places,
 )
 from weir.embedding.http import HttpTexts, Listing, described_call, listing
-from weir.embedding.packing import PACKINGS, PackedVector, Packing, packed, packing_named, unit_vectors
+from weir.embedding.packing import (
+    PACKINGS,
+    PackedVector,
+    Packing,
+    packed,
+    packing_named,
+    unit_vectors,
+    written_numbers,
+)
 from weir.embedding.scores import SparseVector, each_output, sparse_vector
 from weir.embedding.texts import (
     TOO_LONG,
@@ -323,7 +331,7 @@ class OpenAIProtocol:
         if (plain := _read_plain(body)) is not None:
             exchange.texts = [plain.input]
             exchange.encoder = exchange.context.encoder(plain.model, TextTask.EMBED)
-            exchange.form = EmbeddingsForm(Packing(plain.encoding_format), False)
+            exchange.form = _PLAIN_FORM if plain.encoding_format == "float" else _BASE64_FORM
             return
         request = read_body(body)
         exchange.texts = _read_input(request.input, exchange.context)
@@ -356,14 +364,15 @@ class OpenAIProtocol:
 OPENAI = OpenAIProtocol()
 
 
-_PLAIN_FORM = EmbeddingsForm(Packing.FLOAT, False)
+_PLAIN_FORM, _BASE64_FORM = EmbeddingsForm(Packing.FLOAT, False), EmbeddingsForm(Packing.BASE64, False)
 _ONE = b'{"object":"list","model":%b,"usage":{"prompt_tokens":%d,"total_tokens":%d},"data":[{"object":"embedding","index":0,"embedding":%b}]}'
 
 
 def _written_one(model: str, encoded: Encoded) -> HttpResponse:
     """Return the same as `_written` does for one vector as numbers, in half the time."""
-    (count,), (vector,) = encoded.counts, packed(encoded.vectors)
-    return HttpResponse(200, [JSON_HEADER], _ONE % (msgspec.json.encode(model), count, count, bytes(vector)))
+    (count,) = encoded.counts
+    body = _ONE % (msgspec.json.encode(model), count, count, written_numbers(encoded.vectors[0]))
+    return HttpResponse(200, [JSON_HEADER], body)
 
 
 def _written(model: str, form: EmbeddingsForm, encoded: Encoded) -> Listing:

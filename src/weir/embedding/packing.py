@@ -61,7 +61,12 @@ def packed(vectors: NDArray[Any], packing: Packing = Packing.FLOAT) -> list[Any]
     array = numpy.ascontiguousarray(vectors, numpy.float32)
     if packing is not Packing.FLOAT:
         array = quantized(array, packing)
-    return [msgspec.Raw(orjson.dumps(vector, option=orjson.OPT_SERIALIZE_NUMPY)) for vector in array]
+    return [msgspec.Raw(written_numbers(vector)) for vector in array]
+
+
+def written_numbers(vector: NDArray[Any]) -> bytes:
+    """Return one contiguous vector, float32 or integers, as JSON; see `packed`."""
+    return orjson.dumps(vector, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def quantized(vectors: NDArray[Any], packing: Packing) -> NDArray[Any]:

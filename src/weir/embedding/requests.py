@@ -350,7 +350,8 @@ class OneText(InProcessRequest):
 
     Attributes:
         done: is called once with the answer or the error, unless the request is withdrawn.
-        limit: where the deadline came from, for errors.
+        timeout: seconds from `began` to the deadline. It is the same for all requests that state none, so that they wait in the order of their deadlines.
+        stated: whether the timeout came with the request, and not from the server's settings.
         dimensions: how many numbers of the vector are kept; None for all.
         count, truncated: how many tokens the text has, and whether it was cut.
         began: when the request began, by the service's clock.
@@ -362,22 +363,22 @@ class OneText(InProcessRequest):
 
     def __init__(
         self, encoder: "Encoder", service: "Service", found: Tokenized, done: Callable[[Encoded | WeirError], None], *,
-        door: str, priority: int, deadline: float, limit: str, cost: float, tag: float, dimensions: int | None, began: float,
+        door: str, priority: int, timeout: float, stated: bool, shortest: int, tag: float, dimensions: int | None, began: float,
         now: float,
     ) -> None:  # fmt: skip
+        ids, second, self.truncated, _ = found
         self.encoder = encoder
         self.service = service
-        self.payload = Tokens(found.ids, found.second)
-        self.count = len(found.ids) // 4
-        self.truncated = found.truncated
+        self.payload = Tokens(ids, second)
+        self.count = count = len(ids) // 4
         self.done = done
         self.door = door
         self.priority = priority
         self.arrival = now
-        self.timeout = deadline - now
-        self.deadline = deadline
-        self.limit = limit
-        self.cost = cost
+        self.timeout = timeout
+        self.deadline = began + timeout
+        self.stated = stated
+        self.cost = float(count if count > shortest else shortest)
         self.tag = tag
         self.dimensions = dimensions
         self.began = began

@@ -45,6 +45,7 @@ from weir.frontends.http.auth_middleware import Refuse
 from weir.frontends.http.fast.plan import RouteHandler
 from weir.messages import Observer
 from weir.protocols.access import is_loopback
+from weir.serving.delivery import methods_of
 from weir.settings import Settings
 
 if TYPE_CHECKING:
@@ -86,6 +87,8 @@ class EmbeddingProduct:
         self._encoders: dict[str, Encoder] = {}
         self._inferences: dict[str, TextInference] = {}
         self._zeromq_frontend: ZeroMqFrontend | None = None
+        self._labels: dict[str, str] = {}
+        self._told: Sequence[Callable[[str, str, int, int], None]] = []  # of the observers that count bytes
         self._texts: list[list[HttpTexts]] = []  # those in a list write errors alike
         self._context: FrontendContext
         self._shared: EmbeddingContext
@@ -126,6 +129,7 @@ class EmbeddingProduct:
             self._encoders, context.settings.http, self._callers.max_texts, self._counts, self._clients
         )
         self._inferences = {model.name: model.inference(shared, self._encoders[model.name]) for model in self._models}
+        self._told = methods_of(context.observers, "transferred")
         self._attach()
         context.registry.changed.append(self._attach)
         encode = Encode(shared, self._status, control=context.control, end=context.end)
@@ -229,13 +233,14 @@ class EmbeddingProduct:
         for name, encoder in self._encoders.items():
             service = self._context.registry.services.get(name)
             if service is not None:
+                self._labels[name] = service.label
                 service.inference = self._inferences[name]
                 encoder.serve(service)
 
     def _transferred(self, model: str, door: str, received_bytes: int, sent_bytes: int) -> None:
-        label = self._context.registry.get(model).label
-        for observer in self._context.observers:
-            observer.transferred(label, door, received_bytes, sent_bytes)
+        label = self._labels[model]
+        for transferred in self._told:
+            transferred(label, door, received_bytes, sent_bytes)
 
     def _stock_fields(self) -> Mapping[str, Any]:
         spec, model = self._specs[0], self._models[0]

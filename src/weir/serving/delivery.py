@@ -26,7 +26,7 @@ class Delivery:
     def __init__(self, model: str, observers: Sequence[Observer]) -> None:
         self.model = model
         # The observers' methods by event, without observers that do not define the event: each batch has three events.
-        self._methods = {event: _methods(observers, event) for event in EVENTS}
+        self._methods = {event: methods_of(observers, event) for event in EVENTS}
         # Set when the executor has given out its first Block: before that, no payload is a Block.
         self.blocks_in_use = False
 
@@ -147,7 +147,8 @@ class Delivery:
                 logger.exception("observer %r raised at %r", type(notify.__self__).__name__, event)
 
 
-def _methods(observers: Sequence[Observer], event: str) -> list[Any]:
+def methods_of(observers: Sequence[Observer], event: str) -> list[Any]:
+    """Return the method `event` of each observer that does something at it."""
     silent = getattr(SilentObserver, event)  # an observer written for an older release may lack newer events
     return [getattr(each, event) for each in observers if getattr(type(each), event, silent) is not silent]
 

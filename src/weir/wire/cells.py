@@ -166,7 +166,8 @@ def _place(value: dict[Any, Any], described: list[Any], places: BufferPlacer, re
 
 
 class Small(msgspec.Struct, array_like=True, gc=False):
-    """A column of dicts of small arrays. All have the same names and dtypes; `shapes` and `data` have an element for each array."""
+    """A column of dicts of small arrays, or without `names` of small arrays. All have the same names and dtypes; `shapes` and `data` have an element for
+    each array."""
 
     names: list[str]
     dtypes: list[str]
@@ -176,11 +177,25 @@ class Small(msgspec.Struct, array_like=True, gc=False):
     @property
     def count(self) -> int:
         """How many entries there are."""
-        return len(self.data) // len(self.names)
+        return len(self.data) // (len(self.names) or 1)
 
 
-def pack_small(values: list[dict[Any, Any]]) -> Small | None:
-    """Return `values` as a column of Small; None unless they are dicts of such arrays."""
+def _pack_arrays(values: list[Any]) -> Small | None:
+    first = values[0]
+    if not _is_plain("", first):
+        return None
+    dtype, data = first.dtype, []
+    for array in values:
+        if array.dtype != dtype or array.nbytes >= LARGE_BYTES or not array.flags.c_contiguous:
+            return None
+        data.append(array.tobytes())
+    return Small([], [dtype.str], [array.shape for array in values], data)
+
+
+def pack_small(values: list[Any]) -> Small | None:
+    """Return `values`, which are of one type, as a column of Small; None unless they are such arrays or dicts of them."""
+    if type(values[0]) is not dict:
+        return _pack_arrays(values)
     described = [(name, array.dtype) for name, array in values[0].items() if _is_plain(name, array)]
     if not described or len(described) < len(values[0]):
         return None
@@ -213,6 +228,9 @@ def unpack_small(cell: Small) -> list[Any]:
     """Return the values of a column. Their arrays can be written to."""
     from numpy import dtype, ndarray
 
+    if not cell.names:
+        kind = dtype(cell.dtypes[0])
+        return [ndarray(shape, kind, data) for shape, data in zip(cell.shapes, cell.data, strict=True)]
     described = list(zip(cell.names, map(dtype, cell.dtypes), strict=True))
     arrays = zip(cell.shapes, cell.data, strict=True)
     values = []
@@ -424,7 +442,7 @@ def pack_cells(
             return Cells(inline=values)
     elif types == {dict} and places is not None and (alike := pack_alike(values, places)) is not None:
         return Cells(alike=alike)
-    elif types == {dict} and (small := pack_small(values)) is not None:
+    elif len(types) == 1 and (small := pack_small(values)) is not None:
         return Cells(small=small)
     elif types <= BUILTIN or all(kind in BUILTIN or kind.__module__ == "numpy" for kind in types):
         together = _pack_together(values, places)

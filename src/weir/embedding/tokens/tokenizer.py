@@ -5,6 +5,8 @@ Each text is checked by itself. A text that breaks a rule becomes an error that 
 
 import re
 import struct
+import sys
+from array import array
 from collections.abc import Sequence
 from functools import cached_property
 from math import inf
@@ -320,6 +322,9 @@ class Tokenizer:
         ids = words.ids(prompt + text if prompt else text, NEW_AT_ONCE)
         if ids is None:
             return None
+        first, last = self.template.first, self.template.last
+        if ids and len(first) + len(ids) + len(last) <= max_length:
+            return Tokenized(_pack([*first, *ids, *last]))
         return self._with_special_tokens([ids], max_length, truncate, False, False, tokenize_options.truncate_left)
 
     def _encoded(
@@ -682,7 +687,10 @@ def _pack_pair(template: SpecialTokens, first: list[int], second: list[int], tru
 
 
 def _pack(ids: list[int]) -> bytes:
-    return struct.pack(f"<{len(ids)}i", *ids)
+    packed = array("i", ids)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
 
 
 def _reopened(directory: Path, options: TokenizerOptions, vocab_size: int) -> Tokenizer:

@@ -13,6 +13,7 @@ from weir.frontends.http.fast.kserve import HotKserve
 from weir.frontends.http.fast.native import HotNative
 from weir.frontends.http.fast.shared import HttpShared
 from weir.model import Model
+from weir.protocols.access import Access
 from weir.protocols.kserve.context import KserveContext
 from weir.protocols.settings import HttpSettings
 from weir.serving.service import Service
@@ -208,7 +209,11 @@ class Site(NamedTuple):
 
 @asynccontextmanager
 async def site(
-    executor: FakeExecutor | None = None, model: type[Model] = Square, app: Any = None, **settings: Any
+    executor: FakeExecutor | None = None,
+    model: type[Model] = Square,
+    app: Any = None,
+    access: Access | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Site]:
     """Run a Site; `settings` are those of HttpSettings, without an executor numbers are squared, without an `app` it is `hello`."""
     executor = executor or FakeExecutor(squared)
@@ -222,7 +227,11 @@ async def site(
     await service.start()
     try:
         yield Site(
-            HttpShared(route_handlers, http, [observer], hand_over, clock=clock), service, executor, observer, clock
+            HttpShared(route_handlers, http, [observer], hand_over, clock=clock, access=access),
+            service,
+            executor,
+            observer,
+            clock,
         )
         await settled()
     finally:

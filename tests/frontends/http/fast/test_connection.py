@@ -27,6 +27,7 @@ from tests.frontends.http.fast.kit import (
 
 from weir.errors import Overloaded
 from weir.model import Measure, Model
+from weir.protocols.access import Access, AccessSettings
 from weir.testing import FakeExecutor
 from weir.wire.cells import LARGE_BYTES
 
@@ -57,14 +58,31 @@ def test_remembers_a_head_the_second_time_and_answers_the_same() -> None:
     run(body)
 
 
-def test_does_not_remember_secrets() -> None:
+def test_does_not_remember_the_secrets_of_others() -> None:
     async def body() -> None:
         async with site() as here:
-            request = post(b"3", "Authorization: Bearer x"), post(b"3", "Cookie: a=b")
+            request = post(b"3", "Proxy-Authorization: Bearer x"), post(b"3", "Cookie: a=b")
             transport = await exchange(here, *request * 3)
             assert statuses(transport.sent) == [200] * 6
             for each in request:
                 assert here.shared.remembered(each.partition(b"\r\n\r\n")[0]) is None
+
+    run(body)
+
+
+def test_a_head_with_the_right_key_is_remembered_and_no_other_gets_in() -> None:
+    async def body() -> None:
+        async with site(access=Access(AccessSettings(api_key="k3y"))) as here:
+            right, wrong, none = (
+                post(b"3", *headers) for headers in (["Authorization: Bearer k3y"], ["Authorization: Bearer k3z"], [])
+            )
+            for _ in range(3):
+                transport = await exchange(here, right)
+                assert [answer.body for answer in answers(transport.sent)] == [b"9"]
+                for each in (wrong, none):  # which the ASGI application refuses
+                    assert b"/infer/square 3" in (await exchange(here, each)).sent
+            known = [here.shared.remembered(each.partition(b"\r\n\r\n")[0]) for each in (right, wrong, none)]
+            assert [plan is not None for plan in known] == [True, False, False]
 
     run(body)
 

@@ -126,9 +126,7 @@ def test_which_answers_are_plain(header: str, up_to: int) -> None:
     assert plan(header).plain_up_to == up_to
 
 
-@pytest.mark.parametrize(
-    "header", ["Authorization: Basic x", "Cookie: a=b", "Proxy-Authorization: x", "Expect: 100-continue"]
-)
+@pytest.mark.parametrize("header", ["Cookie: a=b", "Proxy-Authorization: x", "Expect: 100-continue"])
 def test_what_is_never_remembered(header: str) -> None:
     made = plan(header)
     assert not made.hand_over

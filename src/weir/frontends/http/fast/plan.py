@@ -138,7 +138,10 @@ def check_beginning(data: bytearray, start: int) -> None:
 
 ANY_LENGTH = 1 << 62
 
-_SECRETS = frozenset((b"authorization", b"cookie", b"proxy-authorization"))
+# Heads with these are planned each time: what they hold is somebody else's. A head with the key of this server is remembered like any other, once the
+# key was found right: it is looked up by a hash of all its bytes under a key of this process, so how long that takes tells nothing about the key; and
+# the memo is bounded, and is never shown.
+_NOT_KEPT = frozenset((b"cookie", b"proxy-authorization"))
 
 
 Meaning = TypeVar("Meaning")
@@ -323,7 +326,7 @@ def make_plan(
 
 
 def _settle(plan: RoutePlan, http_head: HttpHead, settings: HttpSettings) -> None:
-    plan.memorable = not (plan.expects_continue or any(name in _SECRETS for name in http_head.notable))
+    plan.memorable = not (plan.expects_continue or any(name in _NOT_KEPT for name in http_head.notable))
     if plan.handler.of_service:
         _settle_for(plan, plan.head, settings)
 

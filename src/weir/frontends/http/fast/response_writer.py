@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from enum import IntEnum
+from functools import cached_property
 from typing import TYPE_CHECKING, cast
 
 from weir.errors import DeadlineExceeded, Draining, WeirError
@@ -110,6 +111,12 @@ class ResponseWriter(asyncio.BufferedProtocol):
         """Begin: the client has connected."""
         self.transport = cast(asyncio.Transport, transport)
         self.shared.connections.add(self)
+
+    @cached_property
+    def peer(self) -> str | None:
+        """The caller's address; None for a Unix socket."""
+        host = self.transport.get_extra_info("peername")
+        return host[0] if isinstance(host, tuple) else None
 
     def eof_received(self) -> None:
         """The client sends no more, which counts as having left. The transport closes itself."""

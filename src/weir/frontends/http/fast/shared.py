@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Protocol
@@ -43,11 +43,13 @@ class Heads:
         self.date = b""
         # By content type: the head of a response with status 200, up to the value of Content-Length, which comes last.
         self.plain: dict[str, bytes] = {}
+        self._alone: dict[bytes, bytes] = {}  # the same by the header's value
 
     def tick(self, wall_time: float) -> None:
         """Set the date to `wall_time`, in seconds since 1970."""
         self.date = formatdate(wall_time, usegmt=True).encode()
         self.plain.clear()
+        self._alone.clear()
 
     def plain_head(self, content_type: str) -> bytes:
         """Return, and keep in `plain`, the head of a response with status 200 up to the value of Content-Length."""
@@ -58,8 +60,14 @@ class Heads:
         self.plain[content_type] = head
         return head
 
-    def head(self, status: int, headers: Iterable[tuple[bytes, bytes]], length: int, *, close: bool) -> bytes:
+    def head(self, status: int, headers: Sequence[tuple[bytes, bytes]], length: int, *, close: bool) -> bytes:
         """Return the complete head of a response with a body of `length` bytes."""
+        if status == 200 and len(headers) == 1 and headers[0][0] == b"content-type" and not close:
+            content_type = headers[0][1]
+            known = self._alone.get(content_type)
+            if known is None:
+                known = self._alone[content_type] = self.plain_head(content_type.decode("latin-1"))
+            return b"%b%d\r\n\r\n" % (known, length)
         lines = [_STATUS_LINES[status], b"date: %b\r\n" % self.date]
         lines += [b"%b: %b\r\n" % header for header in headers]
         lines.append(b"content-length: %d\r\n%b\r\n" % (length, b"connection: close\r\n" if close else b""))
