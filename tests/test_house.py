@@ -62,25 +62,25 @@ def test_our_own_house_has_no_circles_and_no_name_twice(capsys: pytest.CaptureFi
 # Room by room: files and code lines. The goal of the rooms that stood when the house was rebuilt was 260 files and 33,000 lines.
 # Lower a pair whenever its room has become smaller; only the commit that adds a capability may raise one, by what it adds.
 LIMITS = {
-    "batching": (13, 2_278),
+    "batching": (13, 2_366),
     "bench": (12, 2_049),
     "catalog": (20, 3_847),
     "client": (8, 1_697),
     "commands": (17, 1_653),
-    "embedding": (58, 12_004),
+    "embedding": (58, 12_036),
     "frontends": (32, 6_093),
     "jobs": (7, 1_225),
     "manifests": (8, 871),
     "policy": (18, 2_581),
     "profiling": (6, 1_026),
     "protocols": (14, 1_831),
-    "serving": (10, 2_893),
+    "serving": (10, 2_913),
     "simulation": (11, 2_459),
     "telemetry": (6, 1_300),
     "tuning": (5, 857),
     "weir": (38, 3_621),
     "wire": (12, 2_685),
-    "workers": (24, 5_337),
+    "workers": (25, 5_646),
 }
 
 

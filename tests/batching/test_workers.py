@@ -1,11 +1,18 @@
-"""workers.py: which worker takes the next batch."""
+"""workers.py: which worker takes the next batch, and which model gets a worker that several share."""
 
+from collections import Counter
 from math import inf
+from operator import itemgetter
+from typing import Any
 
-from tests.batching.mill import Asked
+import pytest
+from tests.batching.mill import Asked, many
 
-from weir.batching.workers import Places, Running
+from weir.batching.batcher import Batcher
+from weir.batching.settings import BatchingSettings
+from weir.batching.workers import Places, Running, SharedWorkers
 from weir.messages import Dispatch, Reason, Wakeup
+from weir.policy.rules import ControlLimit, Greedy
 
 
 def test_nobody_is_there() -> None:
@@ -129,3 +136,188 @@ def test_only_a_batch_that_runs_can_be_late() -> None:
     running = Running()
     running.add(dispatch(1), 5.0)
     assert (running.is_late(1, 4.9), running.is_late(1, 5.0), running.is_late(2, 9.0)) == (False, True, False)
+
+
+# Workers that several models share, in virtual time.
+
+
+class Sharer:
+    """A model that shares workers: a real batcher, whose batches take `seconds` each."""
+
+    def __init__(self, name: str, course: "Course", seconds: float, **settings: Any) -> None:
+        self.name = name
+        self.seconds = seconds
+        policy = settings.pop("own_policy", Greedy())
+        self.batcher = Batcher(BatchingSettings(**settings), policy)
+        self._course = course
+
+    @property
+    def claim(self) -> int:
+        return self.batcher.claim
+
+    def worker_away(self, worker: int) -> None:
+        self.batcher.worker_away(worker)
+
+    def worker_back(self, worker: int) -> None:
+        self.batcher.worker_back(worker)
+        self.poll(Wakeup.WORKER)
+
+    def poll(self, wakeup: Wakeup) -> None:
+        for cut in self.batcher.poll(self._course.now, wakeup):
+            self._course.began(self, cut)
+
+    def ask(self, count: int, **rest: Any) -> None:
+        for request in many(count, self._course.now, timeout=1e6, **rest):
+            self.batcher.submit(request, self._course.now)
+        self.poll(Wakeup.ARRIVAL)
+
+
+class Course:
+    """Virtual time in which models share workers. `ran` has (end, model, rows) of each batch."""
+
+    def __init__(self, workers: int) -> None:
+        self.now = 0.0
+        self.shared: SharedWorkers[Sharer] = SharedWorkers()
+        self.ran: list[tuple[float, str, int]] = []
+        self.workers = range(workers)
+        self._ends: list[tuple[float, int, Sharer, Dispatch]] = []
+        self._lost: set[int] = set()
+
+    def join(self, name: str, seconds: float = 1.0, **settings: Any) -> Sharer:
+        sharer = Sharer(name, self, seconds, max_batch_size=4, max_queue_size=10_000, **settings)
+        for worker in self.workers:
+            sharer.worker_away(worker)
+            sharer.batcher.worker_ready(worker, 1, self.now)
+        self.shared.add(sharer)
+        for worker in self.workers:
+            if not self.shared.holders(worker):
+                sharer.worker_back(worker)
+        return sharer
+
+    def began(self, sharer: Sharer, cut: Dispatch) -> None:
+        assert self.shared.holders(cut.worker) in ([], [sharer]), "a worker runs batches of one model at a time"
+        self.shared.began(sharer, cut.worker, self.now)
+        self._ends.append((self.now + sharer.seconds, cut.batch_id, sharer, cut))
+
+    def run(self, until: float = inf) -> None:
+        """Let time pass until then, or until nothing runs."""
+        while self._ends and min(self._ends, key=itemgetter(0))[0] <= until:
+            end = min(self._ends, key=itemgetter(0))
+            self._ends.remove(end)
+            self.now, _, sharer, cut = end
+            self.ran.append((self.now, sharer.name, cut.rows))
+            self.shared.ends(sharer, cut.worker, self.now)
+            sharer.batcher.finished(cut.batch_id, self.now)
+            sharer.poll(Wakeup.WORKER)
+            self.shared.ended(cut.worker, self.now)
+        self.now = max(self.now, until) if until < inf else self.now
+
+    def lose(self, worker: int) -> None:
+        self._ends = [end for end in self._ends if end[3].worker != worker]
+        self.shared.lost(worker, self.now)
+        for sharer in self.shared.users:
+            sharer.batcher.worker_lost(worker, self.now)
+            sharer.poll(Wakeup.WORKER)
+
+
+def test_a_model_with_nothing_to_do_leaves_all_workers_to_the_other() -> None:
+    course = Course(workers=2)
+    busy, _ = course.join("busy"), course.join("idle")
+    busy.ask(16)
+    course.run()
+    assert (course.now, len(course.ran)) == (2.0, 4)  # both workers all the time: 4 batches in 2 s
+
+
+def test_busy_models_get_equal_shares_of_the_time() -> None:
+    course = Course(workers=2)
+    quick, slow = course.join("quick", 1.0), course.join("slow", 3.0)
+    quick.ask(400)
+    slow.ask(400)
+    course.run(60.0)
+    counts = Counter(name for _, name, _ in course.ran)
+    assert counts["quick"] + 3 * counts["slow"] == pytest.approx(120, abs=6)
+    assert counts["quick"] == pytest.approx(3 * counts["slow"], abs=6)
+
+
+def test_a_model_with_little_to_do_waits_for_one_batch_and_saves_nothing_up() -> None:
+    course = Course(workers=1)
+    busy, rare = course.join("busy"), course.join("rare")
+    busy.ask(400)
+    course.run(10.5)
+    rare.ask(8)  # it has had nothing for ten seconds, and gets every second batch
+    course.run(16.0)
+    assert [name for end, name, _ in course.ran if end > 10.5] == ["busy", "rare", "busy", "rare", "busy", "busy"]
+
+
+def test_a_policy_that_waits_leaves_the_worker_to_the_next_model() -> None:
+    course = Course(workers=1)
+    waits = course.join("waits", own_policy=ControlLimit(4), max_queue_delay=100.0)
+    other = course.join("other")
+    waits.ask(1)
+    other.ask(1)
+    assert course.shared.holders(0) == [other]
+    waits.ask(2)
+    other.ask(1)
+    course.run()
+    assert [name for _, name, _ in course.ran] == ["other", "other"]
+    waits.ask(1)
+    course.run()
+    assert course.ran[-1][1:] == ("waits", 4)
+
+
+def test_bulk_work_of_one_model_comes_after_the_requests_of_another() -> None:
+    course = Course(workers=1)
+    bulk, other = course.join("bulk"), course.join("other")
+    bulk.ask(1)
+    bulk.ask(4, priority=-1)
+    other.ask(2)
+    assert (bulk.claim, other.claim) == (1, 2)
+    course.run()
+    assert [name for _, name, _ in course.ran][:2] == ["bulk", "other"]
+    assert (bulk.claim, other.claim) == (0, 0)
+    assert sum(rows for _, name, rows in course.ran if name == "bulk") == 5
+
+
+def test_the_batch_of_a_lost_worker_runs_again_on_another() -> None:
+    course = Course(workers=2)
+    first, second = course.join("first"), course.join("second")
+    first.ask(2)
+    second.ask(1)
+    course.lose(0)
+    assert first.claim == 2
+    course.run()
+    assert sorted(name for _, name, _ in course.ran) == ["first", "first", "second"]
+    assert course.shared.holders(0) == []
+
+
+def test_a_model_that_leaves_gives_its_workers_up() -> None:
+    course = Course(workers=2)
+    leaves, stays = course.join("leaves"), course.join("stays")
+    leaves.ask(2)
+    leaves.ask(2)
+    stays.ask(4)
+    assert course.shared.holders(0) == course.shared.holders(1) == [leaves]
+    course.shared.remove(leaves, course.now)
+    assert course.shared.holders(0) == [stays]
+    stays.ask(4)
+    assert course.shared.holders(1) == [stays]
+    assert course.shared.users == [stays]
+
+
+def test_a_model_that_joins_late_gets_the_next_free_worker() -> None:
+    course = Course(workers=1)
+    early = course.join("early")
+    early.ask(12)
+    late = course.join("late")
+    late.ask(1)
+    course.run(2.0)
+    assert [name for _, name, _ in course.ran] == ["early", "late"]
+
+
+def test_a_worker_may_be_away_before_it_is_ready() -> None:
+    places = Places()
+    places.set_away(0, True)
+    places.add(0, 2, 0.0)
+    assert (places.free, len(places), places.pick()) == (0, 1, None)
+    places.set_away(0, False)
+    assert places.free == 2

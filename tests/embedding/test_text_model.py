@@ -1,4 +1,4 @@
-"""Several text models of one server: their workers divide the CPUs as one budget of threads, and the server says what each of them takes."""
+"""Several text models of one server: they share workers and one budget of threads, and the server says what each of them takes."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from tests.embedding import tiny
 
 import weir.embedding
 from weir.embedding.settings import ComputingSettings, TextSettings
-from weir.embedding.text_model import TextModelSpec, memory_of, share_cpus
+from weir.embedding.text_model import TextModelSpec, memory_of, share_workers
 from weir.workers.process.launch import available_cpus
 
 
@@ -20,32 +20,56 @@ def spec(**settings: Any) -> TextModelSpec:
 
 
 @pytest.mark.parametrize(("stated", "cpus", "expected"), [
-    ([{}], 8, [(8, 1)]),
-    ([{}, {}], 8, [(4, 1), (4, 1)]),
-    ([{}, {}, {}], 8, [(3, 1), (3, 1), (2, 1)]),
-    ([{}, {}, {}], 2, [(1, 1), (1, 1), (1, 1)]),
-    ([{"workers": 2, "threads": 3}, {}], 8, [(2, 3), (2, 1)]),
-    ([{"workers": 3}, {}, {}], 8, [(3, 2), (3, 1), (2, 1)]),
+    ([{}], 8, [(8, 1, 0)]),
+    ([{}, {}], 8, [(8, 1, 1), (8, 1, 1)]),
+    ([{}, {"spin": 0.0}, {"spin": 0.0}], 8, [(4, 1, 0), (4, 1, 1), (4, 1, 1)]),
+    ([{"executor": "thread"}, {"executor": "thread"}], 8, [(1, 4, 0), (1, 4, 0)]),
+    ([{}, {"spin": 0.0}, {"spin": 0.1}], 2, [(1, 1, 0), (1, 1, 0), (1, 1, 0)]),
+    ([{"workers": 2, "threads": 3}, {}], 8, [(2, 3, 0), (2, 1, 0)]),
+    ([{"workers": 3}, {}, {}], 8, [(3, 2, 0), (5, 1, 1), (5, 1, 1)]),
 ])  # fmt: skip
-def test_models_divide_the_cpus(
-    stated: list[dict[str, Any]], cpus: int, expected: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+def test_models_share_the_cpus(
+    stated: list[dict[str, Any]], cpus: int, expected: list[tuple[int, int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("weir.embedding.text_model.available_cpus", lambda: list(range(cpus)))
-    specs = share_cpus([spec(**each) for each in stated])
-    assert [(each.workers, each.threads) for each in specs] == expected
+    specs = share_workers([spec(**each) for each in stated])
+    assert [(each.workers, each.threads, int(each.pool is not None)) for each in specs] == expected
+    assert len({id(each.pool) for each in specs if each.pool is not None}) <= 1
 
 
-def test_a_server_of_two_models_keeps_to_the_budget_and_says_what_they_take(tmp_path: Path) -> None:
+def test_models_in_one_worker_share_the_memory_of_a_gpu() -> None:
+    specs = [
+        spec()._replace(computing=ComputingSettings(runtime=runtime, gpu_memory_fraction=0.5))
+        for runtime in ("onnx", "onnx", "torch", "torch")
+    ]
+    assert [each.computing.gpu_memory_fraction for each in share_workers(specs)] == [0.25, 0.25, 0.5, 0.5]
+
+
+def test_two_models_of_a_server_share_its_workers(tmp_path: Path) -> None:
     first = tiny.sentence_model(tmp_path / "first")
     second = tiny.sentence_model(tmp_path / "second", "distilbert")
     settings: dict[str, Any] = {"port": 0, "device_map": ["cpu"], "calibrate": False, "cache": str(tmp_path / "cache")}
     with weir.embedding.serve(first, second, **settings) as server, httpx.Client(base_url=server.url) as http:
-        for name in ("first", "second"):
-            answer = http.post("/v1/embeddings", json={"input": "it", "model": name}).json()
-            assert np.isfinite(answer["data"][0]["embedding"]).all()
+
+        def vectors() -> list[Any]:
+            models = ("first", "second")
+            answers = [http.post("/v1/embeddings", json={"input": "it", "model": model}).json() for model in models]
+            return [answer["data"][0]["embedding"] for answer in answers]
+
+        def workers(model: str) -> list[int]:
+            return [worker["pid"] for worker in http.get(f"/models/{model}").json()["workers"]]
+
+        before, pids = vectors(), workers("first")
         cards = http.get("/v1/models").json()["data"]
         assert http.get("/v1/models/first").json()["workers"] == cards[0]["workers"]
-    assert sum(card["workers"] * card["threads_per_worker"] for card in cards) <= max(len(available_cpus()), 2)
+        assert workers("second") == pids
+        assert len(pids) == cards[0]["workers"] == cards[1]["workers"] == len(available_cpus())
+        assert http.post("/v2/repository/models/second/load").status_code == 200
+        np.testing.assert_allclose(vectors(), before, rtol=1e-5)
+        assert workers("first") == workers("second") != pids
+        http.post("/v2/repository/models/second/unload").raise_for_status()
+        assert http.post("/v1/embeddings", json={"input": "it", "model": "first"}).status_code == 200
+    assert all(card["threads_per_worker"] == 1 for card in cards)
     assert all(len(card["memory_bytes"]) == card["workers"] and min(card["memory_bytes"]) > 1 << 20 for card in cards)
 
 

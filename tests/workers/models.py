@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from weir.errors import SettingsError
 from weir.model import Model
 
 
@@ -235,3 +236,38 @@ class SharesNothing(Forked):
 def forked_from(pid: int) -> int:
     """Return the number of the parent of this process."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+class Reports(Model):
+    """Says which model and process it is and which process loaded what is shared, or does what the item says: it ends, or reads a file."""
+
+    def load_shared(self) -> None:
+        self.loaded_in = os.getpid()
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        return [self.obey(item) for item in batch]
+
+    def obey(self, item: Any) -> Any:
+        if item == "exit":
+            os._exit(3)
+        if isinstance(item, str):
+            Path(item).read_bytes()
+        return type(self).__name__, os.getpid(), self.loaded_in
+
+
+class ReportsToo(Reports):
+    """Another model."""
+
+
+class Unloadable(Reports):
+    """Cannot be loaded."""
+
+    def load(self) -> None:
+        raise LookupError("no weights")
+
+
+class WithoutWeights(Reports):
+    """Says itself that it cannot be loaded."""
+
+    def load_shared(self) -> None:
+        raise SettingsError("weights.bin: is missing")

@@ -370,6 +370,15 @@ class Batcher:
         """Tell whether requests of this running batch may be past their deadlines; `expire` ends them."""
         return self._running.is_late(batch_id, now)
 
+    def worker_away(self, worker: int) -> None:
+        """Give `worker`, which need not be ready, no batch until it is back: it works for another model that shares it."""
+        self._places.set_away(worker, True)
+
+    def worker_back(self, worker: int) -> None:
+        """Note that `worker` is not away, or no longer."""
+        self._places.set_away(worker, False)
+        self._freed = True
+
     # Decisions.
 
     def poll(self, now: float, wakeup: Wakeup) -> list[Dispatch]:
@@ -634,6 +643,14 @@ class Batcher:
         """Whether there is anything to decide, or `expire` has anything to return."""
         queue = self._queue
         return bool(queue.arrivals != queue.departed or self._bulk.waiting or self._suspects.parts or self._late)
+
+    @property
+    def claim(self) -> int:
+        """What a free worker could run: 2 if requests wait, 1 if only bulk work does, 0 if nothing does."""
+        queue = self._queue
+        if queue.arrivals != queue.departed or self._suspects.parts:
+            return 2
+        return int(self._bulk.waiting > 0)
 
     @property
     def is_empty(self) -> bool:

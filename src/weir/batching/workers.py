@@ -1,15 +1,21 @@
-"""The workers as the batcher sees them: their places for batches, the batches that they run, and the deadlines in those batches."""
+"""The workers as the batcher sees them: their places for batches, the batches that they run, and the deadlines in those batches.
 
-from collections.abc import Iterator
+Several models may share workers: each has a batcher of its own, to which a worker is away while it runs batches of another model.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from math import inf
+from typing import Generic, Protocol, TypeVar
 
 from weir.messages import Dispatch, Request
 
 
 class Worker:
-    """A worker that is ready. It holds up to `places` batches at once, or one that must be alone on it. If it leaves, it gets no more."""
+    """A worker that is ready. It holds up to `places` batches at once, or one that must be alone on it. If it leaves, it gets no more, and none while
+    it is away: it works for another model then."""
 
-    __slots__ = ("alone", "batches", "free", "idle_since", "index", "leaves", "places")
+    __slots__ = ("alone", "away", "batches", "free", "idle_since", "index", "leaves", "places")
 
     def __init__(self, index: int, places: int, now: float) -> None:
         self.index = index
@@ -20,6 +26,7 @@ class Worker:
             int, bool
         ] = {}  # by id, in the order in which they were given: whether the batch is bulk work only
         self.alone = False
+        self.away = False
         self.leaves = False
 
     def rank(self) -> tuple[int, bool, float]:
@@ -30,7 +37,7 @@ class Worker:
     def count(self) -> int:
         """Compute `free` anew, and return by how much it has grown."""
         before = self.free
-        self.free = 0 if self.alone or self.leaves else self.places - len(self.batches)
+        self.free = 0 if self.alone or self.leaves or self.away else self.places - len(self.batches)
         return self.free - before
 
 
@@ -39,6 +46,7 @@ class Places:
 
     def __init__(self) -> None:
         self._workers: dict[int, Worker] = {}
+        self._away: set[int] = set()
         self.free = 0
         self.staying = 0
 
@@ -50,8 +58,10 @@ class Places:
 
     def add(self, index: int, places: int, now: float) -> None:
         """Add a worker that is ready. An earlier one of this index must have been removed."""
-        self._workers[index] = Worker(index, places, now)
-        self.free += places
+        worker = self._workers[index] = Worker(index, places, now)
+        worker.away = index in self._away
+        worker.count()
+        self.free += worker.free
         self.staying += 1
 
     def remove(self, index: int) -> list[int]:
@@ -73,6 +83,14 @@ class Places:
             self.free += worker.count()
             self.staying -= 1
         return not worker.batches
+
+    def set_away(self, index: int, away: bool) -> None:
+        """Note whether a worker, which need not be ready, works for another model."""
+        (self._away.add if away else self._away.discard)(index)
+        worker = self._workers.get(index)
+        if worker is not None:
+            worker.away = away
+            self.free += worker.count()
 
     @property
     def idle(self) -> int:
@@ -147,3 +165,121 @@ class Running:
     def find(self, request: Request) -> list[Dispatch]:
         """Return the batches that `request` is in."""
         return [each for each in self.batches.values() if any(member is request for member in each.requests)]
+
+
+# Workers that several models share.
+
+
+class WorkerUser(Protocol):
+    """One of the models that share workers: what drives its batcher."""
+
+    @property
+    def claim(self) -> int:
+        """What a free worker could run for it: 2 if requests wait, 1 if only bulk work does, 0 if nothing does."""
+
+    def worker_away(self, worker: int) -> None:
+        """`worker` works for another model: give it no batch."""
+
+    def worker_back(self, worker: int) -> None:
+        """`worker` is no longer away. Give it a batch now if one is due."""
+
+
+U = TypeVar("U", bound=WorkerUser)
+
+
+class WorkerTurns(Generic[U]):
+    """Says who is next. Of the models with waiting requests it is the one whose batches have taken the least time of workers so far; a model saves
+    nothing up while it does not use them. So models with much to do get equal shares, and one with little to do soon gets the little."""
+
+    def __init__(self) -> None:
+        self._running: Counter[U] = Counter()
+        self._had: dict[U, float] = {}  # seconds of workers, minus the beginnings of those that run
+        self._clock = 0.0  # what the last one to begin had had
+
+    def had(self, user: U, now: float) -> float:
+        """Return how many seconds of workers `user` has had, as they are compared."""
+        return max(self._had.get(user, 0.0) + self._running[user] * now, self._clock)
+
+    def began(self, user: U, now: float) -> None:
+        """Note that a worker begins a batch of `user`."""
+        self._clock = self.had(user, now)
+        self._running[user] += 1
+        self._had[user] = self._clock - self._running[user] * now
+
+    def ended(self, user: U, now: float) -> None:
+        """Note that a worker no longer runs a batch of `user`."""
+        self._running[user] -= 1
+        self._had[user] += now
+
+    def forget(self, user: U) -> None:
+        """Forget a model whose batches have ended."""
+        self._running.pop(user, None)
+        self._had.pop(user, None)
+
+    def order(self, users: Iterable[U], now: float) -> list[U]:
+        """Return the models in their order: those with waiting requests before those with bulk work, and before those with neither."""
+        return sorted(users, key=lambda user: (-user.claim, self.had(user, now)))
+
+
+class SharedWorkers(Generic[U]):
+    """The workers that several models share. At one time a worker runs batches of one model, and is away for the others.
+
+    A worker that has no batch left is offered to the models in the order of WorkerTurns, until one takes it. A model whose policy waits for more
+    requests does not, so the worker is free for the next one; if none takes it, it is free for all.
+    """
+
+    def __init__(self) -> None:
+        self.users: list[U] = []
+        self._turns: WorkerTurns[U] = WorkerTurns()
+        self._held: dict[int, Counter[U]] = {}  # by worker: how many batches it has of each model
+
+    def add(self, user: U) -> None:
+        """Add a model, for which all workers are away."""
+        self.users.append(user)
+
+    def remove(self, user: U, now: float) -> None:
+        """Remove a model. What becomes of its batches concerns nobody any more."""
+        self.users.remove(user)
+        for worker, held in list(self._held.items()):
+            if held.pop(user, 0) and not held:
+                self.offer(worker, now)
+        self._turns.forget(user)
+
+    def holders(self, worker: int) -> list[U]:
+        """Return the models of whose batches `worker` has some."""
+        return list(self._held.get(worker, ()))
+
+    def began(self, user: U, worker: int, now: float) -> None:
+        """Note that `worker` gets a batch of `user`."""
+        self._turns.began(user, now)
+        self._held.setdefault(worker, Counter())[user] += 1
+        for other in self.users:
+            if other is not user:
+                other.worker_away(worker)
+
+    def ends(self, user: U, worker: int, now: float) -> None:
+        """Note that a batch is about to come back to `user`. If another model waits, `user` does not just keep the worker."""
+        held = self._held[worker]
+        held[user] -= 1
+        if not held[user]:
+            del held[user]
+        self._turns.ended(user, now)
+        if any(other is not user and other.claim for other in self.users):
+            user.worker_away(worker)
+
+    def ended(self, worker: int, now: float) -> None:
+        """Note that the batch has come back. Offer the worker, if it has no other."""
+        if not self.holders(worker):
+            self.offer(worker, now)
+
+    def lost(self, worker: int, now: float) -> None:
+        """Note that `worker` is gone, with its batches."""
+        for user in list(self._held.pop(worker, Counter()).elements()):
+            self._turns.ended(user, now)
+
+    def offer(self, worker: int, now: float) -> None:
+        """Let the models give `worker`, which has no batch, one of theirs."""
+        for user in self._turns.order(self.users, now):
+            user.worker_back(worker)
+            if self.holders(worker):
+                return

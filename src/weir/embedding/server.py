@@ -37,7 +37,7 @@ from weir.embedding.recipe import OF_TOKENS
 from weir.embedding.server_settings import given_settings
 from weir.embedding.settings import CallerSettings
 from weir.embedding.tei import Tei, tei_paths
-from weir.embedding.text_model import ServedTextModel, fetched, read_model, share_cpus
+from weir.embedding.text_model import ServedTextModel, fetched, read_model, share_workers
 from weir.embedding.token_labels import LabelsOfTokens, token_label_paths
 from weir.errors import SettingsError
 from weir.frontends.frontend import Frontend, FrontendContext
@@ -76,7 +76,7 @@ class EmbeddingProduct:
 
     def __init__(self, models: Sequence[ModelToServe], callers: CallerSettings, zeromq: ZeroMqSettings) -> None:
         """Download what is named by its id, and read the models' files. Raises SettingsError naming the file of a model that cannot be used."""
-        self._specs = share_cpus([read_model(fetched(model)) for model in models])
+        self._specs = share_workers([read_model(fetched(model)) for model in models])
         self._models = [ServedTextModel(spec) for spec in self._specs]
         self._callers = callers
         self._zeromq = zeromq

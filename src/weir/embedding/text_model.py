@@ -25,6 +25,7 @@ from weir.embedding.settings import ComputingSettings, TextSettings
 from weir.embedding.texts import ModelFacts, TextOutput, TextTask, TokenizerOptions, WorkersUse, server_prompt
 from weir.errors import SettingsError
 from weir.workers.process.launch import available_cpus
+from weir.workers.process.shared import SharedPool
 from weir.workers.settings import WorkerSettings
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ TARGET = "weir.embedding.model:TextEncoder"
 class TextModelSpec(NamedTuple):
     """A text model to serve: its name, its directory, and its settings. `settings` are those of its queue and workers, by name.
 
-    `cpus` is its share of the CPUs that this process may use; None for all.
+    `cpus` is its share of the CPUs that this process may use; None for all. `pool` has the workers that it shares with other models; None if it has its own.
     """
 
     name: str
@@ -47,6 +48,7 @@ class TextModelSpec(NamedTuple):
     computing: ComputingSettings
     settings: dict[str, Any]
     cpus: int | None = None
+    pool: SharedPool | None = None
 
     @property
     def own_cpus(self) -> int:
@@ -72,6 +74,15 @@ class TextModelSpec(NamedTuple):
         """The number of threads of a worker: as set, else its share of the CPUs that this process may use."""
         stated: int | None = self.settings.get("threads")
         return stated or max(1, self.own_cpus // self.workers)
+
+    @property
+    def kind_of_workers(self) -> str:
+        """Whatever must agree for it to share workers with another model; "" if its workers are not processes and share nothing."""
+        if self.settings.get("executor", "process") != "process":
+            return ""
+        stated = {each.name: self.settings[each.name] for each in fields(WorkerSettings) if each.name in self.settings}
+        computing = self.computing
+        return repr((stated, computing.runtime == "torch", computing.device_map, computing.gpu_memory_fraction))
 
     @property
     def wants_calibration(self) -> bool:
@@ -101,6 +112,8 @@ class TextModelSpec(NamedTuple):
         if settings.get("executor", "process") == "process":
             settings.setdefault("workers", self.workers)
             settings["threads"] = self.threads  # limits other libraries in a worker process, too
+        if self.pool is not None:
+            settings["executor"] = self.pool.member
         return settings
 
     def served(self, budget: Budget | None = None) -> ModelToServe:
@@ -111,20 +124,38 @@ class TextModelSpec(NamedTuple):
         return ModelToServe(TARGET, self.name, params, [], settings)
 
 
-def share_cpus(specs: Sequence[TextModelSpec], count: int | None = None) -> list[TextModelSpec]:
-    """Return the models of one server with their shares of its `count` CPUs, None for those that this process may use.
+def share_workers(specs: Sequence[TextModelSpec], count: int | None = None) -> list[TextModelSpec]:
+    """Return the models of one server with their shares of its `count` CPUs, None for those that this process may use, and their pools.
 
-    They are one budget of threads: models that state neither workers nor threads divide what those leave that state both, and have a CPU at least.
+    They are one budget of threads. Models that state neither workers nor threads share workers, if their other settings of workers agree; a model that
+    states either has workers of its own, and those that share have what it leaves. Where settings differ there are several pools, which divide that.
     """
-    left, free = count or len(available_cpus()), []
+    left = count or len(available_cpus())
+    alike: dict[str, list[TextModelSpec]] = {}
     for spec in specs:
         if {"workers", "threads"} & spec.settings.keys():
             left -= spec.workers * spec.threads if {"workers", "threads"} <= spec.settings.keys() else spec.workers
         else:
-            free.append(spec)
-    each, more = divmod(max(left, len(free)), len(free)) if free else (0, 0)
-    shares = {id(spec): each + (place < more) for place, spec in enumerate(free)}
-    return [spec._replace(cpus=shares.get(id(spec))) for spec in specs]
+            alike.setdefault(spec.kind_of_workers or f"{len(alike)}", []).append(spec)
+    each, more = divmod(max(left, len(alike)), len(alike)) if alike else (0, 0)
+    placed = {id(spec): spec for spec in specs}
+    for place, those in enumerate(alike.values()):
+        pool = SharedPool() if len(those) > 1 else None
+        for spec in those:
+            placed[id(spec)] = spec._replace(
+                cpus=each + (place < more),
+                pool=pool,
+                computing=spec.computing if pool is None else _part_of_gpu(spec, len(those)),
+            )
+    return [placed[id(spec)] for spec in specs]
+
+
+def _part_of_gpu(spec: TextModelSpec, models: int) -> ComputingSettings:
+    """Return the settings of one of several models in a worker: torch has one limit of memory for a process, onnxruntime one for each model."""
+    fraction = spec.computing.gpu_memory_fraction
+    if fraction is None or spec.computing.runtime == "torch":
+        return spec.computing
+    return replace(spec.computing, gpu_memory_fraction=fraction / models)
 
 
 def fetched(model: ModelToServe) -> ModelToServe:

@@ -513,6 +513,22 @@ class Driver:
         self._fail_all(lambda request: ModelNotReady(f"model {name!r} is not ready: {reason}"))
         self._note_if_emptied()
 
+    # What other models do with workers that this one shares with them (WorkerUser).
+
+    @property
+    def claim(self) -> int:
+        """What a free worker could run; see Batcher.claim."""
+        return self.batcher.claim
+
+    def worker_away(self, worker: int) -> None:
+        """Give `worker` no batch until it is back."""
+        self.batcher.worker_away(worker)
+
+    def worker_back(self, worker: int) -> None:
+        """Give `worker` a batch, if one is due."""
+        self.batcher.worker_back(worker)
+        self._poll(Wakeup.WORKER, self._clock())
+
     # One turn: decide, dispatch, arm the timer.
 
     def _poll_arrivals(self) -> None:

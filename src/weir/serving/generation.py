@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict
 
 from weir.batching.batcher import Batcher
 from weir.errors import Conflict, ModelNotReady, SettingsError
@@ -17,7 +17,7 @@ from weir.serving.hooks import Hook, HookedExecutor
 from weir.serving.settings import Composed
 from weir.telemetry.recorder import Metrics, Recorder, RollingWindow
 from weir.tuning.report import explain_policy
-from weir.workers.executor import Executor, shortage, suspension
+from weir.workers.executor import Executor, SharesWorkers, shortage, suspension
 from weir.workers.settings import WorkerSettings
 
 if TYPE_CHECKING:
@@ -63,6 +63,15 @@ class ServiceHooks(NamedTuple):
     after: Hook | None = None
 
 
+class MakeExecutor(Protocol):
+    """Makes executors, as `make_executor` does."""
+
+    def __call__(
+        self, model: type[Model], params: dict[str, Any], settings: WorkerSettings, *, name: str, max_batch_size: int
+    ) -> Executor:
+        """Return an executor that has not been started."""
+
+
 class Generation:
     """One loaded form of a model: its class and settings, its policy, its executor, and the driver of its batches.
 
@@ -73,7 +82,7 @@ class Generation:
         loaded: the model.
         label: the name that observers and logs know.
         settings: the settings of batching, workers and service.
-        executor: replaces the workers that the settings describe, unless it is None.
+        executor: replaces the workers that the settings describe, unless it is None; or makes what does, as make_executor does.
         hooks: the hooks of the service.
         observers: are notified of what happens.
         clock: returns the time in seconds.
@@ -83,7 +92,7 @@ class Generation:
     """
 
     def __init__(
-        self, loaded: LoadedModel, label: str, settings: Composed, *, executor: Executor | None, hooks: ServiceHooks,
+        self, loaded: LoadedModel, label: str, settings: Composed, *, executor: Executor | MakeExecutor | None, hooks: ServiceHooks,
         observers: Sequence[Observer], clock: Callable[[], float],
     ) -> None:  # fmt: skip
         self.model, self.params, self.platform = loaded
@@ -128,9 +137,10 @@ class Generation:
         if hooks.after and self.streaming:
             service = type(getattr(hooks.after, "__self__", self)).__name__
             raise SettingsError(f"{service}.after_batch: gets no answers of a streaming model; use its postprocess")
-        executor = self.executor or make_executor(
-            self.model, self.params, self.workers, name=self.label, max_batch_size=largest
-        )
+        own = self.executor
+        if own is None or callable(own):
+            own = (own or make_executor)(self.model, self.params, self.workers, name=self.label, max_batch_size=largest)
+        executor = own
         if self.tuner is not None:
             from weir.tuning.policy_tuner import with_profile
 
@@ -141,6 +151,9 @@ class Generation:
         delivery = Delivery(self.label, (*self.observers, *more))
         driver = Driver(batcher, executor, delivery, self._clock)
         driver.streaming = self.streaming
+        self._shares_workers = isinstance(own, SharesWorkers)
+        if isinstance(own, SharesWorkers):
+            own.join(driver)
         if self.tuner is not None:
             self.tuner.attach(self._policy_solved, watch=not any(hooks))
         if any(hooks):
@@ -213,7 +226,11 @@ class Generation:
         await driver.remove_worker(count - 1, self.settings.drain_timeout)
 
     def _check_fixed(self) -> None:
-        """Raise Conflict if the number of workers follows the load."""
+        """Raise Conflict if the number of workers follows the load, or other models use them too."""
+        if self._shares_workers:
+            raise Conflict(
+                f"model {self.label!r} shares its workers with other models: none can be added or removed for it alone"
+            )
         if self.workers.scale is not None:
             raise Conflict(
                 f"model {self.label!r} has workers={self.workers.workers}: as many as the load needs, so none can be added or removed by hand"

@@ -35,7 +35,7 @@ from weir.serving.calls import (
     takes_one,
 )
 from weir.serving.delivery import submit_traced
-from weir.serving.generation import Generation, LoadedModel, ServiceHooks, summary
+from weir.serving.generation import Generation, LoadedModel, MakeExecutor, ServiceHooks, summary
 from weir.serving.settings import LONGEST_TIMEOUT, check_name, check_version, compose
 from weir.telemetry.recorder import Recorder
 from weir.workers.executor import Block, Executor
@@ -77,7 +77,7 @@ class Service:
         version: the version of the model, if several of one name are served; "" if it has none. Observers and logs know the
             service by its `label`: the name, followed by a slash and the version if there is one.
         params: keyword arguments for the model's constructor.
-        executor: the name of a kind of executor; a weir.Ray; or an Executor, which replaces the workers that the settings describe.
+        executor: the name of a kind of executor; a weir.Ray; or an Executor, or what makes it, which replaces the workers that the settings describe.
         observers: are notified of what happens.
         clock: returns the time in seconds. A clock with a method `call_at` also keeps the timers (testing.FakeClock).
         platform: the kind of model, for the metadata.
@@ -95,7 +95,7 @@ class Service:
 
     def __init__(
         self, model: type[Model] | None = None, *, name: str | None = None, version: str = "",
-        params: dict[str, Any] | None = None, executor: Executor | Ray | str | None = None, observers: Sequence[Observer] = (),
+        params: dict[str, Any] | None = None, executor: Executor | MakeExecutor | Ray | str | None = None, observers: Sequence[Observer] = (),
         clock: Callable[[], float] = time.monotonic, platform: str = "python", **settings: "Unpack[ServiceKeywords]",
     ) -> None:  # fmt: skip
         self.model = check_model(model or type(self).model)

@@ -6,8 +6,9 @@ methods and all calls of the listener happen on the event loop's thread.
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
+from weir.batching.workers import WorkerUser
 from weir.errors import Conflict
 from weir.messages import Batch, Events
 from weir.metrics import MetricReport
@@ -137,6 +138,14 @@ class Executor(Protocol):
 
     def gauges(self) -> dict[str, Any]:
         """Return numbers for metrics: at least `arena_bytes`, `arena_free_bytes` (0 without an arena) and `restarts`."""
+
+
+@runtime_checkable
+class SharesWorkers(Protocol):
+    """An Executor whose workers run batches of other models too."""
+
+    def join(self, user: WorkerUser) -> None:
+        """Have `user`, which drives the batches of this model, told when a worker is away. Called before the start."""
 
 
 def free_index(taken: Collection[int]) -> int:

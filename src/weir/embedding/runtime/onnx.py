@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,9 @@ CUDA = "CUDAExecutionProvider"
 INPUTS = ("ids", "mask", "types", "pool")  # in the order of the arguments of Runtime.run
 
 logger = logging.getLogger("weir")
+
+# Those in use in this process: models of one checkpoint that differ in prompts or names only have the weights once.
+_open: "WeakValueDictionary[Any, OnnxRuntime]" = WeakValueDictionary()
 
 
 def library() -> Any:
@@ -51,10 +55,15 @@ def open_onnx(checkpoint: "Checkpoint", recipe: "Recipe", options: RuntimeOption
     while True:
         graph = graph_file(checkpoint, recipe, options.cache, CPU if device == CPU else "cuda")
         held = hold(graph.parent)
-        if held is not None:  # else another server has just removed the graph from the cache
-            return OnnxRuntime(
+        if held is None:  # another server has just removed the graph from the cache
+            continue
+        key = (graph, device, options.threads, limit, tuple(recipe.beside))
+        runtime = _open.get(key)
+        if runtime is None:
+            runtime = _open[key] = OnnxRuntime(
                 graph, device, threads=options.threads, limit_bytes=limit, held=held, beside=recipe.beside
             )
+        return runtime
 
 
 class OnnxRuntime:

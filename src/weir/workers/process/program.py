@@ -25,7 +25,7 @@ from weir.wire.frames import FrameParser, Ready, Start, StartFailed, Stop, encod
 from weir.workers.arena import Arena, Mapping, PayloadFetch, ResultPlaces
 from weir.workers.process.channel import RECEIVE_BYTES, ChildChannel
 from weir.workers.process.entry import prepare
-from weir.workers.run.runner import Runner, load_shared
+from weir.workers.run.runner import HostedModels, HostedRunner, Runner, load_shared
 from weir.workers.run.steps import PreparedBatch, model_error
 from weir.workers.source import unpack_source
 
@@ -89,16 +89,25 @@ def _connect(
     return ChildChannel(socket.socket(fileno=end), FrameParser(fetch), places), places, fetch
 
 
-def build_runner(start: Start, open_place: Callable[[int], memoryview | None] | None, shared: Model | None) -> Runner:
+AnyRunner = Runner | HostedRunner
+
+
+def build_runner(
+    start: Start, open_place: Callable[[int], memoryview | None] | None, shared: Model | None
+) -> AnyRunner:
     """Return the model's runner, loaded and warmed up. Raises what the model raises. `open_place` and `shared`: see Runner."""
     options = start.options
     configure_logging(options["name"], options["index"])
     assert isinstance(start.target, bytes)
     model, params = unpack_source(start.target) if shared is None else (type(shared), {})
-    runner = Runner(
-        model, params, worker_index=options["index"], max_batch_size=options["max_batch_size"],
-        retry_in_halves=options["retry_in_halves"], label=options["name"], open_place=open_place, shared=shared,
-    )  # fmt: skip
+    runner: AnyRunner
+    if issubclass(model, HostedModels):
+        runner = HostedRunner(params, worker_index=options["index"], shared=shared)
+    else:
+        runner = Runner(
+            model, params, worker_index=options["index"], max_batch_size=options["max_batch_size"],
+            retry_in_halves=options["retry_in_halves"], label=options["name"], open_place=open_place, shared=shared,
+        )  # fmt: skip
     runner.start()
     gc.collect()
     gc.freeze()  # what the model has loaded lives as long as the worker
@@ -141,7 +150,7 @@ class BatchChannel(Protocol):
 class BatchLoop:
     """Runs the batches that come through a channel, one at a time, until the server says stop or leaves."""
 
-    def __init__(self, channel: BatchChannel, runner: Runner) -> None:
+    def __init__(self, channel: BatchChannel, runner: AnyRunner) -> None:
         self._channel = channel
         self._runner = runner
 

@@ -37,6 +37,7 @@ from weir.wire.frames import (
 )
 from weir.workers.arena import own_values
 from weir.workers.process.program import BatchLoop, build_runner, start_failed
+from weir.workers.run.runner import Runner
 
 # A frame and its large buffers, which the frame refers to by their number and length.
 Parcel = tuple[Any, ...]
@@ -321,6 +322,7 @@ class WorkerActor:
             _keep_memory()
             sys.path += [folder for folder in start.options["path"] if folder not in sys.path]
             runner = build_runner(start, None, None)
+            assert isinstance(runner, Runner)  # on a cluster a worker has one model
         except BaseException as error:
             self._answer_start(start_failed(start, error))
             return

@@ -5,12 +5,15 @@ payloads ─ read ─ preprocess ─┤ prepare         (decode, validate)
    postprocess ─ write ──────┤ compute          (validate, encode)
 
 The `predict` of a streaming model is a generator: `StreamingRun` runs it, and sends what it yields at once.
+
+A worker may have several models: `HostedRunner` has a Runner for each, and the id of a batch says for which it is.
 """
 
 import itertools
 import logging
 import math
 from collections.abc import Callable, Container, Generator, Iterator
+from contextlib import contextmanager
 from operator import index as as_index
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -239,6 +242,113 @@ def _nothing() -> None:
 
 def _kinds(outputs: ValuesOrErrors) -> list[EventKind]:
     return [EventKind.ERROR if isinstance(output, WeirError) else EventKind.DONE for output in outputs]
+
+
+MOST_HOSTED = 1024  # models in one worker
+
+
+def hosted_id(batch_id: int, place: int) -> int:
+    """Return the id that a batch of the hosted model at `place` has in its worker."""
+    return batch_id * MOST_HOSTED + place
+
+
+def split_id(batch_id: int) -> tuple[int, int]:
+    """Return what `hosted_id` took: the id of a batch, and the place of its model."""
+    return divmod(batch_id, MOST_HOSTED)
+
+
+class Hosted(NamedTuple):
+    """One of the models of a worker: its class and parameters (see source.py), its label, and the settings of its Runner."""
+
+    source: bytes
+    label: str
+    max_batch_size: int
+    retry_in_halves: bool
+
+
+class HostedModels(Model):
+    """The models of a worker that has several, none of them with tensors. A HostedRunner runs them."""
+
+    def __init__(self, hosted: list[Hosted]) -> None:
+        from weir.workers.source import unpack_source  # which loads pickles; other workers have used it by now
+
+        self.hosted = hosted
+        self.models: list[Model] = []
+        for one in hosted:
+            kind, params = unpack_source(one.source)
+            with _naming(one.label):
+                self.models.append(kind(**params))
+
+    def load_shared(self) -> None:
+        """Load what is shared by the workers of each model."""
+        for one, model in zip(self.hosted, self.models, strict=True):
+            with _naming(one.label):
+                model.max_batch_size = one.max_batch_size  # type: ignore[misc]  # see Runner.start
+                model.load_shared()
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        """Do not call this: each of the models has its own."""
+        raise NotImplementedError
+
+
+@contextmanager
+def _naming(label: str) -> Iterator[None]:
+    """Have the message of what is raised in the block begin with `label`."""
+    try:
+        yield
+    except WeirError as error:
+        error.message = f"{label}: {error.message}"
+        error.args = (error.message,)
+        raise
+    except Exception as error:
+        raise model_error(f"{label}: it", error) from error
+
+
+class HostedRunner:
+    """A Runner for each of several models, which share one worker. The methods are those of Runner. All models are loaded, or none."""
+
+    borrows = False
+
+    def __init__(self, params: dict[str, Any], *, worker_index: int, shared: Model | None) -> None:
+        models = load_shared(HostedModels, params, 1) if shared is None else shared
+        assert isinstance(models, HostedModels)
+        self._runners = [
+            Runner(
+                type(model), {}, worker_index=worker_index, max_batch_size=one.max_batch_size,
+                retry_in_halves=one.retry_in_halves, label=one.label, shared=model,
+            )
+            for one, model in zip(models.hosted, models.models, strict=True)
+        ]  # fmt: skip
+        self._labels = [one.label for one in models.hosted]
+
+    def start(self) -> None:
+        """Load all models and warm them up, in order."""
+        for label, runner in zip(self._labels, self._runners, strict=True):
+            with _naming(label):
+                runner.start()
+
+    def measured(self) -> None:
+        """Return None: what their own metrics are after the start comes with the first batch of each."""
+
+    def prepare(self, batch: Batch) -> PreparedBatch:
+        """Prepare a batch of the model that its id says."""
+        return self._runners[split_id(batch.batch_id)[1]].prepare(batch)
+
+    def run(
+        self, prepared: PreparedBatch, cancelled: Container[int] = (), restarted: Callable[[], None] | None = None
+    ) -> Generator[Events, None, None]:
+        """Yield the events of a batch."""
+        return self._runners[split_id(prepared.batch_id)[1]].run(prepared, cancelled, restarted)
+
+    def stop(self) -> None:
+        """Unload all models."""
+        for runner in self._runners:
+            runner.stop()
+
+    def end(self, error: BaseException) -> None:
+        """Unload those models that take the error which ended their worker."""
+        for runner in self._runners:
+            runner.end(error)
 
 
 class Ends(NamedTuple):

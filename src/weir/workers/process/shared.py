@@ -1,0 +1,322 @@
+"""Worker processes that several models share. Each process has all the models, and runs batches of one of them at a time.
+
+    pool = SharedPool()
+    first = Service(First, executor=pool.member)
+    second = Service(Second, executor=pool.member)
+
+So what a process needs besides the models is there once, and a model with nothing to do leaves the workers to the others. Who gets a free worker says
+batching/workers.py. The processes are those of a ProcessPool of HostedModels. When a model is loaded or unloaded, another pool is started beside it,
+and takes each worker over as soon as it has no batch: the other models do not notice.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from weir.batching.workers import SharedWorkers, WorkerUser
+from weir.errors import ModelNotReady
+from weir.messages import Batch, Events
+from weir.metrics import MetricReport
+from weir.model import Model, is_tensor_model
+from weir.workers.arena import SharedBlock
+from weir.workers.executor import Executor, ExecutorBase, Listener, WorkerState
+from weir.workers.process.pool import ProcessPool
+from weir.workers.run.runner import Hosted, HostedModels, hosted_id, split_id
+from weir.workers.settings import WorkerSettings
+from weir.workers.source import pack_source
+
+LONGEST_NAME = 60  # characters; names of shared memory have a limit
+
+logger = logging.getLogger("weir")
+
+
+class PoolMember(ExecutorBase):
+    """The Executor of one model of a SharedPool. For the other models it is the WorkerUser that they share workers with."""
+
+    def __init__(self, pool: "SharedPool", hosted: Hosted, load_niceness: int | None) -> None:
+        self.hosted = hosted
+        self.load_niceness = load_niceness
+        self.listener: Listener
+        self.left = False
+        self._pool = pool
+        self._user: WorkerUser
+
+    def join(self, user: WorkerUser) -> None:
+        """See SharesWorkers."""
+        self._user = user
+
+    async def start(self, listener: Listener) -> None:
+        """Start the workers with all models of the pool, unless they run; return when they have this model. Raises what ProcessPool.start raises."""
+        self.listener, self.left = listener, False
+        await self._pool.enter(self)
+
+    def run(self, worker: int, batch: Batch) -> None:
+        """Send `batch` to `worker`, which is away for the other models from now on."""
+        self._pool.run(self, worker, batch)
+
+    def cancel(self, worker: int, batch_id: int, indices: Sequence[int]) -> None:
+        """Tell `worker` that no caller waits for these entries any more."""
+        self._pool.cancel(self, worker, batch_id, indices)
+
+    def reserve(self, size_bytes: int) -> SharedBlock | None:
+        """Return a place in the arena that all models use, or None."""
+        return None if self._pool.processes is None else self._pool.processes.reserve(size_bytes)
+
+    async def stop(self) -> None:
+        """Leave the pool. The processes end with the last model."""
+        if not self.left:
+            self.left = True
+            await self._pool.leave(self)
+
+    def states(self) -> Sequence[WorkerState]:
+        """Return the workers, which are those of all models."""
+        return [] if self.left or self._pool.processes is None else self._pool.processes.states()
+
+    def gauges(self) -> dict[str, Any]:
+        """Return the numbers of all models together."""
+        return super().gauges() if self._pool.processes is None else self._pool.processes.gauges()
+
+    # What the other models do (WorkerUser).
+
+    @property
+    def claim(self) -> int:
+        """What a free worker could run."""
+        return self._user.claim
+
+    def worker_away(self, worker: int) -> None:
+        """Pass it on."""
+        self._user.worker_away(worker)
+
+    def worker_back(self, worker: int) -> None:
+        """Pass it on."""
+        self._user.worker_back(worker)
+
+
+class _Processes:
+    """The processes with a certain set of models, and their Listener. `ready` has the places of each worker that is ready."""
+
+    def __init__(self, shared: "SharedPool", members: Sequence[PoolMember], settings: WorkerSettings) -> None:
+        self.place = {member: place for place, member in enumerate(members)}
+        self.members = list(members)
+        self.ready: dict[int, int] = {}
+        labels = [member.hosted.label for member in members]
+        name = "+".join(labels)
+        if len(name) > LONGEST_NAME:
+            name = f"{labels[0][:LONGEST_NAME]}+{len(labels) - 1}"
+        self.pool = ProcessPool(
+            HostedModels, {"hosted": [member.hosted for member in members]},
+            replace(settings, start_timeout=settings.start_timeout * len(members)), name=name, max_batch_size=1,
+        )  # fmt: skip
+        self._shared = shared
+
+    def worker_ready(self, worker: int, places: int) -> None:
+        """Have it take over from the worker of this index in the former processes."""
+        self.ready[worker] = places
+        self._shared.worker_ready(self, worker)
+
+    def worker_lost(self, worker: int, reason: str) -> None:
+        """Pass it on to all models."""
+        self.ready.pop(worker, None)
+        self._shared.worker_lost(self, worker, reason)
+
+    def worker_leaves(self, worker: int) -> None:
+        """Do nothing: processes of this machine do not leave."""
+
+    def received(self, worker: int, events: Events) -> None:
+        """Pass the events on to the model of the batch."""
+        events.batch_id, place = split_id(events.batch_id)
+        self._shared.received(self.members[place], worker, events)
+
+    def measured(self, worker: int, reports: Sequence[MetricReport]) -> None:
+        """Pass it on to the model whose batch the worker has."""
+        self._shared.measured(worker, reports)
+
+    def unavailable(self, reason: str) -> None:
+        """Pass it on to all models."""
+        self._shared.unavailable(self, reason)
+
+
+class SharedPool:
+    """The worker processes that models share. `member` makes the Executor of one of them, with the arguments of ProcessPool."""
+
+    def __init__(self) -> None:
+        self._settings: WorkerSettings | None = None
+        self._made: WeakKeyDictionary[PoolMember, None] = WeakKeyDictionary()  # those that have not left, in order
+        self._entered: list[PoolMember] = []
+        self._workers: SharedWorkers[PoolMember] = SharedWorkers()
+        self._at: dict[int, _Processes] = {}  # which processes each ready worker belongs to
+        self._current: _Processes | None = None
+        self._starting: _Processes | None = None
+        self._start_task: asyncio.Future[None] | None = None
+        self._changing = asyncio.Lock()
+        self._moved = asyncio.Event()  # a worker no longer belongs to former processes
+
+    @property
+    def processes(self) -> ProcessPool | None:
+        """The processes, while there are any."""
+        return None if self._current is None else self._current.pool
+
+    def member(
+        self, model: type[Model], params: dict[str, Any], settings: WorkerSettings, *, name: str, max_batch_size: int
+    ) -> Executor:
+        """Return the executor of a model. One with tensors, or with other settings of workers than the first, has workers of its own."""
+        alike = replace(settings, load_niceness=None, retry_in_halves=True)
+        if self._settings is None:
+            self._settings = alike
+        if is_tensor_model(model) or settings.scale is not None or alike != self._settings:
+            return ProcessPool(model, params, settings, name=name, max_batch_size=max_batch_size)
+        hosted = Hosted(pack_source(model, params), name, max_batch_size, settings.retry_in_halves)
+        made = PoolMember(self, hosted, settings.load_niceness)
+        self._made[made] = None
+        return made
+
+    # What members do.
+
+    async def enter(self, member: PoolMember) -> None:
+        """Return when the workers have the model. At the first time they are started, with all models that were made by then."""
+        self._made.setdefault(member)
+        self._entered.append(member)
+        async with self._changing:
+            current = self._current
+            if not member.left and current is None:
+                await self._start(list(self._made), member.load_niceness)
+            elif not member.left and current is not None and member not in current.place:
+                await self._start([*(each for each in current.members if not each.left), member], member.load_niceness)
+        if member.left:
+            raise ModelNotReady(f"{member.hosted.label}: stopped before it was ready")
+        self._announce(member)
+
+    async def leave(self, member: PoolMember) -> None:
+        """Give the model no more batches. The processes end if no other model has entered."""
+        self._made.pop(member, None)
+        if member in self._entered:
+            self._entered.remove(member)
+        if member in self._workers.users:
+            self._workers.remove(member, self._now())
+        if not self._entered:
+            current, self._current = self._current, None
+            self._at.clear()
+            self._moved.set()
+            if self._start_task is not None:
+                self._start_task.cancel()
+                await asyncio.wait([self._start_task])
+            if current is not None:
+                await current.pool.stop()
+
+    def run(self, member: PoolMember, worker: int, batch: Batch) -> None:
+        """See PoolMember."""
+        at = self._at[worker]
+        number = hosted_id(batch.batch_id, at.place[member])
+        at.pool.run(worker, Batch(number, batch.payloads, batch.content_types, batch.accepts, batch.attempt))
+        self._workers.began(member, worker, self._now())
+
+    def cancel(self, member: PoolMember, worker: int, batch_id: int, indices: Sequence[int]) -> None:
+        """See PoolMember."""
+        at = self._at.get(worker)
+        if at is not None:
+            at.pool.cancel(worker, hosted_id(batch_id, at.place[member]), indices)
+
+    async def _start(self, members: Sequence[PoolMember], load_niceness: int | None) -> None:
+        """Start processes with these models, and stop the former ones when no worker has a batch there."""
+        assert self._settings is not None
+        former = self._current
+        self._starting = _Processes(self, members, replace(self._settings, load_niceness=load_niceness))
+        self._start_task = asyncio.ensure_future(self._starting.pool.start(self._starting))  # which calls worker_ready
+        try:
+            await self._start_task
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise ModelNotReady(f"{members[0].hosted.label}: stopped before it was ready") from None
+        finally:
+            self._starting = self._start_task = None
+        if former is not None:
+            while former in self._at.values():
+                self._moved.clear()
+                await self._moved.wait()
+            await former.pool.stop()
+
+    def _announce(self, member: PoolMember) -> None:
+        for worker, at in self._at.items():
+            member.worker_away(worker)
+            member.listener.worker_ready(worker, at.ready[worker])
+        self._workers.add(member)
+        for worker in self._at:
+            if not self._workers.holders(worker):
+                member.worker_back(worker)
+
+    # What the processes report.
+
+    def worker_ready(self, processes: _Processes, worker: int) -> None:
+        """Let a worker of the newest processes take over, at once or when the former one has no batch left."""
+        if self._starting is processes:
+            self._current = processes
+        if self._current is not processes:
+            return
+        if not self._workers.holders(worker):
+            self._take_over(worker)
+            return
+        for member in self._workers.users:
+            member.worker_away(worker)
+
+    def _take_over(self, worker: int) -> None:
+        assert self._current is not None
+        is_new = worker not in self._at
+        self._at[worker] = self._current
+        if is_new:
+            for member in self._workers.users:
+                member.worker_away(worker)
+                member.listener.worker_ready(worker, self._current.ready[worker])
+        self._workers.offer(worker, self._now())
+        self._moved.set()
+
+    def worker_lost(self, processes: _Processes, worker: int, reason: str) -> None:
+        """Tell all models, unless the worker had nothing to do with them any more."""
+        if self._at.get(worker) is not processes:
+            return
+        del self._at[worker]
+        self._workers.lost(worker, self._now())
+        for member in list(self._workers.users):
+            member.listener.worker_lost(worker, reason)
+        if self._current is not None and worker in self._current.ready:
+            self._take_over(worker)
+        self._moved.set()
+
+    def received(self, member: PoolMember, worker: int, events: Events) -> None:
+        """Pass the events on; if the batch has ended, offer the worker."""
+        if member.left:
+            for output in events.outputs:
+                if hasattr(output, "release") and hasattr(output, "view"):
+                    output.release()
+            return
+        if not events.final:
+            member.listener.received(worker, events)
+            return
+        is_former = self._at.get(worker) is not self._current
+        self._workers.ends(member, worker, self._now())
+        if is_former:
+            member.worker_away(worker)
+        member.listener.received(worker, events)
+        if is_former and not self._workers.holders(worker):
+            self._take_over(worker)
+        else:
+            self._workers.ended(worker, self._now())
+
+    def measured(self, worker: int, reports: Sequence[MetricReport]) -> None:
+        """Tell the model whose batch it is."""
+        for member in self._workers.holders(worker):
+            member.listener.measured(worker, reports)
+
+    def unavailable(self, processes: _Processes, reason: str) -> None:
+        """Tell all models."""
+        if processes is self._current:
+            for member in list(self._workers.users):
+                member.listener.unavailable(reason)
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()

@@ -1,0 +1,167 @@
+"""Worker processes that several models share, with real services and processes."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.workers.models import Reports, ReportsToo, Unloadable, WithoutWeights
+
+from weir.errors import Conflict, ModelCrashed, ModelError, ModelNotReady, SettingsError
+from weir.model import Model
+from weir.serving.service import Service
+from weir.workers.executor import READY
+from weir.workers.process.pool import ProcessPool
+from weir.workers.process.shared import PoolMember, SharedPool
+
+
+def service(pool: SharedPool, model: type[Model], **settings: Any) -> Service:
+    settings = {"workers": 2, "max_batch_size": 1, **settings}
+    return Service(model, executor=pool.member, **settings)
+
+
+@asynccontextmanager
+async def serving(*models: type[Model], **settings: Any) -> AsyncIterator[list[Service]]:
+    """Run services of these models on shared workers."""
+    pool = SharedPool()
+    services = [service(pool, model, **settings) for model in models]
+    try:
+        await asyncio.gather(*[each.start() for each in services])
+        yield services
+    finally:
+        await asyncio.gather(*[each.stop() for each in services])
+
+
+def pids(of: Service) -> set[int]:
+    return {pid for state in of.executor.states() if (pid := state.pid) is not None}
+
+
+def pipe(folder: Path, name: str) -> str:
+    os.mkfifo(folder / name)
+    return str(folder / name)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_both_models_are_in_the_same_processes_which_one_alone_may_use(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(Reports, ReportsToo) as (first, second):
+            assert isinstance(first.executor, PoolMember)
+            workers = pids(first)
+            assert len(workers) == 2
+            assert pids(second) == workers
+            held = [first.infer(pipe(tmp_path, "a")), first.infer(pipe(tmp_path, "b"))]
+            late = second.infer(0)
+            await asyncio.to_thread((tmp_path / "a").write_text, "")  # opens once the worker reads
+            freed = (await held[0])[1]
+            answer = await late
+            assert answer[:2] == ("ReportsToo", freed)  # the worker that came back
+            assert not held[1].done()
+            await asyncio.to_thread((tmp_path / "b").write_text, "")
+            (name, other, loaded_in) = await held[1]
+            assert name == "Reports"
+            assert {freed, other} == workers  # with nothing to do, the second model left both to the first
+            assert {loaded_in, answer[2]} == {answer[2]}  # loaded once, in the template
+            with pytest.raises(Conflict, match="shares its workers"):
+                await first.add_worker()
+            with pytest.raises(Conflict, match="shares its workers"):
+                await first.remove_worker()
+            assert first.executor.gauges() == second.executor.gauges()
+        assert not any(map(is_alive, workers))
+        assert pids(first) == set()
+
+    asyncio.run(main())
+
+
+def test_a_request_that_ends_its_worker_fails_alone() -> None:
+    async def main() -> None:
+        async with serving(Reports, ReportsToo, max_batch_size=8) as (first, second):
+            before = pids(first)
+            calls = [first.infer(item) for item in (0, "exit", 1)]
+            others = [second.infer(number) for number in range(8)]
+            with pytest.raises(ModelCrashed):
+                await calls[1]
+            assert {(await call)[0] for call in (calls[0], calls[2])} == {"Reports"}
+            assert {(await call)[0] for call in others} == {"ReportsToo"}
+            while any(state.state != READY for state in first.executor.states()):
+                await second.infer(0)
+            assert pids(first) == pids(second)
+            assert pids(first) != before
+            assert first.executor.gauges()["restarts"] >= 1
+
+    asyncio.run(main())
+
+
+def test_a_model_is_loaded_and_unloaded_while_the_other_serves(tmp_path: Path) -> None:
+    async def main() -> None:
+        pool = SharedPool()
+        first = service(pool, Reports)
+        await first.start()
+        before = pids(first)
+        held = first.infer(pipe(tmp_path, "held"))
+        second = service(pool, ReportsToo)
+        starting = asyncio.ensure_future(second.start())
+        while (await first.infer(0))[1] in before:  # until the new processes take over the worker that has no batch
+            pass
+        assert not starting.done()
+        await asyncio.to_thread((tmp_path / "held").write_text, "")
+        assert (await held)[1] in before
+        await starting
+        assert not any(map(is_alive, before))
+        assert (await second.infer(0))[0] == "ReportsToo"
+        assert pids(first) == pids(second)
+        await second.stop()
+        assert pids(second) == set()
+        assert (await first.infer(0))[0] == "Reports"
+        last = pids(first)
+        await first.stop()
+        assert not any(map(is_alive, last))
+        await first.start()  # a service can be started again
+        assert (await first.infer(0))[0] == "Reports"
+        await first.stop()
+
+    asyncio.run(main())
+
+
+def test_a_model_that_does_not_load_is_named_and_disturbs_no_other() -> None:
+    async def main() -> None:
+        async with serving(Reports) as (first,):
+            pool = first.generation.executor.__self__  # type: ignore[union-attr]  # the SharedPool
+            before = pids(first)
+            with pytest.raises(ModelError, match="unloadable: it raised LookupError: no weights"):
+                await service(pool, Unloadable).start()
+            with pytest.raises(SettingsError, match=r"withoutweights: weights\.bin: is missing"):
+                await service(pool, WithoutWeights).start()
+            assert (await first.infer(0))[1] in before
+
+    asyncio.run(main())
+
+
+def test_a_start_that_is_stopped_leaves_nothing() -> None:
+    async def main() -> None:
+        pool = SharedPool()
+        services = [service(pool, model) for model in (Reports, ReportsToo)]
+        starts = [asyncio.ensure_future(each.start()) for each in services]
+        await asyncio.sleep(0)
+        await asyncio.gather(*[each.stop() for each in services])
+        ends = await asyncio.gather(*starts, return_exceptions=True)
+        assert [type(end) for end in ends] == [ModelNotReady, ModelNotReady]
+        assert pool.processes is None
+
+    asyncio.run(main())
+
+
+def test_a_model_with_other_settings_of_workers_has_its_own() -> None:
+    pool = SharedPool()
+    assert isinstance(service(pool, Reports).executor, PoolMember)
+    assert isinstance(service(pool, ReportsToo, workers=3).executor, ProcessPool)
+    assert isinstance(service(pool, ReportsToo, retry_in_halves=False).executor, PoolMember)
