@@ -59,7 +59,7 @@ def _allow_many_files() -> None:
 
 
 def _measure(console: Console, part: Part | Rounds, asked: argparse.Namespace) -> None:
-    rounds, seconds = asked.rounds, asked.seconds
+    rounds, seconds = 1 if asked.quick and isinstance(part, Rounds) else asked.rounds, asked.seconds
     with progress_bar(console) as progress:
         task = progress.add_task(part.title, total=part.steps(rounds))
 

@@ -20,9 +20,10 @@ Show = Callable[[float], str]
 
 
 class Measurements:
-    """The figures of every round, by contender, case and name. Warm-up rounds are kept apart."""
+    """The figures of every round of a `run`, by contender, case and name. Warm-up rounds are kept apart."""
 
-    def __init__(self) -> None:
+    def __init__(self, run: Run) -> None:
+        self.run = run
         self.prepared: Any = None  # what `Rounds.prepare` returned
         self._counted: defaultdict[tuple[str, Any], list[Figures]] = defaultdict(list)
         self._warm_up: defaultdict[tuple[str, Any], list[Figures]] = defaultdict(list)
@@ -169,7 +170,7 @@ class Rounds:
 
     def measure(self, run: Run) -> Result:
         """Start the contenders and alternate them, each case in turn; each round begins with another contender."""
-        measured = Measurements()
+        measured = Measurements(run)
         with ExitStack() as stack:
             running = self.start(stack) if self.start else {name: name for name in self.contenders}
             measured.prepared = self.prepare(running)

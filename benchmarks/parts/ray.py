@@ -26,7 +26,7 @@ COMMANDS = {
 
 
 def _one(name: str, case: Any, seconds: float) -> dict[str, Any]:
-    found: Any = ask([python_of("ray-serve"), script("ray_serve.py"), COMMANDS[name], str(seconds), *map(str, RATES)])
+    found = in_ray_serve("ray_serve.py", COMMANDS[name], seconds, *RATES)
     kept = [each["rate"] for each in takewhile(lambda each: each["p99"] <= LATEST and not each["failed"], found)]
     by_rate = {each["rate"]: each for each in found}
     figures: dict[str, Any] = {"rate": max(kept, default=0.0)}
@@ -41,6 +41,11 @@ def _at(title: str, figure: str, rate: int, show: Any) -> Column:
         return show(middle(values)) if values else "overloaded"
 
     return Column(f"{title}, {rate}/s", cell)
+
+
+def in_ray_serve(program: str, *arguments: object) -> Any:
+    """Return what a program of benchmarks/peers finds in the environment of Ray Serve."""
+    return ask([python_of("ray-serve"), script(program), *map(str, arguments)])
 
 
 def _conclude(result: Result, measured: Measurements) -> None:

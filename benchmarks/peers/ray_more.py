@@ -15,6 +15,7 @@ import time
 import urllib.error
 import urllib.request
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -23,7 +24,7 @@ import aiohttp
 import numpy as np
 import ray
 from ray import serve
-from ray_serve import SERVE, WORKERS, contender, deployment, found, put_on
+from ray_serve import SERVE, WORKERS, contender, deployment, found, put_on, start_ray
 
 import weir
 
@@ -68,20 +69,22 @@ class TotalOfServe:
 
 
 async def overhead(_, seconds):
-    """Return the median seconds of a plain actor call and of a batch through a service, which take turns."""
+    """Return the median seconds of a plain actor call, got and awaited, and of a batch of one through a service, which take turns."""
     actor = ray.remote(Plain).options(num_cpus=0.1).remote()
-    address = ray.get_runtime_context().gcs_address
-    executor = weir.Ray(workers=1, num_cpus=0.1, address=address)
-    times = {"plain": [], "weir": []}
-    async with weir.Service(Instant, executor=executor, arena_bytes=0) as service:
+    executor = weir.Ray(workers=1, num_cpus=0.1, address=ray.get_runtime_context().gcs_address)
+    times = {"got": [], "awaited": [], "weir": []}
+    async with weir.Service(Instant, executor=executor, pipeline_depth=1) as service:
         end = time.perf_counter() + seconds + 1.0
         while time.perf_counter() < end:
-            began = time.perf_counter()
+            instants = [time.perf_counter()]
+            ray.get(actor.run.remote([1]))
+            instants.append(time.perf_counter())
             await actor.run.remote([1])
-            middle = time.perf_counter()
+            instants.append(time.perf_counter())
             await service.infer(1)
-            times["plain"].append(middle - began)
-            times["weir"].append(time.perf_counter() - middle)
+            instants.append(time.perf_counter())
+            for each, (began, ended) in zip(times.values(), pairwise(instants), strict=True):
+                each.append(ended - began)
     return {name: sorted(each[100:])[len(each[100:]) // 2] for name, each in times.items()}
 
 
@@ -239,14 +242,7 @@ def main(what, name, seconds):
     if what == "recovery":
         result = asyncio.run(recovery(name, start_cluster()))
     else:
-        ray.init(
-            address="local",
-            num_cpus=4,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level="ERROR",
-            object_store_memory=200 << 20,
-        )
+        start_ray(200 << 20)
         result = asyncio.run({"overhead": overhead, "http": http, "tensors": tensors}[what](name, seconds))
     ray.shutdown()
     return result

@@ -156,13 +156,18 @@ async def main(name, seconds, rates):
     return results
 
 
-if __name__ == "__main__":
+def start_ray(store_bytes):
+    """Start a Ray of this program alone, which prints nothing."""
     ray.init(
         address="local",
         num_cpus=4,
         include_dashboard=False,
         log_to_driver=False,
         logging_level="ERROR",
-        object_store_memory=100 << 20,
+        object_store_memory=store_bytes,
     )
+
+
+if __name__ == "__main__":
+    start_ray(100 << 20)
     print(json.dumps(asyncio.run(main(sys.argv[1], float(sys.argv[2]), [float(rate) for rate in sys.argv[3:]]))))

@@ -248,6 +248,10 @@ class SharedBlock:
         self.offset = offset
         self.view = view
 
+    def __bytes__(self) -> bytes:
+        """Return a copy, for a worker that this memory is not shared with."""
+        return bytes(self.view)
+
     def holds(self, offset: int, size_bytes: int) -> bool:
         """Tell whether these bytes of the memory are all in it."""
         return self.offset <= offset and offset + size_bytes <= self.offset + len(self.view)

@@ -45,6 +45,7 @@ class Load:
                 answer = await self._service.infer(number, timeout=40.0)
             except weir.WeirError as error:
                 self.wrong.append(error)
+                await asyncio.sleep(0.01)  # a refusal comes at once, and the loop has more to do
             else:
                 if answer != number * number:
                     self.wrong.append((number, answer))

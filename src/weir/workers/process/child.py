@@ -39,63 +39,17 @@ class ChildListener(Protocol):
         """
 
 
-class Child:
-    """A worker process with its channel and its results. Its `owner` is told of its frames and its end."""
+class ChannelWithResults:
+    """What one worker is sent, and what comes from it: its channel, once there is one, and its arena of results, if it has one."""
 
-    def __init__(
-        self, launch: Launch, owner: ChildListener, loop: asyncio.AbstractEventLoop, niceness: int = 0
-    ) -> None:
-        self._launch = launch
-        self._niceness = niceness  # while it loads
-        self._owner = owner
-        self._loop = loop
-        self._reason = ""
-        self._killed = False
-        self._reported = False  # the owner knows of its end
-        self._starts = False  # a thread is starting it, which ends with a process or with an error
-        self._timer: asyncio.TimerHandle | None = None  # until the next step towards its end
-        self._results: Results | None = None
-        self._process: Process | None = None
-        self._pidfd = -1
-        self._inherited: tuple[socket.socket, int]  # its socket and the descriptor of its arena, or -1
+    def __init__(self) -> None:
         self._channel: Channel[Frame] | None = None
-
-    @property
-    def pid(self) -> int | None:
-        """The process id, also that of its process group; None while it is being started."""
-        return None if self._process is None else self._process.pid
+        self._results: Results | None = None
 
     @property
     def held_bytes(self) -> int:
         """How many bytes of its arena hold results that have not been released."""
         return 0 if self._results is None else self._results.held_bytes
-
-    def start(self) -> None:
-        """Start the process, at once or soon. The owner is told if the system refuses."""
-        try:
-            ours, theirs = socket.socketpair()
-        except OSError as error:
-            self._owner.refused(error)
-            return
-        self._inherited = theirs, -1
-        try:
-            self._make_results()
-        except OSError as error:
-            ours.close()
-            self._refused(error)
-            return
-        fetch = None if self._results is None else ResultFetch(self._results, lends=self._launch.lends)
-        self._channel = Channel(ours, FrameParser(fetch), self._owner.received, self._channel_ended)
-        end, result_fd = self._inherited
-        if not self._launch.fork(end.fileno(), result_fd, self._niceness, self._forked):
-            self._spawn()
-
-    def _make_results(self) -> None:
-        if self._launch.result_bytes:
-            name = f"weir-results-{self._launch.name}-{self._launch.index}"
-            fd = create_memory(name, self._launch.result_bytes)
-            self._inherited = self._inherited[0], fd
-            self._results = Results(fd, self._launch.result_bytes)
 
     def send(self, frame: bytearray) -> None:
         """Send `frame`, and before it the places of the results that were released."""
@@ -107,6 +61,73 @@ class Child:
         """Pass on the frames that have arrived, without waiting for the loop to notice."""
         if self._channel is not None:
             self._channel.receive_rest()
+
+    def _make_results(self, launch: Launch) -> int:
+        """Make the arena of results; return its descriptor, which the worker needs; -1 if there is none. Raises OSError."""
+        if not launch.result_bytes:
+            return -1
+        fd = create_memory(f"weir-results-{launch.name}-{launch.index}", launch.result_bytes)
+        try:
+            self._results = Results(fd, launch.result_bytes)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def _make_parser(self, *, lends: bool) -> FrameParser:
+        return FrameParser(None if self._results is None else ResultFetch(self._results, lends=lends))
+
+    def _close_ours(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+        if self._results is not None:
+            self._results.close()
+
+
+class Child(ChannelWithResults):
+    """A worker process. Its `owner` is told of its frames and its end."""
+
+    def __init__(
+        self, launch: Launch, owner: ChildListener, loop: asyncio.AbstractEventLoop, niceness: int = 0
+    ) -> None:
+        super().__init__()
+        self._launch = launch
+        self._niceness = niceness  # while it loads
+        self._owner = owner
+        self._loop = loop
+        self._reason = ""
+        self._killed = False
+        self._reported = False  # the owner knows of its end
+        self._starts = False  # a thread is starting it, which ends with a process or with an error
+        self._timer: asyncio.TimerHandle | None = None  # until the next step towards its end
+        self._process: Process | None = None
+        self._pidfd = -1
+        self._inherited: tuple[socket.socket, int]  # its socket and the descriptor of its arena, or -1
+
+    @property
+    def pid(self) -> int | None:
+        """The process id, also that of its process group; None while it is being started."""
+        return None if self._process is None else self._process.pid
+
+    def start(self) -> None:
+        """Start the process, at once or soon. The owner is told if the system refuses."""
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            self._owner.refused(error)
+            return
+        self._inherited = theirs, -1
+        try:
+            self._inherited = theirs, self._make_results(self._launch)
+        except OSError as error:
+            ours.close()
+            self._refused(error)
+            return
+        parser = self._make_parser(lends=self._launch.lends)
+        self._channel = Channel(ours, parser, self._owner.received, self._channel_ended)
+        end, result_fd = self._inherited
+        if not self._launch.fork(end.fileno(), result_fd, self._niceness, self._forked):
+            self._spawn()
 
     def kill(self, reason: str = "") -> None:
         """Kill the process and all that it started, now. `exited` is still called, with `reason` if that was the cause: when it has ended, or
@@ -211,12 +232,6 @@ class Child:
         if self._pidfd >= 0:
             os.close(self._pidfd)
             self._pidfd = -1
-
-    def _close_ours(self) -> None:
-        if self._channel is not None:
-            self._channel.close()
-        if self._results is not None:
-            self._results.close()
 
     def _close_inherited(self) -> None:
         theirs, result_fd = self._inherited

@@ -41,7 +41,7 @@ def run_worker(
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # so that what a model has printed is not lost when it is killed
-    channel, places, fetch = _connect(end, request_fd, request_bytes, result_fd, result_bytes)
+    channel, places, fetch = open_channel(end, request_fd, request_bytes, result_fd, result_bytes)
     start = channel.receive()
     if not isinstance(start, Start):
         return 0  # the server has left
@@ -49,31 +49,17 @@ def run_worker(
         if refusal is not None:
             raise refusal
         sys.path[:] = start.options["path"]
-        runner = build_runner(start, None if places is None else places.open, shared)
-        if places is not None:
-            places.close()  # nobody reads what the warm-up computed
+        runner = load_runner(start, channel, places, fetch, shared)
     except BaseException as error:  # whatever the model raised, SystemExit too, is reported to the server
         channel.send(encode_control(start_failed(start, error)))
         return 1
     loaded()
-    channel.spin = start.options["spin"]
-    if fetch is not None:
-        fetch.lends = runner.borrows
     channel.send(encode_control(Ready(runner.measured())))
-    batches = BatchLoop(channel, runner)
-    try:
-        if start.options["pipeline_depth"] > 1:
-            batches.run_ahead()
-        else:
-            batches.run()
-    except BaseException as error:  # SystemExit of the model
-        runner.end(error)
-        raise
-    runner.stop()
+    run_batches(channel, runner, start.options["pipeline_depth"])
     return 0
 
 
-def _connect(
+def open_channel(
     end: int, request_fd: int, request_bytes: int, result_fd: int, result_bytes: int
 ) -> tuple[ChildChannel, ResultPlaces | None, PayloadFetch | None]:
     """Return the channel to the server, where large results go, and where large payloads come from. Programs that the model starts inherit
@@ -90,6 +76,23 @@ def _connect(
 
 
 AnyRunner = Runner | HostedRunner
+
+
+def load_runner(
+    start: Start,
+    channel: ChildChannel,
+    places: ResultPlaces | None,
+    fetch: PayloadFetch | None,
+    shared: Model | None = None,
+) -> AnyRunner:
+    """Return the runner of build_runner for batches that come through `channel`: see open_channel."""
+    runner = build_runner(start, None if places is None else places.open, shared)
+    if places is not None:
+        places.close()  # nobody reads what the warm-up computed
+    channel.spin = start.options["spin"]
+    if fetch is not None:
+        fetch.lends = runner.borrows
+    return runner
 
 
 def build_runner(
@@ -145,6 +148,20 @@ class BatchChannel(Protocol):
 
     def restarted(self, batch_id: int) -> None:
         """Tell the server that `predict` is called again for a part of this batch."""
+
+
+def run_batches(channel: BatchChannel, runner: AnyRunner, pipeline_depth: int) -> None:
+    """Run the batches that come through `channel` until the server says stop or leaves, and unload the model. Raises SystemExit of the model."""
+    batches = BatchLoop(channel, runner)
+    try:
+        if pipeline_depth > 1:
+            batches.run_ahead()
+        else:
+            batches.run()
+    except BaseException as error:
+        runner.end(error)
+        raise
+    runner.stop()
 
 
 class BatchLoop:

@@ -1,7 +1,8 @@
-"""A worker inside a Ray actor. It runs what a worker process runs: `process/program.py` over another channel.
+"""A worker inside a Ray actor. It runs what a worker process runs: `process/program.py`, in a thread of its own.
 
-Frames come as arguments of calls, and answers go back as results. Large buffers travel beside the frame (PEP 574), so Ray puts them into its object
-store, and on one node nobody copies them again. Ray calls the methods in several threads; the model runs in one of its own.
+Its batches come by a connection to its server (connection.py), whose channel is that of a worker process. Where there is none, because the actor is
+detached, Ray is to encrypt all that is sent, or the network lets no other connection through, they come by calls: a frame is an argument, and the answer a
+result. Large buffers then travel beside the frame (PEP 574), so Ray puts them into its object store. Ray calls the methods in several threads.
 
 This module does not import Ray at its top: Ray imports it on each node.
 """
@@ -36,7 +37,16 @@ from weir.wire.frames import (
     encode_events,
 )
 from weir.workers.arena import own_values
-from weir.workers.process.program import BatchLoop, build_runner, start_failed
+from weir.workers.process.program import (
+    AnyRunner,
+    BatchChannel,
+    build_runner,
+    load_runner,
+    open_channel,
+    run_batches,
+    start_failed,
+)
+from weir.workers.ray.connection import Address, ConnectionOffer
 from weir.workers.run.runner import Runner
 
 # A frame and its large buffers, which the frame refers to by their number and length.
@@ -109,6 +119,7 @@ class ActorChannel:
         self._next = 0  # the number of the batch whose turn it is to enter
         self._owner = 0  # how many servers have taken this actor over
         self._said = threading.Condition()
+        self._ended = False
         self.streaming = False
         self.lends = False
 
@@ -177,14 +188,23 @@ class ActorChannel:
         """Have the loop end after the batches that it has."""
         self._frames.put(Stop())
 
-    def listen(self, number: int, seconds: float | None) -> list[Parcel]:
-        """Wait until there is something to say besides answers, for so many seconds at most; return all of it. `number` tells the owner."""
+    def listen(self, number: int, seconds: float | None) -> list[Parcel] | None:
+        """Wait until there is something to say besides answers, for so many seconds at most; return all of it, or None if the worker has stopped.
+        `number` tells the owner."""
         with self._said:
-            self._said.wait_for(lambda: bool(self._heard) or number >> OWNER_BITS != self._owner, seconds)
+            self._said.wait_for(
+                lambda: bool(self._heard) or self._ended or number >> OWNER_BITS != self._owner, seconds
+            )
             self.check(number)
             heard = list(self._heard)
             self._heard.clear()
-        return heard
+            return None if self._ended and not heard else heard
+
+    def end(self) -> None:
+        """Have `listen` return: the model is unloaded."""
+        with self._said:
+            self._ended = True
+            self._said.notify_all()
 
     def settle(self) -> None:
         """Wait for the end of all batches."""
@@ -219,13 +239,16 @@ def _only(parser: FrameParser, frame: bytes | memoryview) -> Frame:
 
 
 class WorkerActor:
-    """One worker of a model. Ray makes it an actor that runs several calls at once: one `listen`, and a `run` for each batch that the worker holds.
+    """One worker of a model. Ray makes it an actor that runs several calls at once: one `listen`, and a `run` for each batch that comes by a call.
 
-    A detached one outlives its server. `version` is equal for servers whose worker would be the same: the same model, parameters and settings.
+    `token`: see ConnectionOffer. A detached actor outlives its server. `version` is equal for servers whose worker would be the same: the same model,
+    parameters and settings.
     """
 
-    def __init__(self, version: str = "") -> None:
+    def __init__(self, version: str = "", token: bytes = b"") -> None:
         self._channel = ActorChannel()
+        self._token = token
+        self._offer: ConnectionOffer | None = None
         self._ended = threading.Event()
         self._version = version
         self._model_thread: threading.Thread | None = None
@@ -276,13 +299,25 @@ class WorkerActor:
             encode_control(WorkerPlaced(os.getpid(), context.get_node_id(), address, gpus, context.get_actor_id()))
         )
 
-    def start(self, frame: bytes) -> bytes:
-        """Load and warm up the model that `frame` has; return the frame Ready, or StartFailed with whatever the model raised."""
+    def offer(self, *, same_node: bool) -> Address:
+        """Listen for the server, which is on the `same_node` or not; return where."""
+        import ray
+
+        self._offer = ConnectionOffer(self._token, "" if same_node else ray.util.get_node_ip_address())
+        return self._offer.address
+
+    def start(self, frame: bytes, arenas: tuple[int, int] | None = None) -> bytes:
+        """Load and warm up the model that `frame` has; return the frame Ready, or StartFailed with whatever the model raised.
+
+        `arenas` has the lengths of the arenas of requests and results, 0 where there is none, whose descriptors came with the connection of the server;
+        None: there is no connection.
+        """
         start = _only(FrameParser(), frame)
         assert isinstance(start, Start)
         if self._model_thread is None:  # else it has been taken over
-            self._model_thread = threading.Thread(target=self._main, args=(start,), name="weir-model", daemon=True)
-            self._model_thread.start()
+            main = threading.Thread(target=self._main, args=(start, arenas), name="weir-model", daemon=True)
+            self._model_thread = main
+            main.start()
         self._loaded.wait()
         return self._start_answer
 
@@ -295,8 +330,9 @@ class WorkerActor:
         parcel = self._channel.run(number, memoryview(numbered)[NUMBER.size :], refs, buffers)
         return parcel[0] if len(parcel) == 1 else parcel
 
-    def listen(self, number: int = 0) -> list[Parcel]:
-        """Return what the worker says besides answers, when there is something; of a detached actor after RENEWAL seconds at the latest."""
+    def listen(self, number: int = 0) -> list[Parcel] | None:
+        """Return what the worker says besides answers, when there is something, None if it has stopped; of a detached actor after RENEWAL seconds at the
+        latest."""
         with self._renewals:
             self._renewed += 1
             self._renewals.notify_all()
@@ -316,33 +352,42 @@ class WorkerActor:
         self._start_answer = bytes(encode_control(frame))
         self._loaded.set()
 
-    def _main(self, start: Start) -> None:
+    def _main(self, start: Start, arenas: tuple[int, int] | None) -> None:
         """Be the model's thread, from its loading to its end. SystemExit of the model ends the process, as it ends a worker process."""
         try:
             _keep_memory()
             sys.path += [folder for folder in start.options["path"] if folder not in sys.path]
-            runner = build_runner(start, None, None)
-            assert isinstance(runner, Runner)  # on a cluster a worker has one model
+            channel, runner = self._load(start) if arenas is None else self._load_connected(start, arenas)
         except BaseException as error:
             self._answer_start(start_failed(start, error))
             return
-        self._channel.streaming = runner.streaming
-        self._channel.lends = runner.borrows
         self._answer_start(Ready(runner.measured()))
-        batches = BatchLoop(self._channel, runner)
         try:
-            if start.options["pipeline_depth"] > 1:
-                batches.run_ahead()
-            else:
-                batches.run()
-            runner.stop()
-        except BaseException as error:
+            run_batches(channel, runner, start.options["pipeline_depth"])
+        except BaseException:
             traceback.print_exc()
-            runner.end(error)
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(1)
         self._ended.set()
+        self._channel.end()
+
+    def _load(self, start: Start) -> tuple[BatchChannel, AnyRunner]:
+        """Load the model; return where batches come from, and what runs them. Raises what the model raises."""
+        if self._offer is not None:
+            self._offer.close()
+        runner = build_runner(start, None, None)
+        assert isinstance(runner, Runner)  # on a cluster a worker has one model
+        self._channel.streaming, self._channel.lends = runner.streaming, runner.borrows
+        return self._channel, runner
+
+    def _load_connected(self, start: Start, arenas: tuple[int, int]) -> tuple[BatchChannel, AnyRunner]:
+        assert self._offer is not None
+        connection, descriptors = self._offer.take()
+        given = iter(descriptors)
+        request_fd, result_fd = (next(given) if size else -1 for size in arenas)
+        channel, places, fetch = open_channel(connection.detach(), request_fd, arenas[0], result_fd, arenas[1])
+        return channel, load_runner(start, channel, places, fetch)
 
 
 def _keep_memory() -> None:

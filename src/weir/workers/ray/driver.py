@@ -2,14 +2,15 @@
 
 It is a process of its own because Ray ends the process of a driver that has lost its cluster, blocks its threads meanwhile, and takes its signals. The
 server sends it one message to connect, and one for each worker, with the worker's socket (pool.py). From then on each worker has a thread here, which
-makes the actor, passes frames between the socket and the actor, and ends the actor when the socket is closed. When this process ends, in whatever
-way, Ray ends its actors.
+makes the actor, connects it with the server (connection.py), and ends the actor when the socket is closed. Batches for which there is no such connection
+come through the worker's socket, and this process makes calls of the actor of them. When this process ends, in whatever way, Ray ends its actors.
 """
 
 import contextlib
 import json
 import logging
 import os
+import secrets
 import select
 import socket
 import sys
@@ -46,6 +47,7 @@ from weir.workers.arena import Mapping as SharedMapping
 from weir.workers.process.channel import RECEIVE_BYTES
 from weir.workers.process.entry import ignore_terminal_signals, prepare
 from weir.workers.ray.actor import NUMBER, OWNER_BITS, RENEWAL, Parcel, WorkerActor
+from weir.workers.ray.connection import TOKEN_BYTES, connect
 
 MESSAGE_BYTES = 128 << 10  # the longest message of the server
 PROBE = 3.0  # seconds to find out whether anything listens at an address
@@ -92,7 +94,7 @@ def main(arguments: Sequence[str]) -> int:
     server = socket.socket(fileno=int(arguments[1]))
     os.set_inheritable(server.fileno(), False)
     try:
-        connected = connect(**json.loads(server.recv(MESSAGE_BYTES)))
+        connected = join(**json.loads(server.recv(MESSAGE_BYTES)))
     except Exception as error:  # whatever Ray raises for an address, a version or a machine that does not suit it
         server.send(json.dumps({"refused": one_line(error)}).encode())
         return 1
@@ -111,7 +113,7 @@ def main(arguments: Sequence[str]) -> int:
         elif "sweep" in message:
             threading.Thread(target=end_detached, kwargs=message["sweep"], daemon=True).start()
         else:
-            actor = HeldActor(cluster, ActorRequest(**message), descriptors)
+            actor = HeldActor(cluster, server, ActorRequest(**message), descriptors)
             held[message["number"]] = actor
             actor.start()
     ray.shutdown()
@@ -145,7 +147,7 @@ def end_actor(actor: Any) -> None:
     ray.kill(actor)
 
 
-def connect(address: str, runtime_env: dict[str, Any]) -> dict[str, Any]:
+def join(address: str, runtime_env: dict[str, Any]) -> dict[str, Any]:
     """Connect to the Ray at `address` ("auto": the one of this machine), or start one ("local"), with the runtime environment for all actors: only
     here does Ray take folders of this machine. Return what there is. Raises what Ray raises, and OSError if nothing listens there."""
     if ":" in address:
@@ -265,26 +267,33 @@ def _draining() -> Mapping[str, int]:
     return nodes
 
 
+def _encrypts() -> bool:
+    """Tell whether Ray is to encrypt what it sends; what goes beside it is not."""
+    return os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true")
+
+
 class _ServerLeft(Exception):
     """The server has closed the worker's socket."""
 
 
 class HeldActor(threading.Thread):
-    """One worker: the socket to the server, and the actor. `descriptors` are the socket, and those of the arenas that there are."""
+    """One worker: the socket to the server, and the actor. `descriptors` are the socket, and those of the arenas that there are; the actor's connection goes
+    to `server`."""
 
-    def __init__(self, cluster: Cluster, request: ActorRequest, descriptors: Sequence[int]) -> None:
+    def __init__(
+        self, cluster: Cluster, server: socket.socket, request: ActorRequest, descriptors: Sequence[int]
+    ) -> None:
         super().__init__(name=f"weir-{request.label}", daemon=True)
-        given = iter(descriptors)
         self._cluster = cluster
+        self._server = server
         self._request = request
-        self._socket = socket.socket(fileno=next(given))
+        self._socket = socket.socket(fileno=descriptors[0])
         self._sending = threading.Lock()
-        self._requests: SharedMapping | None = None
-        if request.request_bytes:
-            fd = next(given)
-            self._requests = SharedMapping(fd, request.request_bytes, writable=False)
-            os.close(fd)
-        self._places = ResultPlaces(Arena(next(given), request.result_bytes)) if request.result_bytes else None
+        self._shared = list(descriptors[1:])  # of the arenas of requests and results
+        self._requests: SharedMapping | None = None  # the arenas, where batches travel by calls
+        self._places: ResultPlaces | None = None
+        self._token = b"" if request.detached or _encrypts() else secrets.token_bytes(TOKEN_BYTES)
+        self._node = ""
         self._actor: Any = None
         self._first = 0  # the number of the first batch
         self._batches = 0  # the number of the next one
@@ -311,6 +320,7 @@ class HeldActor(threading.Thread):
             if self._ends:
                 self._end_actor()
             self._socket.close()
+            self._close_shared()
 
     def end(self) -> None:
         """End the actor, although it is detached, once the socket is closed."""
@@ -335,11 +345,42 @@ class HeldActor(threading.Thread):
         start = next(frames)
         self._place()
         self._first = self._batches
+        arenas = self._connect()
+        if arenas is None:
+            self._open_arenas()
+        self._close_shared()
         self._loading = True
-        self._call("start", start.data).add_done_callback(self._loaded)
+        self._call("start", start.data, arenas).add_done_callback(self._loaded)
         self._listen()
         for frame in frames:
             self._act(frame)
+
+    def _connect(self) -> tuple[int, int] | None:
+        """Connect the server with the actor; return the lengths of the arenas that they share. None if there can be no connection, or should be none."""
+        if not self._token:
+            return None
+        same_node = self._node == ray.get_runtime_context().get_node_id()
+        message: dict[str, Any] = {"number": self._request.number}
+        try:
+            address = self._result(self._actor.offer.remote(same_node=same_node))
+            with connect(address, self._token, self._shared if same_node else ()) as connection:
+                told = json.dumps(message | {"shares_memory": same_node}).encode()
+                socket.send_fds(self._server, [told], [connection.fileno()])
+        except OSError as error:  # a network may let Ray's own connections through, and no others
+            self._server.send(json.dumps(message | {"refused": one_line(error)}).encode())
+            return None
+        return (self._request.request_bytes, self._request.result_bytes) if same_node else (0, 0)
+
+    def _open_arenas(self) -> None:
+        given, request = iter(self._shared), self._request
+        if request.request_bytes:
+            self._requests = SharedMapping(next(given), request.request_bytes, writable=False)
+        if request.result_bytes:
+            self._places = ResultPlaces(Arena(os.dup(next(given)), request.result_bytes))
+
+    def _close_shared(self) -> None:
+        while self._shared:
+            os.close(self._shared.pop())
 
     def _place(self) -> None:
         """Make the actor; return when it has a place. Raises what Ray raises."""
@@ -361,6 +402,7 @@ class HeldActor(threading.Thread):
             (place,) = FrameParser().feed(self._result(placed))
             assert isinstance(place, WorkerPlaced)
             place = msgspec.structs.replace(place, taken_over=self._batches >> OWNER_BITS > 1)
+            self._node = place.node
             self._cluster.placed(self, self._request.group, place.node)
         finally:
             if alone:
@@ -414,7 +456,7 @@ class HeldActor(threading.Thread):
             options |= {
                 "name": request.label, "namespace": namespace_of(request.detached), "lifetime": "detached", "get_if_exists": True,
             }  # fmt: skip
-        return ray.remote(WorkerActor).options(**options).remote(request.version)
+        return ray.remote(WorkerActor).options(**options).remote(request.version, self._token)
 
     def _tell_waiting(self) -> None:
         lack = self._cluster.lack(self._request)
@@ -465,9 +507,12 @@ class HeldActor(threading.Thread):
     def _listen(self) -> None:
         self._call("listen", self._first).add_done_callback(self._heard)
 
-    def _heard(self, call: "Future[list[Parcel]]") -> None:
+    def _heard(self, call: "Future[list[Parcel] | None]") -> None:
         try:
-            for parcel in call.result():
+            heard = call.result()
+            if heard is None:
+                raise ConnectionError("it has stopped")
+            for parcel in heard:
                 self._pass_on(parcel)
         except BaseException as error:
             self._lost(error)

@@ -1,9 +1,10 @@
 """Ray actors as an Executor, on the side of the server: one RayWorker for each, and the connection to the process that speaks with Ray.
 
     server ──socket per worker──> driver process (driver.py) ──calls──> actor (actor.py), on any node
+       └──────────────batches, and answers (connection.py)──────────────┘
 
 Nothing here imports Ray. A batch's frame is the same as for a worker process, and so is all else that supervision does: time limits, retries of the
-start, and the count of batches.
+start, and the count of batches. Where there is no connection to the actor, batches go the way above.
 """
 
 import asyncio
@@ -27,7 +28,7 @@ from weir.model import Model, is_tensor_model
 from weir.wire.frames import (
     Frame,
     FrameParser,
-    Free,
+    Ready,
     Start,
     StartFailed,
     Stop,
@@ -37,10 +38,11 @@ from weir.wire.frames import (
     WorkerWaits,
     encode_control,
 )
-from weir.workers.arena import Arena, ResultFetch, Results, create_memory
+from weir.workers.arena import Arena
 from weir.workers.executor import Listener
 from weir.workers.local import refuse_settings
 from weir.workers.process.channel import Channel
+from weir.workers.process.child import ChannelWithResults
 from weir.workers.process.launch import Launch, Popen, python_path, start_process, when_gone
 from weir.workers.process.pool import STOP_GRACE, ProcessPool
 from weir.workers.process.supervision import SupervisedWorker, WorkerChild
@@ -51,6 +53,9 @@ logger = logging.getLogger("weir")
 
 INSTALL = "install it with: pip install 'weir-serving[ray]'"
 END_GRACE = 10.0  # seconds for Ray to end what it has started
+REASON_GRACE = (
+    1.0  # seconds after the end of the connection to an actor until it counts as lost, if Ray has not said why
+)
 MESSAGE_BYTES = 128 << 10
 
 
@@ -70,7 +75,7 @@ class RayLink:
         self.reason = ""
         self._loop = asyncio.get_running_loop()
         self._users = 0
-        self._children: set[ActorChild] = set()
+        self._children: dict[int, ActorChild] = {}
         self._connecting: asyncio.Task[None] | None = None
         self._popen: Popen | None = None
         self._socket: socket.socket | None = None
@@ -108,7 +113,7 @@ class RayLink:
         if self._socket is None:
             raise ConnectionError(self.reason or "there is no connection to Ray")
         socket.send_fds(self._socket, [json.dumps(request).encode()], descriptors)
-        self._children.add(child)
+        self._children[child.number] = child
 
     def end_detached(self, number: int) -> None:
         """Have the actor with this number ended, although it is detached."""
@@ -124,7 +129,7 @@ class RayLink:
 
     def detach(self, child: "ActorChild") -> None:
         """Forget `child`, which has ended."""
-        self._children.discard(child)
+        self._children.pop(child.number, None)
 
     async def _connect(self) -> None:
         try:
@@ -137,7 +142,7 @@ class RayLink:
             self._connecting = None
         self.reason = ""
         assert self._socket is not None
-        self._loop.add_reader(self._socket.fileno(), self._ended)
+        self._loop.add_reader(self._socket.fileno(), self.receive)
         _announce(self.address, connected)
 
     async def _started(self) -> dict[str, Any]:
@@ -164,12 +169,39 @@ class RayLink:
             raise ConnectionError(answer["refused"])
         return answer
 
-    def _ended(self) -> None:
+    def receive(self) -> None:
+        """Pass on the connections to actors that have come."""
+        while self._socket is not None and self._connecting is None:
+            try:
+                data, descriptors, _, _ = socket.recv_fds(self._socket, MESSAGE_BYTES, 1)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self._ended(self._socket)
+                return
+            self._pass_on(json.loads(data), descriptors)
+
+    def _pass_on(self, message: dict[str, Any], descriptors: Sequence[int]) -> None:
+        child = self._children.get(message["number"])
+        connection = None
+        if descriptors:
+            os.set_inheritable(descriptors[0], False)
+            connection = socket.socket(fileno=descriptors[0])
+        if child is None:
+            if connection is not None:
+                connection.close()
+        elif connection is None:
+            child.not_connected(message["refused"])
+        else:
+            child.connected(connection, shares_memory=message["shares_memory"])
+
+    def _ended(self, ours: socket.socket) -> None:
         """Act on the end of the process: Ray ends the process of a driver that it has lost."""
-        assert self._socket is not None
-        self._loop.remove_reader(self._socket.fileno())
+        self._loop.remove_reader(ours.fileno())
         self.reason = "the connection to Ray is lost"
-        for child in list(self._children):
+        for child in list(self._children.values()):
             child.kill(self.reason)
         self._closing = self._loop.create_task(self._close())
 
@@ -210,49 +242,58 @@ def _announce(address: str, connected: dict[str, Any]) -> None:
         )
 
 
-class ActorChild:
-    """One actor of a worker, from its start to its end. Its `owner` is told of its frames and its end (see WorkerChild)."""
+class ActorChild(ChannelWithResults):
+    """One actor of a worker, from its start to its end. Its `owner` is told of its frames and its end (see WorkerChild).
+
+    Attributes:
+        number: its own, for the link.
+        shares_memory: whether the actor reaches the arenas of this machine, by itself or through the process that speaks with Ray.
+    """
 
     def __init__(self, launch: Launch, link: RayLink, group: str, owner: "RayWorker") -> None:
+        super().__init__()
         self._launch = launch
         self._link = link
         self._group = group
         self._owner = owner
         self._loop = asyncio.get_running_loop()
-        self._channel: Channel[Frame] | None = None
-        self._results: Results | None = None
+        self._control: Channel[Frame] | None = None  # to the process that speaks with Ray
+        self._giving_up: asyncio.TimerHandle | None = None
         self._attaching: asyncio.Task[None] | None = None
         self._over = False
         self._reason = ""
         self._waiting = ""  # why it has no place yet
-        self._number = next(_numbers)
         self._attached = False
+        self._ready = False
+        self.number = next(_numbers)
+        self.shares_memory = True
         self.pid: int | None = None
-
-    @property
-    def held_bytes(self) -> int:
-        """How many bytes of its results have not been released."""
-        return 0 if self._results is None else self._results.held_bytes
 
     def start(self) -> None:
         """Have the actor made. The owner is told if that is refused."""
         self._attaching = self._loop.create_task(self._attach())
 
-    def send(self, frame: bytearray) -> None:
-        """Send `frame`, and before it the places of the results that were released."""
-        freed = self._results.take_freed() if self._results is not None else None
-        if self._channel is not None:
-            self._channel.send(encode_control(Free(freed)) + frame if freed else frame)
+    def connected(self, connection: socket.socket, *, shares_memory: bool) -> None:
+        """Send batches to the actor by this `connection` from now on."""
+        if self._over:
+            connection.close()
+            return
+        self.shares_memory = shares_memory
+        parser = self._make_parser(lends=self._launch.lends) if shares_memory else FrameParser()
+        self._channel = Channel(connection, parser, self._owner.received, self._connection_ended)
+        self._channel.open(self._loop)
 
-    def receive(self) -> None:
-        """Pass on the frames that have arrived."""
-        if self._channel is not None:
-            self._channel.receive_rest()
+    def not_connected(self, reason: str) -> None:
+        """Note that there can be no connection to the actor."""
+        logger.warning(
+            "worker %d of %r is reached by Ray's calls alone, which take longer: there is no connection to its actor: %s",
+            self._launch.index, self._launch.name, reason,
+        )  # fmt: skip
 
     def kill(self, reason: str = "") -> None:
         """End the actor, also if it is detached: close the socket, and tell the owner soon."""
         if self._attached and not self._over and self._launch.settings.ray_detached:
-            self._link.end_detached(self._number)
+            self._link.end_detached(self.number)
         self._end(f"{reason}: {self._waiting}" if self._waiting else reason or "it was ended")
 
     async def _attach(self) -> None:
@@ -264,9 +305,8 @@ class ActorChild:
             launch = self._launch
             if launch.request_fd >= 0:
                 descriptors.append(launch.request_fd)
-            if launch.result_bytes:
-                result_fd = create_memory(f"weir-results-{launch.name}-{launch.index}", launch.result_bytes)
-                self._results = Results(result_fd, launch.result_bytes)
+            result_fd = self._make_results(launch)
+            if result_fd >= 0:
                 descriptors.append(result_fd)
             self._link.attach(self, self._request(), descriptors)
             self._attached = True
@@ -281,10 +321,10 @@ class ActorChild:
             theirs.close()
             if result_fd >= 0:
                 os.close(result_fd)
-        fetch = None if self._results is None else ResultFetch(self._results, lends=self._launch.lends)
-        self._channel = Channel(ours, FrameParser(fetch), self._received, self._end)
-        self._channel.open(self._loop)
-        self._channel.send(encode_control(Start(self._launch.source, {}, self._launch.options())))
+        self._control = Channel(ours, self._make_parser(lends=self._launch.lends), self._received, self._end)
+        self._channel = self._control
+        self._control.open(self._loop)
+        self._control.send(encode_control(Start(self._launch.source, {}, self._launch.options())))
 
     def _request(self) -> dict[str, Any]:
         launch, settings = self._launch, self._launch.settings
@@ -297,12 +337,12 @@ class ActorChild:
             "request_bytes": launch.request_bytes if launch.request_fd >= 0 else 0, "result_bytes": launch.result_bytes,
         }  # fmt: skip
         if not settings.ray_detached:
-            return {"number": self._number} | request
+            return {"number": self.number} | request
         what = [request | {"group": ""}, launch.options(), settings.ray_runtime_env, __version__]
         version = hashlib.sha256(
             launch.source + self._owner.code + json.dumps(what, sort_keys=True).encode()
         ).hexdigest()
-        return {"number": self._number, "detached": settings.ray_detached, "version": version} | request
+        return {"number": self.number, "detached": settings.ray_detached, "version": version} | request
 
     def _received(self, frame: Frame) -> None:
         if isinstance(frame, WorkerEnded):
@@ -312,6 +352,9 @@ class ActorChild:
                 self._waiting = frame.reason
             elif isinstance(frame, WorkerPlaced):
                 self.pid, self._waiting = frame.pid, ""
+            elif isinstance(frame, Ready):
+                self._ready = True
+                self._link.receive()  # the connection was sent before this frame
             self._owner.received(frame)
 
     def _refused(self, error: OSError) -> None:
@@ -321,20 +364,27 @@ class ActorChild:
             self._close()
             self._owner.refused(error)
 
+    def _connection_ended(self, reason: str) -> None:
+        """Wait a moment for Ray to tell why; while it loads, as long as that takes."""
+        if self._ready and not self._over:
+            self._giving_up = self._loop.call_later(REASON_GRACE, self._end, reason)
+
     def _end(self, reason: str) -> None:
         if not self._over:
             self._over = True
+            self.receive()  # what it sent before its end
             self._close()
             self._loop.call_soon(self._owner.exited, self._reason or reason)
 
     def _close(self) -> None:
         self._link.detach(self)
-        if self._attaching is not None and self._channel is None:
+        if self._attaching is not None and self._control is None:
             self._attaching.cancel()
-        if self._channel is not None:
-            self._channel.close()
-        if self._results is not None:
-            self._results.close()
+        if self._giving_up is not None:
+            self._giving_up.cancel()
+        if self._control is not None:
+            self._control.close()
+        self._close_ours()
 
 
 class RayWorker(SupervisedWorker):
@@ -349,6 +399,8 @@ class RayWorker(SupervisedWorker):
         self._place: WorkerPlaced | None = None
         self._leaving = ""  # why it gets no more batches and is placed elsewhere
         self._keeps = launch.settings.ray_detached is not None
+        self._shared = arena
+        self._actor: ActorChild
 
     @property
     def code(self) -> bytes:
@@ -385,7 +437,8 @@ class RayWorker(SupervisedWorker):
 
     def _new_child(self, niceness: int) -> WorkerChild:
         self._place, self._leaving = None, ""
-        return ActorChild(self._launch, self._link, self._ray_pool.group, self)
+        self._actor = ActorChild(self._launch, self._link, self._ray_pool.group, self)
+        return self._actor
 
     def received(self, frame: Frame) -> None:
         """Act on a frame from the actor, or from the process that speaks with Ray."""
@@ -404,6 +457,10 @@ class RayWorker(SupervisedWorker):
             super().received(frame)
             if isinstance(frame, StartFailed):  # a process would end by itself
                 self.kill("it did not load")
+
+    def _loaded(self) -> None:
+        self._arena = self._shared if self._actor.shares_memory else None
+        super()._loaded()
 
     def refused(self, error: OSError) -> None:
         """Try again later: there is no connection to Ray."""

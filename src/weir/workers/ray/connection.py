@@ -1,0 +1,158 @@
+"""The direct connection between a server and an actor: a Unix socket on one node, TCP between two.
+
+Ray places the actor, and tells of its end. Its batches do not go through Ray's calls, which wake another process on the way there, and again on the
+way back. The actor listens (`ConnectionOffer`), the process that speaks with Ray connects (`connect`), and passes the socket on to the server.
+
+Frames have pickles in them, so before any is sent or read each side proves that it has the token, which came to the actor by Ray: with a hash of the token
+and of a random number of the other side. What is sent afterwards is as open to others in the network as Ray's own traffic without TLS.
+"""
+
+import contextlib
+import hmac
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+TOKEN_BYTES = 32
+PATIENCE = 3.0  # seconds to connect, and again for the other side's proof
+_NONCE_BYTES = 32
+_PROOF_BYTES = 32  # of SHA-256
+
+Address = str | tuple[str, int]  # the name of an abstract Unix socket, or host and port
+
+
+class ConnectionOffer:
+    """Listens until one has connected who has `token`: at `host`, an address of this node; or, if that is "", for processes of this machine only.
+
+    Attributes:
+        address: where it listens.
+    """
+
+    def __init__(self, token: bytes, host: str = "") -> None:
+        self._token = token
+        self._listening = _listen(host)
+        name: Any = self._listening.getsockname()
+        self.address: Address = name[1:].decode() if isinstance(name, bytes) else (name[0], name[1])
+        self._taken: tuple[socket.socket, list[int]] | None = None
+        self._accepting = threading.Thread(target=self._accept, name="weir-accept", daemon=True)
+        self._accepting.start()
+
+    def take(self) -> tuple[socket.socket, list[int]]:
+        """Return the connection, and the descriptors that came with it, when there is one."""
+        self._accepting.join()
+        assert self._taken is not None  # nobody has closed this
+        return self._taken
+
+    def close(self) -> None:
+        """Listen no more, and close what has connected."""
+        with contextlib.suppress(OSError):
+            self._listening.shutdown(socket.SHUT_RDWR)  # ends the thread
+        self._accepting.join()
+        if self._taken is not None:
+            self._taken[0].close()
+            _close(self._taken[1])
+
+    def _accept(self) -> None:
+        with self._listening:
+            while self._taken is None:
+                try:
+                    connection, _ = self._listening.accept()
+                except OSError:  # it was closed
+                    return
+                try:
+                    self._taken = connection, _admit(connection, self._token)
+                except OSError:  # a stranger, or one who has left
+                    connection.close()
+
+
+def _listen(host: str) -> socket.socket:
+    if host:
+        return socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(f"\0weir-{secrets.token_hex(16)}")
+    listening.listen()
+    return listening
+
+
+def _admit(connection: socket.socket, token: bytes) -> list[int]:
+    """Let the other side prove that it has `token`, and prove the same to it; return the descriptors that it sent. Raises OSError if it has not."""
+    until = time.monotonic() + PATIENCE
+    ours = secrets.token_bytes(_NONCE_BYTES)
+    connection.settimeout(PATIENCE)
+    connection.sendall(ours)
+    data, descriptors = _read(connection, _NONCE_BYTES + _PROOF_BYTES, until)
+    theirs, proof = data[:_NONCE_BYTES], data[_NONCE_BYTES:]
+    if not hmac.compare_digest(proof, _proof(token, b"server", ours, theirs)):
+        _close(descriptors)
+        raise PermissionError("it does not have the token")
+    connection.sendall(_proof(token, b"actor", ours, theirs))
+    _settle(connection)
+    return descriptors
+
+
+def connect(address: Address, token: bytes, descriptors: Sequence[int] = ()) -> socket.socket:
+    """Connect to the actor that offers this at `address`, and send it `descriptors`, which it must be on this machine for. Raises OSError if that fails, or
+    if whoever listens there does not have `token`."""
+    until = time.monotonic() + 2 * PATIENCE
+    connection = (
+        socket.socket(socket.AF_UNIX) if isinstance(address, str) else socket.create_connection(address, PATIENCE)
+    )
+    try:
+        if isinstance(address, str):
+            connection.settimeout(PATIENCE)
+            connection.connect("\0" + address)
+        theirs, _ = _read(connection, _NONCE_BYTES, until)
+        ours = secrets.token_bytes(_NONCE_BYTES)
+        _send(connection, ours + _proof(token, b"server", theirs, ours), descriptors)
+        proof, _ = _read(connection, _PROOF_BYTES, until)
+        if not hmac.compare_digest(proof, _proof(token, b"actor", theirs, ours)):
+            raise PermissionError(f"what listens at {address} is not the actor")
+        _settle(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _proof(token: bytes, side: bytes, actors: bytes, servers: bytes) -> bytes:
+    return hmac.digest(token, side + actors + servers, "sha256")
+
+
+def _send(connection: socket.socket, data: bytes, descriptors: Sequence[int]) -> None:
+    if descriptors:
+        socket.send_fds(connection, [data], descriptors)
+    else:
+        connection.sendall(data)
+
+
+def _read(connection: socket.socket, size: int, until: float) -> tuple[bytes, list[int]]:
+    """Return `size` bytes, and the descriptors among them. Raises OSError if they have not come by the instant `until`."""
+    data, descriptors = b"", []
+    try:
+        while len(data) < size:
+            connection.settimeout(max(until - time.monotonic(), 0.001))
+            more, came, _, _ = socket.recv_fds(connection, size - len(data), 2)
+            descriptors += came
+            if not more:
+                raise ConnectionResetError("the other side has left")
+            data += more
+    except BaseException:
+        _close(descriptors)
+        raise
+    return data, descriptors
+
+
+def _settle(connection: socket.socket) -> None:
+    """Make the connection one for frames: it blocks, and sends each at once."""
+    connection.settimeout(None)
+    if connection.family != socket.AF_UNIX:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def _close(descriptors: Sequence[int]) -> None:
+    for each in descriptors:
+        os.close(each)
