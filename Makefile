@@ -28,8 +28,9 @@ MINUTES ?= 60
 SECONDS ?= 300
 EXTRAS ?=
 ARGS ?=
-# The tests of one file run in one process, in order: they may share a server.
-JOBS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n : 8)))
+# The tests of one file run in one process, in order: they may share a server. One process more than processors: tests wait, for what they
+# have started or stopped, for a seventh of their time.
+JOBS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n + 1 : 8)))
 # What is compiled is kept, also where the environment says not to: the tests start hundreds of Pythons, each of which would compile all of Weir.
 test check docs: export PYTHONDONTWRITEBYTECODE :=
 # Set to lock.txt to install the pinned versions, as CI does.

@@ -4,8 +4,8 @@
   file name, it is written to that file instead (and so is a `toml` block): models to serve, programs to start.
 - A `console` block is what a terminal shows: each line after "$ " is run, and what it prints must be what follows; "..."
   stands for anything. `weir serve` or `weir embed serve` that shows nothing runs in the background, on a free port that takes the place of 8000 from then on, until
-  the page ends or serves again. What only computes, or ends before anything is started (HERE), is run in this process: to start Python
-  takes longer.
+  the page ends or serves again. What ends by itself (HERE), or is refused before it starts, is run in this process: to start Python and
+  load numpy, scipy and matplotlib takes longer.
 - `sh` and all other blocks are only shown; so is a block after a line `<!-- not run: REASON -->`, and one after `<!-- with ray: REASON -->` where Ray is not
   installed.
 """
@@ -35,7 +35,9 @@ FILE_NAME = re.compile(r"# ([\w/.-]+\.(?:py|toml))\n")
 NOT_RUN = re.compile(r"<!-- not run: .+ -->\s*\Z")
 WITH_RAY = re.compile(r"<!-- with ray: .+ -->\s*\Z")
 COMMAND = re.compile(r"^\$ ", re.MULTILINE)
-HERE = re.compile(r"weir (--help|embed|serve|simulate|solve)\b[^|&;<>$`]*")
+HERE = re.compile(
+    r"(?P<command>weir (--help|batch|bench|check|embed|manifest|profile|serve|simulate|solve)\b[^|&;<>$`]*)(> (?P<file>[\w.-]+))?"
+)
 
 
 class Block(NamedTuple):
@@ -165,8 +167,12 @@ class _Terminal:
         raise AssertionError("weir serve did not become ready:\n" + "".join(said))
 
     def _run(self, command: str, expected: str) -> None:
-        if HERE.fullmatch(command):
-            done = weir_here(*shlex.split(command)[1:], env=self._environment, cwd=self._folder)
+        if here := HERE.fullmatch(command):
+            words = shlex.split(here["command"].replace("localhost:8000", f"127.0.0.1:{self._port}"))
+            done = weir_here(*words[1:], env=self._environment, cwd=self._folder)
+            if here["file"]:
+                (self._folder / here["file"]).write_text(done.stdout)
+                done.stdout = ""
         else:
             done = self._run_in_shell(command)
         printed = (done.stdout + done.stderr).replace("\r\n", "\n").replace(f"127.0.0.1:{self._port}", "localhost:8000")
