@@ -391,6 +391,19 @@ def test_a_policy_may_let_more_wait_once_the_line_is_full() -> None:
     assert isinstance(mill.batcher.policy_error, ValueError)
 
 
+def test_a_policy_that_lets_none_wait_is_asked_all_the_same_when_no_batch_runs() -> None:
+    policy = Moody(rows=2)
+    policy.max_waiting = 0
+    mill = Mill(policy, max_queue_size=9)
+    mill.submit(*many(1))
+    (cut,) = mill.batcher.running.values()
+    with pytest.raises(Overloaded, match="0 rows wait, max_waiting of the policy=0"):
+        mill.submit(*many(1))
+    mill.finish(cut)
+    mill.submit(*many(1))
+    assert len(mill.batcher.running) == 1
+
+
 def test_a_policy_without_a_bound_is_not_called_for_more() -> None:
     mill = Mill(Lengthening(), max_queue_size=2, max_queue_delay=1e6)
     mill.submit(*many(2))
@@ -402,10 +415,10 @@ def test_those_that_wait_already_stay_when_the_policy_takes_its_bound_down() -> 
     policy = Moody(rows=2)
     mill = Mill(policy, max_queue_size=9)
     mill.submit(*many(8))
-    policy.max_waiting = 0  # nothing at all would be a server that never serves: one row may wait
+    policy.max_waiting = 0
     (cut,) = mill.batcher.running.values()
     mill.finish(cut)
-    assert (mill.batcher.max_waiting, mill.batcher.waiting_rows) == (1, 4)
+    assert (mill.batcher.max_waiting, mill.batcher.waiting_rows) == (0, 4)
     assert not mill.batcher.room(1)
     policy.max_waiting = None
     mill.run_all()

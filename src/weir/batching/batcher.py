@@ -59,15 +59,18 @@ class Bound:
         self._largest = queue.max_rows
         self.rows: int | None = None
 
-    def move(self, rows: int | None) -> None:
-        """Let at most `rows` wait, and at least 1; None: as many as the settings allow."""
-        self._queue.resize(self._largest if rows is None else min(max(1, rows), self._largest))
+    def move(self, rows: int | None, least: int) -> None:
+        """Let at most `rows` wait, and at least `least`; None: as many as the settings allow."""
+        self._queue.resize(self._largest if rows is None else min(max(least, rows), self._largest))
         self.rows = rows
 
     def ask(self, policy: PolicyBase, now: float) -> None:
-        """Let more rows wait if the policy, which is told that the queue is full, allows it. Raises whatever the policy raises."""
+        """Let more rows wait if the policy, which is told that the queue is full, allows it. Raises whatever the policy raises.
+
+        While no batch runs, one row may wait: the policy is asked to decide only if one does.
+        """
         if self.rows is not None:
-            self.move(policy.full(now))
+            self.move(policy.full(now), 0 if self._queue.running else 1)
 
 
 MARGIN = 0.001  # seconds from the end of a batch until its caller has the answer
@@ -487,8 +490,8 @@ class Batcher:
             if reason is IDLE and rows > 1 and self._places.free > 1:
                 rows = self._share(rows)
             bound = self._policy.max_waiting
-            if bound is not self._bound.rows:
-                self._bound.move(bound)
+            if bound is not self._bound.rows or bound == 0:
+                self._bound.move(bound, 0 if rows else 1)
             if 0 < rows <= seen.max_batch_size:
                 return rows, reason, seen.now, limit
             return bounded(decision, seen, self.service)

@@ -231,12 +231,12 @@ class RequestQueue:
             self._raise_ceiling()
 
     def _raise_ceiling(self) -> None:
-        if self.max_rows > 0:
+        if self.max_rows >= 0:
             self.ceiling = self.departed + min(self.max_rows, self.capacity - self.running - self.again)
 
     def resize(self, max_rows: int) -> None:
         """Let at most so many rows wait from now on. Those that wait already stay."""
-        if self.max_rows > 0:
+        if self.max_rows >= 0:
             self.max_rows = max_rows
             self._raise_ceiling()
 
@@ -279,7 +279,7 @@ class RequestQueue:
             self.cost = self.cost - cost if self.waiting else 0.0  # so that rounding does not add up
         if self.capacity < inf:
             self._raise_ceiling()
-        elif self.max_rows > 0:
+        elif self.max_rows >= 0:
             self.ceiling += rows
 
     def account(self, group: Group, draft: BatchDraft) -> None:

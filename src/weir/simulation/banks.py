@@ -110,9 +110,9 @@ def _promised(
     found, seen = [], []
     for done, (low, rate, worst) in enumerate(zip(lowest.tolist(), rates.tolist(), highest.tolist(), strict=True), 1):
         counts = objective.counts_refusals
-        kept = search.most_in_time(low, worst, trials, bursts) if counts else search.at(worst, trials)
+        kept = search.most_in_time(low, worst, trials, bursts) if counts else search.at(worst, trials, rate)
         found.append(kept)
-        seen.append(trials(rate, search.rule(kept.limit, kept.share, kept.max_waiting)))
+        seen.append(trials(rate, search.rule(kept.limit, kept.share, kept.max_waiting, rate=rate)))
         report(done, len(rates))
     firsts = [search.table(kept.limit, kept.max_waiting) for kept in found]
     bank = bank_of(profile, prices, workers, rates, firsts, _predicted(seen))

@@ -111,8 +111,9 @@ def play(coming: Sequence[float], rule: Rule, services: ServiceTimes, largest: i
     sizes: list[int] = []
     bound: float = rule.max_waiting or inf
     gate, time, size = rule.gate, services.time, 0
+    spacing, extends = 0.0 if gate is None else gate.spacing, False
     while True:
-        now = max(free[0], last)
+        now = max(free[0], last + spacing if starts else 0.0)
         upto = bisect_right(coming, now, seen)
         room = bound - (len(line) - head)
         taken = upto - seen if upto - seen <= room else int(max(room, 0))
@@ -120,7 +121,7 @@ def play(coming: Sequence[float], rule: Rule, services: ServiceTimes, largest: i
         seen += taken
         if seen < upto:
             refused += upto - seen
-            if gate is not None:
+            if gate is not None and extends:
                 more = _more(coming, seen, upto, gate, size, last)
                 line += more
                 refused -= len(more)
@@ -142,7 +143,7 @@ def play(coming: Sequence[float], rule: Rule, services: ServiceTimes, largest: i
             waiting = len(line) - head
             age = now - line[head + size] if waiting > size else 0.0
             after = gate.after(size, waiting, age)
-            bound = inf if after is None else after
+            bound, extends = inf if after is None else after, gate.extends(size, waiting)
         last = now
         head += size
     return PlayedRounds(

@@ -166,20 +166,22 @@ class SloSearch:
             process=(lambda rate: MarkovModulated(rate, burst=BURST, period=period)) if bursts else None,
         )  # fmt: skip
 
-    def rule(self, limit: int, share: float = 0.0, max_waiting: int | None = None) -> Rule:
+    def rule(self, limit: int, share: float = 0.0, max_waiting: int | None = None, *, rate: float = 0.0) -> Rule:
         """Return the rule that waits for `limit` rows, at most the largest batch, within the bound on waits.
 
         `share` of the batches wait for one row more. With `max_waiting`, arrivals are refused while so many rows wait,
-        and not by the admission; 0: none is refused, and with a `limit` of 1 the rule is greedy.
+        and not by the admission at `rate` (rows per second); 0: none is refused, and with a `limit` of 1 the rule is
+        greedy.
         """
         allowed, profile, objective = self.admission, self.profile, self.objective
         if max_waiting == 0 and limit == 1:
             return Rule(greedy_table(profile.max_batch_size).tolist())
         table = self.table(limit, max_waiting)
         second = self.table(min(limit + 1, allowed.largest)).tolist() if share else None
-        gate = allowed.gate if max_waiting is None else AdmissionGate((max_waiting or None,) * (int(table.max()) + 1))
+        bounds = (max_waiting or None,) * (int(table.max()) + 1)
+        gate = allowed.gate_at(rate) if max_waiting is None else AdmissionGate(bounds)
         return Rule(
-            table.tolist(), objective.allowance(profile).tolist(),
+            table.tolist(), allowed.waits(objective.allowance(profile)).tolist(),
             objective.trimmed_by(profile).tolist(), second=second, share=share, gate=gate,
         )  # fmt: skip
 
@@ -205,20 +207,21 @@ class SloSearch:
         """Return whether the share of late answers is surely within the objective."""
         return _at_most(figures) <= self.objective.late_share
 
-    def at(self, rate: float, trials: Trials) -> SloPoint:
+    def at(self, rate: float, trials: Trials, estimate: float | None = None) -> SloPoint:
         """Return what keeps the objective at `rate` (rows per second) with the least energy.
 
-        A row that is refused, and would not be if no row waited on purpose, counts as REFUSED late ones.
+        Rows are admitted as at the rate `estimate`, if it is given. A row that is refused, and would not be if no row waited on purpose, counts as REFUSED late ones.
 
         Raises SettingsError, naming objective and rate, if not even a rule that never waits keeps it.
         """
-        least = trials(rate, self.rule(1))
+        estimate = rate if estimate is None else estimate
+        least = trials(rate, self.rule(1, rate=estimate))
 
         def spent(figures: Figures) -> float:
             return _at_most(figures) + REFUSED * max(0.0, figures.refused_share - least.refused_share)
 
         allowed, largest = self.objective.late_share, self.admission.largest
-        most = _largest(lambda limit: spent(trials(rate, self.rule(limit))) <= allowed, largest)
+        most = _largest(lambda limit: spent(trials(rate, self.rule(limit, rate=estimate))) <= allowed, largest)
         if not most and least.late_share <= allowed:
             return SloPoint(1, 0.0, least)  # kept in this trial, if not surely
         if not most:
@@ -226,14 +229,14 @@ class SloSearch:
                 f"latency_objective={self.objective}: cannot be kept at {rate:.4g} rows/s: even if no row waits on purpose, "
                 f"{100.0 * least.late_share:.3g} % of the responses are late; the deadline must be later"
             )
-        kept = SloPoint(most, 0.0, trials(rate, self.rule(most)))
+        kept = SloPoint(most, 0.0, trials(rate, self.rule(most, rate=estimate)))
         if most == largest:
             return kept
         # What the promise still allows goes to batches with the next limit. Their share is interpolated, then checked.
-        low, high = spent(kept.figures), spent(trials(rate, self.rule(most + 1)))
+        low, high = spent(kept.figures), spent(trials(rate, self.rule(most + 1, rate=estimate)))
         share = (allowed - low) / (high - low)
         for tried in (share, share / 2.0):
-            figures = trials(rate, self.rule(most, tried))
+            figures = trials(rate, self.rule(most, tried, rate=estimate))
             if spent(figures) <= allowed:
                 return SloPoint(most, tried, figures)
         return kept
@@ -284,7 +287,7 @@ class SloSearch:
         profile = self.profile
         made = admission(profile, objective, self._workers)
         if made is None:
-            behind = (profile.pipeline_depth + 1) * profile.service_time_ms[0] + profile.latency_offset_ms
+            behind = (1.0 + 1.0 / self._workers) * profile.service_time_ms[0] + profile.latency_offset_ms
             spared = 1000.0 * max(objective.margin, objective.slack)
             more = f", and {spared:.3g} ms of slack are needed because service times vary" if spared else ""
             raise SettingsError(
@@ -300,7 +303,8 @@ class SloSearch:
 
         def good(units: float) -> bool:
             self._take(given._replace(slack=max(given.margin, units * unit)))
-            rules = [(load, self.overloaded()) for load in OVERLOADS] + [(load, self.rule(1)) for load in LOADS]
+            rules = [(load, self.overloaded()) for load in OVERLOADS]
+            rules += [(load, self.rule(1, rate=load * self._capacity)) for load in LOADS]
             return all(self.keeps(trials(load * self._capacity, rule)) for load, rule in rules)
 
         high = 0.0
@@ -329,8 +333,8 @@ class SloSearch:
             if admission(self.profile, tried, self._workers) is None:
                 break
             self._take(tried)
-            rule = self.rule(self.admission.largest)
-            if all(self.keeps(trials(load * self._capacity, rule)) for load in MARGIN_LOADS):
+            rates = [load * self._capacity for load in MARGIN_LOADS]
+            if all(self.keeps(trials(rate, self.rule(self.admission.largest, rate=rate))) for rate in rates):
                 break
 
 

@@ -247,13 +247,64 @@ def test_a_promise_holds_at_rates_that_are_not_known_or_cannot_be_served(rate: f
 
 
 def test_a_bank_whose_promise_cannot_be_kept_under_overload_has_its_own_bounds() -> None:
-    policy, feed = SolvedPolicy(bank(objective=LatencySLO(0.009), max_waiting=[0, 4, 4])), Feed()
+    policy, feed = SolvedPolicy(bank(objective=LatencySLO(0.0049), max_waiting=[0, 4, 4])), Feed()
     feed.arrive(policy, 200.0, 10)
     assert policy.learning
     feed.arrive(policy, 200.0, 200)
     policy.decide(feed.seen(8))
     assert policy.max_waiting == 4
     assert policy.full(feed.now + 1.0) == 4
+
+
+def test_batches_of_several_workers_start_apart() -> None:
+    """With 15 ms for a batch of 8, which takes 12, four workers start one every 3 ms."""
+    policy, feed = SolvedPolicy(bank(workers=4, objective=LatencySLO(0.015))), Feed(workers=4)
+    feed.arrive(policy, 400.0, 200)
+    feed.now += 1.0
+    assert policy.explain()["guards"]["spacing"] == pytest.approx(0.003)
+    start = feed.now
+    assert policy.decide(feed.seen(8)).rows == 8
+    feed.now = start + 0.001
+    waits = policy.decide(feed.seen(8))
+    assert (waits.rows, waits.limit) == (0, 6)
+    assert policy.max_waiting == 8
+    assert waits.until == pytest.approx(start + 0.003)
+    assert waits.until is not None
+    feed.now = waits.until
+    assert policy.decide(feed.seen(8)).rows == 8
+    feed.now -= 1.0  # another clock
+    assert policy.decide(feed.seen(8)).rows == 8
+
+
+def test_one_worker_waits_for_no_other() -> None:
+    assert SolvedPolicy(promised()).explain()["guards"]["spacing"] is None
+    policy, feed = SolvedPolicy(promised()), Feed()
+    feed.arrive(policy, 400.0, 200)
+    assert policy.explain()["guards"]["spacing"] is None
+    assert [policy.decide(feed.seen(8)).rows for _ in range(2)] == [8, 8]
+
+
+def test_with_little_time_rows_are_admitted_by_what_is_left_of_it() -> None:
+    """Of 13 ms, a batch of 6 takes 10 and one row 5: it is in time if it comes 2 ms after the start, and three are after 4 ms."""
+    policy, feed = SolvedPolicy(bank(objective=LatencySLO(0.013))), Feed()
+    assert policy.decide(feed.seen(6)).rows == 6  # the rate is unknown
+    assert policy.max_waiting == 0
+    assert [policy.full(feed.now + since) for since in (0.0, 0.0019, 0.004)] == [0, 0, 3]
+    assert policy.full(feed.now + 0.006) == 3  # once
+    feed.arrive(policy, 400.0, 200)
+    assert policy.decide(feed.seen(6)).rows == 6
+    assert policy.max_waiting == 0
+    needed = policy._gate.min_extra_batch
+    assert needed > 1
+    assert [policy.full(feed.now + 0.001 * (needed + since)) for since in (0.9, 1.0)] == [0, needed]
+
+
+def test_of_those_who_stay_the_oldest_decides_how_many_more_may_come() -> None:
+    policy, feed = SolvedPolicy(bank(objective=LatencySLO(0.013))), Feed()
+    feed.arrive(policy, 400.0, 200)
+    assert policy.decide(feed.seen(8, age=0.002)).rows == 7  # 8 take 12 ms
+    assert policy.max_waiting == 1
+    assert policy.full(feed.now + 1.0) == 1
 
 
 def test_the_rate_stays_while_nothing_comes() -> None:

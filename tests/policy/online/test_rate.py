@@ -1,6 +1,7 @@
 """rate.py: arrivals per second, from looks of any kind."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from math import exp, inf, sqrt
 
 import numpy as np
@@ -327,10 +328,12 @@ def test_what_is_spared_shortens_the_line(changes: dict[str, float]) -> None:
 
 
 def test_none_is_possible_where_a_row_behind_one_alone_is_late() -> None:
-    assert admission(P4, LatencySLO(0.0027)) is None
-    made = admission(P4, LatencySLO(0.0028))
+    """Where refusals count. Elsewhere it is refused, and a row that comes later is not."""
+    assert admission(P4, LatencySLO(0.0027, refusal_price=1.0)) is None
+    made = admission(P4, LatencySLO(0.0028, refusal_price=1.0))
     assert made is not None
     assert (made.steady, made.max_waiting) == (1, 1)
+    assert admission(P4, LatencySLO(0.0013)) is None
 
 
 def test_tables_take_no_larger_batch_than_there_is_time_for() -> None:
@@ -388,6 +391,89 @@ def test_where_hardly_any_may_be_late_nothing_is_tried() -> None:
     made = admission(P4, LatencySLO(0.02, 1e-4))
     assert made is not None
     assert made.gate.min_extra_batch == 0
+
+
+# Where batches are spaced.
+
+
+SLEEPS = Profile.linear(alpha_ms=0.5, tau0_ms=21.0, max_batch_size=64)
+
+
+@pytest.mark.parametrize(
+    ("workers", "deadline", "steady", "waiting"),
+    [
+        (4, 0.045, 30, 30),  # 36 ms, and 9 ms until the next batch starts; at worst two of 3 rows would be in time
+        (4, 0.04, 22, 22),  # at worst not even two rows would be
+        (2, 0.045, 18, 18),
+        (8, 0.045, 38, 38),
+        (4, 0.06, 54, 54),
+    ],
+)
+def test_batches_start_apart_where_more_rows_are_then_in_time(
+    workers: int, deadline: float, steady: int, waiting: int
+) -> None:
+    made = admission(SLEEPS, LatencySLO(deadline), workers)
+    assert made is not None
+    assert (made.steady, made.max_waiting, made.largest) == (steady, waiting, steady)
+    assert made.gate.spacing == pytest.approx((0.021 + 0.0005 * steady) / workers)
+    assert made.gate.bounds == (waiting + steady, *[waiting] * steady)
+    assert made.overloaded(SLEEPS)[1].spacing == made.gate.spacing
+
+
+@pytest.mark.parametrize(("workers", "deadline"), [(1, 0.045), (4, 0.12), (1, 0.12)])
+def test_nothing_is_spaced_where_the_worst_case_is_in_time_or_there_is_one_worker(
+    workers: int, deadline: float
+) -> None:
+    made = admission(SLEEPS, LatencySLO(deadline), workers)
+    assert made is not None
+    assert made.gate.spacing == 0.0
+
+
+def test_batches_in_flight_at_one_worker_start_apart_too() -> None:
+    made = admission(replace(SLEEPS, pipeline_depth=2), LatencySLO(0.06))
+    assert made is not None
+    assert (made.steady, made.max_waiting) == (18, 18)
+    assert made.gate.spacing == pytest.approx(0.03)
+    assert admission(replace(SLEEPS, pipeline_depth=2), LatencySLO(0.042)) is None
+
+
+def test_even_spaced_a_row_behind_another_may_be_late() -> None:
+    assert admission(SLEEPS, LatencySLO(0.0268), 4) is None  # 21.5 ms and a quarter of them
+    made = admission(SLEEPS, LatencySLO(0.0269), 4)
+    assert made is not None
+    assert (made.steady, made.max_waiting) == (1, 1)
+
+
+def test_one_worker_admits_rows_by_the_time_that_is_left() -> None:
+    made = admission(SLEEPS, LatencySLO(0.045))
+    assert made is not None and made.windowed
+    assert (made.steady, made.largest, made.max_waiting) == (48, 48, 48)  # 45 ms
+    gate = made.gate_at(1.0)
+    assert gate.bounds == (48, *[0] * 48)
+    assert gate.min_extra_batch == 1
+    assert [gate.more(1, since) for since in (0.0, 0.005, 0.0215)] == [5, 15, 48]  # 23.5 ms and 5 ms more are left
+    assert gate.more(48, 0.0214) == 0
+    assert (gate.after(5, 5, 0.0), gate.after(5, 8, 0.0), gate.after(5, 8, 0.02)) == (0, 3, 3)
+    assert (gate.extends(5, 5), gate.extends(5, 8), gate.extends(0, 5), OPEN.extends(1, 1)) == (
+        True,
+        False,
+        False,
+        False,
+    )
+    waits = LatencySLO(0.045).allowance(SLEEPS)
+    assert made.waits(waits).tolist() == [*waits[1:].tolist(), waits[-1]]
+
+
+@pytest.mark.parametrize(
+    ("rate", "size"),
+    [(10.0, 1), (100.0, 3), (200.0, 5), (400.0, 8), (800.0, 14), (1600.0, 21)],
+)
+def test_the_more_rows_come_the_less_time_may_be_left_for_them(rate: float, size: int) -> None:
+    """Of a batch of 5 at 200 rows/s, 21.5 ms are left for as many to come; of larger ones less, of smaller ones more come than fit."""
+    made = admission(SLEEPS, LatencySLO(0.045))
+    assert made is not None
+    assert made.gate_at(rate).min_extra_batch == size
+    assert made.overloaded(SLEEPS)[1].min_extra_batch == made.gate_at(1.5 * SLEEPS.max_rate).min_extra_batch
 
 
 # drift.py: a change of service times is noticed, and nothing else is.

@@ -353,7 +353,7 @@ def explain(
         "prices": None if bank is None else asdict(bank.prices),
         "objective": None if bank is None or bank.objective is None else bank.objective.to_dict(),
         "table": {"index": None, "rate": None, "limit": None} if bank is None or band is None else _table(bank, band),
-        "guards": {"silence": None, "filling": None, "deadline": None} if band is None else _guards(band, rate),
+        "guards": dict.fromkeys(("silence", "filling", "deadline", "spacing")) if band is None else _guards(band, rate),
         "max_waiting": None if band is None else band.max_waiting,
         "predicted": predict(bank, rate),
         "beside_greedy": {"greedy": None, "excess": None} if account is None else {"greedy": account.greedy, "excess": account.excess},
@@ -391,12 +391,13 @@ def _table(bank: Bank, band: RateBand) -> dict[str, Any]:
 
 def _guards(band: RateBand, rate: float) -> dict[str, float | None]:
     """Return the longest waits in seconds: since the last arrival, since the oldest, and for a single row by the
-    objective.
+    objective; and the least time between the starts of two batches, if batches are spaced.
     """
     return {
         "silence": SILENCE / rate,
         "filling": band.filling / rate,
         "deadline": None if band.allowance is None else band.allowance[1],
+        "spacing": band.gate.spacing or None,
     }
 
 
@@ -461,6 +462,7 @@ class SolvedPolicy(PolicyBase):
         self._since = 0.0  # the instant of that, in seconds
         self._ahead = 0  # rows in the queue before those of the extra batch; 0 if there is none
         self._late = 0.0  # the instant at which the first row of the extra batch came, in seconds
+        self._next = -inf  # the instant from which on the next batch may start, where batches are spaced
 
     # Decisions.
 
@@ -484,6 +486,8 @@ class SolvedPolicy(PolicyBase):
         answers = band.second if second else band.first
         if self._account is not None and self._account.observe(seen, band, answers, rate):
             return GREEDY.decide(seen)
+        if seen.now < self._next <= seen.now + 2.0 * band.gate.spacing:  # later on another clock
+            return Decision(0, POLICY, self._next, band.limits[second])
         answer = answers[waiting] if waiting < len(answers) else answers[-1]
         if answer is None:
             limit, until = band.limits[second], wait_deadline(band, rate, seen)
@@ -498,6 +502,7 @@ class SolvedPolicy(PolicyBase):
             if (age := seen.now - seen.oldest_arrival) > band.latest[answer.rows]:
                 answer = answer._replace(rows=trimmed(answer.rows, age, band.latest))
             self._set_bound(band.gate, answer.rows, seen)
+            self._next = seen.now + band.gate.spacing
         if band.share:
             self._mixing.cut(band.share)
         return answer
@@ -514,7 +519,8 @@ class SolvedPolicy(PolicyBase):
             self.max_waiting = gate.after(rows, waiting, now - first)
         else:
             self.max_waiting = gate.bounds[rows]
-        self._gate, self._rows, self._since, self._ahead = gate, rows, now, 0
+        self._gate, self._since, self._ahead = gate, now, 0
+        self._rows = rows if gate.extends(rows, waiting) else 0
 
     def full(self, now: float) -> int | None:
         """Return `max_waiting` (rows) as of `now` (seconds): an arrival has found the queue full. See PolicyBase."""
