@@ -12,6 +12,7 @@ from weir.policy.cost.profile import GOOGLENET_P4
 # The paper's example ten times slower, so that sleeping is accurate: 3.051·b + 10.52 ms.
 TEN_TIMES = GOOGLENET_P4.scaled(time=10.0, energy=10.0)
 SLEEP_ERROR = 0.0005  # seconds that a sleep may last too long
+SLEPT_LONGER = 0.0001  # seconds that a sleep takes more, about
 
 
 class Square(weir.Model):
@@ -149,3 +150,29 @@ class Encoder(weir.Model):
             vectors = self.encoder(self.words(ids.to(self.device))).mean(dim=1)[:, :5]
         answers: list[Any] = vectors.float().cpu().tolist()  # waits for the GPU
         return answers
+
+
+class Sleeper(weir.Model):
+    """Sleeps as long as a small text model computes on one core; an item is the number of its tokens. Padding takes as long as tokens."""
+
+    FIXED, PER_TOKEN = 0.001, 20e-6  # seconds
+    max_batch_size = 64
+    padded = True
+    max_padding = FIXED / PER_TOKEN / 2
+    workers = 2
+    examples = (10,)
+
+    @classmethod
+    def measure(cls, item: Any) -> weir.Measure:
+        return weir.Measure(cost=float(item))
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        tokens = len(batch) * max(batch) if self.padded else sum(batch)
+        time.sleep(max(0.0, self.FIXED + self.PER_TOKEN * tokens - SLEPT_LONGER))
+        return batch
+
+
+class SleeperInOrder(Sleeper):
+    """The same without regard to length, and so without padding."""
+
+    padded = False

@@ -3,18 +3,21 @@
 import asyncio
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from math import inf
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from benchmarks import gpu
+from benchmarks.beside import Load, Seen, Sender
 from benchmarks.harness import report, texts
 from benchmarks.harness import result as results
 from benchmarks.harness.report import PARTS
 from benchmarks.harness.result import Result, ratio, rotated, short, spread
 from benchmarks.harness.texts import COLUMNS, compare, paragraphs
-from benchmarks.parts import classes, padding, text_memory
+from benchmarks.parts import classes, classes_live, padding, text_memory
 from benchmarks.parts.in_process import CALLS as PART
 from benchmarks.parts.overload import OpenLoop
 from benchmarks.parts.padding import simulate
@@ -214,6 +217,52 @@ def test_bulk_work_adds_little_to_interactive_texts_and_gets_the_idle_time() -> 
         assert np.isfinite(worse.responses).all()
         assert len(worse.done) == len(job)
         assert np.quantile(worse.responses[there], 0.99) > 2 * p99
+
+
+def test_two_loads_are_sent_and_what_came_of_them_is_seen() -> None:
+    connections: list[asyncio.Task[Any]] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(cast("asyncio.Task[Any]", asyncio.current_task()))
+        with suppress(asyncio.IncompleteReadError):
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                body = await reader.readexactly(int(head.partition(b"Content-Length: ")[2].partition(b"\r")[0]))
+                status = b"200 OK" if (b"X-Weir-Class: bulk" in head) == (body == b"job") else b"500 No"
+                writer.write(b"HTTP/1.1 %b\r\ncontent-length: 2\r\n\r\n" % status)
+                await writer.drain()  # the body comes apart from the head
+                writer.write(b"ok")
+        writer.close()
+        await writer.wait_closed()
+
+    async def main() -> Seen:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        singles = [(0.0, "one"), (0.01, "one"), (0.02, "job")]
+        bulk = Load(
+            server.sockets[0].getsockname()[1], ("/one", "/job"), singles, ["job", "one"], 1, classes_live.BULK, 0.05
+        )
+        async with server:
+            seen = await Sender(bulk).run()
+            await asyncio.gather(*connections)
+        return seen
+
+    seen = asyncio.run(main())
+    assert [each >= 0 for each in seen.responses] == [True, True, False]
+    assert len(seen.late) == 3 and seen.failed >= 1
+    assert seen.done and {number % 2 for number, _ in seen.done} == {0}
+
+
+def test_the_trace_is_scaled_to_what_a_server_computes_and_a_job_counts_what_is_done() -> None:
+    kind = classes_live.Kind(("/one", "/job"), str, 2, 8)
+    job = classes_live.Job.of(kind, [3.0, 4.0, 5.0])
+    assert (job.requests, job.bodies) == ([[3.0, 4.0], [5.0]], ["[3.0, 4.0]", "[5.0]"])
+    seen = Seen([0.1, -1.0], [0.0, 0.0], [(1, 0.5), (0, 1.0), (1, 9.0)], 1)
+    assert job.done(seen, 2.0) == (12.0, 3)
+    figures = classes_live.found(seen)
+    assert (figures.p50, figures.p99, figures.failed) == (0.1, inf, 2)
+    load = classes_live.beginning(kind, [0.0, 1.0, 2.0, 3.0, 8.0], [10.0] * 5, 10.0, 6.0)
+    assert load.interactive == [(0.0, "[10.0]"), (2.0, "[10.0]"), (4.0, "[10.0]")]
+    texts = classes_live.Texts([0.0], [1.0, 320.0, 1e6], {"job": [64.0]}).scaled()
+    assert (texts.lengths, texts.jobs) == ([3, 20, 256], {"job": [4]})
 
 
 def test_paragraphs_are_texts() -> None:
