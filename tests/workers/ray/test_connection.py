@@ -75,7 +75,7 @@ def test_strangers_are_turned_away(offer: ConnectionOffer, monkeypatch: pytest.M
     with plain(offer.address) as silent:
         assert len(silent.recv(100)) == 32
         assert silent.recv(100) == b""
-    monkeypatch.setattr(connection, "PATIENCE", 3.0)
+    monkeypatch.setattr(connection, "PATIENCE", 5.0)
     exchange(offer)
 
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 TOKEN_BYTES = 32
-PATIENCE = 3.0  # seconds to connect, and again for the other side's proof
+PATIENCE = 5.0  # seconds to connect, and again for the other side's proof
 _NONCE_BYTES = 32
 _PROOF_BYTES = 32  # of SHA-256
 

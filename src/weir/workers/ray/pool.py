@@ -39,7 +39,7 @@ from weir.wire.frames import (
     encode_control,
 )
 from weir.workers.arena import Arena
-from weir.workers.executor import Listener
+from weir.workers.executor import READY, Listener
 from weir.workers.local import refuse_settings
 from weir.workers.process.channel import Channel
 from weir.workers.process.child import ChannelWithResults
@@ -367,6 +367,7 @@ class ActorChild(ChannelWithResults):
     def _connection_ended(self, reason: str) -> None:
         """Wait a moment for Ray to tell why; while it loads, as long as that takes."""
         if self._ready and not self._over:
+            self._owner.disconnected()
             self._giving_up = self._loop.call_later(REASON_GRACE, self._end, reason)
 
     def _end(self, reason: str) -> None:
@@ -457,6 +458,11 @@ class RayWorker(SupervisedWorker):
             super().received(frame)
             if isinstance(frame, StartFailed):  # a process would end by itself
                 self.kill("it did not load")
+
+    def disconnected(self) -> None:
+        """Get no more batches: the actor has most likely ended, and Ray will soon say why."""
+        if self.state == READY:
+            self._listener.worker_leaves(self.index)
 
     def _loaded(self) -> None:
         self._arena = self._shared if self._actor.shares_memory else None
