@@ -78,7 +78,7 @@ LIMITS = {
     "simulation": (11, 2_463),
     "telemetry": (6, 1_300),
     "tuning": (5, 857),
-    "weir": (38, 3_621),
+    "weir": (38, 3_636),
     "wire": (12, 2_685),
     "workers": (26, 5_898),
 }

@@ -6,7 +6,8 @@ Ctrl-C. What only one command needs is imported when it runs, so that `weir --he
 
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
@@ -18,6 +19,14 @@ from weir.errors import ModelError, SettingsError, WeirError
 from weir.settings import TRUST, Declared, Settings, declared_settings
 
 FAILED, WRONG, INTERRUPTED = 1, 2, 130
+
+# The extra that has a library which a command imports.
+_EXTRAS: Mapping[str, str] = MappingProxyType(
+    {
+        "grpc": "grpc", "httpx": "client", "huggingface_hub": "embed", "onnx": "embed", "onnxruntime": "embed",
+        "orjson": "embed", "ray": "ray", "safetensors": "embed", "tokenizers": "embed",
+    }
+)  # fmt: skip
 
 cli = typer.Typer(name="weir", add_completion=False, pretty_exceptions_enable=False)
 
@@ -35,6 +44,10 @@ def main() -> None:
         code = _complain(error.message, FAILED)
     except (WeirError, OSError) as error:
         code = _complain(str(error), FAILED)
+    except ModuleNotFoundError as error:
+        if (extra := _EXTRAS.get(str(error.name).partition(".")[0])) is None:
+            raise
+        code = _complain(f"{error.name} is not installed (pip install 'weir-serving[{extra}]')", WRONG)
     except (typer.Abort, KeyboardInterrupt):
         code = INTERRUPTED
     sys.exit(code)

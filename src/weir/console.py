@@ -189,7 +189,12 @@ def _address(app: App) -> tuple[str, str]:
 
 def _curl_lines(app: App) -> list[str]:
     curl, base = _address(app)
-    return [f"  {curl} {_body_of(service)} {base}/infer/{name}" for name, service in app.registry.services.items()]
+    lines = []
+    for name, service in app.registry.services.items():
+        # Without declared inputs there are no items, as for most models of MLServer.
+        path = f"/infer/{name}" if service.inference.inputs(service) else f"/v2/models/{name}/infer"
+        lines.append(f"  {curl} {_body_of(service)} {base}{path}")
+    return lines
 
 
 def _other_frontends(app: App) -> list[str]:
