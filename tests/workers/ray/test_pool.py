@@ -4,12 +4,12 @@ import asyncio
 import os
 import signal
 import threading
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.served import serving
 from tests.serving.kit import Watch
 from tests.serving.test_scaling_under_load import Load, Slow
 from tests.streaming_models import Count
@@ -28,7 +28,6 @@ from tests.workers.ray.clusters import Nodes, end_detached, make_pool, started
 from tests.workers.ray.conftest import Loop
 
 import weir
-from weir.client import HttpClient
 from weir.errors import Conflict, ModelError, SettingsError
 from weir.messages import JSON, OCTETS
 from weir.model import Model, Tensor
@@ -47,19 +46,22 @@ class Doubled(Model):
         return {"y": batch["x"] * 2}
 
 
-class Counted(Model):
-    """Counts what it gets, in metrics of its own."""
+COUNTED = """
+import weir
 
-    def load(self) -> None:
+
+class Counted(weir.Model):
+    def load(self):
         self.items = self.metrics.counter("own_items", "Items.", labels=["kind"])
         self.values = self.metrics.histogram("own_value", "Values.", buckets=[4])
         self.metrics.gauge("own_loaded", "Set in load.").set(7)
 
-    def predict(self, batch: list[int]) -> list[int]:
+    def predict(self, batch):
         for item in batch:
             self.items.inc(kind=type(item).__name__)
             self.values.observe(item)
         return batch
+"""
 
 
 class DiesInLoad(Model):
@@ -281,14 +283,14 @@ def test_there_are_as_many_workers_as_the_load_needs(nodes: Nodes, loop: Loop, m
     loop.run(main())
 
 
-def test_a_model_s_own_metrics_are_in_those_of_the_server(nodes: Nodes) -> None:
-    ray: dict[str, Any] = {"executor": "ray", "ray_address": nodes.address, "num_cpus": 0.25}
-    with weir.running(Counted, workers=2, max_batch_size=1, **ray) as server, HttpClient(server.address) as client:
-        assert client.infer_ordered("counted", [3, 4, 5, 6], at_once=4) == [3, 4, 5, 6]
-        with urllib.request.urlopen(f"{server.address}/metrics") as response:
-            shown = response.read().decode()
-    assert 'own_items_total{kind="int",model="counted"} 4.0' in shown, "added up over the actors"
-    assert 'own_value_sum{model="counted"} 18.0' in shown and 'own_loaded{model="counted",worker="1"} 7.0' in shown
+def test_a_model_s_own_metrics_are_in_those_of_the_server(nodes: Nodes, tmp_path: Path) -> None:
+    (tmp_path / "counted.py").write_text(COUNTED)
+    ray = ("--executor", "ray", "--ray-address", nodes.address, "--num-cpus", 0.25, "--start-timeout", 60)
+    with serving(tmp_path / "counted.py:Counted", "--workers", "1..2", "--max-batch-size", 1, *ray) as (_, client):
+        assert [client.post("/infer/counted", json=item).json() for item in (3, 4, 5, 6)] == [3, 4, 5, 6]
+        shown = client.get("/metrics").text
+    assert 'own_items_total{kind="int",model="counted"} 4.0' in shown
+    assert 'own_value_sum{model="counted"} 18.0' in shown and 'own_loaded{model="counted",worker="0"} 7.0' in shown
 
 
 def test_placement(nodes: Nodes, loop: Loop) -> None:
