@@ -44,8 +44,8 @@ class Seen(NamedTuple):
     """What came of a load.
 
     Attributes:
-        responses: the seconds from the instant of each interactive request to its answer; -1 for another answer than 200.
-        late: how many seconds after its instant each of them was sent.
+        responses: the seconds from each interactive request to its answer; -1 for another answer than 200.
+        late: how many seconds after its instant each of them was sent, as this process waited for a CPU: no answer holds it up.
         done: of each answered request of the job, its number and when that was, in seconds; the last answers come after the end.
         failed: how many requests of the job had another answer than 200.
     """
@@ -149,12 +149,13 @@ class Sender:
         return protocol
 
     async def _one(self, number: int, at: float, request: bytes) -> None:
+        began = self._now
+        self.seen.late[number] = began - at
         connection = self._idle.pop() if self._idle else await self._connect()
-        self.seen.late[number] = self._now - at
         status = await connection.ask(request)
         self._idle.append(connection)
         if status == 200:
-            self.seen.responses[number] = self._now - at
+            self.seen.responses[number] = self._now - began
 
     async def _job(self, connection: Connection, requests: Sequence[bytes]) -> None:
         while self._now < self._load.seconds:

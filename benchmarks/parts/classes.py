@@ -182,7 +182,7 @@ def measure(run: Run) -> Result:
                 )
                 result.goal(f"{name}: at least 80 % of the idle time", f"{100 * used:.0f} %", used >= LEAST_USED)
     result.notes.append(
-        f"Virtual time: Azure's chat trace at {LOAD:.0%} load, a job of {TEXTS:,} such texts, bulk batches of {1000 * BULK_DELAY:g} ms. "
+        f"Virtual time: Azure's chat trace at {LOAD:.0%} load, bulk batches of {1000 * BULK_DELAY:g} ms. "
         "Live: its beginning, two workers; a model that sleeps, or MiniLM with a 16th of the tokens."
     )
     live = Texts(texts.times.tolist(), texts.tokens.tolist(), jobs)
