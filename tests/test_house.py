@@ -71,7 +71,7 @@ LIMITS = {
     "frontends": (32, 6_098),
     "jobs": (7, 1_225),
     "manifests": (8, 871),
-    "policy": (18, 2_640),
+    "policy": (18, 2_650),
     "profiling": (6, 1_026),
     "protocols": (14, 1_831),
     "serving": (10, 2_913),

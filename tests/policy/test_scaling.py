@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from statistics import NormalDist
 
 import pytest
 
@@ -16,6 +17,7 @@ from weir.policy.scaling import (
     WorkerRange,
     WorkerScaling,
     assumed_capacity,
+    errors_above,
     queue_at_start,
 )
 
@@ -237,10 +239,27 @@ def test_worker_is_not_taken_away_if_the_queue_would_need_it_again() -> None:
     rule, seconds = WorkerScaling(WorkerRange(1, 4), unsure), 60
     for second in range(seconds):
         decision = rule.decide(observed(float(second), arrivals=10 * second, ready=3))
-    # At 17 rows/s, 3 workers have no queue; of 2 the last row would still be in time, of 1 it would not.
+    # At 16 rows/s, 3 workers have no queue; of 2 the last row would still be in time, of 1 it would not.
     assert decision.queue == 0.0
-    assert decision.high_rate == pytest.approx(10.0 + 4.75 * math.sqrt(10.0 / 4.0), rel=0.01)
+    assert decision.high_rate == pytest.approx(10.0 + 4.03 * math.sqrt(10.0 / 4.0), rel=0.01)
     assert decision.by_queue == math.ceil(4.0 * decision.high_rate / (10.0 * 5.5)) == 2
+
+
+@pytest.mark.parametrize(("rate", "error", "share"), [(10.0, 1.0, 0.01), (10.0, 4.0, 0.01), (100.0, 20.0, 1e-4)])
+def test_the_share_that_may_be_late_comes_beyond_the_high_rate(rate: float, error: float, share: float) -> None:
+    """The mean of what exceeds it, as a sum over small steps."""
+    errors = errors_above(Forecast(rate, error), share)
+    law = NormalDist(rate, error)
+    high, step = rate + errors * error, error / 1000.0
+    beyond = sum(step * n * law.pdf(high + step * n) * step for n in range(1, 8000))
+    assert beyond == pytest.approx(share * rate, rel=0.02)
+    assert errors < NormalDist().inv_cdf(1.0 - share)
+
+
+def test_a_rate_that_is_known_well_is_not_assumed_to_be_higher_and_none_by_more_than_four_errors() -> None:
+    assert errors_above(Forecast(10.0, 0.0), 0.01) == 0.0
+    assert errors_above(Forecast(10.0, 0.2), 0.01) == 0.0
+    assert errors_above(Forecast(0.0, 1.0), 0.01) == 4.0
 
 
 def test_range_bounds_what_is_needed_and_says_so() -> None:

@@ -5,8 +5,8 @@ A worker that is decided on now serves only when it has started. So the rule loo
 - *By the rate.* The mean rate over the last start-up time shall be within what the workers can serve as the goal says
   (see Capacity).
 - *By the queue.* The queue is followed, as a fluid, to the instant at which a worker that is decided on now would be
-  ready, at a rate that is exceeded until then only with the probability that the goal allows. Its last row shall then
-  be answered in time, so there shall be enough workers to serve that queue before.
+  ready, at so high a rate that of all rows no larger share is expected to come beyond it than may be late. Its last
+  row shall then be answered in time, so there shall be enough workers to serve that queue before.
 
 The second term is why bursts are met early where the deadline is short, and left to the queue where it is long. How
 wrong the rate may be is measured: one start-up time later each estimate is compared with what came.
@@ -86,7 +86,7 @@ class Capacity:
         rates: entry c - 1: the highest rate at which c workers keep it; not falling.
         max_rate: the most rows per second that one worker can serve at all.
         slack: the seconds that the last row of the queue may wait before its batch starts.
-        exceeded: the probability with which a rate may be higher than it was assumed to be.
+        exceeded: the share of the rows that may be late, and so may come beyond the rate that was assumed.
         loads: shares of what the workers can serve at most, ascending.
         figures: entry c - 1: for each of `loads` the mean response time (ms), its 99th percentile (ms) and the share
             of the time that the workers are busy.
@@ -259,7 +259,7 @@ class ScalingDecision(NamedTuple):
         workers: how many, those included that are starting.
         reason: what decides.
         rate: the estimated arrival rate.
-        high_rate: the rate that is exceeded only with the probability that the goal allows.
+        high_rate: the rate beyond which only as small a share of the rows is expected to come as may be late.
         by_rate: workers that the rate needs.
         by_queue: workers that the queue needs.
         queue: rows that will wait when a worker that is decided on now would be ready, at the high rate.
@@ -277,6 +277,7 @@ class ScalingDecision(NamedTuple):
 LEAST_HORIZON = 1.0  # seconds; over less time no rate is known
 LEAST_HOLD = 5.0  # seconds for which a worker is kept at least
 MOST_NEEDED = 1_000_000
+PRECISION, MOST_ERRORS = 1e-3, 4.0  # standard errors
 
 
 class WorkerScaling:
@@ -304,7 +305,7 @@ class WorkerScaling:
         horizon = max(seen.start_up, LEAST_HORIZON)
         forecast = self._forecast.observe(seen.now, seen.arrivals, horizon)
         capacity = self.capacity
-        high = forecast.rate + NormalDist().inv_cdf(1.0 - capacity.exceeded) * forecast.error
+        high = forecast.rate + errors_above(forecast, capacity.exceeded) * forecast.error
         queue = queue_at_start(seen, high, capacity.max_rate)
         by_rate = capacity.needed(forecast.rate)
         by_queue = self._by_queue(seen, high, queue)
@@ -352,6 +353,26 @@ class WorkerScaling:
         while needs[0][0] <= now - hold:
             needs.popleft()
         return needs[0][1]
+
+
+# By how many standard errors the rate is assumed to be higher than estimated. A goal is about the share of all rows, not
+# of all instants: a rate that is exceeded often, but by little, makes few rows late. So it is the z with which
+# E[(rate - assumed)+], the normal loss function L(z) times the error, is the allowed share of the rate (in inventory
+# theory the fill rate).
+
+
+def errors_above(forecast: Forecast, share: float) -> float:
+    """Return by how many standard errors more than estimated the rate may be so that at most this share of the rows is
+    expected to come beyond that; at least 0.
+    """
+    normal = NormalDist()
+    allowed = share * forecast.rate / forecast.error if forecast.error else inf
+    low, high = 0.0, MOST_ERRORS
+    while high - low > PRECISION:
+        middle = (low + high) / 2.0
+        enough = normal.pdf(middle) - middle * (1.0 - normal.cdf(middle)) <= allowed
+        low, high = (low, middle) if enough else (middle, high)
+    return high if high > PRECISION else 0.0
 
 
 def queue_at_start(seen: ScalingObservation, rate: float, max_rate: float) -> float:
