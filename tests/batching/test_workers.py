@@ -175,8 +175,9 @@ class Sharer:
 class Course:
     """Virtual time in which models share workers. `ran` has (end, model, rows) of each batch."""
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, places: int = 1) -> None:
         self.now = 0.0
+        self.places = places
         self.shared: SharedWorkers[Sharer] = SharedWorkers()
         self.ran: list[tuple[float, str, int]] = []
         self.workers = range(workers)
@@ -187,7 +188,7 @@ class Course:
         sharer = Sharer(name, self, seconds, max_batch_size=4, max_queue_size=10_000, **settings)
         for worker in self.workers:
             sharer.worker_away(worker)
-            sharer.batcher.worker_ready(worker, 1, self.now)
+            sharer.batcher.worker_ready(worker, self.places, self.now)
         self.shared.add(sharer)
         for worker in self.workers:
             if not self.shared.holders(worker):
@@ -291,17 +292,26 @@ def test_the_batch_of_a_lost_worker_runs_again_on_another() -> None:
 
 
 def test_a_model_that_leaves_gives_its_workers_up() -> None:
-    course = Course(workers=2)
+    course = Course(workers=3)
     leaves, stays = course.join("leaves"), course.join("stays")
     leaves.ask(2)
     leaves.ask(2)
-    stays.ask(4)
-    assert course.shared.holders(0) == course.shared.holders(1) == [leaves]
+    stays.ask(8)
+    assert [course.shared.holders(worker) for worker in course.workers] == [[leaves], [leaves], [stays]]
     course.shared.remove(leaves, course.now)
-    assert course.shared.holders(0) == [stays]
+    assert [course.shared.holders(worker) for worker in course.workers] == [[stays], [], [stays]]
     stays.ask(4)
     assert course.shared.holders(1) == [stays]
     assert course.shared.users == [stays]
+
+
+def test_a_worker_with_a_batch_ahead_ends_both_before_another_model_has_it() -> None:
+    course = Course(workers=1, places=2)
+    busy, other = course.join("busy"), course.join("other")
+    busy.ask(16)
+    other.ask(1)
+    course.run()
+    assert [name for _, name, _ in course.ran] == ["busy", "busy", "other", "busy", "busy"]
 
 
 def test_a_model_that_joins_late_gets_the_next_free_worker() -> None:

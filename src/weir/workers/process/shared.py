@@ -17,17 +17,19 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from weir.batching.workers import SharedWorkers, WorkerUser
-from weir.errors import ModelNotReady
+from weir.errors import ModelNotReady, WeirError
 from weir.messages import Batch, Events
 from weir.metrics import MetricReport
 from weir.model import Model, is_tensor_model
 from weir.workers.arena import SharedBlock
 from weir.workers.executor import Executor, ExecutorBase, Listener, WorkerState
+from weir.workers.process.entry import LOWEST
 from weir.workers.process.pool import ProcessPool
 from weir.workers.run.runner import Hosted, HostedModels, hosted_id, split_id
 from weir.workers.settings import WorkerSettings
 from weir.workers.source import pack_source
 
+SHRINK_AFTER = 10.0  # seconds: a model that is loaded again has left by then, and a server that ends has ended
 LONGEST_NAME = 60  # characters; names of shared memory have a limit
 
 logger = logging.getLogger("weir")
@@ -140,9 +142,15 @@ class _Processes:
 
 
 class SharedPool:
-    """The worker processes that models share. `member` makes the Executor of one of them, with the arguments of ProcessPool."""
+    """The worker processes that models share. `member` makes the Executor of one of them, with the arguments of ProcessPool.
 
-    def __init__(self) -> None:
+    Processes that have a model which left are replaced after `shrink_after` seconds, so that its memory is free.
+    """
+
+    def __init__(self, *, shrink_after: float = SHRINK_AFTER) -> None:
+        self._shrink_after = shrink_after
+        self._timer: asyncio.TimerHandle | None = None
+        self._shrinking: asyncio.Future[None] | None = None
         self._settings: WorkerSettings | None = None
         self._made: WeakKeyDictionary[PoolMember, None] = WeakKeyDictionary()  # those that have not left, in order
         self._entered: list[PoolMember] = []
@@ -196,15 +204,35 @@ class SharedPool:
             self._entered.remove(member)
         if member in self._workers.users:
             self._workers.remove(member, self._now())
-        if not self._entered:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._entered:
+            self._timer = asyncio.get_running_loop().call_later(self._shrink_after, self._shrink)
+        else:
             current, self._current = self._current, None
             self._at.clear()
             self._moved.set()
             if self._start_task is not None:
                 self._start_task.cancel()
                 await asyncio.wait([self._start_task])
+            if self._shrinking is not None:
+                await asyncio.wait([self._shrinking])
             if current is not None:
                 await current.pool.stop()
+
+    def _shrink(self) -> None:
+        self._shrinking = asyncio.ensure_future(self._without_those_that_left())
+
+    async def _without_those_that_left(self) -> None:
+        async with self._changing:
+            current = self._current
+            staying = [] if current is None else [each for each in current.members if not each.left]
+            if current is None or not staying or len(staying) == len(current.members):
+                return
+            try:
+                await self._start(staying, LOWEST)
+            except WeirError as error:
+                logger.warning("the workers keep the memory of a model that was unloaded: %s", error.message)
 
     def run(self, member: PoolMember, worker: int, batch: Batch) -> None:
         """See PoolMember."""
