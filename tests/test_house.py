@@ -62,7 +62,7 @@ def test_our_own_house_has_no_circles_and_no_name_twice(capsys: pytest.CaptureFi
 # Room by room: files and code lines. The goal of the rooms that stood when the house was rebuilt was 260 files and 33,000 lines.
 # Lower a pair whenever its room has become smaller; only the commit that adds a capability may raise one, by what it adds.
 LIMITS = {
-    "batching": (13, 2_366),
+    "batching": (13, 2_367),
     "bench": (12, 2_049),
     "catalog": (20, 3_847),
     "client": (8, 1_697),

@@ -92,7 +92,7 @@ suit it better. Further columns are in `benchmarks/results.json`.
 - At 0.9 of the capacity a solved policy costs what `greedy` does, and at 0.5 hardly less than batches of 8.
 - Behind a server, sentences are encoded more slowly than without one (*Weir's runtime, no server*).
 - The very first start of a model of texts, which makes its graph, takes as long as infinity's start.
-- infinity runs as it is installed, with torch; its other engines were not measured.
+- infinity runs as it is installed, with torch, except in `PART=texts`, which has its other engines.
 """
 
 
@@ -122,7 +122,8 @@ VIEWS = {
     "kserve": View({"requests": 0, "server": 1, "good answers/s": 2, "times Triton": 3, "p50 ms": 4, "p99 ms": 5, "CPU µs": 6}),
     "graphs": View({"graph": 0, "sentences/s one by one": 1, "by 8": 2, "by 8 in any order": 3}, bare=True),
     "grpc": View({"connections": 0, "server": 1, "calls/s": 2, "times MLServer": 3, "p50 ms": 4, "p99 ms": 5, "CPU µs": 7}),
-    "vectors": View({"clients": 0, "server": 1, "sentences/s": 2, "times infinity": 3, "p50 ms": 4, "p99 ms": 5}),
+    "vectors": View({"clients": 0, "server": 1, "sentences/s": 2, "times infinity": 3, "p50 ms": 4, "p99 ms": 5}, only="64"),
+    "texts": View({"texts/s": 0, "1 client": 1, "16": 2, "64": 3, "server process, µs a text": 4}),
     "agreement": View({"precision": 0, "mean cosine": 2, "least": 3, "same nearest": 5}, only="50 texts a request"),
     "vectors-memory": View({"server": 0, "seconds to the first vector": 1, "the very first time": 2, "MiB, PSS": 3}),
 }  # fmt: skip
@@ -305,7 +306,7 @@ def describe() -> dict[str, str]:
         "Python": f"{platform.python_implementation()} {platform.python_version()}",
         "versions": libraries,
         "commit": _said("git", "rev-parse", "--short", "HEAD"),
-        "peers": ", ".join(requirements[0].replace("==", " ") for requirements in VERSIONS.values()),
+        "peers": ", ".join(dict.fromkeys(requirements[0].replace("==", " ") for requirements in VERSIONS.values())),
         "load": " ".join(_said(require_wrk(), "-v").split()[:2]),
     }
 

@@ -231,17 +231,46 @@ def load(
     return result
 
 
+_WITH_NUMPY_1 = ("datasets<4", "pyarrow<20")  # which infinity needs
 VERSIONS = {
     "mosec": ["mosec==0.9.8"],
     "mpservice": ["mpservice==0.16.8"],
     "triton": ["nvidia-pytriton==0.7.0"],
     "mlserver": ["mlserver==1.7.1", "uvloop<0.21"],  # with a newer uvloop its workers die at their start
-    "infinity": ["infinity_emb==0.0.78", "infinity_emb[server,torch]", "click<8.2", "transformers<5"],
+    # BetterTransformer is in optimum 1 and takes no later transformers; the ONNX runtime of optimum 1 does not go with torch 2.13.
+    "infinity": [
+        "infinity_emb==0.0.78",
+        "infinity_emb[server,torch]",
+        "click<8.2",
+        "optimum<2",
+        "transformers<4.49",
+        *_WITH_NUMPY_1,
+    ],
+    "infinity-optimum": [
+        "infinity_emb==0.0.78",
+        "infinity_emb[server,torch]",
+        "click<8.2",
+        "optimum-onnx[onnxruntime]==0.1.0",
+        *_WITH_NUMPY_1,
+    ],
     "ray-serve": ["ray==2.60.0", "ray[serve]", f"--editable={ROOT}"],
-    "sentence-transformers": ["sentence-transformers==6.2.0", "fastapi", "uvicorn[standard]"],
+    "sentence-transformers": [
+        "sentence-transformers==6.2.0",
+        "fastapi",
+        "uvicorn[standard]",
+    ],
+    # Its ONNX backend is that of optimum, which takes no later transformers.
+    "sentence-transformers-onnx": [
+        "sentence-transformers==5.2.3",
+        "sentence-transformers[onnx]",
+        "fastapi",
+        "uvicorn[standard]",
+    ],
 }
 # Installed before all else, so that pip does not look for another.
-FIRST = dict.fromkeys(("infinity", "sentence-transformers"), "torch==2.13.0")
+FIRST = dict.fromkeys(
+    ("infinity", "infinity-optimum", "sentence-transformers", "sentence-transformers-onnx"), "torch==2.13.0"
+)
 _HOME = ROOT / ".venvs"
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from benchmarks.harness.servers import Server, python_of, script, serving
+from benchmarks.harness.servers import Server, ask, python_of, script, serving
 from weir.embedding.checkpoint.reading import read_checkpoint
 from weir.embedding.server_settings import INSTALL, installed_model
 from weir.messages import Dispatch, Timing
@@ -51,6 +51,14 @@ def write_bodies(texts: Sequence[str], file: Path) -> Path:
     """Write a request for the vector of each text, one a line, in OpenAI's words."""
     file.write_text("".join(json.dumps({"input": text, "model": MODEL}) + "\n" for text in texts))
     return file
+
+
+SENTENCES = Path(__file__).parents[1] / "sentences.jsonl"
+
+
+def sentences() -> list[str]:
+    """Return the single sentences, of Weir's own documents."""
+    return [json.loads(line) for line in SENTENCES.read_text().splitlines()]
 
 
 def lengths(texts: Sequence[str]) -> list[int]:
@@ -94,6 +102,11 @@ def _of(file: Path) -> Iterator[str]:
 
 WEIR, ONE_WORKER, INT8 = "Weir", "Weir, one worker of all threads", "Weir, int8"
 INFINITY, SENTENCE_TRANSFORMERS = "infinity_emb", "sentence-transformers, FastAPI"
+INFINITY_ENGINES: dict[str, tuple[str, ...]] = {
+    "torch": ("--engine", "torch", "--no-bettertransformer"),
+    "bettertransformer": ("--engine", "torch", "--bettertransformer"),
+    "optimum": ("--engine", "optimum"),
+}
 CORES = psutil.cpu_count() or 1
 _BODY = json.dumps({"input": "First do it", "model": MODEL}).encode()
 
@@ -104,9 +117,11 @@ def weir_texts(directory: Path, *flags: str) -> list[str]:
             "--host", "127.0.0.1", "--log-level", "warning", *flags]  # fmt: skip
 
 
-def serving_texts(name: str, command: list[str], path: str = "/v1/embeddings") -> AbstractContextManager[Server]:
+def serving_texts(
+    name: str, command: list[str], path: str = "/v1/embeddings", body: bytes = _BODY
+) -> AbstractContextManager[Server]:
     """Run `command` until the end of the block, from its first answer on. Models are measured before their first start: that takes a while."""
-    return serving(name, command, path=path, body=_BODY, expected=None, start_seconds=240.0)
+    return serving(name, command, path=path, body=body, expected=None, start_seconds=240.0)
 
 
 def weir(*flags: str, name: str = WEIR) -> AbstractContextManager[Server]:
@@ -114,28 +129,51 @@ def weir(*flags: str, name: str = WEIR) -> AbstractContextManager[Server]:
     return serving_texts(name, weir_texts(model_directory(), "--device-map", "cpu", *flags))
 
 
-def infinity() -> AbstractContextManager[Server]:
-    """Serve with infinity: torch, as it is started on a CPU."""
-    command = str(Path(python_of("infinity")).with_name("infinity_emb"))
-    told = ["--model-id", str(model_directory()), "--served-model-name", MODEL, "--engine", "torch", "--device", "cpu",
-            "--dtype", "float32", "--no-bettertransformer", "--no-vector-disk-cache", "--host", "127.0.0.1",
+def infinity(
+    engine: str = "torch", directory: Path | None = None, *, name: str = INFINITY, path: str = "/embeddings", body: bytes = _BODY
+) -> AbstractContextManager[Server]:  # fmt: skip
+    """Serve with an engine of infinity's, as it is started on a CPU."""
+    peer = "infinity-optimum" if engine == "optimum" else "infinity"
+    command = str(Path(python_of(peer)).with_name("infinity_emb"))
+    model = directory or model_directory()
+    told = ["--model-id", str(model), "--served-model-name", MODEL, *INFINITY_ENGINES[engine], "--device", "cpu",
+            "--dtype", "float32", "--no-vector-disk-cache", "--host", "127.0.0.1",
             "--port", "{port}", "--log-level", "error"]  # fmt: skip
-    return serving_texts(INFINITY, [*_bounded(), command, "v2", *told], "/embeddings")
+    return serving_texts(name, [*_bounded(), command, "v2", *told], path, body)
 
 
-def sentence_transformers() -> AbstractContextManager[Server]:
-    """Serve with sentence-transformers, as one would write it."""
+def sentence_transformers(
+    backend: str = "torch", directory: Path | None = None, *, name: str = SENTENCE_TRANSFORMERS, ranks: bool = False
+) -> AbstractContextManager[Server]:
+    """Serve with sentence-transformers, as one would write it; with `ranks` a cross-encoder."""
     # -P: beside the script is one called triton, which torch would import.
-    told = ["--directory", str(model_directory()), "--port", "{port}", "--threads", str(CORES)]
-    peer = "sentence-transformers"
-    return serving_texts(
-        SENTENCE_TRANSFORMERS, [*_bounded(), python_of(peer), "-P", script("sentence_vectors.py"), *told]
-    )
+    model, peer = directory or model_directory(), "sentence-transformers" if backend == "torch" else PREPARED_BY
+    told = ["--directory", str(model), "--port", "{port}", "--threads", str(CORES), "--backend", backend]
+    command = [*_bounded(), python_of(peer), "-P", script("sentence_vectors.py"), *told]
+    if ranks:
+        return serving_texts(name, [*command, "--ranks"], "/rerank", rank_body(("First do it",)))
+    return serving_texts(name, command)
 
 
 def _bounded() -> list[str]:
     """Torch takes a thread for each core; nothing is fetched."""
     return ["env", f"OMP_NUM_THREADS={CORES}", "HF_HUB_OFFLINE=1", "TOKENIZERS_PARALLELISM=false", "DO_NOT_TRACK=1"]
+
+
+PREPARED_BY = "sentence-transformers-onnx"  # the environment that has what writes ONNX files
+
+
+def prepared(place: Path) -> Path:
+    """Write what the peers need of the model, see peers/prepare_models.py; return the folder with it."""
+    folder = place / "prepared"
+    folder.mkdir()
+    ask([*_bounded(), python_of(PREPARED_BY), "-P", script("prepare_models.py"), str(model_directory()), str(folder)])
+    return folder
+
+
+def rank_body(documents: Sequence[str], query: str = "How is a batch cut?") -> bytes:
+    """Return a request that ranks documents, in infinity's words."""
+    return json.dumps({"model": MODEL, "query": query, "documents": list(documents)}).encode()
 
 
 def vectors_of(server: Server, texts: Sequence[str]) -> list[list[float]]:

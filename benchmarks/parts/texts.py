@@ -1,6 +1,7 @@
-"""What a text costs beside its computation: the server process by phase, requests of one text and of many, int8, and workers against the runtime alone.
+"""What a text costs beside its computation: the server process by phase, requests of one text and of many, int8, workers against the runtime alone; and the
+peers, see text_peers.py.
 
-The child `CLIENTS TEXTS` is the server process without sockets and without workers: it prints the microseconds of processor time of each phase for a text.
+The child `CLIENTS TEXTS KIND` is the server process without sockets and without workers: it prints the microseconds of processor time of each phase for a text.
 """
 
 import asyncio
@@ -8,8 +9,9 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +21,19 @@ import uvloop
 from benchmarks.harness.result import Part, Result, Run, count, middle, short
 from benchmarks.harness.rounds import folder
 from benchmarks.harness.servers import Load, Server, ask_own, load
-from benchmarks.harness.texts import CORES, MODEL, described, model_directory, sample, weir, write_bodies
+from benchmarks.harness.texts import (
+    CORES,
+    MODEL,
+    WEIR,
+    described,
+    lengths,
+    model_directory,
+    sample,
+    sentences,
+    weir,
+    write_bodies,
+)
+from benchmarks.parts import text_peers
 from weir import Service
 from weir.embedding.checkpoint.reading import read_checkpoint
 from weir.embedding.encoder import Encoder
@@ -35,10 +49,14 @@ from weir.testing import FakeExecutor
 CLIENTS = (1, 16, 64)
 MOST_MICROSECONDS = 150
 PHASES = ("parse", "tokenise", "queue", "format")
+PARAGRAPH, SENTENCE = "paragraph", "sentence"
+KINDS = {PARAGRAPH: sample, SENTENCE: sentences}
+OURS = ("fp32", "int8")
 SMALL, MIDDLE, LARGE = 1, 16, 64  # texts of a request
 LAYOUT = (CORES, 1)  # of the runtime without a server: processes, and threads of each
 BUDGET = 256  # tokens of a batch in the child
 TRIES, CHILD_TEXTS = 20, 512
+PATIENCE = 10.0  # seconds that servers get to come to rest
 
 
 class Seen(NamedTuple):
@@ -89,6 +107,19 @@ def _good(server: Server, done: Load) -> int:
     return done.requests
 
 
+def _rest(servers: Iterable[Server]) -> None:
+    """Wait until no server computes: some still do for a while when nobody waits for their answers any more."""
+    busy, end = True, time.monotonic() + PATIENCE
+    while busy and time.monotonic() < end:
+        before = [_everything(server) for server in servers]
+        time.sleep(0.2)
+        busy = sum(map(_everything, servers)) - sum(before) > 0.02
+
+
+def _everything(server: Server) -> float:
+    return _cpu_seconds(server.front.pid) + sum(map(_cpu_seconds, _workers_of(server)))
+
+
 def _bodies(texts: Sequence[str], size: int, place: Path) -> Path:
     """Write requests of `size` texts each, one a line."""
     if size == 1:
@@ -105,63 +136,122 @@ Measured = dict[str, list[Seen]]
 def measure(run: Run) -> Result:
     """Measure the phases in a child, then the servers in rounds."""
     result = Result(
-        ["what", "clients", "texts/s", "server process, µs a text", "in the kernel, µs", "workers, ms a text"]
+        ["texts/s", *map(str, CLIENTS), "server process, µs a text", "in the kernel, µs", "workers, ms a text"]
     )
-    phases = ask_own("parts.texts", "64", CHILD_TEXTS, one_thread=True)
-    run.step(f"phases: {sum(phases[name] for name in PHASES):.0f} µs")
-    found: Measured = {}
+    phases = {kind: ask_own("parts.texts", "64", CHILD_TEXTS, kind, one_thread=True) for kind in KINDS}
+    run.step(f"phases of a sentence: {sum(phases[SENTENCE][name] for name in PHASES):.0f} µs")
     offline: list[float] = []
-    with ExitStack() as stack:
-        place = folder(stack)
-        files = {size: _bodies(sample(), size, place) for size in (SMALL, MIDDLE, LARGE)}
-        servers = {
-            "fp32": stack.enter_context(weir("--cache", str(place))),
-            "int8": stack.enter_context(weir("--cache", str(place), "--precision", "int8", name="int8")),
-        }
-        cases = [(name, clients, SMALL) for name in servers for clients in CLIENTS]
-        cases += [("fp32", 1, MIDDLE), ("fp32", 1, LARGE)]
-        for name, server in servers.items():
-            load(server.url, 16, 3.0, bodies=files[SMALL])
-            run.step(f"{name}: warm")
-        for _ in range(run.rounds):
-            for name, clients, size in cases:
-                one = seen(servers[name], clients, run.seconds, files[size], size)
-                found.setdefault(_key(name, clients, size), []).append(one)
-            rates = ask_own("parts.vectors", "fp32", *LAYOUT, run.seconds / 2)
-            offline.append(CORES / max(rates.values()))
-            run.step(
-                f"64 clients: {1e6 * found[_key('fp32', 64, SMALL)][-1].front:.0f} µs of the server process for a text"
-            )
-    for name, clients, size in cases:
-        result.rows.append(_row(name, clients, size, found))
-    _conclude(result, found, phases, offline)
+    with ExitStack() as whole:
+        place = folder(whole)
+        models, lacking = text_peers.prepare(place)
+        run.step(f"the peers' models: {lacking or 'made'}")
+        with ExitStack() as stack:
+            servers, missing = _start(stack, place, models)
+            found = _in_rounds(run, servers, _files(place), offline)
+        _show(result, servers, found)
+        _conclude(result, found, phases, offline)
+        text_peers.note_peers(result, missing, _rates(servers, found), CLIENTS)
+        if lacking:
+            result.notes.append(f"Rankings, and two outputs from one pass: *not measured: {lacking}*")
+        else:
+            text_peers.measure_ranking(run, models, place, result)
+            text_peers.measure_both(run, models, place, result)
     return result
 
 
-def _key(name: str, clients: int, size: int) -> str:
-    return f"{name}, {size} a request, {clients}"
+def _start(stack: ExitStack, place: Path, models: Path) -> tuple[dict[str, Server], dict[str, str]]:
+    """Start our servers and the peers; return them, and why others did not start."""
+    ours: dict[str, text_peers.Start] = {
+        "fp32": lambda: weir("--cache", str(place)),
+        "int8": lambda: weir("--cache", str(place), "--precision", "int8", name="int8"),
+    }
+    servers = {name: stack.enter_context(start()) for name, start in ours.items()}
+    peers, missing = text_peers.started(stack, text_peers.of_vectors(models))
+    return servers | peers, missing
 
 
-def _row(name: str, clients: int, size: int, found: Measured) -> list[str]:
-    rounds = found[_key(name, clients, size)]
-    texts, front, kernel, workers, _ = (middle([each[place] for each in rounds]) for place in range(5))
-    what = f"{name}, {size} text{'s' if size > 1 else ''} a request"
-    return [what, str(clients), count(texts), short(1e6 * front), short(1e6 * kernel), short(1e3 * workers)]
+def _files(place: Path) -> dict[tuple[str, int], Path]:
+    """Return the requests by the kind of their texts, and by how many they have."""
+    (own := place / SENTENCE).mkdir()
+    files = {(PARAGRAPH, size): _bodies(sample(), size, place) for size in (SMALL, MIDDLE, LARGE)}
+    return files | {(SENTENCE, SMALL): _bodies(sentences(), SMALL, own)}
 
 
-def _of(found: Measured, figure: str, name: str, clients: int, size: int = SMALL) -> list[float]:
-    return [getattr(each, figure) for each in found[_key(name, clients, size)]]
+Case = tuple[str, int, int, str]  # server, clients, texts of a request, and their kind
+
+
+def _cases(servers: Iterable[str]) -> list[Case]:
+    cases = [(name, clients, SMALL, PARAGRAPH) for name in servers for clients in CLIENTS]
+    cases[len(CLIENTS) : len(CLIENTS)] = [("fp32", clients, SMALL, SENTENCE) for clients in CLIENTS]
+    return [*cases, ("fp32", 1, MIDDLE, PARAGRAPH), ("fp32", 1, LARGE, PARAGRAPH)]
+
+
+def _in_rounds(
+    run: Run, servers: Mapping[str, Server], files: Mapping[tuple[str, int], Path], offline: list[float]
+) -> Measured:
+    """Put each load on its server in every round, and measure the runtime alone into `offline`."""
+    found: Measured = {}
+    for name, server in servers.items():
+        load(server.url, 16, 2.0, bodies=files[PARAGRAPH, SMALL])
+        if name == "fp32":
+            load(server.url, 16, 2.0, bodies=files[SENTENCE, SMALL])
+    run.step("warm")
+    for _ in range(run.rounds):
+        for name, clients, size, kind in _cases(servers):
+            _rest(servers.values())
+            one = seen(servers[name], clients, run.seconds, files[kind, size], size)
+            found.setdefault(_key(name, clients, size, kind), []).append(one)
+        rates = ask_own("parts.vectors", "fp32", *LAYOUT, run.seconds / 2)
+        offline.append(CORES / max(rates.values()))
+        cost = found[_key("fp32", 64, SMALL, SENTENCE)][-1].front
+        run.step(f"64 clients: {1e6 * cost:.0f} µs of the server process for a sentence")
+    return found
+
+
+def _show(result: Result, servers: Mapping[str, Server], found: Measured) -> None:
+    """Add a row for each server and kind of requests. Of a peer the server process computes too."""
+    rows: dict[tuple[str, int, str], list[int]] = {}
+    for name, clients, size, kind in _cases(servers):
+        rows.setdefault((name, size, kind), []).append(clients)
+    for (name, size, kind), numbers in rows.items():
+        texts, front, kernel, workers = (
+            {each: middle(_of(found, figure, name, each, size, kind)) for each in numbers}
+            for figure in ("texts", "front", "kernel", "workers")
+        )
+        most = max(numbers)
+        what = f"{name}, {size} {kind}{'s' if size > 1 else ''} a request"
+        cells = [short(1e6 * front[most]), short(1e6 * kernel[most]), short(1e3 * workers[most])]
+        if name not in OURS:
+            what, cells = name, ["", "", short(1e3 * (front[most] + workers[most]))]
+        result.rows.append([what, *(count(texts[each]) if each in texts else "" for each in CLIENTS), *cells])
+
+
+def _rates(servers: Iterable[str], found: Measured) -> dict[tuple[str, int], list[float]]:
+    """Return the texts in a second by server and clients."""
+    return {
+        (WEIR if name == "fp32" else name, clients): _of(found, "texts", name, clients)
+        for name in servers for clients in CLIENTS
+    }  # fmt: skip
+
+
+def _key(name: str, clients: int, size: int, kind: str = PARAGRAPH) -> str:
+    return f"{name}, {size} a request, {clients}, {kind}"
+
+
+def _of(found: Measured, figure: str, name: str, clients: int, size: int = SMALL, kind: str = PARAGRAPH) -> list[float]:
+    return [getattr(each, figure) for each in found[_key(name, clients, size, kind)]]
 
 
 def _share(ours: Sequence[float], theirs: Sequence[float]) -> float:
     return middle([mine / other for mine, other in zip(ours, theirs, strict=True)])
 
 
-def _conclude(result: Result, found: Measured, phases: Mapping[str, float], offline: list[float]) -> None:
-    front = 1e6 * middle(_of(found, "front", "fp32", 64))
-    result.values |= {"front 64": front, **{f"phase {name}": phases[name] for name in PHASES}}
+def _conclude(result: Result, found: Measured, phases: Mapping[str, Mapping[str, float]], offline: list[float]) -> None:
+    for kind in KINDS:
+        result.notes.append(_by_phase(result, found, kind, phases[kind]))
+    front = result.values[f"{SENTENCE}: front 64"]
     result.goal(
-        f"64 clients, one text a request: at most {MOST_MICROSECONDS} µs of the server process", f"{front:.0f} µs",
+        f"64 clients, one sentence a request: at most {MOST_MICROSECONDS} µs of the server process", f"{front:.0f} µs",
         front <= MOST_MICROSECONDS,
     )  # fmt: skip
     result.at_least(
@@ -177,15 +267,22 @@ def _conclude(result: Result, found: Measured, phases: Mapping[str, float], offl
         result.at_least(f"{clients} clients: int8 at least 2 times fp32", times, 2)
     share = _share(offline, _of(found, "workers", "fp32", 64))
     result.at_least("the runtime alone takes at least 0.95 of the workers' processor time for a text", share, 0.95)
-    shown = ", ".join(f"{name} {phases[name]:.0f}" for name in PHASES)
+    tokens = lengths(sentences())
     result.notes += [
-        f"{described(sample())}; all-MiniLM-L6-v2, OpenAI's requests by wrk with one thread on the same {CORES} cores. Server process: processor time of "
-        "the process that listens, for each text.",
-        f"By phase, in µs, each measured by itself in one process without sockets or workers, the best of {TRIES}: {shown}. What remains of the live figure beside the "
-        "kernel's work for sockets and pipes is HTTP, and caches that the workers have emptied.",
-        f"The clients' processor time is taken out by dividing the rate by the share of the {CORES} cores that wrk left. The runtime alone is {CORES} processes of "
-        f"one thread, with the best size of runs: {1e3 * middle(offline):.2f} ms a text.",
+        f"{described(sample())}; {len(tokens)} sentences, of {sum(tokens) / len(tokens):.1f}; by wrk on the same {CORES} cores. The server process: with most clients.",
+        f"Phases: each alone, without sockets or workers, the best of {TRIES}; the kernel's live; besides: HTTP, and emptied caches.",
+        f"The clients' time is taken out by dividing the rate by the share of the cores that wrk left. The runtime alone: {1e3 * middle(offline):.2f} ms a text.",
     ]
+
+
+def _by_phase(result: Result, found: Measured, kind: str, phases: Mapping[str, float]) -> str:
+    """Say what a text of this kind costs by phase at 64 clients, in µs, and keep the figures."""
+    front, kernel = (1e6 * middle(_of(found, figure, "fp32", 64, kind=kind)) for figure in ("front", "kernel"))
+    each = {**{name: phases[name] for name in PHASES}, "kernel": kernel}
+    result.values |= {f"{kind}: front 64": front, **{f"{kind}: {name}": cost for name, cost in each.items()}}
+    shown = ", ".join(f"{name} {cost:.0f}" for name, cost in each.items())
+    rest = front - sum(each.values())
+    return f"A {kind}, 64 clients: {front:.0f} µs: {shown}, besides {rest:.0f}."
 
 
 # The child: the server process alone.
@@ -234,19 +331,18 @@ class Clients:
             self._over.set_result(None)
 
 
-async def phases(clients: int, total: int) -> dict[str, float]:
-    """Return the microseconds of each phase."""
-    checkpoint, texts = read_checkpoint(model_directory()), sample()
+async def phases(clients: int, total: int, kind: str) -> dict[str, float]:
+    """Return the microseconds of each phase for a text of this kind."""
+    checkpoint = read_checkpoint(model_directory())
+    tokenizer = checkpoint.tokenizer()
+    at_once = partial(
+        tokenizer.at_once, max_length=checkpoint.max_length, truncate=True, tokenize_options=NO_TOKENIZE_OPTIONS
+    )
+    tokenizer.encode(KINDS[kind](), max_length=checkpoint.max_length)
+    texts = [text for text in KINDS[kind]() if at_once([text]) is not None]  # the others have signs that no word has
     bodies = [json.dumps({"input": text, "model": MODEL}).encode() for text in texts]
     vector = np.random.default_rng(0).standard_normal((1, 384)).astype(np.float32)
     executor = FakeExecutor(lambda items: [vector[0]] * len(items), workers=CORES)
-    tokenizer = checkpoint.tokenizer()
-    tokenizer.encode(texts, max_length=checkpoint.max_length)
-
-    def tokenise(number: int) -> object:
-        return tokenizer.at_once(
-            [texts[number]], max_length=checkpoint.max_length, truncate=True, tokenize_options=NO_TOKENIZE_OPTIONS
-        )
 
     settings: dict[str, Any] = {
         "max_batch_size": 32,
@@ -271,7 +367,7 @@ async def phases(clients: int, total: int) -> dict[str, float]:
             executor.batches.clear()
         found = {
             "parse": _best(lambda number: OPENAI.read(TextExchange(context, "bench"), [], bodies[number]), len(bodies)),
-            "tokenise": _best(tokenise, len(texts)),
+            "tokenise": _best(lambda number: at_once([texts[number]]), len(texts)),
             "format": _best(lambda number: OPENAI.write(exchange, Encoded(vector, [9], [False])), len(texts)),
         }
         encoder.close()
@@ -281,11 +377,11 @@ async def phases(clients: int, total: int) -> dict[str, float]:
 PART = Part(
     "texts",
     "What a text costs beside its computation",
-    "The server process by phase; requests of one text, of 16 and of 64; int8; the workers against the runtime alone.",
-    lambda rounds: 3 + rounds,
+    "all-MiniLM-L6-v2: the server process by phase, and peers with all their engines.",
+    lambda rounds: 3 + 3 * rounds,
     measure,
 )
 
 
 if __name__ == "__main__":
-    print(json.dumps(uvloop.run(phases(int(sys.argv[1]), int(sys.argv[2])))))
+    print(json.dumps(uvloop.run(phases(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]))))

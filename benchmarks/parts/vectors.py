@@ -14,7 +14,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -47,6 +46,7 @@ from benchmarks.harness.texts import (
     model_directory,
     sample,
     sentence_transformers,
+    sentences,
     vectors_of,
     weir,
     write_bodies,
@@ -257,7 +257,6 @@ VECTORS = Rounds(
 )
 
 
-SENTENCES = Path(__file__).parents[1] / "sentences.jsonl"
 TEXTS, AT_A_TIME = 300, 50
 PRECISIONS = ("fp32", "fp16", "int8")
 ALONE, TOGETHER_WAY = "a text a request", f"{AT_A_TIME} texts a request"
@@ -265,8 +264,8 @@ ALONE, TOGETHER_WAY = "a text a request", f"{AT_A_TIME} texts a request"
 
 def measure_agreement(run: Run) -> Result:
     """Ask each server for the same texts, text by text and many at a time."""
-    sentences = [json.loads(line) for line in SENTENCES.read_text().splitlines()]
-    texts = sentences + sample(TEXTS - len(sentences))
+    own = sentences()
+    texts = own + sample(TEXTS - len(own))
     with sentence_transformers() as server:
         exact = alone(server, texts)
     run.step(f"sentence-transformers: {len(exact)} vectors")
@@ -279,7 +278,7 @@ def measure_agreement(run: Run) -> Result:
             run.step(f"{precision}: done")
     _agreement_goals(result)
     result.notes.append(
-        f"all-MiniLM-L6-v2; {len(sentences)} sentences of Weir's own documents and {TEXTS - len(sentences)} paragraphs of the standard library's "
+        f"all-MiniLM-L6-v2; {len(own)} sentences of Weir's own documents and {TEXTS - len(own)} paragraphs of the standard library's "
         f"docstrings, {AT_A_TIME} a request to /v1/embeddings."
     )
     return result

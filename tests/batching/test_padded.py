@@ -102,6 +102,10 @@ def test_a_list_may_fill_up_a_batch() -> None:
     assert (load.slices, load.divided, load.padding) == ([None, (0, 3)], [request], 3.0)
 
 
+def test_a_list_of_which_nothing_fits_waits() -> None:
+    assert lengths(take(filled(of(10.0), listed(2, cost=100.0)), padding=3.0)) == [10.0]
+
+
 def test_an_item_of_many_rows_goes_alone_rather_than_not_at_all() -> None:
     group = filled(Asked("wide", rows=3, cost=9.0), of(3.0))
     load = take(group, 2)

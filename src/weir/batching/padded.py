@@ -423,7 +423,8 @@ def _fill(draft: PaddedDraft, level: PriorityLevel, lane: LengthQueue, max_cost:
             soon = lane.next(SOON * draft.max_rows, SOON * draft.max_cost)
             brief = sum(request.cost for request in [*draft.requests, *soon] if request.brief)
             draft.max_cost = min(draft.max_cost, max(BESIDE_SMALL * draft.max_padding, BESIDE_BRIEF * brief))
-            _spread(draft, *_by_length(soon), gone)
+            if len(soon) + len(gone) < len(lane):
+                _spread(draft, *_by_length(soon), gone)
         _spread(draft, lane.lengths, lane.by_length, gone)
     draft.max_cost = whole
     if lane is level.small:

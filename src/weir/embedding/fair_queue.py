@@ -9,7 +9,7 @@ So a caller's share does not depend on the number of texts in a request: one tex
 turns. A higher priority goes before a lower one.
 """
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Hashable
 from heapq import heappop, heappush
 from typing import Generic, Protocol, TypeVar
@@ -69,7 +69,7 @@ class CallerQueue(Generic[S]):
         self._heap: list[tuple[int, float, int, CallerShare[S]]] = []
         self._pushes = 0
         self._tags: list[float] = []  # a heap of the tags of texts under way, and of some that are no longer
-        self._ended: Counter[float] = Counter()  # how many texts of each tag in `_tags` are no longer under way
+        self._ended: dict[float, int] = {}  # how many texts of each tag in `_tags` are no longer under way, if any
         self._now = 0.0
         self._away: dict[Key, float] = {}  # the tokens that absent callers have had
 
@@ -80,7 +80,7 @@ class CallerQueue(Generic[S]):
     def now(self) -> float:
         """Virtual time, in tokens. It never decreases."""
         tags, ended = self._tags, self._ended
-        while tags and ended[tags[0]]:
+        while tags and tags[0] in ended:
             tag = heappop(tags)
             ended[tag] -= 1
             if not ended[tag]:
@@ -143,7 +143,7 @@ class CallerQueue(Generic[S]):
 
     def ended(self, tag: float) -> None:
         """Note that a text with this tag is no longer under way."""
-        self._ended[tag] += 1
+        self._ended[tag] = self._ended.get(tag, 0) + 1
 
     def leave(self, key: Key, member: S) -> None:
         """Remove the request `member`, which has no more texts to send. Idempotent."""
