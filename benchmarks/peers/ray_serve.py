@@ -66,6 +66,7 @@ async def contender(name):
         )  # fmt: skip
         await service.start()
         return service.infer, service.stop
+    await asyncio.to_thread(serve.start, proxy_location="Disabled")  # its port may be taken, and no call goes by HTTP
     handle = await asyncio.to_thread(serve.run, deployment(kind, settings))
     return handle.remote, lambda: asyncio.to_thread(serve.shutdown)
 
