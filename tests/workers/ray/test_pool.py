@@ -285,7 +285,7 @@ def test_there_are_as_many_workers_as_the_load_needs(nodes: Nodes, loop: Loop, m
 
 def test_a_model_s_own_metrics_are_in_those_of_the_server(nodes: Nodes, tmp_path: Path) -> None:
     (tmp_path / "counted.py").write_text(COUNTED)
-    ray = ("--executor", "ray", "--ray-address", nodes.address, "--num-cpus", 0.25, "--start-timeout", 60)
+    ray = ("--executor", "ray", "--ray-address", nodes.address, "--num-cpus", 0.25, "--start-timeout", 100)
     with serving(tmp_path / "counted.py:Counted", "--workers", "1..2", "--max-batch-size", 1, *ray) as (_, client):
         assert [client.post("/infer/counted", json=item).json() for item in (3, 4, 5, 6)] == [3, 4, 5, 6]
         shown = client.get("/metrics").text
