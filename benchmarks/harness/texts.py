@@ -135,11 +135,13 @@ def infinity(
     """Serve with an engine of infinity's, as it is started on a CPU."""
     peer = "infinity-optimum" if engine == "optimum" else "infinity"
     command = str(Path(python_of(peer)).with_name("infinity_emb"))
-    model = directory or model_directory()
+    # It takes the path of an ONNX file for its name, which is so in the model's own folder only; it keeps what it makes of the file by the model's name.
+    inside = [] if directory is None else [f"--chdir={directory}", f"HF_HUB_CACHE={directory}.hub"]
+    model = model_directory() if directory is None else "."
     told = ["--model-id", str(model), "--served-model-name", MODEL, *INFINITY_ENGINES[engine], "--device", "cpu",
             "--dtype", "float32", "--no-vector-disk-cache", "--host", "127.0.0.1",
             "--port", "{port}", "--log-level", "error"]  # fmt: skip
-    return serving_texts(name, [*_bounded(), command, "v2", *told], path, body)
+    return serving_texts(name, ["env", *inside, *_bounded(), command, "v2", *told], path, body)
 
 
 def sentence_transformers(

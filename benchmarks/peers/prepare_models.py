@@ -30,7 +30,6 @@ class Named(torch.nn.Module):
 
 def export(network: Any, tokenizer: Any, output: str, folder: Path) -> None:
     """Write `folder`/model.onnx, with any number of texts of any length."""
-    folder.mkdir(parents=True)
     sample = tokenizer(["one text", "and a second, which is longer"], padding=True, return_tensors="pt")
     axes = {0: "batch", 1: "sequence"}
     torch.onnx.export(
@@ -46,11 +45,11 @@ def prepare(directory: Path, place: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(directory)
     shutil.copytree(directory, place / "vectors")
     network = AutoModel.from_pretrained(directory, attn_implementation="eager").eval()
-    export(network, tokenizer, "last_hidden_state", place / "vectors" / "onnx")
+    export(network, tokenizer, "last_hidden_state", place / "vectors")
     ranker = BertForSequenceClassification.from_pretrained(directory, num_labels=1, attn_implementation="eager").eval()
     ranker.save_pretrained(place / "ranker")
     tokenizer.save_pretrained(place / "ranker")
-    export(ranker, tokenizer, "logits", place / "ranker" / "onnx")
+    export(ranker, tokenizer, "logits", place / "ranker")
     shutil.copytree(directory, place / "both")
     head = {"weight": torch.randn(1, network.config.hidden_size), "bias": torch.zeros(1)}
     torch.save(head, place / "both" / "sparse_linear.pt")
