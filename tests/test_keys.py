@@ -56,6 +56,7 @@ def test_every_path_of_http_asks_for_it_but_those_of_probes(running: Running) ->
         ("GET", "/"),
         ("GET", "/docs"),
         ("GET", "/nowhere"),
+        ("GET", "/ping"),
         ("GET", "/dashboard"),
         ("GET", "/metrics"),
         ("DELETE", "/v2/x"),

@@ -10,6 +10,7 @@ import pytest
 
 import weir
 from weir.catalog.loading import describe_service, load_target, profile_service, worker_environment
+from weir.embedding.model import TextEncoder
 from weir.errors import ModelError, SettingsError
 from weir.model import Model
 from weir.policy.cost.profile import Profile
@@ -186,6 +187,11 @@ def test_a_module_of_a_package_is_read_anew_with_its_neighbours_as_they_are(fold
     second = load_target("target_anew.model:Own", fresh=True)
     assert getattr(second, "number") == 2 and first.__mro__[1] is second.__mro__[1]  # noqa: B009 - mypy knows no such name
     assert sys.modules["target_anew"].model is sys.modules["target_anew.model"]
+
+
+def test_a_module_of_weir_is_not_read_anew() -> None:
+    """Its classes would no longer be those that others have imported, which then could not travel to workers by name."""
+    assert load_target("weir.embedding.model:TextEncoder", fresh=True) is TextEncoder
 
 
 def test_what_has_no_file_of_python_is_not_read_anew(folder: Path) -> None:

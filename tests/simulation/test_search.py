@@ -1,7 +1,5 @@
 """Latency objectives: kept at any arrival rate, with the least energy."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 from benchmarks.policies.harness import best_limit
@@ -249,11 +247,11 @@ def test_one_worker_refuses_only_what_it_cannot_answer_in_time(tight: Bank, rate
 
 
 @pytest.fixture(scope="module")
-def tight() -> Iterator[Bank]:
+def tight() -> Bank:
     with pytest.MonkeyPatch.context() as changed:
         changed.setattr(banks, "PROMISE_LOADS", (0.03, 0.1, 0.2, 0.4, 0.8))
         changed.setattr(banks, "PROMISE_REQUESTS", 5_000)
-        yield make_bank(SLEEPS, objective=LatencySLO.parse("p99=45ms"))
+        return make_bank(SLEEPS, objective=LatencySLO.parse("p99=45ms"))
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def load_target(target: str, *, fresh: bool = False, trust: Trust | None = None)
     """Import and return the Model or Service class that `target` names; for a function, a model made of it; for a file or a task,
     the class that serves it, as far as `trust` allows.
 
-    With `fresh`, a module that is already imported is read again; the modules that it imports are not.
+    With `fresh`, a module that is already imported is read again, unless it is one of Weir's own; the modules that it imports are not.
 
     Modules are found as `python -m` finds them, the working directory first. For a file, its folder (or the folder of its
     package) is added to sys.path, so that worker processes find the class under the same name.
@@ -60,7 +60,8 @@ def load_target(target: str, *, fresh: bool = False, trust: Trust | None = None)
         raise SettingsError(f"TARGET {target!r}: {_FORM}{_named_apart(target)}")
     before = set(sys.modules)
     module = _load_file(target, Path(place)) if place.endswith(".py") else _load_module(target, place)
-    if fresh and module.__name__ in before and str(module.__file__).endswith(".py"):
+    is_own = module.__name__.partition(".")[0] == "weir"
+    if fresh and not is_own and module.__name__ in before and str(module.__file__).endswith(".py"):
         module = read_anew(target, module.__name__, Path(str(module.__file__)))
     return class_in(module, name, target)
 
