@@ -117,6 +117,7 @@ VIEWS = {
         {"trace": 0, "p99 objective": 1, "p99 s": 2, "worker-hours": 3, "Ray Serve": 4, "Kubernetes HPA": 5, "KEDA": 6, "saved": 7, "late": 8,
          "late, others": 9}, bare=True,
     ),
+    "ray-batch": View({"contender": 0, "p99 ms, 25/s": 1, "50/s": 2, "100/s": 3, "400/s": 4}),
     "padding": View({"waiting": 0, "padding by arrival": 1, "by length": 2, "by arrival on a CPU": 3, "by length on a CPU": 4}),
     "classes": View({"way": 1, "p99": 3, "above alone": 4, "idle time used": 5}, only="as long as the requests"),
     "kserve": View({"requests": 0, "server": 1, "good answers/s": 2, "times Triton": 3, "p50 ms": 4, "p99 ms": 5, "CPU µs": 6}),
