@@ -174,7 +174,7 @@ $(VENV)/.test: $(VENV)/.serve
 
 .venvs/adapters/.test: $(VENV)/.pip pyproject.toml
 	$(PYTHON) -m venv .venvs/adapters
-	.venvs/adapters/bin/python -m pip --quiet install --editable ".[client]" hypothesis "litserve>=0.2.17" "mlserver>=1.6" mlserver-sklearn "mosec>=0.9.8" psutil pytest pytest-timeout
+	.venvs/adapters/bin/python -m pip --quiet install --editable ".[client]" hypothesis "litserve>=0.2.17" "mlserver>=1.6" mlserver-lightgbm mlserver-sklearn mlserver-xgboost "mosec>=0.9.8" psutil pytest pytest-timeout
 	@touch $@
 
 # uv finds versions of these that fit each other in seconds, pip in an hour.

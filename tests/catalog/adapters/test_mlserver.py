@@ -107,6 +107,30 @@ def test_without_mlserver_the_error_says_what_to_install(tmp_path: Path) -> None
         weir.running(model_repository=str(tmp_path)).start()
 
 
+ROWS_OF_TREES = np.array([[0, 1], [1, 0], [4, 5], [5, 4]] * 5, np.float32)
+
+
+def train_trees(root: Path) -> None:
+    """Write a model of XGBoost and one of LightGBM, as in MLServer's examples: nothing is declared."""
+    import lightgbm
+    import xgboost
+
+    labels = ROWS_OF_TREES[:, 0] > 2
+    for called, implementation, file in (
+        ("xgboost", "mlserver_xgboost.XGBoostModel", "mushroom-xgboost.json"),
+        ("lightgbm", "mlserver_lightgbm.LightGBMModel", "iris-lightgbm.bst"),
+    ):
+        folder = write(
+            root, called, implementation=implementation, parameters={"uri": f"./{file}"}, inputs=None, outputs=None
+        )
+        if called == "xgboost":
+            xgboost.XGBClassifier(n_estimators=4, n_jobs=1).fit(ROWS_OF_TREES, labels).save_model(folder / file)
+        else:
+            options = {"objective": "binary", "min_data_in_leaf": 1, "num_threads": 1, "verbose": -1}
+            data = lightgbm.Dataset(ROWS_OF_TREES, labels, params=options)
+            lightgbm.train(options, data, 4).save_model(folder / file)
+
+
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     import joblib
@@ -133,6 +157,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     joblib.dump(SVC().fit([[0, 0], [5, 5]], [3, 7]), folder / "model.joblib")
     folder = write(root, "echo", implementation="jsonmodels.Echo", inputs=None, outputs=None)
     (folder / "jsonmodels.py").write_text(ECHO)
+    train_trees(root)
     with weir.running(model_repository=str(root), allow_pickle=True, workers=1) as server:
         yield server.address
 
@@ -153,6 +178,17 @@ def test_its_runtime_of_scikit_learn(address: str) -> None:
     with HttpClient(address) as client:
         answer = client.infer("svm", {"x": np.array([[0, 1], [4, 5]], np.float32)}, version="v0.1.0")
         assert answer["predict"].tolist() == [3, 7]
+
+
+@pytest.mark.adapters
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("called", ["xgboost", "lightgbm"])
+def test_its_runtimes_of_trees(address: str, called: str) -> None:
+    with HttpClient(address) as client:
+        answer = client.infer(called, {"predict": ROWS_OF_TREES[:4]})["predict"]
+        assert (answer.ravel() > 0.5).tolist() == [False, False, True, True]
+        with pytest.raises(weir.WeirError):
+            client.infer(called, {"predict": np.zeros((1, 3), np.float32)})
 
 
 @pytest.mark.adapters

@@ -12,6 +12,13 @@ from typing import Any, ClassVar
 
 import numpy
 
+from weir.catalog.adapters.mlserver_huggingface import (
+    PACKAGE,
+    RUNTIMES,
+    HuggingFacePipeline,
+    is_served_here,
+    runtime_settings,
+)
 from weir.catalog.repository.platforms import as_tensor, batch_dimension_of, with_attributes
 from weir.catalog.sources import ModelReading, ModelToServe, Trust
 from weir.catalog.targets import PLATFORMS
@@ -234,6 +241,11 @@ class MlserverPlatform:
     def load(self, model: ModelToServe) -> type[Model] | type[Service]:
         """Return a class that runs the model's runtime. Raises SettingsError; see Platform."""
         assert model.folder is not None, "a model of a repository has a folder: this is a bug"
+        if model.target in RUNTIMES:
+            document = json.loads((model.folder / FILE).read_bytes())
+            if is_served_here(document) or find_spec(PACKAGE) is None:
+                kind = declared(HuggingFacePipeline, {"settings": runtime_settings(model, document)})
+                return type("MlserverService", (MlserverService,), {"model": kind})
         if find_spec("mlserver") is None:
             raise SettingsError(
                 f"{model.label}: {FILE}: MLServer is not installed (pip install mlserver, and the package of its runtime)"

@@ -1,6 +1,7 @@
 """The model that runs a pipeline of Hugging Face's transformers (the extra `transformers`), one task of texts."""
 
 from collections.abc import Mapping, Sequence
+from threading import Lock
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -16,6 +17,8 @@ TASKS: Mapping[str, Sequence[str]] = MappingProxyType(
         FILL_MASK: [], GENERATION: ["Once upon a time"],
     }
 )  # fmt: skip
+
+LOADING = Lock()  # while transformers loads weights, what other threads of the process make has none
 
 
 class TransformersModel(Model):
@@ -37,14 +40,11 @@ class TransformersModel(Model):
         """Make the pipeline; a model of the hub is downloaded once."""
         from transformers import pipeline
 
-        self._pipeline = pipeline(
-            self.task, model=self.source, device=self.torch_device(self._device), dtype=self._dtype
-        )
-        tokenizer = self._pipeline.tokenizer
-        if self.task == GENERATION and tokenizer.pad_token_id is None:  # texts of a batch are filled up to one length
-            tokenizer.pad_token_id = tokenizer.eos_token_id
+        device = self.torch_device(self._device)
+        with LOADING:
+            self._pipeline = pipeline(self.task, model=self.source, device=device, dtype=self._dtype)
         if self.task == GENERATION:
-            tokenizer.padding_side = "left"
+            pad_left(self._pipeline.tokenizer)
 
     def preprocess(self, item: Any) -> Any:
         """Return the text of an item. Raises InvalidRequest if it has none."""
@@ -58,13 +58,20 @@ class TransformersModel(Model):
         results = self._pipeline(batch, batch_size=len(batch), **self._options)
         if self.task == FILL_MASK and len(batch) == 1:  # whose result this pipeline takes out of the list
             results = [results]
-        return [_plain(each) for each in results]
+        return [plain(each) for each in results]
 
 
-def _plain(value: Any) -> Any:
+def pad_left(tokenizer: Any) -> None:
+    """Let `tokenizer` fill up the texts of a batch to one length before they begin, for a model that goes on after their ends."""
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token_id = tokenizer.eos_token_id
+    tokenizer.padding_side = "left"
+
+
+def plain(value: Any) -> Any:
     """Return `value` without numpy's types, which scores have in some pipelines."""
     if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
+        return {key: plain(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
+        return [plain(each) for each in value]
     return value.tolist() if hasattr(value, "tolist") else value
