@@ -526,12 +526,13 @@ class Manager:
         return services
 
     async def _give_workers(self, name: str, reading: ModelReading, new: Sequence[Service]) -> None:
-        """Add as many workers to the new default version as load calls had added to the former one."""
+        """Add as many workers to the new default version as load calls had added to the former one. Shared workers are there already."""
         highest = _version(reading, None).version
         default = highest if reading.default is None else reading.default
         try:
             for service in new:
-                for _ in range(self._endpoints.added(name) if service.version == default else 0):
+                has_them = service.generation.shares_workers or service.version != default
+                for _ in range(0 if has_them else self._endpoints.added(name)):
                     await service.add_worker()
         except BaseException as error:
             await asyncio.gather(*[service.stop(0.0) for service in new])

@@ -1,6 +1,7 @@
 """What a service runs between two loads: a model with its settings, its policy, its executor and its driver."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict
@@ -97,7 +98,8 @@ class Generation:
     ) -> None:  # fmt: skip
         self.model, self.params, self.platform = loaded
         self.label = label
-        self.batching, self.workers, self.settings = settings
+        self.batching, self._workers, self.settings = settings
+        self._shared: SharesWorkers | None = None
         largest = self.batching.max_batch_size
         self.policy = load_policy(
             self.batching.policy, max_batch_size=largest, max_queue_delay=self.batching.max_queue_delay
@@ -125,12 +127,12 @@ class Generation:
         self.driver = self._new_driver()
 
     def _make_scaler(self) -> "WorkerTuner | None":
-        if self.workers.scale is None:
+        if self._workers.scale is None:
             return None
         from weir.tuning.workers import WorkerTuner  # loads numpy
 
         largest, clock = self.batching.max_batch_size, self._clock
-        return WorkerTuner(self.label, self.workers, largest, self.tuner, clock=clock, pause=partial(sleep, clock))
+        return WorkerTuner(self.label, self._workers, largest, self.tuner, clock=clock, pause=partial(sleep, clock))
 
     def _new_driver(self) -> Driver:
         largest, hooks = self.batching.max_batch_size, self._hooks
@@ -139,21 +141,23 @@ class Generation:
             raise SettingsError(f"{service}.after_batch: gets no answers of a streaming model; use its postprocess")
         own = self.executor
         if own is None or callable(own):
-            own = (own or make_executor)(self.model, self.params, self.workers, name=self.label, max_batch_size=largest)
+            own = (own or make_executor)(
+                self.model, self.params, self._workers, name=self.label, max_batch_size=largest
+            )
         executor = own
         if self.tuner is not None:
             from weir.tuning.policy_tuner import with_profile
 
-            executor = with_profile(executor, self.tuner, self.model, self.workers, largest)
+            executor = with_profile(executor, self.tuner, self.model, self._workers, largest)
         batcher = Batcher(self.batching, self.policy)
         self.recorder.window = self.window = RollingWindow(self._clock, lambda: batcher.arrivals, largest)
         more = [each for each in (self.tuner, self.scaler) if each is not None]
         delivery = Delivery(self.label, (*self.observers, *more))
         driver = Driver(batcher, executor, delivery, self._clock)
         driver.streaming = self.streaming
-        self._shares_workers = isinstance(own, SharesWorkers)
-        if isinstance(own, SharesWorkers):
-            own.join(driver)
+        self._shared = own if isinstance(own, SharesWorkers) else None
+        if self._shared is not None:
+            self._shared.join(driver)
         if self.tuner is not None:
             self.tuner.attach(self._policy_solved, watch=not any(hooks))
         if any(hooks):
@@ -207,34 +211,51 @@ class Generation:
         self.ended()
 
     async def add_worker(self) -> None:
-        """Start one more worker; return when it is ready. Raises ModelNotReady unless the generation runs, and what the
-        executor raises."""
+        """Start one more worker; return when it is ready. If other models use the workers, it is one for them too. Raises
+        ModelNotReady unless the generation runs, and what the executor raises."""
         driver = self._running_driver()
         self._check_fixed()
-        await driver.executor.add_worker()
-        self.workers = replace(self.workers, workers=self.workers.first_workers + 1)
+        async with self._alone():
+            await driver.executor.add_worker()
+            self._resized(1)
 
     async def remove_worker(self) -> None:
-        """Let the last worker finish its batches for up to the setting `drain_timeout`, and stop it. Raises Conflict for the only
-        worker, and ModelNotReady unless the generation runs."""
+        """Let the last worker finish its batches for up to the setting `drain_timeout`, and stop it, also for other models that
+        use it. Raises Conflict for the only worker, and ModelNotReady unless the generation runs."""
         driver = self._running_driver()
         self._check_fixed()
-        count = self.workers.first_workers
-        if count == 1:
-            raise Conflict(f"model {self.label!r} has one worker left; stop the service to end it too")
-        self.workers = replace(self.workers, workers=count - 1)
-        await driver.remove_worker(count - 1, self.settings.drain_timeout)
+        async with self._alone():
+            last = self.workers.first_workers - 1
+            if not last:
+                raise Conflict(f"model {self.label!r} has one worker left; stop the service to end it too")
+            self._resized(-1)
+            await driver.remove_worker(last, self.settings.drain_timeout)
+
+    def _alone(self) -> AbstractAsyncContextManager[None]:
+        """Return what keeps other models from adding or removing workers meanwhile."""
+        return nullcontext() if self._shared is None else self._shared.resizing
+
+    def _resized(self, by: int) -> None:
+        if self._shared is None:
+            self._workers = replace(self._workers, workers=self._workers.first_workers + by)
 
     def _check_fixed(self) -> None:
-        """Raise Conflict if the number of workers follows the load, or other models use them too."""
-        if self._shares_workers:
+        """Raise Conflict if the number of workers follows the load."""
+        if self._workers.scale is not None:
             raise Conflict(
-                f"model {self.label!r} shares its workers with other models: none can be added or removed for it alone"
+                f"model {self.label!r} has workers={self._workers.workers}: as many as the load needs, so none can be added or removed by hand"
             )
-        if self.workers.scale is not None:
-            raise Conflict(
-                f"model {self.label!r} has workers={self.workers.workers}: as many as the load needs, so none can be added or removed by hand"
-            )
+
+    @property
+    def workers(self) -> WorkerSettings:
+        """The settings of the workers; their field `workers` is the present number of workers, or its range as a text."""
+        added = 0 if self._shared is None else self._shared.added
+        return replace(self._workers, workers=self._workers.first_workers + added) if added else self._workers
+
+    @property
+    def shares_workers(self) -> bool:
+        """Whether other models may use its workers."""
+        return self._shared is not None
 
     @property
     def worker_count(self) -> int:

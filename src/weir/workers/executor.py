@@ -144,6 +144,14 @@ class Executor(Protocol):
 class SharesWorkers(Protocol):
     """An Executor whose workers run batches of other models too."""
 
+    @property
+    def added(self) -> int:
+        """How many workers there are beyond those of the settings, whichever model they were added for; less than 0 after as many were removed."""
+
+    @property
+    def resizing(self) -> asyncio.Lock:
+        """Held while a worker is added or removed for any of the models."""
+
     def join(self, user: WorkerUser) -> None:
         """Have `user`, which drives the batches of this model, told when a worker is away. Called before the start."""
 

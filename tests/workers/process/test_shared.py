@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,11 @@ def service(pool: SharedPool, model: type[Model], **settings: Any) -> Service:
 
 
 @asynccontextmanager
-async def serving(*models: type[Model], **settings: Any) -> AsyncIterator[list[Service]]:
+async def serving(
+    *models: type[Model], pool: SharedPool | None = None, **settings: Any
+) -> AsyncIterator[list[Service]]:
     """Run services of these models on shared workers."""
-    pool = SharedPool()
+    pool = pool or SharedPool()
     services = [service(pool, model, **settings) for model in models]
     try:
         await asyncio.gather(*[each.start() for each in services])
@@ -42,6 +44,22 @@ def pids(of: Service) -> set[int]:
 def pipe(folder: Path, name: str) -> str:
     os.mkfifo(folder / name)
     return str(folder / name)
+
+
+def batches(of: Service) -> int:
+    return of.state(brief=True)["in_flight_batches"]  # type: ignore[no-any-return]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - there is no event for it
+        await asyncio.sleep(0)
+
+
+async def let_go(path: str, *waiting: "asyncio.Future[Any]") -> None:
+    """Let whoever reads the pipe go on, also one that opens it later, until all of `waiting` are done."""
+    while not all(each.done() for each in waiting):
+        os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))
+        await asyncio.sleep(0)
 
 
 def is_alive(pid: int) -> bool:
@@ -71,13 +89,61 @@ def test_both_models_are_in_the_same_processes_which_one_alone_may_use(tmp_path:
             assert name == "Reports"
             assert {freed, other} == workers  # with nothing to do, the second model left both to the first
             assert {loaded_in, answer[2]} == {answer[2]}  # loaded once, in the template
-            with pytest.raises(Conflict, match="shares its workers"):
-                await first.add_worker()
-            with pytest.raises(Conflict, match="shares its workers"):
-                await first.remove_worker()
             assert first.executor.gauges() == second.executor.gauges()
         assert not any(map(is_alive, workers))
         assert pids(first) == set()
+
+    asyncio.run(main())
+
+
+def test_a_worker_is_added_and_removed_for_all_models(tmp_path: Path) -> None:
+    async def main() -> None:
+        pool = SharedPool()
+        async with serving(Reports, ReportsToo, pool=pool) as (first, second):
+            before = pids(first)
+            await first.add_worker()
+            (added,) = pids(second) - before
+            assert [each.worker_count for each in (first, second)] == [3, 3]
+            pipes = [pipe(tmp_path, name) for name in "abc"]
+            held = [second.infer(path) for path in pipes]
+            await until(lambda: batches(second) == 3)
+            removal = asyncio.ensure_future(first.remove_worker())
+            ran = []
+            for path, each in zip(pipes, held, strict=True):
+                await let_go(path, each)
+                assert added in ran or not removal.done()
+                ran.append((await each)[1])
+            assert set(ran) == before | {added}  # none ran twice
+            await removal
+            assert pids(first) == pids(second) == before
+            assert not is_alive(added)
+            await second.add_worker()
+            third = service(pool, Reports, name="third")
+            await third.start()  # with as many workers as there are
+            assert [each.worker_count for each in (first, second, third)] == [3, 3, 3]
+            assert len(pids(third)) == 3
+            await asyncio.gather(first.remove_worker(), third.remove_worker())  # two, and not the same one twice
+            assert len(pids(second)) == 1
+            with pytest.raises(Conflict, match="one worker left"):
+                await second.remove_worker()
+            assert (await second.infer(0))[0] == "ReportsToo"
+            await third.stop()
+
+    asyncio.run(main())
+
+
+def test_a_batch_of_another_model_that_takes_too_long_runs_again_elsewhere(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(Reports, ReportsToo, pool=SharedPool(leave_within=0.0)) as (first, second):
+            kept, removed = [state.pid for state in second.executor.states()]
+            pipes = [pipe(tmp_path, name) for name in "ab"]
+            held = [second.infer(path) for path in pipes]
+            await until(lambda: batches(second) == 2)
+            removal = asyncio.ensure_future(first.remove_worker())
+            await until(lambda: batches(second) == 1)
+            await asyncio.gather(*[let_go(path, each, removal) for path, each in zip(pipes, held, strict=True)])
+            assert {(await each)[1] for each in held} == {kept}
+            assert pids(second) == {kept} and not is_alive(removed or 0)
 
     asyncio.run(main())
 

@@ -6,12 +6,13 @@
 
 So what a process needs besides the models is there once, and a model with nothing to do leaves the workers to the others. Who gets a free worker says
 batching/workers.py. The processes are those of a ProcessPool of HostedModels. When a model is loaded or unloaded, another pool is started beside it,
-and takes each worker over as soon as it has no batch: the other models do not notice.
+and takes each worker over as soon as it has no batch: the other models do not notice. A worker that is added or removed is so for all models.
 """
 
 import asyncio
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -30,6 +31,7 @@ from weir.workers.settings import WorkerSettings
 from weir.workers.source import pack_source
 
 SHRINK_AFTER = 10.0  # seconds: a model that is loaded again has left by then, and a server that ends has ended
+LEAVE_WITHIN = 30.0  # seconds: for so long a worker that is removed may finish a batch of another model than the one that it is removed for
 LONGEST_NAME = 60  # characters; names of shared memory have a limit
 
 logger = logging.getLogger("weir")
@@ -49,6 +51,16 @@ class PoolMember(ExecutorBase):
     def join(self, user: WorkerUser) -> None:
         """See SharesWorkers."""
         self._user = user
+
+    @property
+    def added(self) -> int:
+        """See SharesWorkers."""
+        return self._pool.added
+
+    @property
+    def resizing(self) -> asyncio.Lock:
+        """See SharesWorkers."""
+        return self._pool.resizing
 
     async def start(self, listener: Listener) -> None:
         """Start the workers with all models of the pool, unless they run; return when they have this model. Raises what ProcessPool.start raises."""
@@ -72,6 +84,14 @@ class PoolMember(ExecutorBase):
         if not self.left:
             self.left = True
             await self._pool.leave(self)
+
+    async def add_worker(self) -> None:
+        """Start one more worker with all models."""
+        await self._pool.add_worker(self)
+
+    async def remove_worker(self, worker: int | None = None) -> None:
+        """End `worker` once it has no batch of another model, after LEAVE_WITHIN seconds in any case: such a batch runs again on another worker then."""
+        await self._pool.remove_worker(self, worker)
 
     def states(self) -> Sequence[WorkerState]:
         """Return the workers, which are those of all models."""
@@ -144,11 +164,16 @@ class _Processes:
 class SharedPool:
     """The worker processes that models share. `member` makes the Executor of one of them, with the arguments of ProcessPool.
 
-    Processes that have a model which left are replaced after `shrink_after` seconds, so that its memory is free.
+    Processes that have a model which left are replaced after `shrink_after` seconds, so that its memory is free. `added` says how many workers were added
+    to those of the settings, until the last model leaves.
     """
 
-    def __init__(self, *, shrink_after: float = SHRINK_AFTER) -> None:
+    def __init__(self, *, shrink_after: float = SHRINK_AFTER, leave_within: float = LEAVE_WITHIN) -> None:
+        self.added = 0
+        self.resizing = asyncio.Lock()
         self._shrink_after = shrink_after
+        self._leave_within = leave_within
+        self._leaving: int | None = None  # the worker that is being removed
         self._timer: asyncio.TimerHandle | None = None
         self._shrinking: asyncio.Future[None] | None = None
         self._settings: WorkerSettings | None = None
@@ -160,7 +185,7 @@ class SharedPool:
         self._starting: _Processes | None = None
         self._start_task: asyncio.Future[None] | None = None
         self._changing = asyncio.Lock()
-        self._moved = asyncio.Event()  # a worker no longer belongs to former processes
+        self._moved = asyncio.Event()  # a worker no longer belongs to former processes, or one that leaves has no batch
 
     @property
     def processes(self) -> ProcessPool | None:
@@ -210,6 +235,7 @@ class SharedPool:
             self._timer = asyncio.get_running_loop().call_later(self._shrink_after, self._shrink)
         else:
             current, self._current = self._current, None
+            self.added = 0
             self._at.clear()
             self._moved.set()
             if self._start_task is not None:
@@ -219,6 +245,44 @@ class SharedPool:
                 await asyncio.wait([self._shrinking])
             if current is not None:
                 await current.pool.stop()
+
+    async def add_worker(self, member: PoolMember) -> None:
+        """Start one more process; return when it is ready and all models have been told. Raises what ProcessPool.add_worker raises."""
+        async with self._changing:
+            await self._running(member).pool.add_worker()
+            self.added += 1
+
+    async def remove_worker(self, member: PoolMember, worker: int | None) -> None:
+        """End `worker` (None: that of the highest index). `member` has given up its batches there; the other models finish theirs."""
+        async with self._changing:
+            processes = self._running(member)
+            leaving = self._leaving = (
+                max(state.index for state in processes.pool.states()) if worker is None else worker
+            )
+            others = [each for each in self._workers.users if each is not member]
+            for each in others:
+                each.listener.worker_leaves(leaving)
+            try:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._leave_within):
+                        while set(self._workers.holders(leaving)) - {member}:
+                            self._moved.clear()
+                            await self._moved.wait()
+            finally:
+                self._at.pop(leaving, None)
+                processes.ready.pop(leaving, None)
+                self._workers.lost(leaving, self._now())
+                for each in others:
+                    if not each.left:
+                        each.listener.worker_lost(leaving, "")
+                await processes.pool.remove_worker(leaving)
+                self.added -= self._current is processes
+                self._leaving = None
+
+    def _running(self, member: PoolMember) -> _Processes:
+        if self._current is None:
+            raise ModelNotReady(f"{member.hosted.label}: has no workers")
+        return self._current
 
     def _shrink(self) -> None:
         self._shrinking = asyncio.ensure_future(self._without_those_that_left())
@@ -251,7 +315,8 @@ class SharedPool:
         """Start processes with these models, and stop the former ones when no worker has a batch there."""
         assert self._settings is not None
         former = self._current
-        self._starting = _Processes(self, members, replace(self._settings, load_niceness=load_niceness))
+        count = self._settings.first_workers + self.added
+        self._starting = _Processes(self, members, replace(self._settings, load_niceness=load_niceness, workers=count))
         self._start_task = asyncio.ensure_future(self._starting.pool.start(self._starting))  # which calls worker_ready
         try:
             await self._start_task
@@ -283,7 +348,7 @@ class SharedPool:
         """Let a worker of the newest processes take over, at once or when the former one has no batch left."""
         if self._starting is processes:
             self._current = processes
-        if self._current is not processes:
+        if self._current is not processes or worker == self._leaving:
             return
         if not self._workers.holders(worker):
             self._take_over(worker)
@@ -315,8 +380,8 @@ class SharedPool:
         self._moved.set()
 
     def received(self, member: PoolMember, worker: int, events: Events) -> None:
-        """Pass the events on; if the batch has ended, offer the worker."""
-        if member.left:
+        """Pass the events on; if the batch has ended, offer the worker. What comes too late from a worker that is removed concerns nobody."""
+        if member.left or worker not in self._at:
             for output in events.outputs:
                 if hasattr(output, "release") and hasattr(output, "view"):
                     output.release()
@@ -333,6 +398,8 @@ class SharedPool:
             self._take_over(worker)
         else:
             self._workers.ended(worker, self._now())
+            if worker == self._leaving:
+                self._moved.set()
 
     def measured(self, worker: int, reports: Sequence[MetricReport]) -> None:
         """Tell the model whose batch it is."""
