@@ -16,7 +16,7 @@ from tests.embedding.served_texts import MAX_TEXTS, Served, served
 
 from weir.embedding.encoder import SMALL_REQUEST
 from weir.embedding.http import Listing, listing, send_listing
-from weir.embedding.texts import ModelFacts, TextTask
+from weir.embedding.texts import ModelFacts, TextOutput, TextTask
 from weir.errors import Cancelled, DeadlineExceeded, ModelError, Overloaded
 from weir.frontends.http.fast.handover import HandOver
 from weir.messages import Dispatch, Reason, Wakeup
@@ -151,7 +151,7 @@ def test_who_has_been_given_up_has_the_connection_closed() -> None:
 def test_small_calls_stay_on_it(handed_over: list[bytes]) -> None:
     async def main() -> None:
         async with served(HashingEncoder()) as server:
-            for count in (1, SMALL_REQUEST, 1):
+            for count in (1, SMALL_REQUEST, MAX_TEXTS, 1):
                 answer = await server.client.post(OPENAI, json={"input": [f"text {place}" for place in range(count)]})
                 assert len(answer.json()["data"]) == count
             async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
@@ -169,9 +169,12 @@ PAIRS = {"query": "a", "documents": ["b", "c"]}
     ("/rerank", PAIRS), ("/v1/rerank", PAIRS), ("/v2/rerank", PAIRS), ("/v2/embed", {"texts": ["a"]}), ("/predict", {"inputs": "a"}),
     ("/classify", {"input": ["a"]}), ("/similarity", {"inputs": {"source_sentence": "a", "sentences": ["b"]}}), ("/tokenize", {"inputs": "a"}),
     ("/decode", {"ids": [1]}), ("/embed?once=1", {"inputs": "a"}),
+    ("/rerank", {"query": "a", "texts": ["b"] * MAX_TEXTS}), ("/v2/rerank", {"query": "a", "documents": ["b"] * MAX_TEXTS}),
+    (OPENAI, {"input": ["a", "b"], "outputs": ["dense", "sparse"]}),
 ])  # fmt: skip
 def test_small_calls_of_every_protocol_stay_on_it(path: str, said: Any, handed_over: list[bytes]) -> None:
-    facts = ModelFacts(tasks=(TextTask.EMBED, TextTask.RERANK, TextTask.PREDICT), labels=tuple("abcdefgh"))
+    tasks = (TextTask.EMBED, TextTask.RERANK, TextTask.PREDICT)
+    facts = ModelFacts(tasks=tasks, labels=tuple("abcdefgh"), outputs=tuple(TextOutput))
 
     async def main() -> httpx.Response:
         async with served(HashingEncoder(facts=facts)) as server:
@@ -184,15 +187,19 @@ def test_small_calls_of_every_protocol_stay_on_it(path: str, said: Any, handed_o
 @pytest.mark.parametrize(("said", "headers"), [
     ({"input": [f"text {place}" for place in range(SMALL_REQUEST + 1)]}, []),
     ({"input": "a" * 40_000}, []),
+    ({"input": "a", "outputs": ["dense", "tokens"]}, []),
     ({"input": "a"}, ["expect: 100-continue"]),
     ({"input": "a"}, ["content-encoding: identity", "x-request-priority: high"]),
     ({"input": "a", "model": "tokens"}, []),
 ])  # fmt: skip
 def test_what_is_more_than_that_is_left_to_the_application(
-    said: Any, headers: list[str], handed_over: list[bytes]
+    said: Any, headers: list[str], handed_over: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("weir.embedding.http.LONG_ANSWER", 1000)  # bytes
+
     async def main() -> None:
-        encoders = HashingEncoder(), HashingEncoder("tokens", per_token=True, facts=ModelFacts())
+        facts = ModelFacts(outputs=tuple(TextOutput))
+        encoders = HashingEncoder(facts=facts), HashingEncoder("tokens", per_token=True, facts=ModelFacts())
         async with served(*encoders, hot=["hashing"]) as server, dialled(server) as (reader, writer):
             # The next request has arrived with it, and is answered after it.
             writer.write(
@@ -324,7 +331,7 @@ def test_the_largest_answers_come_in_bits_and_say_the_same(monkeypatch: pytest.M
     found: list[httpx.Response] = []
 
     async def main() -> None:
-        async with served(HashingEncoder()) as server:
+        async with served(HashingEncoder(), fast=False) as server:
             for largest in (1_000_000, 100):
                 monkeypatch.setattr("weir.embedding.http._STREAMED_ABOVE", largest)
                 monkeypatch.setattr("weir.embedding.http._NUMBERS_PER_PART", 10 * DIMENSIONS)

@@ -1,7 +1,7 @@
 """The HTTP channels of requests for vectors: an ASGI call, and a connection of the fast path.
 
-Small requests are answered on the fast path: each has one task, and no ASGI between the task and its connection. For any other request the connection is
-handed over to the ASGI application.
+Requests with small answers are answered on the fast path: each has one task, and no ASGI between the task and its connection. For any other request the
+connection is handed over to the ASGI application.
 """
 
 import asyncio
@@ -16,11 +16,12 @@ from starlette.types import Send
 
 from weir.embedding.encoder import SMALL_REQUEST
 from weir.embedding.exchange import EmbeddingContext, TextExchange, check_client, mark_headers
-from weir.embedding.texts import Encoded
+from weir.embedding.texts import Encoded, TextOutput
 from weir.errors import Cancelled, WeirError
 from weir.frontends.http.asgi import AsgiCall, identified, unless_left
 from weir.frontends.http.openapi import described_headers, operation
 from weir.messages import JSON
+from weir.protocols.account import CLAIM
 from weir.protocols.native import RequestOptions
 from weir.protocols.offloading import LONG_ANSWER, off_loop, written
 from weir.protocols.response import Headers, HttpResponse, compressed_off_loop, echo_headers, start_headers
@@ -235,7 +236,7 @@ def _marks(encoded: Encoded) -> Headers:
 
 class FastTexts:
     """The RouteHandler, see frontends/http/fast/plan.py, of the endpoints of `texts`, whose protocols write errors alike. Only requests for `models` are
-    answered, which have one vector for each text, so that answers are small."""
+    answered, which have no vectors of tokens, so that answers are small."""
 
     of_service = False
 
@@ -297,7 +298,7 @@ class FastTextRequest:
             self._texts.protocol.read(exchange, self._headers, self.payload)
         except WeirError as error:
             return self._refuse(error)
-        if len(exchange.texts) > SMALL_REQUEST or exchange.model not in self._models or exchange.options.outputs:
+        if exchange.model not in self._models or not _has_small_answer(exchange):
             return self._connection.hand_over(self._plan, self.payload)
         self._head.apply_to(exchange, self._connection.peer)
         try:
@@ -330,11 +331,13 @@ class FastTextRequest:
         self._answer(answer)
 
     async def _answered(self, encoded: Encoded | None = None) -> None:
-        """Answer the request with its vectors, which are computed unless they are there."""
+        """Answer the request with its vectors, which are computed unless they are there. What they hold is charged as in an ASGI call."""
         texts, exchange = self._texts, self._exchange
         try:
-            encoded = encoded or await exchange.vectors()
-            answer = await texts.answer(exchange, encoded, self._head, len(self.payload))
+            with self._connection.shared.account.claim() as claim:
+                CLAIM.set(claim)
+                encoded = encoded or await exchange.vectors()
+                answer = await texts.answer(exchange, encoded, self._head, len(self.payload))
         except Cancelled:
             return self._connection.abort()
         except Exception as error:
@@ -367,6 +370,24 @@ class FastTextRequest:
             self._withdraw()
         if self._task is not None:
             self._task.cancel()
+
+
+def _has_small_answer(exchange: TextExchange) -> bool:
+    """Return whether the answer need not be sent in parts: to a few texts, but for vectors of their tokens, or to more with a vector or scores each."""
+    encoder, options = exchange.encoder, exchange.options
+    if TextOutput.TOKENS in options.outputs:
+        return False
+    count = len(exchange.texts)
+    if count <= SMALL_REQUEST:
+        return True
+    if (
+        encoder is None
+        or exchange.work is not None
+        or options.outputs
+        or TextOutput.SPARSE in encoder.facts.outputs[:1]
+    ):
+        return False
+    return TEXT_BYTES * count * (options.dimensions or encoder.dimensions) <= LONG_ANSWER
 
 
 # How calls are described in OpenAPI.

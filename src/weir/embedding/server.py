@@ -33,7 +33,7 @@ from weir.embedding.inference import TextInference
 from weir.embedding.infinity import Infinity, infinity_paths
 from weir.embedding.metrics import PaddingMetrics, TextClients, TextCounts
 from weir.embedding.openai import OpenAI, openai_paths
-from weir.embedding.recipe import OF_TOKENS
+from weir.embedding.recipe import OF_TOKENS, Pooling
 from weir.embedding.server_settings import given_settings
 from weir.embedding.settings import CallerSettings
 from weir.embedding.tei import Tei, tei_paths
@@ -138,8 +138,9 @@ class EmbeddingProduct:
         return [*routes, *encode.routes()]
 
     def fast_routes(self, context: FrontendContext) -> Sequence[RouteHandler]:
-        """Return the handlers for the fast path. They answer small requests for models with one vector for each text."""
-        models = {model.name for model in self._models if model.recipe.pooling not in OF_TOKENS}
+        """Return the handlers for the fast path. They answer requests with small answers, so none for vectors of tokens."""
+        large = set(OF_TOKENS) - {Pooling.SPARSE}
+        models = {model.name for model in self._models if model.recipe.pooling not in large}
         return [FastTexts(alike, models) for alike in self._texts]
 
     def grpc_calls(self, context: FrontendContext, most: int) -> "AddedCalls":
