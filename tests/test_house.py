@@ -67,7 +67,7 @@ LIMITS = {
     "catalog": (21, 4_029),
     "client": (8, 1_697),
     "commands": (17, 1_653),
-    "embedding": (58, 12_055),
+    "embedding": (58, 12_096),
     "frontends": (32, 6_098),
     "jobs": (7, 1_225),
     "manifests": (8, 871),

@@ -58,9 +58,9 @@ class HashingEncoder:
         self.dispatch: tuple[Dispatch, float] | None = None  # the batch of the texts, and when they entered the queue
 
     def encode_one(
-        self, text: Text, done: Callable[[Encoded | WeirError], None], **said: Any
+        self, text: Text, done: Callable[[Encoded | WeirError], None], as_json: bool = False, **said: Any
     ) -> Callable[[], object] | None:
-        """Encode one text in a task."""
+        """Encode one text in a task. It has no worker that writes vectors."""
         if not self.one_by_one or not (self.error is None or isinstance(self.error, WeirError)):
             return None
 

@@ -175,6 +175,24 @@ def test_one_text_of_a_new_caller_is_due_whatever_is_under_way() -> None:
     assert (shares.next(), shares.due) == (new, True)
 
 
+def test_virtual_time_stands_still_while_a_text_out_of_turn_is_under_way() -> None:
+    shares: CallerQueue[Work] = CallerQueue()
+    flood = Work("flood", 9)
+    shares.add(flood.key, flood)
+    assert (shares.hold(), shares.hold()) == (0.0, 0.0)
+    assert shares.next() is flood
+    tags = [shares.charge(5.0)]
+    shares.ended(tags.pop())
+    assert shares.next() is flood
+    tag = shares.charge(5.0)
+    shares.release()
+    assert (shares.now, shares.hold()) == (0.0, 0.0)
+    shares.release()
+    shares.release()
+    assert (shares.now, shares.hold()) == (tag, tag)
+    assert len(shares._tags) == 1  # of texts that have ended no tag is kept
+
+
 def test_callers_who_are_away_are_forgotten_once_the_others_have_had_as_much() -> None:
     shares: CallerQueue[Work] = CallerQueue()
     for number in range(3 * REMEMBERED):

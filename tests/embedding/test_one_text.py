@@ -3,15 +3,18 @@
 import asyncio
 from typing import Any
 
+import msgspec
 import numpy
 import pytest
 from tests.embedding.test_encoder import of, serving
-from tests.embedding.text_models import Words
+from tests.embedding.text_models import Summing, Words
 
 from weir.embedding.encoder import Encoder
+from weir.embedding.model import TextEncoder
 from weir.embedding.texts import Encoded
 from weir.embedding.tokens.threads import AT_ONCE_CHARACTERS
 from weir.errors import DeadlineExceeded, Draining, InvalidRequest, WeirError
+from weir.messages import JSON
 from weir.testing import FakeClock, FakeExecutor
 
 
@@ -27,6 +30,13 @@ class One:
             self.found.set_exception(found)
         else:
             self.found.set_result(found)
+
+
+class Writing(Summing):
+    """A model that writes its vectors as TextEncoder does."""
+
+    content_types = (JSON,)
+    encode = TextEncoder.encode
 
 
 def known_words() -> Words:
@@ -51,6 +61,22 @@ def test_a_text_alone_gets_what_it_gets_among_others() -> None:
                 assert (found.counts, found.truncated) == (each.counts[:1], each.truncated[:1])
                 assert found.dispatch is not None
                 assert found.phases.total >= found.phases.queue + found.phases.compute > 0.0
+            assert nothing_left(encoder)
+
+    asyncio.run(main())
+
+
+def test_a_worker_writes_the_vector_of_a_text_alone_where_the_answer_is_just_that() -> None:
+    async def main() -> None:
+        async with serving(Writing, known_words()) as encoder:
+            one = await One(encoder, "a b c", as_json=True).found
+            assert one.written is not None
+            (expected,) = (await of(encoder, ["a b c"])).vectors
+            assert numpy.array_equal(numpy.array(msgspec.json.decode(one.written), numpy.float32), expected)
+            assert (one.vectors.shape, one.counts, one.truncated) == ((1, 0), [3], [False])
+            for text, options in (("one " * 9, {}), ("a b", {"dimensions": 2})):
+                other = await One(encoder, text, as_json=True, **options).found
+                assert (other.written, other.vectors.shape[0]) == (None, 1)
             assert nothing_left(encoder)
 
     asyncio.run(main())

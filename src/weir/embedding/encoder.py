@@ -37,10 +37,11 @@ from weir.embedding.tokens.threads import (
     Tokenizes,
 )
 from weir.errors import DeadlineExceeded, Draining, InvalidRequest, ModelError, Overloaded, WeirError, brief
-from weir.messages import Dispatch
+from weir.messages import JSON, Dispatch
 from weir.protocols.account import CLAIM, charge
 from weir.serving.settings import LONGEST_TIMEOUT
 from weir.telemetry.tracecontext import Trace
+from weir.wire.cells import LARGE_BYTES
 
 if TYPE_CHECKING:
     from weir.serving.service import Service
@@ -89,6 +90,8 @@ _NO_TRACE: AbstractContextManager[None] = nullcontext()
 
 
 _FLOAT_BYTES = 4
+_LONGEST_NUMBER = 16  # bytes of a float32 as JSON, with the comma behind it
+_NO_VECTOR = numpy.empty((1, 0), numpy.float32)
 DETAIL_BYTES = 200  # of memory for a token that is shown, and there are at most as many tokens as characters
 NO_FACTS = ModelFacts()
 
@@ -134,6 +137,7 @@ class Encoder:
         self._tokens_per_second = tokens_per_second
         self._of_tokens = of_tokens
         self._shortest = fixed_length or 1
+        self._is_small = _LONGEST_NUMBER * dimensions < LARGE_BYTES  # a vector as JSON travels with its batch
         self._threads = TokenizerThreads(tokenizer, threads, on_round)
         self._large_request = LARGE_REQUEST if threads else inf
         self._callers: CallerQueue[EncodeRequest] = CallerQueue()
@@ -228,6 +232,7 @@ class Encoder:
     def encode_one(
         self, text: Text, done: Callable[[Encoded | WeirError], None], *, door: str, priority: int = 0, timeout: float | None = None,
         dimensions: int | None = None, truncate: bool | None = None, prompt: str | None = None, truncate_left: bool = False,
+        as_json: bool = False,
     ) -> Callable[[], None] | None:  # fmt: skip
         """Encode one text without a task, see Encodes. Most requests have one text, and this takes half the time of `encode`.
 
@@ -267,8 +272,10 @@ class Encoder:
             raise with_place(result, 0)
         one = OneText(
             self, service, result, done, door=door, priority=priority, timeout=timeout, stated=stated, shortest=self._shortest,
-            tag=self._callers.at_once(), dimensions=dimensions, began=began, now=service.now(),
+            tag=self._callers.hold(), dimensions=dimensions, began=began, now=service.now(),
         )  # fmt: skip
+        if as_json and dimensions is None and self._is_small and not result.truncated:
+            one.accept = JSON
         self._enter_one(one)
         return one.withdraw
 
@@ -277,12 +284,12 @@ class Encoder:
         try:
             self._open_requests.begin()
         except Draining:
-            self._callers.ended(one.tag)
+            self._callers.release()
             raise
         try:
             one.service.submit(one, one.arrival)
         except WeirError as refusal:
-            self._callers.ended(one.tag)
+            self._callers.release()
             self._open_requests.end()
             raise (_one_too_late(one) if isinstance(refusal, DeadlineExceeded) else with_place(refusal, 0)) from None
         self._held += 1
@@ -297,7 +304,7 @@ class Encoder:
         one.ended = True
         self._held -= 1
         self._under_way[one.priority < 0] -= 1
-        self._callers.ended(one.tag)
+        self._callers.release()
         self._open_requests.end()
         if self._callers.next() is not None:
             self._pump_soon()
@@ -307,17 +314,19 @@ class Encoder:
         """Deliver the vector of `one`."""
         if not self._leave_one(one):
             return
+        written, vectors = (output, _NO_VECTOR) if type(output) is bytes else (None, None)
         try:
-            vectors = numpy.asarray(output, numpy.float32).reshape(1, -1)
-            if one.dimensions is not None and one.dimensions < vectors.shape[-1]:
-                vectors = _shortened(vectors, one.dimensions, self._normalize)
+            if vectors is None:
+                vectors = numpy.asarray(output, numpy.float32).reshape(1, -1)
+                if one.dimensions is not None and one.dimensions < vectors.shape[-1]:
+                    vectors = _shortened(vectors, one.dimensions, self._normalize)
         except Exception as error:  # the output is not a vector: the caller needs an answer
             one.done(ModelError(f"the vectors could not be put together: {brief(error, 200)}"))
             return
-        began, now = one.began, one.service.now()
-        phases = Phases(one.arrival - began, dispatch.at - one.arrival, now - dispatch.at, now - began)
+        began, arrival, at, now = one.began, one.arrival, dispatch.at, one.service.now()
+        phases = Phases(arrival - began, at - arrival, now - at, now - began)
         one.done(
-            Encoded(vectors, [one.count], [one.truncated], dispatch=(dispatch, one.arrival), phases=phases)
+            Encoded(vectors, [one.count], [one.truncated], dispatch=(dispatch, arrival), phases=phases, written=written)
         )  # fmt: skip
 
     def failed_one(self, one: OneText, error: WeirError) -> None:

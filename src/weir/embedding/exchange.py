@@ -140,6 +140,7 @@ class TextExchange:
         texts, options, encoder: set by the protocol from the body.
         identity: the caller's id of the request, which the protocol repeats in the answer.
         form: the form in which the protocol writes the vectors.
+        as_json: whether the protocol writes the vector of the only text as JSON and nothing else, so that its worker may write it.
         client: requests of one client share one fair share of the queue; with "" the request has its own.
         client_name: the client that is counted: `client`, or else the caller's address.
         priority: higher goes first.
@@ -149,7 +150,7 @@ class TextExchange:
     """
 
     __slots__ = (
-        "client", "client_name", "context", "door", "encoder", "form", "found", "identity", "options", "priority", "texts", "timeout",
+        "as_json", "client", "client_name", "context", "door", "encoder", "form", "found", "identity", "options", "priority", "texts", "timeout",
         "trace", "with_vectors", "work",
     )  # fmt: skip
 
@@ -169,6 +170,7 @@ class TextExchange:
         self.options = NO_OPTIONS
         self.identity: Any = None
         self.form: Any = None
+        self.as_json = False
         self.work: Callable[[], Coroutine[Any, Any, Any]] | None = None
         self.found: Any = None
         self.with_vectors = False
@@ -211,7 +213,7 @@ class TextExchange:
             return None
         withdraw = self.encoder.encode_one(
             self.texts[0], done, door=self.door, priority=self.priority, timeout=self.timeout, dimensions=options.dimensions,
-            truncate=options.truncate, prompt=options.prompt, truncate_left=options.truncate_left,
+            truncate=options.truncate, prompt=options.prompt, truncate_left=options.truncate_left, as_json=self.as_json,
         )  # fmt: skip
         if withdraw is not None:
             self.received(1)

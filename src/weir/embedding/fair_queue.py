@@ -70,6 +70,7 @@ class CallerQueue(Generic[S]):
         self._pushes = 0
         self._tags: list[float] = []  # a heap of the tags of texts under way, and of some that are no longer
         self._ended: dict[float, int] = {}  # how many texts of each tag in `_tags` are no longer under way, if any
+        self._held = 0  # texts under way that entered out of turn; all have the tag `_now`
         self._now = 0.0
         self._away: dict[Key, float] = {}  # the tokens that absent callers have had
 
@@ -85,7 +86,7 @@ class CallerQueue(Generic[S]):
             ended[tag] -= 1
             if not ended[tag]:
                 del ended[tag]
-        if tags and tags[0] > self._now:
+        if tags and tags[0] > self._now and not self._held:
             self._now = tags[0]
         return self._now
 
@@ -140,6 +141,16 @@ class CallerQueue(Generic[S]):
         """Return a tag, to be passed to `ended` later, for a text that enters the queue out of turn and is not charged."""
         heappush(self._tags, self.now)
         return self._now
+
+    def hold(self) -> float:
+        """Return a tag as `at_once` does, and let virtual time stand still until `release`. Most texts are such, and this takes no heap."""
+        tag = self._now if self._held else self.now
+        self._held += 1
+        return tag
+
+    def release(self) -> None:
+        """Note that a text for which `hold` was called is no longer under way."""
+        self._held -= 1
 
     def ended(self, tag: float) -> None:
         """Note that a text with this tag is no longer under way."""

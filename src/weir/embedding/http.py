@@ -212,7 +212,7 @@ class HttpTexts:
     ) -> HttpResponse:
         """Return the answer with the vectors, compressed if the caller accepts that, and count it. A long one is encoded in a thread."""
         write = partial(self.whole, exchange, encoded)
-        size_bytes = TEXT_BYTES * encoded.vectors.size
+        size_bytes = _size(encoded)
         answer = await written(size_bytes, write) if size_bytes > LONG_ANSWER else write()
         if head.accept_coding and len(answer.body) > self.context.http.compress_above:
             answer = await compressed_off_loop(answer, head.accept_coding)
@@ -232,6 +232,11 @@ def _marks(encoded: Encoded) -> Headers:
     waited = start_headers(arrival, dispatch) if dispatch is not None and dispatch.woken_at is not None else []
     cut = sum(encoded.truncated)
     return mark_headers(cut, encoded.foreign) + waited if cut or encoded.foreign else waited
+
+
+def _size(encoded: Encoded) -> int:
+    """Return about how many bytes the vectors take as JSON."""
+    return TEXT_BYTES * encoded.vectors.size if encoded.written is None else len(encoded.written)
 
 
 class FastTexts:
@@ -321,7 +326,7 @@ class FastTextRequest:
             return self._connection.abort()
         if isinstance(encoded, WeirError):
             return self._answer(texts.refusal(encoded, exchange))
-        if self._head.accept_coding and TEXT_BYTES * encoded.vectors.size > texts.context.http.compress_above:
+        if self._head.accept_coding and _size(encoded) > texts.context.http.compress_above:
             return self._run(self._answered(encoded))
         try:
             answer = texts.whole(exchange, encoded)

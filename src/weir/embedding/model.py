@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from weir.embedding.packing import written_numbers
 from weir.embedding.recipe import OF_SPECIAL_TOKENS, OF_TOKENS, WITH_CLASSIFIER, Pooling, chosen_recipe
 from weir.embedding.runtime import CPU, RuntimeOptions, check_devices, device_of, may_use_gpu, open_runtime
 from weir.embedding.texts import Ids, PlainText, TextItem, TextOutput, Tokens, Words
 from weir.errors import InvalidRequest
+from weir.messages import JSON
 from weir.model import Measure, Model
 from weir.wire.schema import any_of
+from weir.wire.values import encode
 
 if TYPE_CHECKING:
     from weir.embedding.checkpoint.reading import Checkpoint
@@ -61,6 +64,7 @@ class TextEncoder(Model):
     """
 
     # Checked item by item in `preprocess_batch`, which says what is wrong in words.
+    content_types: ClassVar[Sequence[str]] = (JSON,)
     Input: ClassVar[Any] = Annotated[Any, any_of(PlainText, Words, Ids, TextItem)]
     Output: ClassVar[Any] = Annotated[Any, any_of(list[float], list[list[float]])]
     plain_texts: ClassVar[bool] = True
@@ -199,6 +203,12 @@ class TextEncoder(Model):
             return vectors[:count]
         vectors[count:] = 0
         return vectors
+
+    def encode(self, value: Any, content_type: str = JSON) -> bytes:
+        """Return an answer as JSON; of vectors each number has the fewest digits, see packing.packed."""
+        if isinstance(value, np.ndarray):
+            return written_numbers(np.ascontiguousarray(value, np.float32))
+        return encode(value, JSON)
 
     @classmethod
     def measure(cls, item: Any) -> Measure:

@@ -331,7 +331,8 @@ class OpenAIProtocol:
         if (plain := _read_plain(body)) is not None:
             exchange.texts = [plain.input]
             exchange.encoder = exchange.context.encoder(plain.model, TextTask.EMBED)
-            exchange.form = _PLAIN_FORM if plain.encoding_format == "float" else _BASE64_FORM
+            exchange.as_json = plain.encoding_format == "float"
+            exchange.form = _PLAIN_FORM if exchange.as_json else _BASE64_FORM
             return
         request = read_body(body)
         exchange.texts = _read_input(request.input, exchange.context)
@@ -346,6 +347,8 @@ class OpenAIProtocol:
 
     def write(self, exchange: TextExchange, encoded: Encoded) -> Listing | HttpResponse:
         """Return the vectors in the requested `encoding_format`. Raises Unsupported if there is one for each token and `outputs` do not name them."""
+        if encoded.written is not None:
+            return _written_one(exchange.model, encoded.counts[0], encoded.written)
         if exchange.form.outputs:
             return _written_outputs(exchange.model, exchange.form, encoded)
         if encoded.vectors.ndim != 2:
@@ -353,7 +356,7 @@ class OpenAIProtocol:
                 f"model {exchange.model!r} gives a vector for each token of a text: POST /encode has them"
             )
         if len(encoded.vectors) == 1 and exchange.form == _PLAIN_FORM and not encoded.truncated[0]:
-            return _written_one(exchange.model, encoded)
+            return _written_one(exchange.model, encoded.counts[0], written_numbers(encoded.vectors[0]))
         return _written(exchange.model, exchange.form, encoded)
 
     def error_answer(self, error: BaseException, identity: Any = None, *, development: bool = False) -> HttpResponse:
@@ -368,11 +371,9 @@ _PLAIN_FORM, _BASE64_FORM = EmbeddingsForm(Packing.FLOAT, False), EmbeddingsForm
 _ONE = b'{"object":"list","model":%b,"usage":{"prompt_tokens":%d,"total_tokens":%d},"data":[{"object":"embedding","index":0,"embedding":%b}]}'
 
 
-def _written_one(model: str, encoded: Encoded) -> HttpResponse:
-    """Return the same as `_written` does for one vector as numbers, in half the time."""
-    (count,) = encoded.counts
-    body = _ONE % (msgspec.json.encode(model), count, count, written_numbers(encoded.vectors[0]))
-    return HttpResponse(200, [JSON_HEADER], body)
+def _written_one(model: str, count: int, numbers: bytes) -> HttpResponse:
+    """Return the same as `_written` does for one vector, whose `numbers` are written already, of a text with `count` tokens."""
+    return HttpResponse(200, [JSON_HEADER], _ONE % (msgspec.json.encode(model), count, count, numbers))
 
 
 def _written(model: str, form: EmbeddingsForm, encoded: Encoded) -> Listing:

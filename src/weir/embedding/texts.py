@@ -178,6 +178,7 @@ class Encoded(NamedTuple):
         dispatch: the batch of the text that was answered first, and the time at which that text entered the queue.
         foreign: how many texts were sent as token ids that seem to be those of another model.
         phases: how long the request took.
+        written: the only vector as JSON, if that was asked for and its worker has written it; `vectors` is empty then.
         beside: if the request asked for several outputs, the second and further ones: for each text its vector, its terms or the vectors of its tokens.
     """
 
@@ -191,6 +192,7 @@ class Encoded(NamedTuple):
     foreign: int = 0
     phases: Phases = Phases()
     beside: Mapping[TextOutput, list[NDArray[Any]]] = MappingProxyType({})
+    written: bytes | None = None
 
 
 class TextTask(StrEnum):
@@ -302,9 +304,9 @@ class Encodes(Protocol):
     def encode_one(
         self, text: Text, done: Callable[[Encoded | WeirError], None], *, door: str, priority: int = 0,
         timeout: float | None = None, dimensions: int | None = None, truncate: bool | None = None, prompt: str | None = None,
-        truncate_left: bool = False,
+        truncate_left: bool = False, as_json: bool = False,
     ) -> Callable[[], object] | None:  # fmt: skip
-        """Encode one text as `encode` does, for a client without a name, and call `done` with the answer or the error.
+        """Encode one text as `encode` does, for a client without a name, and call `done` with the answer or the error. `as_json`: see Encoded.written.
 
         Return a function that takes the text back; None if it must go to `encode`. Raises the errors of `encode` that come before the queue.
         """

@@ -5,8 +5,6 @@ Each text is checked by itself. A text that breaks a rule becomes an error that 
 
 import re
 import struct
-import sys
-from array import array
 from collections.abc import Sequence
 from functools import cached_property
 from math import inf
@@ -30,7 +28,7 @@ from weir.embedding.texts import (
     TokenizerOptions,
 )
 from weir.embedding.tokens.files import as_settings_error, load_tokenizer
-from weir.embedding.tokens.words import NEW_AT_ONCE, KnownWords, splits_into_words
+from weir.embedding.tokens.words import NEW_AT_ONCE, KnownWords, pack_ids, splits_into_words, unpack_ids
 from weir.errors import InvalidRequest, SettingsError
 
 
@@ -319,13 +317,21 @@ class Tokenizer:
         if words is None or self.separator is not None or tokenize_options.whole_words:
             return None
         prompt = self.options.prompt if tokenize_options.prompt is None else tokenize_options.prompt
-        ids = words.ids(prompt + text if prompt else text, NEW_AT_ONCE)
-        if ids is None:
+        packed = words.packed(prompt + text if prompt else text, NEW_AT_ONCE)
+        if packed is None:
             return None
-        first, last = self.template.first, self.template.last
-        if ids and len(first) + len(ids) + len(last) <= max_length:
-            return Tokenized(_pack([*first, *ids, *last]))
-        return self._with_special_tokens([ids], max_length, truncate, False, False, tokenize_options.truncate_left)
+        first, last = self._packed_ends
+        ids = first + packed + last
+        if packed and len(ids) <= 4 * max_length:
+            return Tokenized(ids)
+        return self._with_special_tokens(
+            [unpack_ids(packed)], max_length, truncate, False, False, tokenize_options.truncate_left
+        )
+
+    @cached_property
+    def _packed_ends(self) -> tuple[bytes, bytes]:
+        """The special tokens before and after a single text."""
+        return pack_ids(self.template.first), pack_ids(self.template.last)
 
     def _encoded(
         self, texts: Sequence[Text], max_length: int, truncate: bool, tokenize_options: TokenizeOptions, new: float
@@ -394,7 +400,7 @@ class Tokenizer:
             )
         pieces = split_ids(longer.ids, longer.words, room, overlap)
         if not pair:
-            return [Tokenized(_pack([*template.first, *piece, *template.last])) for piece in pieces]
+            return [Tokenized(pack_ids([*template.first, *piece, *template.last])) for piece in pieces]
         pairs = [(piece, kept) if longer is parts[0] else (kept, piece) for piece in pieces]
         return [_pack_pair(template, *each, len(kept) < len(other)) for each in pairs]
 
@@ -596,7 +602,7 @@ class Tokenizer:
                 if ready
                 else [*template.first, *_kept(first, room, left), *template.last]
             )
-            return Tokenized(_pack(ids), 0, length > room, ready and self._is_foreign(first))
+            return Tokenized(pack_ids(ids), 0, length > room, ready and self._is_foreign(first))
         keep, other = pair_lengths(len(first), len(parts[1]), room)
         return _pack_pair(template, _kept(first, keep, left), _kept(parts[1], other, left), length > room)
 
@@ -683,14 +689,7 @@ def _kept(ids: list[int], count: int, left: bool) -> list[int]:
 
 def _pack_pair(template: SpecialTokens, first: list[int], second: list[int], truncated: bool) -> Tokenized:
     before = [*template.first, *first, *template.middle]
-    return Tokenized(_pack([*before, *second, *template.end]), len(before), truncated)
-
-
-def _pack(ids: list[int]) -> bytes:
-    packed = array("i", ids)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
+    return Tokenized(pack_ids([*before, *second, *template.end]), len(before), truncated)
 
 
 def _reopened(directory: Path, options: TokenizerOptions, vocab_size: int) -> Tokenizer:
