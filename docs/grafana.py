@@ -74,6 +74,7 @@ ROWS: dict[str, list[Panel]] = {
         Panel("Parts of streams", "ops", {"{{model}}": f"sum by (model) ({_rate('weir_stream_parts_total')})"}),
         Panel("Bulk work", "short", {
             "waiting rows {{model}}": _level("weir_bulk_waiting_rows"), "rows per second {{model}}": f"sum by (model) ({_rate('weir_bulk_rows_total')})",
+            "workers of its own {{model}}": _level("weir_bulk_workers"),
         }, "It is computed where there is room beside other requests."),
         Panel("Response time of bulk work", "s", _quantiles("weir_bulk_total_time_seconds")),
     ],

@@ -205,13 +205,16 @@ def test_bulk_work_adds_little_to_interactive_texts_and_gets_the_idle_time() -> 
     whole = classes.traffic()
     texts = classes.Traffic(whole.times[:1500], whole.tokens[:1500])
     job = [200.0] * 3000
-    alone, beside = classes.by_weir(texts, ()), classes.by_weir(texts, job)
-    until = min(beside.done[-1], texts.times[-1])
-    there = texts.times <= until
-    p99, least = (np.quantile(seen.responses[there], 0.99) for seen in (beside, alone))
-    assert least < p99 <= least + classes.BULK_DELAY  # over the whole trace that is less than 5 %
-    idle = until - (classes.FIXED + classes.PER_TOKEN * texts.tokens[there]).sum()
-    assert (beside.done <= until).sum() * 200.0 * classes.PER_TOKEN >= 0.8 * idle
+    alone = classes.by_weir(texts, ())
+    for bulk_workers, most in ((1, 0.0), (0, classes.BULK_DELAY)):  # over the whole trace that is less than 5 %
+        beside = classes.by_weir(texts, job, bulk_workers=bulk_workers)
+        until = min(beside.done[-1], texts.times[-1])
+        there = texts.times <= until
+        p99, least = (np.quantile(seen.responses[there], 0.99) for seen in (beside, alone))
+        assert least <= p99 <= least + most + 1e-9
+        assert (p99 > least) == (bulk_workers == 0)
+        idle = until - (classes.FIXED + classes.PER_TOKEN * texts.tokens[there]).sum()
+        assert (beside.done <= until).sum() * 200.0 * classes.PER_TOKEN >= 0.8 * idle
     for rule in (classes.first_come, classes.like_infinity):
         worse = classes.by_rule(texts, job, rule)
         assert np.isfinite(worse.responses).all()

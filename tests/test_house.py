@@ -62,25 +62,25 @@ def test_our_own_house_has_no_circles_and_no_name_twice(capsys: pytest.CaptureFi
 # Room by room: files and code lines. The goal of the rooms that stood when the house was rebuilt was 260 files and 33,000 lines.
 # Lower a pair whenever its room has become smaller; only the commit that adds a capability may raise one, by what it adds.
 LIMITS = {
-    "batching": (13, 2_367),
+    "batching": (13, 2_435),
     "bench": (12, 2_049),
     "catalog": (21, 4_029),
     "client": (8, 1_697),
     "commands": (17, 1_653),
-    "embedding": (58, 12_096),
-    "frontends": (32, 6_098),
+    "embedding": (58, 12_107),
+    "frontends": (32, 6_100),
     "jobs": (7, 1_225),
     "manifests": (8, 871),
     "policy": (18, 2_650),
     "profiling": (6, 1_026),
     "protocols": (14, 1_831),
-    "serving": (10, 2_927),
-    "simulation": (11, 2_463),
+    "serving": (10, 2_936),
+    "simulation": (11, 2_516),
     "telemetry": (6, 1_300),
-    "tuning": (5, 857),
-    "weir": (38, 3_636),
+    "tuning": (5, 859),
+    "weir": (38, 3_640),
     "wire": (12, 2_685),
-    "workers": (26, 5_978),
+    "workers": (26, 6_051),
 }
 
 

@@ -3,6 +3,10 @@ real servers in classes_live.py.
 
 The interactive texts arrive as the requests of a real chat service did, and have as many tokens as those had. They bring one worker to half of what it can
 serve. The job keeps JOB_WAITING texts waiting until it is done.
+
+On a CPU the job runs in a worker of its own, which has the processor only while the other worker computes nothing: an interactive text stops it at once,
+and it goes on afterwards. That costs nothing here, and the processor's caches are not in it: what they cost is to be seen live. On a GPU there is one
+worker for both, and a bulk batch runs to its end.
 """
 
 from collections import deque
@@ -32,7 +36,7 @@ ROWS, JOB_WAITING = 64, 256
 BULK_DELAY = 0.01  # seconds
 INFINITY_ROWS, INFINITY_BATCHES = 32, 4  # infinity sorts up to four batches of 32 by length
 CHUNK = (128, 256)  # tokens of the texts of a job, from and to
-ALONE, WEIR, FIFO, INFINITY = "alone", "Weir", "FIFO", "infinity's rule"
+WEIR, WEIR_ON_GPU, FIFO, INFINITY = "Weir", "Weir on a GPU", "FIFO", "infinity's rule"
 MOST_ABOVE, MOST_SECONDS, LEAST_USED = 0.05, 0.002, 0.8
 
 
@@ -71,8 +75,8 @@ class Line:
         return FIXED + PER_TOKEN * cut.cost
 
 
-def by_weir(texts: Traffic, job: Sequence[float]) -> Seen:
-    """Run both through the batcher."""
+def by_weir(texts: Traffic, job: Sequence[float], *, bulk_workers: int = 1) -> Seen:
+    """Run both through the batcher, with so many workers for the job alone."""
     parts: list[LogPart] = []
     settings = BatchingSettings(
         max_batch_size=ROWS,
@@ -83,7 +87,7 @@ def by_weir(texts: Traffic, job: Sequence[float]) -> Seen:
         bulk_delay=BULK_DELAY,
     )
     bulk = (BulkRequest(number, tokens) for number, tokens in enumerate(job))
-    engine = Engine(settings, Greedy(), Line(), EventLog(parts.append), bulk=bulk)
+    engine = Engine(settings, Greedy(), Line(), EventLog(parts.append), bulk=bulk, bulk_workers=bulk_workers)
     pairs = zip(texts.times.tolist(), texts.tokens.tolist(), strict=True)
     engine.accept(MeasuredRequest(index, at, cost=tokens) for index, (at, tokens) in enumerate(pairs))
     engine.finish()
@@ -155,6 +159,7 @@ def measure(run: Run) -> Result:
     for name, job in jobs.items():
         ways = {
             WEIR: by_weir(texts, job),
+            WEIR_ON_GPU: by_weir(texts, job, bulk_workers=0),
             FIFO: by_rule(texts, job, first_come),
             INFINITY: by_rule(texts, job, like_infinity),
         }
@@ -174,15 +179,15 @@ def measure(run: Run) -> Result:
             run.step(
                 f"{way}, {name}: p99 {1000 * p99:.0f} ms beside {1000 * least:.0f} ms, {100 * used:.0f} % of the idle time"
             )
-            if way == WEIR:
+            if way in (WEIR, WEIR_ON_GPU):
                 result.goal(
-                    f"{name}: p99 at most 5 % or 2 ms above alone",
+                    f"{way}, {name}: p99 at most 5 % or 2 ms above alone",
                     f"{100 * (p99 / least - 1):+.1f} %",
                     near(p99, least),
                 )
-                result.goal(f"{name}: at least 80 % of the idle time", f"{100 * used:.0f} %", used >= LEAST_USED)
+                result.goal(f"{way}, {name}: at least 80 % of the idle time", f"{100 * used:.0f} %", used >= LEAST_USED)
     result.notes.append(
-        f"Virtual time: Azure's chat trace at {LOAD:.0%} load, bulk batches of {1000 * BULK_DELAY:g} ms. "
+        f"Virtual time: Azure's chat trace at {LOAD:.0%} load; an interactive text stops bulk work at once, on a GPU after its batch of {1000 * BULK_DELAY:g} ms. "
         "Live: its beginning, two workers; a model that sleeps, or MiniLM with a 16th of the tokens."
     )
     live = Texts(texts.times.tolist(), texts.tokens.tolist(), jobs)
@@ -199,6 +204,6 @@ PART = Part(
     "classes",
     "Interactive and bulk work",
     "Interactive texts beside a job of 20,000.",
-    lambda rounds: 6 + STEPS,
+    lambda rounds: 8 + STEPS,
     measure,
 )

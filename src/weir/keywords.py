@@ -34,6 +34,8 @@ class CommonKeywords(TypedDict, total=False):
     """Batches that may overtake the oldest large request"""
     workers: int | str
     """Workers per model; a range, such as 1..16 or 0..4, follows the load"""
+    bulk_workers: int | None
+    """Processes of idle priority for bulk work (default for texts on CPUs: as many as workers)"""
     target_load: float | None
     """Largest share of the workers' capacity to use, with a range"""
     scale_to_zero_after: float

@@ -27,6 +27,11 @@ KSERVE = "application/vnd.kserve.v2+json"
 BULK = -(1 << 40)
 
 
+def takes_bulk_only(worker: int) -> bool:
+    """Tell whether the worker with this index runs bulk work only: its index is below 0."""
+    return worker < 0
+
+
 class Kind(IntEnum):
     """The kind of a request's payload.
 

@@ -1,5 +1,6 @@
 """A mill that drives the real Batcher in virtual time and holds every decision against the rules."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import combinations
 from math import ceil, inf, log2
@@ -15,7 +16,7 @@ from weir.batching.padded import LengthSizeClass, length_of
 from weir.batching.request_state import RequestBase, rows_left
 from weir.batching.settings import BatchingSettings
 from weir.errors import DeadlineExceeded, ModelCrashed, WeirError, WorkerLost
-from weir.messages import Dispatch, Events, Kind, Reason, Wakeup
+from weir.messages import Dispatch, Events, Kind, Reason, Wakeup, takes_bulk_only
 from weir.policy.decision import Policy
 from weir.policy.rules import Greedy
 
@@ -61,8 +62,9 @@ class Mill:
     """Drives a batcher as the service does: `turn` after whatever happened, `advance` for time."""
 
     def __init__(
-        self, policy: Policy | None = None, *, workers: int = 1, places: int = 1, now: float = 0.0, **settings: Any
-    ) -> None:
+        self, policy: Policy | None = None, *, workers: int = 1, bulk_workers: int = 0, places: int = 1, now: float = 0.0,
+        **settings: Any,
+    ) -> None:  # fmt: skip
         self.settings = BatchingSettings(**settings)
         self.batcher = Batcher(self.settings, policy or Greedy())
         self.now = now
@@ -70,7 +72,7 @@ class Mill:
         self.accepted: list[Asked] = []
         self.cuts: list[Dispatch] = []
         self.first_sizes: dict[tuple[int, int], int] = {}
-        for worker in range(workers):
+        for worker in range(-bulk_workers, workers):
             self.batcher.worker_ready(worker, places, now)
 
     # What happens.
@@ -180,10 +182,11 @@ class Mill:
         ours = [each for each in self.waiting if is_bulk(each) == is_bulk(request)]
         waiting = sum(map(rows_left, ours)) + rows_left(request)
         if is_bulk(request):
-            running, again = sum(dispatch.bulk for dispatch in batcher.running.values()), 0.0
+            running, suspects = sum(dispatch.bulk for dispatch in batcher.running.values()), batcher._bulk.suspects
         else:
             running = sum(dispatch.rows - dispatch.bulk for dispatch in batcher.running.values())
-            again = sum(self._share(entry) * entry[0].rows for entry in batcher._suspects.entries())
+            suspects = batcher._suspects
+        again = sum(self._share(entry) * entry[0].rows for entry in suspects.entries())
         under_way = waiting + running + ceil(again - 1e-9)
         assert under_way in (request.rows, min(under_way, settings.capacity or inf))
         cost = sum(rows_left(each) / each.rows * each.cost for each in ours) + request.cost
@@ -216,6 +219,10 @@ class Mill:
             assert alone == [dispatch], "a suspect shares its worker"
 
     def _check_bulk(self, dispatch: Dispatch) -> None:
+        if takes_bulk_only(dispatch.worker):
+            assert all(map(is_bulk, dispatch.requests)), "a bulk worker got something else"
+        elif self.batcher.bulk_workers and dispatch.reason is not Reason.RETRY:
+            assert not dispatch.bulk, "bulk work is for the bulk workers"
         if dispatch.reason is Reason.RETRY:
             return
         rows = [self._share(entry) * entry[0].rows for entry in entries_of(dispatch) if is_bulk(entry[0])]
@@ -257,9 +264,11 @@ class Mill:
 
     def _check_waits(self) -> None:
         batcher, waiting = self.batcher, self.waiting
-        held = {dispatch.worker: 0 for dispatch in batcher.running.values()}
+        held = Counter[int]()
         for dispatch in batcher.running.values():
             held[dispatch.worker] += self.places if dispatch.reason is Reason.RETRY else 1
+        self._check_bulk_workers(held)
+        held = Counter({worker: count for worker, count in held.items() if not takes_bulk_only(worker)})
         is_free = len(held) < batcher.workers or any(count < self.places for count in held.values())
         if not waiting:
             return
@@ -270,8 +279,13 @@ class Mill:
         if is_free and not batcher.suspects and interactive:
             assert not batcher.draining, "a place is free, nothing more will come, and something waits"
             assert soonest <= min(each.arrival for each in interactive) + self.settings.max_queue_delay
-        if len(held) < batcher.workers and not batcher.suspects:
+        if len(held) < batcher.workers and not batcher.suspects and not batcher.bulk_workers:
             assert interactive, "a worker has nothing to do, and only bulk work waits"
+
+    def _check_bulk_workers(self, held: Counter[int]) -> None:
+        free = [worker.index for worker in self.batcher._bulk.places if held[worker.index] < self.places]
+        if free and not self.batcher.suspects:
+            assert not self.batcher.waiting_bulk, "a bulk worker has a free place, and bulk work waits"
 
 
 def lane(request: RequestBase) -> tuple[Any, ...]:

@@ -8,7 +8,7 @@ from tests.batching.mill import Asked, Mill, listed, many
 from weir.batching.bulk import BulkWork, is_bulk
 from weir.batching.group import FifoQueue
 from weir.batching.settings import BatchingSettings
-from weir.errors import Overloaded
+from weir.errors import DeadlineExceeded, Overloaded
 from weir.messages import Dispatch, Express, Reason
 from weir.policy.bulk import DEFAULT_DELAY
 from weir.policy.decision import Decision, Observation
@@ -340,3 +340,82 @@ def test_the_queue_is_bounded_by_cost() -> None:
     mill.submit(listed(30, cost=30.0))  # larger than the whole queue, which is empty
     mill.advance(inf)
     assert mill.batcher._queue.cost == 0.0
+
+
+# Workers for bulk work only.
+
+
+def test_bulk_workers_get_all_bulk_work_in_full_batches_and_nothing_else() -> None:
+    mill = Mill(bulk_workers=1, max_batch_size=8)
+    (cut,) = mill.submit(*bulk(20))
+    assert (cut.worker, cut.rows, cut.bulk, cut.reason) == (-1, 8, 8, Reason.BULK)
+    (first,) = mill.submit(*many(3))
+    assert (first.worker, first.rows, first.bulk) == (0, 3, 0)
+    assert mill.submit(*many(2)) == []
+    (second,) = mill.finish(first)
+    assert (second.worker, second.bulk) == (0, 0)  # which has room, but bulk work has a worker of its own
+    assert [cut.rows for cut in run(mill, cut, 9.0)] == [8]
+    assert (mill.batcher.workers, mill.batcher.bulk_workers) == (1, 1)
+    assert (mill.batcher.bulk_limit, mill.batcher.bulk_delay) == (8.0, 0.0)
+    assert Mill(bulk_workers=1, max_batch_cost=5.0).batcher.bulk_limit == 5.0
+
+
+def test_nothing_is_learned_from_bulk_workers() -> None:
+    mill = Mill(bulk_workers=1)
+    (slow,) = mill.submit(Asked(0, priority=BULK, timeout=8.0))
+    run(mill, slow, 5.0)
+    assert mill.batcher.best_rate(mill.now) == inf
+    mill.submit(Asked(0, mill.now, priority=BULK, timeout=2.0))
+    mill.advance(mill.now + 2.0)
+    assert isinstance(mill.accepted[-1].ends[0], DeadlineExceeded)
+    assert mill.batcher._forecast.margin == 0.0
+
+
+def test_what_a_bulk_worker_had_waits_for_its_replacement() -> None:
+    mill = Mill(bulk_workers=1)
+    mill.submit(*bulk(4, timeout=20.0))
+    assert mill.lose(-1, replace=False) == []
+    assert (mill.batcher.bulk_workers, mill.batcher.suspects, mill.batcher.is_empty) == (1, 2, False)
+    assert mill.batcher.next_wakeup == 20.0
+    assert len(mill.batcher.unsettled()) == 4
+    assert mill.submit(*bulk(1)) == []  # although the other worker has nothing to do
+    (cut,) = mill.ready(-1)
+    assert (cut.worker, cut.rows, cut.bulk, cut.attempt, cut.reason) == (-1, 2, 2, 1, Reason.RETRY)
+    mill.run_all()
+    assert [each.ends for each in mill.accepted] == [[0], [1], [2], [3], [0]]
+
+
+def test_after_the_last_bulk_worker_the_others_run_its_work() -> None:
+    mill = Mill(bulk_workers=2)
+    (cut,) = mill.submit(*bulk(2))
+    (again,) = mill.lose(cut.worker, replace=False)
+    assert (again.worker, again.reason) == (-1 if cut.worker == -2 else -2, Reason.RETRY)
+    mill.lose(again.worker, replace=False)
+    assert mill.lose(again.worker, replace=False) == []  # it could not load; the other one still may
+    (moved,) = mill.lose(cut.worker, replace=False)
+    assert (moved.worker, mill.batcher.bulk_workers) == (0, 0)
+    mill.run_all()
+    assert [each.ends for each in mill.accepted] == [[0], [1]]
+    mill.submit(*bulk(1, mill.now))
+    (late,) = mill.ready(-1)[:1] or mill.cuts[-1:]
+    assert (late.worker, mill.batcher.bulk_workers) == (0, 1)
+
+
+def test_a_place_is_no_use_to_what_runs_again_alone() -> None:
+    mill = Mill(bulk_workers=1, places=2)
+    mill.submit(*bulk(2))
+    mill.lose(-1)
+    assert [(cut.worker, cut.rows) for cut in mill.batcher.running.values()] == [(-1, 1)]
+    assert mill.submit(*bulk(1)) == []  # the other half waits for the worker, and this waits behind it
+    mill.run_all()
+    assert [each.ends for each in mill.accepted] == [[0], [1], [0]]
+
+
+def test_abandoned_and_leaving_bulk_workers() -> None:
+    mill = Mill(bulk_workers=1)
+    mill.submit(*bulk(2))
+    assert not mill.batcher.worker_leaves(-1)
+    mill.lose(-1, replace=False)
+    assert len(mill.batcher.abandon()) == 2
+    assert mill.batcher.is_empty
+    assert mill.batcher.worker_leaves(-1)

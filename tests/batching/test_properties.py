@@ -45,6 +45,7 @@ class Batching(RuleBasedStateMachine):
     @initialize(
         policy=some.sampled_from(POLICIES),
         workers=some.integers(1, 3),
+        bulk_workers=some.sampled_from([0, 0, 1, 2]),
         places=some.integers(1, 2),
         max_batch_size=some.integers(1, 8),
         max_queue_size=some.integers(4, 60),
@@ -59,9 +60,9 @@ class Batching(RuleBasedStateMachine):
         max_queue_cost=some.sampled_from([None, None, 6.0, 40.0]),
         bulk_delay=some.sampled_from([None, None, 0.0, 0.05]),
     )
-    def begin(self, policy: Policy, workers: int, places: int, **limits: Any) -> None:
+    def begin(self, policy: Policy, workers: int, bulk_workers: int, places: int, **limits: Any) -> None:
         """Start with any settings."""
-        self.mill = Mill(policy, workers=workers, places=places, now=1000.0, **limits)
+        self.mill = Mill(policy, workers=workers, bulk_workers=bulk_workers, places=places, now=1000.0, **limits)
         self.killed_at_random = False
 
     def _submit(self, request: Asked) -> None:
@@ -110,10 +111,10 @@ class Batching(RuleBasedStateMachine):
         payload = {"x": numpy.arange(rows)}
         self._submit(Asked(payload, self.mill.now, timeout, kind=Kind.TENSORS, rows=rows, key="shape"))
 
-    @rule(count=some.integers(1, 9), killer=some.integers(0, 8))
-    def submit_killer(self, count: int, killer: int) -> None:
+    @rule(count=some.integers(1, 9), killer=some.integers(0, 8), priority=some.sampled_from([0, 0, -1]))
+    def submit_killer(self, count: int, killer: int, priority: int) -> None:
         """A list arrives with an item in it that ends its worker."""
-        self._submit(listed(count, self.mill.now, killers=[killer % count]))
+        self._submit(listed(count, self.mill.now, killers=[killer % count], priority=priority))
 
     @rule(choice=some.integers(0, 1000))
     def cancel(self, choice: int) -> None:
@@ -162,10 +163,10 @@ class Batching(RuleBasedStateMachine):
                 break
         self.mill.turn(Wakeup.ARRIVAL)
 
-    @rule(worker=some.integers(0, 2))
+    @rule(worker=some.integers(-2, 2))
     def kill(self, worker: int) -> None:
         """A worker dies for no reason of the requests."""
-        if worker < self.mill.batcher.workers:
+        if -self.mill.batcher.bulk_workers <= worker < self.mill.batcher.workers:
             self.killed_at_random = True
             self.mill.lose(worker)
 

@@ -1,12 +1,14 @@
 """Interactive and bulk work in one service: bulk calls wait in a queue of their own, outside of it too, and are counted apart."""
 
 import asyncio
+import os
 from collections.abc import Callable, Coroutine
 from functools import wraps
 from typing import Any
 
+import psutil
 import pytest
-from tests.serving.kit import serving, turns
+from tests.serving.kit import Square, serving, turns
 
 import weir
 from weir.errors import InvalidRequest, Overloaded
@@ -108,3 +110,31 @@ def test_a_class_of_work_has_two_values() -> None:
     assert schedule_of({"class": "bulk"}).priority == weir.BULK
     assert 0 > schedule_of({"class": "bulk", "priority": 1}).priority > weir.BULK
     assert schedule_of({"class": "interactive", "priority": 1}).priority > 0
+
+
+@in_a_loop
+async def test_a_job_in_bulk_workers_survives_their_death_beside_interactive_calls() -> None:
+    service = weir.Service(Square, bulk_workers=2, max_batch_size=4)
+    await service.start()
+    try:
+        assert [worker["index"] for worker in service.state()["workers"]] == [0]
+        job = asyncio.ensure_future(service.infer_many(list(range(2000)), priority=weir.BULK, timeout=60.0))
+        async with asyncio.timeout(30.0):
+            while service.state()["bulk_delay"]:  # until a bulk worker has come
+                assert await service.infer(3) == 9
+        workers = {worker["index"]: worker for worker in service.state()["workers"]}
+        killed = next(worker["pid"] for index, worker in workers.items() if index < 0 and worker["state"] == "ready")
+        os.kill(killed, 9)
+        while not job.done():
+            assert await service.infer(4) == 16
+        assert job.result() == [item * item for item in range(2000)]
+        assert service.ready_workers == 1
+        pids = [worker["pid"] for worker in service.state()["workers"]]
+    finally:
+        await service.stop(5.0)
+    assert not any(psutil.pid_exists(pid) for pid in pids if pid is not None)
+
+
+def test_only_processes_can_be_bulk_workers() -> None:
+    with pytest.raises(weir.SettingsError, match=r"^bulk_workers=1, executor='thread': only processes have"):
+        weir.Service(Square, executor="thread", bulk_workers=1)

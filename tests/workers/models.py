@@ -271,3 +271,11 @@ class WithoutWeights(Reports):
 
     def load_shared(self) -> None:
         raise SettingsError("weights.bin: is missing")
+
+
+class ForAllWorkOnly(Obedient):
+    """Does not load in workers for bulk work."""
+
+    def load(self) -> None:
+        if self.worker_index < 0:
+            raise ValueError("no bulk work here")

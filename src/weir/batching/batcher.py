@@ -28,9 +28,9 @@ from weir.batching.request_state import settle, steps
 from weir.batching.retry import CrashRetry, draft_of
 from weir.batching.service_time import PaddedTime, ServiceTime
 from weir.batching.settings import BatchingSettings
-from weir.batching.workers import Places, Running
+from weir.batching.workers import Places, Running, Worker
 from weir.errors import DeadlineExceeded, Draining, InvalidRequest, Overloaded
-from weir.messages import Dispatch, Kind, Reason, Request, Wakeup
+from weir.messages import Dispatch, Kind, Reason, Request, Wakeup, takes_bulk_only
 from weir.policy.decision import Decision, Observation, Policy, PolicyBase, complete
 
 
@@ -283,8 +283,7 @@ class Batcher:
             (self._bulk.queue if is_bulk(request) else self._queue).leave(request)
         if not request.taken:
             return []
-        if self._suspects.parts:
-            self._count_suspects()
+        self._count_suspects()
         if request.deadline - now <= GIVEN_UP * request.timeout:
             self._miss(request)
         return self.where(request)
@@ -298,19 +297,19 @@ class Batcher:
         for dispatch in self._running.find(request):
             if not dispatch.missed:
                 dispatch.missed = True
-                self._forecast.missed(request)
+                if not takes_bulk_only(dispatch.worker):
+                    self._forecast.missed(request)
 
     def expire(self, now: float) -> list[Request]:
         """Settle and return the requests whose deadline has passed, waiting or running, and those that dispatch has left out because their
         deadline could no longer be met. The driver fails them with DeadlineExceeded."""
         late, self._late = self._late, []
         late += self._queue.passed(now) + self._bulk.queue.passed(now)
-        for request in [*self._running.passed(now), *self._suspects.passed(now)]:
+        for request in [*self._running.passed(now), *self._suspects.passed(now), *self._bulk.suspects.passed(now)]:
             if settle(request):
                 self._miss(request)
                 late.append(request)
-        if self._suspects.parts:
-            self._count_suspects()
+        self._count_suspects()
         self._queue.sweep()
         self._bulk.queue.sweep()
         return late
@@ -318,19 +317,44 @@ class Batcher:
     # Workers.
 
     def worker_ready(self, worker: int, places: int, now: float) -> None:
-        """Note that `worker` is ready and takes up to `places` batches at once."""
-        self._places.add(worker, places, now)
-        self._freed = True
+        """Note that `worker` is ready and takes up to `places` batches at once. It gets bulk work only if `takes_bulk_only` says so of its index, and
+        then all of it."""
+        if takes_bulk_only(worker):
+            self._bulk.workers.add(worker)
+        else:
+            self._freed = True
+        self._places_of(worker).add(worker, places, now)
+
+    def _places_of(self, worker: int) -> Places:
+        return self._bulk.places if takes_bulk_only(worker) else self._places
+
+    def _suspects_of(self, worker: int) -> CrashRetry:
+        return self._bulk.suspects if takes_bulk_only(worker) else self._suspects
 
     def worker_lost(self, worker: int, now: float) -> list[Lost]:
-        """Note that `worker` is gone. Its entries run again, in halves. Return, for each of its batches, the entries that do not."""
-        lost = [self._suspects.died(self._take_back(batch_id)) for batch_id in self._places.remove(worker)]
-        self._count_suspects()
+        """Note that `worker` is gone, or once more that it could not be replaced. Its entries run again, in halves, and on a bulk worker if it was one.
+        Return, for each of its batches, the entries that do not."""
+        places, suspects = self._places_of(worker), self._suspects_of(worker)
+        if takes_bulk_only(worker) and worker not in places:
+            self._give_up(worker)
+        lost = [suspects.died(self._take_back(batch_id)) for batch_id in places.remove(worker)]
+        self._count_suspects(changed=True)
         return lost
 
-    def _count_suspects(self) -> None:
-        """Tell the queue how many rows are to run again: they count as under way."""
-        self._queue.run_again(self._suspects.rows)
+    def _give_up(self, worker: int) -> None:
+        """Do not wait for the replacement of a bulk worker. After the last one the others run bulk work."""
+        bulk = self._bulk
+        bulk.workers.discard(worker)
+        if not bulk.workers:
+            self._suspects.parts += bulk.suspects.parts
+            bulk.suspects.clear()
+            self._freed = True
+
+    def _count_suspects(self, *, changed: bool = False) -> None:
+        """Tell the queues how many rows are to run again: they count as under way. Without `changed`, only if there are any."""
+        for queue, suspects in ((self._queue, self._suspects), (self._bulk.queue, self._bulk.suspects)):
+            if changed or suspects.parts:
+                queue.run_again(suspects.rows)
 
     def _take_back(self, batch_id: int) -> Dispatch:
         dispatch = self._running.pop(batch_id)
@@ -341,25 +365,32 @@ class Batcher:
 
     def worker_leaves(self, worker: int) -> bool:
         """Give `worker` no more batches. Return whether it has none left, so that it can be ended."""
-        return self._places.leave(worker)
+        return self._places_of(worker).leave(worker)
 
     def finished(self, batch_id: int, now: float) -> Dispatch:
         """Note that a batch has come back: its place is free, and its service time is learned. Raises KeyError if it is not running."""
         dispatch = self._take_back(batch_id)
-        alone_since = self._places.take_back(dispatch.worker, batch_id, now)
-        self._suspects.ended(batch_id)
+        worker = dispatch.worker
+        alone_since = self._places_of(worker).take_back(worker, batch_id, now)
+        self._suspects_of(worker).ended(batch_id)
         dispatch.seconds = now - (alone_since if alone_since > dispatch.at else dispatch.at)
+        if not takes_bulk_only(worker):  # those give way to others meanwhile, so their times say nothing
+            self._freed = True
+            self._learn(dispatch, now)
+        return dispatch
+
+    def _learn(self, dispatch: Dispatch, now: float) -> None:
+        """Learn from a batch that has come back."""
         self.service.learn(dispatch.rows, dispatch.seconds, now, dispatch.cost)
-        if self._bulk_seen:
+        if self._bulk_seen and not self._bulk.workers:
             self._bulk.ended(dispatch, self.bulk_delay, now, self._queue.last_arrival)
         if not dispatch.missed:
             self._forecast.made_it()
+        batch_id = dispatch.batch_id
         if batch_id % SIGHT_BATCHES == 0 or batch_id in FIRST_SIGHTS:
             self._in_sight = self._forecast.time_in_sight()
             if self._tight < inf:
                 self._tight = self._in_sight
-        self._freed = True
-        return dispatch
 
     def dispatch_of(self, batch_id: int) -> Dispatch | None:
         """Return the running batch with this id; None if there is none."""
@@ -386,31 +417,42 @@ class Batcher:
 
     def poll(self, now: float, wakeup: Wakeup) -> list[Dispatch]:
         """Return the batches to be run now, each with its worker. The policy is asked only while a worker has a free place."""
-        queue, places = self._queue, self._places
-        scheduler = queue.scheduler
+        queue, places, bulk = self._queue, self._places, self._bulk
         queue.sweep()
         if self._bulk_seen:
-            self._bulk.queue.sweep()
-        scheduler.wake_due(now)
+            bulk.queue.sweep()
+        queue.scheduler.wake_due(now)
         cut: list[Dispatch] = []
-        if not places.free:
-            return cut
+        if places.free and self._cut_again(places, self._suspects, cut, now, wakeup):
+            self._cut_as_decided(cut, now, wakeup)
+            if self._bulk_seen and bulk.waiting and places.free and not bulk.workers:
+                self._cut_bulk(cut, now, wakeup)
+        if bulk.places.free and self._cut_again(bulk.places, bulk.suspects, cut, now, wakeup):
+            self._cut_for_bulk_workers(cut, now, wakeup)
+        return cut
+
+    def _cut_again(
+        self, places: Places, suspects: CrashRetry, cut: list[Dispatch], now: float, wakeup: Wakeup
+    ) -> bool:  # fmt: skip
+        """Cut batches of what is to run again at `places`, and add them to `cut`. Return whether other batches may be cut now."""
+        while places.free and suspects.parts:
+            dispatch = self._retry(places, suspects, now, wakeup)
+            if dispatch is not None:
+                cut.append(dispatch)
+            elif suspects.parts:
+                return False  # a retry needs a worker without other batches: wait until one has none
+        return True
+
+    def _cut_as_decided(self, cut: list[Dispatch], now: float, wakeup: Wakeup) -> None:
+        """Cut the batches that the policy wants now, and add them to `cut`."""
+        places, scheduler = self._places, self._queue.scheduler
         if self._freed:
             self._freed = False
             scheduler.wake_some()
-        while places.free and self._suspects.parts:
-            dispatch = self._retry(now, wakeup)
-            if dispatch is not None:
-                cut.append(dispatch)
-            elif self._suspects.parts:
-                return cut  # a retry needs a worker without other batches: wait until one has none
         while places.free and (group := scheduler.first()) is not None:
             dispatch = self._ask(group, now, wakeup)
             if dispatch is not None:
                 cut.append(dispatch)
-        if self._bulk_seen and self._bulk.waiting and places.free:
-            self._cut_bulk(cut, now, wakeup)
-        return cut
 
     def _ask(self, group: Group, now: float, wakeup: Wakeup) -> Dispatch | None:
         queue, settings = self._queue, self.settings
@@ -433,10 +475,12 @@ class Batcher:
         if not draft.requests:
             return None
         queue.scheduler.led(group)
-        bulk = self._fill_up(draft, group, oldest_arrival, now) if self._bulk_seen and self._bulk.waiting else 0
+        fills = self._bulk_seen and self._bulk.waiting and not self._bulk.workers
+        bulk = self._fill_up(draft, group, oldest_arrival, now) if fills else 0
         return self._start(
-            draft, reason, seen.waiting, now - oldest_arrival, limit, wakeup, now, earliest_deadline, bulk=bulk
-        )
+            self._places.pick(), draft, reason, seen.waiting, now - oldest_arrival, limit, wakeup, now, earliest_deadline,
+            bulk=bulk,
+        )  # fmt: skip
 
     def _fill_up(self, draft: BatchDraft, group: Group, oldest_arrival: float, now: float) -> int:
         """Have bulk requests join `draft`, a batch from `group`, as far as they may. Return how many rows they have."""
@@ -453,23 +497,31 @@ class Batcher:
 
     def _cut_bulk(self, cut: list[Dispatch], now: float, wakeup: Wakeup) -> None:
         """Cut batches of bulk requests for the workers that have nothing to do, and add them to `cut`."""
-        bulk, places, settings = self._bulk, self._places, self.settings
-        scheduler, most = bulk.queue.scheduler, self._max_cost
+        bulk, places, most = self._bulk, self._places, self._max_cost
         limit, delay = bulk.limit(self.bulk_delay, now, self._queue.last_arrival)
-        while places.pick(empty=True) is not None and (group := scheduler.first()) is not None:
+        while (worker := places.pick(empty=True)) is not None and (group := bulk.queue.scheduler.first()) is not None:
             if not self.draining:
                 if places.free == 1 and self._queue.scheduler.end_of_wait() < now + delay:
                     return  # the last free worker is kept for interactive requests whose wait is about to end
                 most = min(self._max_cost, limit)
-            waiting, (deadline, oldest_arrival) = group.waiting, group.rank()
-            draft = self._take(group, settings.max_batch_size, most, now, None)
-            if draft.requests:
-                scheduler.led(group)
-                cut.append(
-                    self._start(
-                        draft, BULK, waiting, now - oldest_arrival, None, wakeup, now, deadline, bulk=draft.rows
-                    )
-                )
+            self._cut_bulk_batch(worker, group, most, cut, now, wakeup)
+
+    def _cut_for_bulk_workers(self, cut: list[Dispatch], now: float, wakeup: Wakeup) -> None:
+        """Cut batches of bulk requests for the free places of bulk workers, as large as batches may be, and add them to `cut`."""
+        bulk = self._bulk
+        while (worker := bulk.places.pick()) is not None and (group := bulk.queue.scheduler.first()) is not None:
+            self._cut_bulk_batch(worker, group, self._max_cost, cut, now, wakeup)
+
+    def _cut_bulk_batch(
+        self, worker: Worker, group: Group, cost: float, cut: list[Dispatch], now: float, wakeup: Wakeup
+    ) -> None:
+        """Cut a batch from the bulk requests of `group` that costs up to `cost`, and add it to `cut`."""
+        waiting, (deadline, oldest_arrival) = group.waiting, group.rank()
+        draft = self._take(group, self.settings.max_batch_size, cost, now, None)
+        if draft.requests:
+            self._bulk.queue.scheduler.led(group)
+            age = now - oldest_arrival
+            cut.append(self._start(worker, draft, BULK, waiting, age, None, wakeup, now, deadline, bulk=draft.rows))
 
     def _take(self, group: Group, rows: int, cost: float, now: float, draft: BatchDraft | None) -> BatchDraft:
         """Take bulk requests from `group` and return them as a draft: a new one of up to `rows` rows and so much `cost`, or `draft`."""
@@ -513,30 +565,31 @@ class Batcher:
             self.policy_error = error
         return self.room(request.rows, request.cost)
 
-    def _retry(self, now: float, wakeup: Wakeup) -> Dispatch | None:
+    def _retry(self, places: Places, suspects: CrashRetry, now: float, wakeup: Wakeup) -> Dispatch | None:
         """Cut a batch of entries that run again, for a worker without other batches; None if there is none of either."""
-        worker = self._places.pick(empty=True)
-        part = self._suspects.pop() if worker is not None else None
-        self._count_suspects()
+        worker = places.pick(empty=True)
+        part = suspects.pop() if worker is not None else None
+        self._count_suspects(changed=True)
         if part is None:
             return None
         draft = draft_of(part.entries, self.settings.padding_cost if self.settings.padded else None)
         oldest = min(request.arrival for request in draft.requests)
         earliest = min(request.deadline for request in draft.requests)
-        dispatch = self._start(draft, RETRY, self.waiting_rows, now - oldest, None, wakeup, now, earliest, part.attempt)
-        self._suspects.started(dispatch.batch_id, part)
+        dispatch = self._start(
+            worker, draft, RETRY, self.waiting_rows, now - oldest, None, wakeup, now, earliest, part.attempt,
+            bulk=draft.rows if suspects is self._bulk.suspects else 0,
+        )  # fmt: skip
+        suspects.started(dispatch.batch_id, part)
         return dispatch
 
     def _start(
-        self, draft: BatchDraft, reason: Reason, waiting: int, oldest_age: float, limit: int | None, wakeup: Wakeup,
-        now: float, earliest_deadline: float, attempt: int = 0, bulk: int = 0,
+        self, worker: Worker | None, draft: BatchDraft, reason: Reason, waiting: int, oldest_age: float, limit: int | None,
+        wakeup: Wakeup, now: float, earliest_deadline: float, attempt: int = 0, bulk: int = 0,
     ) -> Dispatch:  # fmt: skip
         batch_id = self._next_id
         self._next_id += 1
-        alone = reason is RETRY
-        worker = self._places.pick(empty=alone or reason is BULK)
         assert worker is not None  # only called with a place free; otherwise this is a bug
-        self._places.give(worker, batch_id, alone=alone, bulk=reason is BULK)
+        self._places_of(worker.index).give(worker, batch_id, alone=reason is RETRY, bulk=reason is BULK)
         dispatch = Dispatch(
             batch_id, worker.index, draft.requests, draft.slices, draft.rows, draft.cost, reason, waiting, oldest_age, limit,
             wakeup, now, attempt, draft.plain, draft.padding, bulk,
@@ -557,8 +610,9 @@ class Batcher:
         soonest = min(scheduler.end_of_wait(), scheduler.earliest_deadline(), running.earliest_deadline())
         if self._bulk_seen and self._bulk.waiting:
             soonest = min(soonest, self._bulk.queue.scheduler.earliest_deadline())
-        if self._suspects.parts:
-            soonest = min(soonest, self._suspects.earliest_deadline())
+        for suspects in (self._suspects, self._bulk.suspects):
+            if suspects.parts:
+                soonest = min(soonest, suspects.earliest_deadline())
         return soonest if soonest < inf else None
 
     def reconsider(self) -> None:
@@ -586,13 +640,14 @@ class Batcher:
         self._queue.clear()
         self._bulk.queue.clear()
         self._suspects.clear()
-        self._count_suspects()
+        self._bulk.suspects.clear()
+        self._count_suspects(changed=True)
         return [*late, *left]
 
     def unsettled(self) -> list[Request]:
         """Return every unsettled request, waiting or running."""
         waiting = [request for group in self._groups() for request in group]
-        suspects = [entry[0] for entry in self._suspects.entries()]
+        suspects = [entry[0] for each in (self._suspects, self._bulk.suspects) for entry in each.entries()]
         running = [request for each in self._running.batches.values() for request in each.requests]
         return list({id(each): each for each in [*waiting, *suspects, *running] if not each.settled}.values())
 
@@ -611,12 +666,14 @@ class Batcher:
     @property
     def bulk_limit(self) -> float:
         """How much a batch of bulk work may cost now; 0 until it is known, which means a single item."""
+        if self._bulk.workers:
+            return float(self.settings.max_batch_size) if self._max_cost == inf else self._max_cost
         return self._bulk.size.limit
 
     @property
     def bulk_delay(self) -> float:
-        """How many seconds bulk work may add to an interactive request."""
-        return self._bulk.delay(self._policy)
+        """How many seconds bulk work may add to an interactive request: 0 with bulk workers, which give way to it."""
+        return 0.0 if self._bulk.workers else self._bulk.delay(self._policy)
 
     @property
     def waiting_requests(self) -> int:
@@ -633,19 +690,30 @@ class Batcher:
 
     @property
     def workers(self) -> int:
-        """How many workers are ready."""
+        """How many workers are ready, without those that take bulk work only."""
         return len(self._places)
+
+    @property
+    def bulk_workers(self) -> int:
+        """How many workers that take bulk work only are ready, or are being replaced."""
+        return len(self._bulk.workers)
 
     @property
     def suspects(self) -> int:
         """How many parts of lost batches are to run again."""
-        return len(self._suspects)
+        return len(self._suspects) + len(self._bulk.suspects)
 
     @property
     def has_waiting(self) -> bool:
         """Whether there is anything to decide, or `expire` has anything to return."""
-        queue = self._queue
-        return bool(queue.arrivals != queue.departed or self._bulk.waiting or self._suspects.parts or self._late)
+        queue, bulk = self._queue, self._bulk
+        return bool(
+            queue.arrivals != queue.departed
+            or bulk.waiting
+            or self._suspects.parts
+            or bulk.suspects.parts
+            or self._late
+        )
 
     @property
     def claim(self) -> int:
@@ -658,7 +726,7 @@ class Batcher:
     @property
     def is_empty(self) -> bool:
         """Whether nothing waits, runs, or is to run again."""
-        return not (self.waiting_rows or self._running.batches or self._suspects or self._late)
+        return not (self.waiting_rows or self._running.batches or self.suspects or self._late)
 
     @property
     def arrivals(self) -> int:

@@ -7,6 +7,9 @@ request (policy/bulk.py), as a request that arrives meanwhile waits for its end.
 An interactive batch after which nothing interactive waits is filled up with bulk requests of the same key, as far as there is room. They make it
 longer, so this counts against the same time: what a bulk batch has already added to the requests that now wait is subtracted, and so is what was added
 to the batches before this one, until a worker is idle again. So bulk work adds no more to a request than one bulk batch does, and one item in any case.
+
+All that is for workers that run both kinds of work. Where there are bulk workers, which give way to the others by themselves (processes of idle
+priority), they get all bulk work, in full batches, and the other workers none.
 """
 
 from math import inf
@@ -14,7 +17,9 @@ from math import inf
 from weir.batching.compose import BatchDraft
 from weir.batching.group import FifoQueue, Group
 from weir.batching.queue import RequestQueue
+from weir.batching.retry import CrashRetry
 from weir.batching.settings import BatchingSettings
+from weir.batching.workers import Places
 from weir.messages import Dispatch, Request
 from weir.policy.bulk import DEFAULT_DELAY, BulkSize, delay_after
 from weir.policy.decision import PolicyBase
@@ -24,14 +29,29 @@ class BulkWork:
     """The bulk requests that wait, and how many of them go next.
 
     `queue` has bounds of its own, as those of interactive requests: bulk work never makes the queue full for them. `size` is that of a bulk batch,
-    and `quiet_size` that after some time without interactive requests.
+    and `quiet_size` that after some time without interactive requests. `workers` are the bulk workers that are ready or being replaced, by index,
+    `places` the ready ones, and `suspects` the entries that such a worker had when it died.
     """
 
-    __slots__ = ("_busy_until", "_delay", "_ended_at", "_left", "queue", "quiet_size", "size")
+    __slots__ = (
+        "_busy_until",
+        "_delay",
+        "_ended_at",
+        "_left",
+        "places",
+        "queue",
+        "quiet_size",
+        "size",
+        "suspects",
+        "workers",
+    )
 
     def __init__(self, settings: BatchingSettings, lane: type[FifoQueue]) -> None:
         self.queue = RequestQueue(settings.max_queue_size, lane, settings.capacity, settings.max_queue_cost)
         self.size, self.quiet_size = BulkSize(), BulkSize()
+        self.workers: set[int] = set()
+        self.places = Places()
+        self.suspects = CrashRetry()
         self._delay = settings.bulk_delay
         self._left = 1.0  # the part of `delay` that may still be added to the interactive requests of this busy time
         self._ended_at = -inf  # the instant at which the last bulk batch ended

@@ -56,6 +56,9 @@ class Places:
     def __iter__(self) -> Iterator[Worker]:
         return iter(self._workers.values())
 
+    def __contains__(self, index: int) -> bool:
+        return index in self._workers
+
     def add(self, index: int, places: int, now: float) -> None:
         """Add a worker that is ready. An earlier one of this index must have been removed."""
         worker = self._workers[index] = Worker(index, places, now)

@@ -24,7 +24,7 @@ from weir.embedding.runtime import may_use_gpu
 from weir.embedding.settings import ComputingSettings, TextSettings
 from weir.embedding.texts import ModelFacts, TextOutput, TextTask, TokenizerOptions, WorkersUse, server_prompt
 from weir.errors import SettingsError
-from weir.workers.process.launch import available_cpus
+from weir.workers.process.launch import available_cpus, cpu_limit
 from weir.workers.process.shared import SharedPool
 from weir.workers.settings import WorkerSettings
 
@@ -63,11 +63,25 @@ class TextModelSpec(NamedTuple):
         """
         if "workers" in self.settings:
             return WorkerSettings(workers=self.settings["workers"]).most_workers
-        computing = self.computing
-        share_weights = self.settings.get("executor", "process") == "process" and computing.runtime != "torch"
-        if not share_weights or may_use_gpu(computing.device_map):
+        if not self._share_weights:
             return 1
         return max(1, self.own_cpus // int(self.settings.get("threads") or 1))
+
+    @property
+    def _share_weights(self) -> bool:
+        computing = self.computing
+        are_alike = self.settings.get("executor", "process") == "process" and computing.runtime != "torch"
+        return are_alike and not may_use_gpu(computing.device_map)
+
+    @property
+    def bulk_workers(self) -> int:
+        """The number of workers of idle priority for bulk work: as set, else one for each worker, if that is a process that computes with onnxruntime on
+        CPUs. None where models share workers; and none where the kernel limits CPU time, of which bulk work would use up that of the others."""
+        stated: int | None = self.settings.get("bulk_workers")
+        if stated is not None:
+            return stated
+        limited = cpu_limit() < len(available_cpus())
+        return 0 if not self._share_weights or self.pool is not None or limited else self.workers
 
     @property
     def threads(self) -> int:
@@ -112,6 +126,7 @@ class TextModelSpec(NamedTuple):
         if settings.get("executor", "process") == "process":
             settings.setdefault("workers", self.workers)
             settings["threads"] = self.threads  # limits other libraries in a worker process, too
+            settings["bulk_workers"] = self.bulk_workers
         if self.pool is not None:
             settings["executor"] = self.pool.member
         return settings

@@ -28,7 +28,7 @@ from weir.errors import (
     Overloaded,
     WeirError,
 )
-from weir.messages import Batch, Dispatch, EventKind, Events, Request, Wakeup
+from weir.messages import Batch, Dispatch, EventKind, Events, Request, Wakeup, takes_bulk_only
 from weir.metrics import MetricReport
 from weir.serving.delivery import Delivery, discard, logger
 from weir.workers.executor import Block, Executor
@@ -237,6 +237,7 @@ class Driver:
         outside_bulk: bulk requests that do; they have a queue of their own there too.
         streaming: whether requests have several answers.
         workerless: is called when requests arrive and there is no worker.
+        bulk_came: is called once, when bulk work has come for the first time; None afterwards.
         handed_later: whether the executor calls `handed` when a batch actually goes to its worker.
         draining: whether no more requests are accepted.
         not_ready_reason: why requests are not accepted; "" if they are.
@@ -259,6 +260,7 @@ class Driver:
         self._accepted: dict[int, Request] = {}  # by id(), see note_accepted
         self._alertness: Alertness | None = None
         self.workerless: Callable[[], None] = lambda: None
+        self.bulk_came: Callable[[], None] | None = None
         self._woken_at: float | None = None  # when there was a worker again after there had been none
         self._delivery = delivery
         self._clock = clock
@@ -456,12 +458,13 @@ class Driver:
     def worker_ready(self, worker: int, places: int) -> None:
         if worker in self._leaving:
             return
-        if self.failed:
-            self.failed = self.not_ready_reason = ""
         self._worker_changed(worker, "ready", "")
         now = self._clock()
-        if not self.batcher.workers:
-            self._woken_at = now
+        if not takes_bulk_only(worker):
+            if self.failed:
+                self.failed = self.not_ready_reason = ""
+            if not self.batcher.workers:
+                self._woken_at = now
         self.batcher.worker_ready(worker, places, now)
         self._poll(Wakeup.WORKER, now)
 
@@ -535,6 +538,9 @@ class Driver:
         self._polling = False
         now = self._clock()
         self.batcher.took_turn(now - self._turn_began)
+        if self.bulk_came is not None and self.batcher.waiting_bulk:
+            self.bulk_came()
+            self.bulk_came = None
         self._poll(Wakeup.ARRIVAL, now)
         if not self.batcher.workers:
             self.workerless()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict
 
 from weir.batching.batcher import Batcher
 from weir.errors import Conflict, ModelNotReady, SettingsError
-from weir.messages import Observer
+from weir.messages import Observer, takes_bulk_only
 from weir.model import Model, is_tensor_model, overrides
 from weir.policy.decision import complete
 from weir.policy.loading import load_policy
@@ -18,7 +18,7 @@ from weir.serving.hooks import Hook, HookedExecutor
 from weir.serving.settings import Composed
 from weir.telemetry.recorder import Metrics, Recorder, RollingWindow
 from weir.tuning.report import explain_policy
-from weir.workers.executor import Executor, SharesWorkers, shortage, suspension
+from weir.workers.executor import Executor, SharesWorkers, StartsBulkWorkers, shortage, suspension
 from weir.workers.settings import WorkerSettings
 
 if TYPE_CHECKING:
@@ -71,6 +71,11 @@ class MakeExecutor(Protocol):
         self, model: type[Model], params: dict[str, Any], settings: WorkerSettings, *, name: str, max_batch_size: int
     ) -> Executor:
         """Return an executor that has not been started."""
+
+
+def _for_all_work(driver: Driver) -> list[int]:
+    """Return the indices of the workers, without those for bulk work only."""
+    return [state.index for state in driver.executor.states() if not takes_bulk_only(state.index)]
 
 
 class Generation:
@@ -158,6 +163,8 @@ class Generation:
         self._shared = own if isinstance(own, SharesWorkers) else None
         if self._shared is not None:
             self._shared.join(driver)
+        if isinstance(own, StartsBulkWorkers) and self.workers.bulk_workers:
+            driver.bulk_came = own.start_bulk_workers
         if self.tuner is not None:
             self.tuner.attach(self._policy_solved, watch=not any(hooks))
         if any(hooks):
@@ -165,7 +172,7 @@ class Generation:
             driver.handed_later = True
         if self.scaler is not None:
             self.scaler.attach(
-                batcher, lambda: len(driver.outside), lambda: [state.index for state in driver.executor.states()],
+                batcher, lambda: len(driver.outside), lambda: _for_all_work(driver),
                 driver.executor.add_worker, partial(driver.remove_worker, seconds=self.settings.drain_timeout), driver.unavailable,
             )  # fmt: skip
             driver.workerless = self.scaler.decide
@@ -260,7 +267,7 @@ class Generation:
     @property
     def worker_count(self) -> int:
         """The present number of workers, whatever their state."""
-        return self.workers.first_workers if self.workers.scale is None else len(self.driver.executor.states())
+        return self.workers.first_workers if self.workers.scale is None else len(_for_all_work(self.driver))
 
     def _running_driver(self) -> Driver:
         if self.driver.not_ready_reason == "loading" or self.driver.phase is not DriverPhase.RUNNING:

@@ -29,7 +29,7 @@ logger = logging.getLogger("weir")
 class Levels(NamedTuple):
     """What can be read of a running model at any moment.
 
-    `workers` has the number of workers by state, `wanted_workers` says how many there shall be, and `policy` the figures of its policy by the keys of _POLICY, where
+    `workers` has the number of workers by state, without those for bulk work only, `wanted_workers` says how many there shall be, and `policy` the figures of its policy by the keys of _POLICY, where
     None is not shown; sizes are in rows, requests, batches and bytes, as the names say.
     """
 
@@ -43,6 +43,7 @@ class Levels(NamedTuple):
     arena_free_bytes: int
     policy: Mapping[str, Any] = MappingProxyType({})  # by the keys of _POLICY; what is None is not shown
     waiting_bulk: int = 0
+    bulk_workers: int = 0
     places: Sequence[tuple[str, ...]] = ()  # of workers in a cluster: index, node, address, GPUs, actor
 
 
@@ -69,6 +70,7 @@ _HISTOGRAMS = {
 _LEVELS = {
     "waiting_rows": ("weir_waiting_rows", "Rows in the queue."),
     "waiting_bulk": ("weir_bulk_waiting_rows", "Rows of bulk work among them."),
+    "bulk_workers": ("weir_bulk_workers", "Workers for bulk work alone."),
     "waiting_requests": ("weir_waiting_requests", "Requests in the queue."),
     "running_batches": ("weir_running_batches", "Batches that workers hold."),
     "arena_bytes": ("weir_arena_bytes", "Shared memory for large payloads and results."),

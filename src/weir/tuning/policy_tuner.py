@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from weir.errors import DeadlineExceeded, Draining, InvalidRequest, ModelNotReady, SettingsError, WeirError, brief
-from weir.messages import Dispatch, Timing
+from weir.messages import Dispatch, Timing, takes_bulk_only
 from weir.model import Model
 from weir.policy.cost.objective import LatencySLO, Prices
 from weir.policy.cost.profile import Profile
@@ -182,7 +182,7 @@ class PolicyTuner(SilentObserver):
 
     def computed(self, model: str, dispatch: Dispatch, timing: Timing, now: float) -> None:
         """Compare the time of a batch with the profile."""
-        if not self._watch:
+        if not self._watch or takes_bulk_only(dispatch.worker):
             return
         if self._detector is not None:
             drift = self._detector.observe(dispatch.rows, dispatch.seconds)

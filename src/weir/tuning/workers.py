@@ -19,7 +19,7 @@ import numpy as np
 
 from weir.batching.batcher import Batcher
 from weir.errors import WeirError
-from weir.messages import Dispatch, Timing
+from weir.messages import Dispatch, Timing, takes_bulk_only
 from weir.policy.cost.profile import Profile
 from weir.policy.scaling import (
     MOST_WORKERS,
@@ -172,7 +172,7 @@ class WorkerTuner(SilentObserver):
 
     def computed(self, model: str, dispatch: Dispatch, timing: Timing, now: float) -> None:
         """Learn the time of a batch."""
-        if dispatch.seconds > 0.0:
+        if dispatch.seconds > 0.0 and not takes_bulk_only(dispatch.worker):
             self._learned.observe(dispatch.rows, dispatch.seconds)
 
     async def _decide_again_and_again(self) -> None:
@@ -194,8 +194,10 @@ class WorkerTuner(SilentObserver):
         now, batcher = self._clock(), self._batcher
         starting = [max(self.start_up - (now - began), 0.0) for began in self._starting.values()]
         lost = self._present() - batcher.workers - len(starting)
+        waiting = batcher.waiting_rows - (batcher.waiting_bulk if batcher.bulk_workers else 0)
+        running = sum(not takes_bulk_only(dispatch.worker) for dispatch in batcher.running.values())
         return ScalingObservation(
-            now, batcher.offered, batcher.waiting_rows + self._outside(), len(batcher.running), batcher.workers,
+            now, batcher.offered, waiting + self._outside(), running, batcher.workers,
             [*starting, *[self.start_up] * lost], self.start_up,
         )  # fmt: skip
 

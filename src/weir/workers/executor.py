@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from weir.batching.workers import WorkerUser
 from weir.errors import Conflict
-from weir.messages import Batch, Events
+from weir.messages import Batch, Events, takes_bulk_only
 from weir.metrics import MetricReport
 
 
@@ -18,7 +18,7 @@ class Listener(Protocol):
     """What an executor reports to."""
 
     def worker_ready(self, worker: int, places: int) -> None:
-        """`worker` has loaded and warmed up, and takes batches."""
+        """`worker` has loaded and warmed up, and takes batches; only of bulk work if its index is below 0."""
 
     def worker_lost(self, worker: int, reason: str) -> None:
         """`worker` has ended, or does not end although it was killed: what it was running will never be answered.
@@ -50,7 +50,7 @@ class WorkerState(Protocol):
 
     @property
     def index(self) -> int:
-        """Which worker of its model it is, from 0."""
+        """Which worker of its model it is, from 0; those for bulk work only count from -1 down."""
 
     @property
     def state(self) -> str:
@@ -75,6 +75,7 @@ class WorkerState(Protocol):
 
 def suspension(states: Sequence[WorkerState]) -> str:
     """Return why no batch would run now although there are workers: one is suspended, and none is ready. Return "" in any other case."""
+    states = _for_all_work(states)
     if any(each.state == READY for each in states):
         return ""
     return next((f"worker {each.index}: {each.reason}" for each in states if each.state == SUSPENDED), "")
@@ -82,11 +83,16 @@ def suspension(states: Sequence[WorkerState]) -> str:
 
 def shortage(states: Sequence[WorkerState]) -> str:
     """Return how many of how many workers are ready, and why the others are not; "" if all are."""
+    states = _for_all_work(states)
     missing = [each for each in states if each.state != READY]
     if not missing:
         return ""
     reasons = "; ".join(f"worker {each.index}: {each.reason or each.state}" for each in missing)
     return f"{len(states) - len(missing)} of {len(states)} workers are ready: {reasons}"
+
+
+def _for_all_work(states: Sequence[WorkerState]) -> list[WorkerState]:
+    return [each for each in states if not takes_bulk_only(each.index)]
 
 
 class Block(Protocol):
@@ -154,6 +160,14 @@ class SharesWorkers(Protocol):
 
     def join(self, user: WorkerUser) -> None:
         """Have `user`, which drives the batches of this model, told when a worker is away. Called before the start."""
+
+
+@runtime_checkable
+class StartsBulkWorkers(Protocol):
+    """An Executor that can have workers for bulk work only, which it starts when they are needed for the first time."""
+
+    def start_bulk_workers(self) -> None:
+        """Begin to start them, unless that was begun before. The listener is told of each that is ready."""
 
 
 def free_index(taken: Collection[int]) -> int:

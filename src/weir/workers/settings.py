@@ -106,6 +106,11 @@ class WorkerSettings:
         rule=(is_workers, RANGE_RULE),
         metavar="N or N..M",
     )
+    bulk_workers: int | None = setting(
+        None,
+        "processes of idle priority for bulk work (default for texts on CPUs: as many as workers)",
+        rule=AT_LEAST_ZERO,
+    )
     target_load: float | None = setting(
         None,
         "largest share of the workers' capacity to use, with a range",
@@ -192,6 +197,10 @@ class WorkerSettings:
         if self.scale is not None and self.executor in ("inline", "external"):
             raise SettingsError(
                 f"workers={self.workers}, executor={self.executor!r}: a range needs workers that the server starts (process, thread)"
+            )
+        if self.bulk_workers and self.executor != "process":
+            raise SettingsError(
+                f"bulk_workers={self.bulk_workers}, executor={self.executor!r}: only processes have a priority of their own"
             )
         if (self.worker_socket is None) == (self.executor == "external"):
             raise SettingsError(

@@ -95,7 +95,7 @@ print(os.getpriority(os.PRIO_PROCESS, 0) - own, threading.active_count())
 """
 
 
-@pytest.mark.parametrize("before", ["priority.PATIENCE = 0.0", "priority._waited = itertools.count().__next__"])
+@pytest.mark.parametrize("before", ["priority.PATIENCE = 0.0", "priority.waited = itertools.count().__next__"])
 def test_a_load_that_takes_long_or_starves_gets_more(before: str) -> None:
     if not may_come_back() or os.getpriority(os.PRIO_PROCESS, 0) >= 9:
         pytest.skip("this system lets nobody take a priority back, or the tests have a low one themselves")

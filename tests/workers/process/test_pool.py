@@ -12,6 +12,7 @@ from tests.workers.models import (
     ExitsInLoad,
     FailsInConstructor,
     FailsInLoad,
+    ForAllWorkOnly,
     NeverLoads,
     Noted,
     Obedient,
@@ -23,6 +24,8 @@ from tests.workers.pools import Pool, Recorder, make_pool, started
 
 from weir.errors import ModelError, ModelNotReady, SettingsError
 from weir.model import Model
+from weir.workers.executor import shortage, suspension
+from weir.workers.process import supervision
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
@@ -279,3 +282,87 @@ def test_what_the_system_refuses_ends_the_start_and_leaves_nothing(
 def test_more_shared_memory_than_there_can_be_is_a_wrong_setting(arena_bytes: int, rule: str) -> None:
     with pytest.raises(SettingsError, match=rf"arena_bytes={arena_bytes}: {rule}"):
         asyncio.run(make_pool(Square, arena_bytes=arena_bytes).start(Recorder()))
+
+
+# Workers for bulk work.
+
+
+def policies(pid: int) -> set[int]:
+    """Return the scheduling classes of the threads of a process."""
+    return {os.sched_getscheduler(int(thread)) for thread in os.listdir(f"/proc/{pid}/task")}
+
+
+def test_bulk_workers_start_when_they_are_wanted_and_are_idle_for_the_kernel() -> None:
+    async def main() -> None:
+        async with started(Obedient, workers=1, bulk_workers=2) as pool:
+            assert pool.heard.ready == [(0, 1)]
+            for _ in range(2):  # once is enough
+                pool.pool.start_bulk_workers()
+            await pool.again(3)
+            assert sorted(pool.heard.ready) == [(-2, 1), (-1, 1), (0, 1)]
+            pids = {state.index: state.pid for state in pool.pool.states()}
+            assert list(pids) == [-2, -1, 0]
+            assert await pool.ask("pid", "index", worker=-2) == [pids[-2], -2]
+            assert [policies(pid or 0) for pid in pids.values()] == [
+                {os.SCHED_IDLE}, {os.SCHED_IDLE}, {os.sched_getscheduler(0)}
+            ]  # fmt: skip
+            os.kill(pids[-1] or 0, 9)
+            await pool.again(4)
+            assert [index for index, _ in pool.heard.lost] == [-1]
+            replaced = next(state.pid for state in pool.pool.states() if state.index == -1)
+            assert policies(replaced or 0) == {os.SCHED_IDLE}
+            await pool.pool.add_worker()
+            assert pool.heard.ready[-1] == (1, 1)
+            await pool.pool.remove_worker()
+            assert [state.index for state in pool.pool.states()] == [-2, -1, 0]
+        assert {state.pid for state in pool.pool.states()} == {None}
+
+    asyncio.run(main())
+
+
+def test_bulk_workers_that_do_not_start_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with started(ForAllWorkOnly, workers=1, bulk_workers=1) as pool:
+            pool.pool.start_bulk_workers()
+            starts = pool.pool._bulk_starts
+            assert starts is not None
+            assert [state.index for state in pool.pool.states()] in ([0], [-1, 0])
+            assert (shortage(pool.pool.states()), suspension(pool.pool.states())) == ("", "")
+            await starts
+            assert [state.index for state in pool.pool.states()] == [0]
+            assert (pool.heard.ready, pool.heard.lost, pool.heard.reasons) == ([(0, 1)], [], [])
+
+    asyncio.run(main())
+    assert "tried: worker -1, for bulk work, is left out: " in caplog.text
+    assert "no bulk work here" in caplog.text
+
+
+def test_a_pool_can_be_stopped_while_bulk_workers_start() -> None:
+    async def main() -> None:
+        async with started(Square, workers=1, bulk_workers=1) as pool:
+            pool.pool.start_bulk_workers()
+            await asyncio.sleep(0)
+        assert {state.state for state in pool.pool.states()} == {"stopped"}
+
+    asyncio.run(main())
+
+
+def test_waiting_for_a_cpu_does_not_count_as_time_of_a_bulk_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[float] = []
+
+    def waited(pid: int) -> float:
+        looks.append(0.0 if not looks else 5.0)
+        return looks[-1]
+
+    monkeypatch.setattr(supervision, "waited", waited)
+
+    async def main() -> None:
+        async with started(Obedient, workers=1, bulk_workers=1, predict_timeout=0.1) as pool:
+            pool.pool.start_bulk_workers()
+            await pool.again()
+            pool.send("spin", worker=-1)
+            await pool.heard.until(lambda: bool(pool.heard.lost))
+            assert pool.heard.lost == [(-1, "it was ended because a batch ran longer than predict_timeout=0.1")]
+            assert len(looks) == 4  # at the beginning; in time, as it had waited; from then on; too late
+
+    asyncio.run(main())

@@ -30,7 +30,7 @@ from weir.frontends.http import openapi as documents
 from weir.frontends.http.asgi import Body, as_response
 from weir.frontends.http.auth_middleware import with_key
 from weir.frontends.http.kserve_openapi import kserve_openapi
-from weir.messages import JSON
+from weir.messages import JSON, takes_bulk_only
 from weir.protocols.account import Account
 from weir.protocols.content_negotiation import accepted_coding
 from weir.protocols.kserve.context import KserveContext
@@ -42,6 +42,7 @@ from weir.telemetry.exposition import NAMESPACE, Exposition, Levels, ModelCounts
 from weir.telemetry.recorder import Metrics
 from weir.wire.schema import read_document
 from weir.wire.values import decode
+from weir.workers.executor import READY
 
 if TYPE_CHECKING:
     from weir.catalog.registry import Registry
@@ -297,7 +298,8 @@ def levels_of(service: "Service") -> Levels:
         waiting_bulk=state["waiting_bulk"],
         waiting_requests=state["waiting_requests"],
         running_batches=state["in_flight_batches"],
-        workers=Counter(worker["state"] for worker in state["workers"]),
+        workers=Counter(worker["state"] for worker in state["workers"] if not takes_bulk_only(worker["index"])),
+        bulk_workers=sum(takes_bulk_only(worker["index"]) and worker["state"] == READY for worker in state["workers"]),
         wanted_workers=service.wanted_workers,
         restarts=gauges.get("restarts", 0),
         arena_bytes=gauges.get("arena_bytes", 0),

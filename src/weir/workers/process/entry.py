@@ -142,18 +142,18 @@ def _watch(loaded: threading.Event, own: int, lower: int, enough: int) -> None:
     """Raise the threads of priority `lower` to `enough` when they get no CPU, or have taken PATIENCE seconds."""
     _set(0, own)  # a thread that watches for starvation must not starve itself
     until = time.monotonic() + PATIENCE
-    waited = _waited()
+    had = waited()
     while not loaded.wait(LOOK_EVERY):
-        before, waited = waited, _waited()
-        if waited - before > STARVED * LOOK_EVERY or time.monotonic() >= until:
+        before, had = had, waited()
+        if had - before > STARVED * LOOK_EVERY or time.monotonic() >= until:
             _for_each_thread(lower, enough)
             return
 
 
-def _waited() -> float:
-    """Return for how many seconds the main thread has waited for a CPU; 0 where the system does not count them."""
+def waited(pid: int | str = "self") -> float:
+    """Return for how many seconds the main thread of a process has waited for a CPU; 0 where the system does not count them."""
     try:
-        return float(Path("/proc/self/schedstat").read_text().split()[1]) * 1e-9
+        return float(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) * 1e-9
     except (OSError, IndexError):
         return 0.0
 
@@ -185,6 +185,18 @@ def _comes_back() -> bool:
     thread.start()
     thread.join()
     return bool(answers)
+
+
+def become_idle() -> None:
+    """Run all threads of this process, and those that they will start, only while nobody else wants their CPU. Raises SettingsError where the
+    system refuses."""
+    for thread in map(int, os.listdir("/proc/self/task")):
+        try:
+            os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
+        except ProcessLookupError:  # it has ended meanwhile
+            continue
+        except OSError as error:
+            raise SettingsError(f"bulk_workers: the system gives processes no idle priority ({error})") from None
 
 
 def _for_each_thread(given: int, priority: int) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import errno
 import json
 import logging
+import math
 import os
 import signal
 import socket
@@ -19,7 +20,7 @@ import sysconfig
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -92,6 +93,20 @@ def unpinned() -> list[int]:
 def available_cpus() -> list[int]:
     """Return the numbers of the CPUs that workers may use."""
     return unpinned() or sorted(os.sched_getaffinity(0))
+
+
+def cpu_limit(groups: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> float:
+    """Return the time of how many CPUs the kernel gives the control group of this process; infinity without a limit. A container has such a limit
+    where its CPUs are limited, but not chosen."""
+    limit = math.inf
+    with suppress(OSError, ValueError):
+        paths = [line[3:] for line in groups.read_text().splitlines() if line.startswith("0::")]
+        own = root.joinpath(*[path.strip("/") for path in paths])
+        for folder in (own, *own.parents):
+            with suppress(OSError, ValueError):  # "max 100000" is no limit
+                quota, period = (folder / "cpu.max").read_text().split()
+                limit = min(limit, int(quota) / int(period))
+    return limit
 
 
 class Starter:

@@ -2,12 +2,13 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 from collections.abc import Sequence
 from typing import Any
 
 from weir.errors import ModelNotReady, SettingsError, WeirError
-from weir.messages import Batch
+from weir.messages import Batch, takes_bulk_only
 from weir.model import Model, is_tensor_model, overrides
 from weir.wire.frames import Start
 from weir.workers.arena import Arena, SharedBlock, create_memory
@@ -16,6 +17,8 @@ from weir.workers.process.launch import Launch, Template, unpinned
 from weir.workers.process.supervision import SupervisedWorker
 from weir.workers.settings import WorkerSettings
 from weir.workers.source import pack_source
+
+logger = logging.getLogger("weir")
 
 STOP_GRACE = 5.0  # seconds
 LOOK_EVERY = 2.0  # seconds between two checks whether the workers' processes run at all
@@ -46,6 +49,7 @@ class ProcessPool:
         self._looking: asyncio.TimerHandle | None = None
         self._preparing = asyncio.Lock()  # only one call loads the template
         self._awaited: dict[SupervisedWorker, asyncio.Future[None]] = {}  # workers that have never been ready
+        self._bulk_starts: asyncio.Future[Any] | None = None
 
     async def start(self, listener: Listener) -> None:
         """Start all workers at once; return when every one has loaded and warmed up.
@@ -77,8 +81,10 @@ class ProcessPool:
         async with self._preparing:
             if self._template is None:
                 await self._load_template()
-        worker = self._make_worker(free_index(self._workers))
-        self._workers[worker.index] = worker
+        await self._add(free_index(self._workers))
+
+    async def _add(self, index: int) -> None:
+        worker = self._workers[index] = self._make_worker(index)
         try:
             await self._begin(worker)
         except BaseException:
@@ -87,6 +93,22 @@ class ProcessPool:
             self._workers.pop(worker.index, None)
             raise
         worker.announce()
+
+    def start_bulk_workers(self) -> None:
+        """Begin to start the processes of idle priority for bulk work, -1, -2 and so on, unless that was begun before. One that does not start is
+        left out, and a warning says why."""
+        if self._bulk_starts is None:
+            indices = range(-(self._settings.bulk_workers or 0), 0)
+            self._bulk_starts = asyncio.gather(*[self._add_for_bulk(index) for index in indices])
+
+    async def _add_for_bulk(self, index: int) -> None:
+        async with self._preparing:
+            if self._template is None and self._settings.bulk_workers != 1:  # one process gains nothing from a template
+                await self._load_template()
+        try:
+            await self._add(index)
+        except WeirError as error:
+            logger.warning("%s: worker %d, for bulk work, is left out: %s", self._name, index, error.message)
 
     async def remove_worker(self, worker: int | None = None) -> None:
         """Have the process unload and end; kill it after the grace."""
@@ -121,6 +143,9 @@ class ProcessPool:
         No process is left when this returns or is cancelled, except one that does not end although it was killed: a warning names it.
         """
         try:
+            if self._bulk_starts is not None:
+                self._bulk_starts.cancel()
+                await asyncio.wait([self._bulk_starts])
             workers = list(self._workers.values())
             for worker in workers:
                 worker.stop(self._stop_grace)
@@ -161,7 +186,7 @@ class ProcessPool:
         """Note that `worker` did not become ready, at the start or again and again."""
         ready = self._awaited.pop(worker, None)
         if ready is None:
-            if all(other.keeps_failing for other in self._workers.values()):
+            if all(other.keeps_failing for other in self._workers.values() if not takes_bulk_only(other.index)):
                 self._listener.unavailable(f"no worker of {self._name!r} is left: {worker.reason}")
         elif not ready.done():
             ready.set_exception(error)

@@ -19,12 +19,12 @@ from contextlib import suppress
 from typing import Any, NoReturn, Protocol
 
 from weir.errors import SettingsError, WeirError
-from weir.messages import Batch, Events
+from weir.messages import Batch, Events, takes_bulk_only
 from weir.model import Model
 from weir.wire.frames import FrameParser, Ready, Start, StartFailed, Stop, encode_control
 from weir.workers.arena import Arena, Mapping, PayloadFetch, ResultPlaces
 from weir.workers.process.channel import RECEIVE_BYTES, ChildChannel
-from weir.workers.process.entry import prepare
+from weir.workers.process.entry import become_idle, prepare
 from weir.workers.run.runner import HostedModels, HostedRunner, Runner, load_shared
 from weir.workers.run.steps import PreparedBatch, model_error
 from weir.workers.source import unpack_source
@@ -50,10 +50,12 @@ def run_worker(
             raise refusal
         sys.path[:] = start.options["path"]
         runner = load_runner(start, channel, places, fetch, shared)
+        loaded()
+        if takes_bulk_only(start.options["index"]):
+            become_idle()
     except BaseException as error:  # whatever the model raised, SystemExit too, is reported to the server
         channel.send(encode_control(start_failed(start, error)))
         return 1
-    loaded()
     channel.send(encode_control(Ready(runner.measured())))
     run_batches(channel, runner, start.options["pipeline_depth"])
     return 0

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from weir.errors import ModelError, WeirError
-from weir.messages import Batch, Events
+from weir.messages import Batch, Events, takes_bulk_only
 from weir.wire.frames import Cancel, Frame, Ready, Restarted, StartFailed, Stop, encode_batch, encode_control
 from weir.workers.arena import Arena, BatchPlaces, as_values
 from weir.workers.executor import READY, SUSPENDED, Listener, TimeLimit
 from weir.workers.process.child import Child
+from weir.workers.process.entry import LOWEST, waited
 from weir.workers.process.launch import Launch
 
 
@@ -84,6 +85,7 @@ class Backoff:
 
 logger = logging.getLogger("weir")
 
+GAVE_WAY = 0.1  # a batch at idle priority whose process waited for this part of predict_timeout gets that time again
 STANDSTILL = 5.0  # seconds without running after which a process counts as suspended
 
 # The states in which a process does not run at all (proc(5), status: State).
@@ -194,6 +196,7 @@ class SupervisedWorker:
         self._batches: dict[int, Flight] = {}
         self._error: WeirError | None = None  # the error in StartFailed
         self._started = False
+        self._waited = 0.0  # seconds that a worker of idle priority had waited for a CPU when its batch began
         self._timer: asyncio.TimerHandle | None = None
         self._start_limit = self._limit("start_timeout", "it had not loaded within")
         self._predict_limit = self._limit("predict_timeout", "a batch ran longer than")
@@ -224,6 +227,8 @@ class SupervisedWorker:
         self._error = None
         # A replacement is needed at once, so its priority is not lowered.
         niceness = 0 if self._started else self._launch.settings.load_niceness or 0
+        if takes_bulk_only(self.index):
+            niceness = LOWEST
         self._child = self._new_child(niceness)
         self._standstill = Standstill()
         self._start_limit.begin()
@@ -254,7 +259,7 @@ class SupervisedWorker:
                 places.release()
             raise
         if not self._batches:
-            self._predict_limit.begin()
+            self._limit_predict()
         self._batches[batch.batch_id] = Flight(batch.attempt, batch.accepts, places)
         self._child.send(frame)
 
@@ -311,7 +316,7 @@ class SupervisedWorker:
             self._answered(frame)
         elif isinstance(frame, Restarted):
             if frame.batch_id == next(iter(self._batches), None):
-                self._predict_limit.begin()
+                self._limit_predict()
         elif isinstance(frame, Ready):
             self._loaded()
             if frame.measured:
@@ -371,11 +376,11 @@ class SupervisedWorker:
                 flight.places.release()
             self._backoff.finished()
             if self._batches:
-                self._predict_limit.begin()
+                self._limit_predict()
             else:
                 self._predict_limit.end()
         elif events.batch_id == next(iter(self._batches)):
-            self._predict_limit.begin()  # `predict` has yielded
+            self._limit_predict()  # `predict` has yielded
         self._listener.received(self.index, events)
 
     def _not_loaded(self, error: WeirError, wait: float) -> None:
@@ -424,8 +429,24 @@ class SupervisedWorker:
         limit = TimeLimit(self._loop, seconds, lambda: self._too_long(limit, f"{what} {setting}={seconds}"))
         return limit
 
+    def _limit_predict(self) -> None:
+        """Have the limit of a batch begin now."""
+        self._predict_limit.begin()
+        if takes_bulk_only(self.index) and self.pid is not None:
+            self._waited = waited(self.pid)
+
+    def _gave_way(self) -> bool:
+        """Tell whether a worker of idle priority has waited for a CPU during much of the time that its batch had."""
+        seconds = self._launch.settings.predict_timeout
+        if seconds is None or not takes_bulk_only(self.index) or self.pid is None:
+            return False
+        return waited(self.pid) - self._waited > GAVE_WAY * seconds
+
     def _too_long(self, limit: TimeLimit, what: str) -> None:
         if self._child is None:
+            return
+        if limit is self._predict_limit and self._gave_way():
+            self._limit_predict()
             return
         # What has arrived by now was in time: perhaps the server was held up, and some loops run timers before they read.
         before = self.state, len(self._batches)
