@@ -9,11 +9,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 from unittest import mock
 
 import httpx
@@ -71,6 +71,14 @@ def still_running(processes: Iterable[psutil.Process], seconds: float = 10.0) ->
             alive.append(process)
         os.close(descriptor)
     return alive
+
+
+def until(condition: Callable[[], Any], seconds: float = 30.0) -> None:
+    """Return once `condition` holds, of a server that tells nobody. Asked without a pause, it would take the processor from what it waits for."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"it did not come to hold within {seconds} s"
+        time.sleep(0.005)
 
 
 class Served:

@@ -16,7 +16,7 @@ import httpx
 import numpy as np
 import psutil
 import pytest
-from tests.served import MODELS, Served, serving, still_running, weir, weir_here
+from tests.served import MODELS, Served, serving, still_running, until, weir, weir_here
 
 from weir.client import AsyncHttpClient, AsyncWebSocketClient, HttpClient, WebSocketClient
 from weir.client.calls import NEVER, Unreachable
@@ -129,8 +129,7 @@ def test_model_without_requests_has_no_worker_and_the_first_answer_says_that_it_
             explained: dict[str, Any] = client.get("/models/square/policy").json()["scaling"]
             return explained
 
-        while scaling()["present"]:
-            pass
+        until(lambda: not scaling()["present"])
         assert scaling()["because"] == "there was no request for 0.3 s"
         assert client.get("/health/ready").status_code == 200
         assert "weir_workers_wanted{" in client.get("/metrics").text
@@ -141,8 +140,7 @@ def test_model_without_requests_has_no_worker_and_the_first_answer_says_that_it_
         second = client.post("/infer/square", json=4)
         assert second.json() == 16
         assert "x-start-time" not in second.headers
-        while scaling()["present"]:
-            pass
+        until(lambda: not scaling()["present"])
         woken = client.post("/v2/models/square/infer", json=tensor).json()
         assert woken["outputs"][0]["data"] == ["16"]
         assert woken["parameters"]["start_time"] > 0.0
@@ -499,11 +497,9 @@ def test_a_signal_finishes_what_was_accepted_and_refuses_the_rest(pipes: Pipes, 
         pipes.wait_until_begun()
         waiting = Asking(f"{served.url}/infer/gated", "waiting")
         with httpx.Client(base_url=served.url) as client:
-            while client.get("/models/gated").json()["waiting"] != 1:
-                pass
+            until(lambda: client.get("/models/gated").json()["waiting"] == 1)
             served.signal(number)
-            while client.get("/health/ready").status_code != 503:
-                pass
+            until(lambda: client.get("/health/ready").status_code == 503)
             refused = client.post("/infer/gated", json="late")
             assert refused.status_code == 503 and refused.json()["error"]["type"] == "Draining"
             assert int(refused.headers["retry-after"]) >= 1
@@ -531,8 +527,7 @@ def test_draining_under_load_fails_no_request(pipes: Pipes) -> None:
         load = [threading.Thread(target=ask_until_refused, args=(served.url,)) for _ in range(8)]
         for thread in load:
             thread.start()
-        while len(answers) < 100:
-            pass
+        until(lambda: len(answers) >= 100)
         served.signal(signal.SIGTERM)
         for thread in load:
             thread.join()
@@ -571,8 +566,7 @@ def test_what_a_service_manager_sends_to_every_process_reaches_the_server_alone(
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGHUP):  # SendSIGHUP=yes of systemd
             for process in [*served.children(), psutil.Process(served.process.pid)]:
                 process.send_signal(number)
-        while httpx.get(f"{served.url}/health/ready").status_code != 503:
-            pass
+        until(lambda: httpx.get(f"{served.url}/health/ready").status_code == 503)
         pipes.open_gate()
         assert running.answer().json() == "running"
         assert served.wait() == 0
@@ -611,8 +605,7 @@ def test_a_second_signal_ends_at_once(pipes: Pipes) -> None:
             pipes.wait_until_begun()
             workers = served.children()
             served.signal(signal.SIGTERM)
-            while httpx.get(f"{served.url}/health/ready").status_code != 503:
-                pass
+            until(lambda: httpx.get(f"{served.url}/health/ready").status_code == 503)
             served.signal(signal.SIGTERM)
             assert served.wait() == 128 + signal.SIGTERM
             assert connection.recv(1) == b""

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.served import Served
+from tests.served import Served, until
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
@@ -101,8 +101,7 @@ def test_one_answer_is_refused_here_and_streams_of_one_are_fine(streaming: httpx
 def test_who_leaves_ends_his_part(streaming: httpx.Client) -> None:
     with streaming.stream("POST", "/v2/models/ticking/infer_stream", json={"inputs": [item("go")]}) as response:
         next(response.iter_raw())
-    while streaming.get("/models/ticking").json()["in_flight"]:
-        pass
+    until(lambda: not streaming.get("/models/ticking").json()["in_flight"])
 
 
 def test_a_signal_lets_streams_end_and_closes_websockets_with_1001() -> None:

@@ -38,7 +38,7 @@ logger = logging.getLogger("weir")
 
 
 class PoolMember(ExecutorBase):
-    """The Executor of one model of a SharedPool. For the other models it is the WorkerUser that they share workers with."""
+    """The Executor of one model of a SharedPool. `user` is what the other models share the workers with."""
 
     def __init__(self, pool: "SharedPool", hosted: Hosted, load_niceness: int | None) -> None:
         self.hosted = hosted
@@ -46,11 +46,11 @@ class PoolMember(ExecutorBase):
         self.listener: Listener
         self.left = False
         self._pool = pool
-        self._user: WorkerUser
+        self.user: WorkerUser
 
     def join(self, user: WorkerUser) -> None:
         """See SharesWorkers."""
-        self._user = user
+        self.user = user
 
     @property
     def added(self) -> int:
@@ -100,21 +100,6 @@ class PoolMember(ExecutorBase):
     def gauges(self) -> dict[str, Any]:
         """Return the numbers of all models together."""
         return super().gauges() if self._pool.processes is None else self._pool.processes.gauges()
-
-    # What the other models do (WorkerUser).
-
-    @property
-    def claim(self) -> int:
-        """What a free worker could run."""
-        return self._user.claim
-
-    def worker_away(self, worker: int) -> None:
-        """Pass it on."""
-        self._user.worker_away(worker)
-
-    def worker_back(self, worker: int) -> None:
-        """Pass it on."""
-        self._user.worker_back(worker)
 
 
 class _Processes:
@@ -179,7 +164,8 @@ class SharedPool:
         self._settings: WorkerSettings | None = None
         self._made: WeakKeyDictionary[PoolMember, None] = WeakKeyDictionary()  # those that have not left, in order
         self._entered: list[PoolMember] = []
-        self._workers: SharedWorkers[PoolMember] = SharedWorkers()
+        self._workers: SharedWorkers[WorkerUser] = SharedWorkers()
+        self._listeners: dict[WorkerUser, Listener] = {}  # of the models that have the workers
         self._at: dict[int, _Processes] = {}  # which processes each ready worker belongs to
         self._current: _Processes | None = None
         self._starting: _Processes | None = None
@@ -227,8 +213,8 @@ class SharedPool:
         self._made.pop(member, None)
         if member in self._entered:
             self._entered.remove(member)
-        if member in self._workers.users:
-            self._workers.remove(member, self._now())
+        if self._listeners.pop(member.user, None) is not None:
+            self._workers.remove(member.user, self._now())
         if self._timer is not None:
             self._timer.cancel()
         if self._entered:
@@ -259,13 +245,13 @@ class SharedPool:
             leaving = self._leaving = (
                 max(state.index for state in processes.pool.states()) if worker is None else worker
             )
-            others = [each for each in self._workers.users if each is not member]
+            others = [each for each in self._workers.users if each is not member.user]
             for each in others:
-                each.listener.worker_leaves(leaving)
+                self._listeners[each].worker_leaves(leaving)
             try:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self._leave_within):
-                        while set(self._workers.holders(leaving)) - {member}:
+                        while set(self._workers.holders(leaving)) - {member.user}:
                             self._moved.clear()
                             await self._moved.wait()
             finally:
@@ -273,8 +259,8 @@ class SharedPool:
                 processes.ready.pop(leaving, None)
                 self._workers.lost(leaving, self._now())
                 for each in others:
-                    if not each.left:
-                        each.listener.worker_lost(leaving, "")
+                    if each in self._listeners:
+                        self._listeners[each].worker_lost(leaving, "")
                 await processes.pool.remove_worker(leaving)
                 self.added -= self._current is processes
                 self._leaving = None
@@ -303,7 +289,7 @@ class SharedPool:
         at = self._at[worker]
         number = hosted_id(batch.batch_id, at.place[member])
         at.pool.run(worker, Batch(number, batch.payloads, batch.content_types, batch.accepts, batch.attempt))
-        self._workers.began(member, worker, self._now())
+        self._workers.began(member.user, worker, self._now())
 
     def cancel(self, member: PoolMember, worker: int, batch_id: int, indices: Sequence[int]) -> None:
         """See PoolMember."""
@@ -335,12 +321,13 @@ class SharedPool:
 
     def _announce(self, member: PoolMember) -> None:
         for worker, at in self._at.items():
-            member.worker_away(worker)
+            member.user.worker_away(worker)
             member.listener.worker_ready(worker, at.ready[worker])
-        self._workers.add(member)
+        self._listeners[member.user] = member.listener
+        self._workers.add(member.user)
         for worker in self._at:
             if not self._workers.holders(worker):
-                member.worker_back(worker)
+                member.user.worker_back(worker)
 
     # What the processes report.
 
@@ -353,17 +340,17 @@ class SharedPool:
         if not self._workers.holders(worker):
             self._take_over(worker)
             return
-        for member in self._workers.users:
-            member.worker_away(worker)
+        for user in self._workers.users:
+            user.worker_away(worker)
 
     def _take_over(self, worker: int) -> None:
         assert self._current is not None
         is_new = worker not in self._at
         self._at[worker] = self._current
         if is_new:
-            for member in self._workers.users:
-                member.worker_away(worker)
-                member.listener.worker_ready(worker, self._current.ready[worker])
+            for user in self._workers.users:
+                user.worker_away(worker)
+                self._listeners[user].worker_ready(worker, self._current.ready[worker])
         self._workers.offer(worker, self._now())
         self._moved.set()
 
@@ -373,8 +360,8 @@ class SharedPool:
             return
         del self._at[worker]
         self._workers.lost(worker, self._now())
-        for member in list(self._workers.users):
-            member.listener.worker_lost(worker, reason)
+        for listener in list(self._listeners.values()):
+            listener.worker_lost(worker, reason)
         if self._current is not None and worker in self._current.ready:
             self._take_over(worker)
         self._moved.set()
@@ -390,9 +377,9 @@ class SharedPool:
             member.listener.received(worker, events)
             return
         is_former = self._at.get(worker) is not self._current
-        self._workers.ends(member, worker, self._now())
+        self._workers.ends(member.user, worker, self._now())
         if is_former:
-            member.worker_away(worker)
+            member.user.worker_away(worker)
         member.listener.received(worker, events)
         if is_former and not self._workers.holders(worker):
             self._take_over(worker)
@@ -403,14 +390,14 @@ class SharedPool:
 
     def measured(self, worker: int, reports: Sequence[MetricReport]) -> None:
         """Tell the model whose batch it is."""
-        for member in self._workers.holders(worker):
-            member.listener.measured(worker, reports)
+        for user in self._workers.holders(worker):
+            self._listeners[user].measured(worker, reports)
 
     def unavailable(self, processes: _Processes, reason: str) -> None:
         """Tell all models."""
         if processes is self._current:
-            for member in list(self._workers.users):
-                member.listener.unavailable(reason)
+            for listener in list(self._listeners.values()):
+                listener.unavailable(reason)
 
     @staticmethod
     def _now() -> float:
