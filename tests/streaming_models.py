@@ -24,6 +24,20 @@ class Count(Model):
             yield {index: number for index, item in enumerate(batch) if number <= item}
 
 
+class Tick(Model):
+    """Gives each item back again and again, 100 times a second, as long as anybody waits for it; a negative one once."""
+
+    streaming = True
+    max_batch_size = 1
+    examples = (-1,)
+
+    def predict(self, batch: list[int]) -> Any:
+        yield dict(enumerate(batch))
+        while batch[0] >= 0:
+            time.sleep(0.01)
+            yield dict(enumerate(batch))
+
+
 class Script(Model):
     """An item is a list of what to do, a step for each yield: a value to give, {"last": value}, {"error": text}, None for
     nothing, or {"until": path} to wait for a file. The yields, and what came back of them, are in the file `ledger` if

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import ray
 from ray import serve
-from ray_serve import batched, decorator, found, put_on
+from ray_serve import batched, decorator, found, put_on, start_ray
 
 
 def loaded(decorate):
@@ -41,13 +41,6 @@ def measure(name, rates, seconds):
 
 
 if __name__ == "__main__":
-    ray.init(
-        address="local",
-        num_cpus=4,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level="ERROR",
-        object_store_memory=100 << 20,
-    )
+    start_ray(100 << 20)
     print(json.dumps(measure(sys.argv[1], [float(rate) for rate in sys.argv[3:]], float(sys.argv[2]))))
     ray.shutdown()

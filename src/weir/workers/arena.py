@@ -471,6 +471,12 @@ class ResultPlaces:
             while self._open:
                 self._open.pop().release()
 
+    def give_back(self) -> None:
+        """Give the whole arena back to the system: who read it has left."""
+        self.close()
+        with self._lock:
+            self._arena.close()
+
 
 class PayloadFetch:
     """In the worker: encoded payloads are read where they lie. Buffers of Python values are copied out, so that the model may change and keep
@@ -488,6 +494,10 @@ class PayloadFetch:
         """Return a copy of the bytes at `ref`; or, if it `lends`, the bytes, which are valid until the batch is answered."""
         view = self._mapping.view(*ref)
         return view if self.lends else bytearray(view)
+
+    def give_back(self) -> None:
+        """Unmap the arena, now or when its last payload is gone: who wrote to it has left."""
+        self._mapping.close()
 
 
 def own_values(batch: Batch) -> None:

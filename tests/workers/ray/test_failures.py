@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.workers.models import Square
-from tests.workers.ray.clusters import Nodes, end_detached, free_port, kill_actor
+from tests.workers.ray.clusters import Nodes, free_port, kill_actor
 from tests.workers.ray.conftest import Loop, actors
 
 import weir
@@ -197,8 +197,7 @@ class Loud(Square):
         return super().predict(batch)
 
 async def main():
-    more = {"detached": sys.argv[2]} if len(sys.argv) > 2 else {}
-    async with weir.Service(Square if more else Loud, executor=weir.Ray(workers=2, address=sys.argv[1] or None, num_cpus=0.1, **more)) as service:
+    async with weir.Service(Loud, executor=weir.Ray(workers=2, address=sys.argv[1] or None, num_cpus=0.1)) as service:
         assert await service.infer(3) == 9
         print("ready", flush=True)
         await asyncio.sleep(1000)
@@ -215,21 +214,6 @@ def test_however_a_program_ends_no_actor_is_left(nodes: Nodes, how: signal.Signa
         assert program.stdout.readline() == "ready\n"
         assert len(actors() - before) == 3  # two of actors, and the driver
         program.send_signal(how)
-    asyncio.run(eventually(lambda: actors() == before))
-
-
-def test_detached_workers_outlive_a_server_that_is_killed(nodes: Nodes) -> None:
-    before, held = actors(), []
-    for how in (signal.SIGKILL, signal.SIGINT):
-        arguments = [sys.executable, "-c", PROGRAM, nodes.address, "prod"]
-        with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as program:
-            assert program.stdout is not None
-            assert program.stdout.readline() == "ready\n"
-            held.append(actors() - before)
-            program.send_signal(how)
-    first, second = held
-    assert (len(first), len(second), len(first & second)) == (3, 3, 2)  # the drivers are two
-    assert sorted(end_detached(nodes.address, "prod")) == ["square/0", "square/1"]
     asyncio.run(eventually(lambda: actors() == before))
 
 

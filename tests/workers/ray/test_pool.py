@@ -160,26 +160,6 @@ def test_large_tensors_travel_beside_the_frames(nodes: Nodes, loop: Loop, arena_
     loop.run(main())
 
 
-def test_batches_of_detached_actors_travel_by_calls(nodes: Nodes, loop: Loop) -> None:
-    executor = weir.Ray(workers=2, address=nodes.address, num_cpus=0.1, detached="called")
-
-    async def main() -> None:
-        async with weir.Service(Count, executor=executor, pipeline_depth=2) as service:
-            assert await asyncio.gather(*[_read(service, count) for count in (3, 5)]) == [[1, 2, 3], [1, 2, 3, 4, 5]]
-            endless = service.infer_stream(10**9)
-            assert await anext(endless) == 1
-            await endless.aclose()
-            assert await _read(service, 2) == [1, 2]
-        for arena_bytes in (0, 64 << 20):
-            async with weir.Service(Doubled, executor=executor, arena_bytes=arena_bytes, max_batch_size=2) as service:
-                arrays = [np.full((1, 150_000), number, np.float32) for number in range(8)]
-                answers = await asyncio.gather(*[service.infer({"x": array}) for array in arrays])
-                assert all(np.array_equal(answers[number]["y"], arrays[number] * 2) for number in range(8))
-        assert len(await asyncio.to_thread(end_detached, nodes.address, "called")) == 4
-
-    loop.run(main())
-
-
 def test_large_bytes_arrive_whole(nodes: Nodes, loop: Loop) -> None:
     async def main() -> None:
         payload = os.urandom(600_000)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     import asyncio
 
 RECEIVE_BYTES = 256 << 10
+LEFT = (ConnectionError, TimeoutError)  # the server left without reading the last answer, or its machine did
 F = TypeVar("F")
 Parsed = TypeVar("Parsed", covariant=True)
 
@@ -259,15 +260,21 @@ class ChildChannel:
 
     def _wait(self) -> int:
         try:
-            return self._socket.recv_into(self._buffer)
-        except ConnectionResetError:  # the server left without reading the last answer
-            return 0
+            return self._socket.recv_into(self._buffer) or self._end()
+        except LEFT:
+            return self._end()
 
     def _receive_now(self) -> int:
         try:
-            return self._socket.recv_into(self._buffer, 0, socket.MSG_DONTWAIT)
-        except (BlockingIOError, ConnectionResetError):
+            return self._socket.recv_into(self._buffer, 0, socket.MSG_DONTWAIT) or self._end()
+        except BlockingIOError:
             return 0
+        except LEFT:
+            return self._end()
+
+    def _end(self) -> int:
+        """Act on the end of the connection; return 0. A worker that can outlive its server overrides this."""
+        return 0
 
     def _poll(self, now: float) -> int:
         until, rehearsal = now + self.spin, now + REHEARSAL_INTERVAL

@@ -16,7 +16,7 @@ import threading
 import traceback
 from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, TypeVar
 
 from weir.errors import SettingsError, WeirError
 from weir.messages import Batch, Events, takes_bulk_only
@@ -41,7 +41,7 @@ def run_worker(
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # so that what a model has printed is not lost when it is killed
-    channel, places, fetch = open_channel(end, request_fd, request_bytes, result_fd, result_bytes)
+    channel, places, fetch = open_channel(ChildChannel, end, request_fd, request_bytes, result_fd, result_bytes)
     start = channel.receive()
     if not isinstance(start, Start):
         return 0  # the server has left
@@ -58,12 +58,16 @@ def run_worker(
         return 1
     channel.send(encode_control(Ready(runner.measured())))
     run_batches(channel, runner, start.options["pipeline_depth"])
+    runner.stop()
     return 0
 
 
+Kind = TypeVar("Kind", bound=ChildChannel)
+
+
 def open_channel(
-    end: int, request_fd: int, request_bytes: int, result_fd: int, result_bytes: int
-) -> tuple[ChildChannel, ResultPlaces | None, PayloadFetch | None]:
+    kind: type[Kind], end: int, request_fd: int, request_bytes: int, result_fd: int, result_bytes: int
+) -> tuple[Kind, ResultPlaces | None, PayloadFetch | None]:
     """Return the channel to the server, where large results go, and where large payloads come from. Programs that the model starts inherit
     none of the descriptors."""
     fetch = places = None
@@ -74,7 +78,7 @@ def open_channel(
     if result_fd >= 0:
         os.set_inheritable(result_fd, False)
         places = ResultPlaces(Arena(result_fd, result_bytes))
-    return ChildChannel(socket.socket(fileno=end), FrameParser(fetch), places), places, fetch
+    return kind(socket.socket(fileno=end), FrameParser(fetch), places), places, fetch
 
 
 AnyRunner = Runner | HostedRunner
@@ -153,7 +157,7 @@ class BatchChannel(Protocol):
 
 
 def run_batches(channel: BatchChannel, runner: AnyRunner, pipeline_depth: int) -> None:
-    """Run the batches that come through `channel` until the server says stop or leaves, and unload the model. Raises SystemExit of the model."""
+    """Run the batches that come through `channel` until the server says stop or leaves. Raises SystemExit of the model, which is unloaded then."""
     batches = BatchLoop(channel, runner)
     try:
         if pipeline_depth > 1:
@@ -163,7 +167,6 @@ def run_batches(channel: BatchChannel, runner: AnyRunner, pipeline_depth: int) -
     except BaseException as error:
         runner.end(error)
         raise
-    runner.stop()
 
 
 class BatchLoop:

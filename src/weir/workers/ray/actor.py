@@ -1,8 +1,10 @@
 """A worker inside a Ray actor. It runs what a worker process runs: `process/program.py`, in a thread of its own.
 
-Its batches come by a connection to its server (connection.py), whose channel is that of a worker process. Where there is none, because the actor is
-detached, Ray is to encrypt all that is sent, or the network lets no other connection through, they come by calls: a frame is an argument, and the answer a
-result. Large buffers then travel beside the frame (PEP 574), so Ray puts them into its object store. Ray calls the methods in several threads.
+Its batches come by a connection to its server (connection.py), whose channel is that of a worker process. Where there is none, because Ray is to encrypt
+what goes between nodes, or the network lets no other connection through, they come by calls: a frame is an argument, and the answer a result. Large buffers
+then travel beside the frame (PEP 574), so Ray puts them into its object store. Ray calls the methods in several threads.
+
+A detached actor has one server after the other, and a `Tenure` for each. The model stays.
 
 This module does not import Ray at its top: Ray imports it on each node.
 """
@@ -11,12 +13,13 @@ import contextlib
 import ctypes
 import os
 import queue
+import socket
 import struct
 import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,22 +33,14 @@ from weir.wire.frames import (
     Ready,
     Restarted,
     Start,
-    StartFailed,
     Stop,
     WorkerPlaced,
     encode_control,
     encode_events,
 )
-from weir.workers.arena import own_values
-from weir.workers.process.program import (
-    AnyRunner,
-    BatchChannel,
-    build_runner,
-    load_runner,
-    open_channel,
-    run_batches,
-    start_failed,
-)
+from weir.workers.arena import PayloadFetch, ResultPlaces, own_values
+from weir.workers.process.channel import LEFT, ChildChannel
+from weir.workers.process.program import build_runner, open_channel, run_batches, start_failed
 from weir.workers.ray.connection import Address, ConnectionOffer
 from weir.workers.run.runner import Runner
 
@@ -97,29 +92,35 @@ class ReceivedBuffers:
         return view if self.lends else bytearray(view)
 
 
-class TakenOver(Exception):
-    """Another server has this actor now."""
+class NotOwned(Exception):
+    """The server that calls does not have this actor, or no longer."""
 
 
 class ActorChannel:
-    """Connects the calls of the actor with the loop that runs batches (see program.BatchChannel).
+    """Connects the calls of the actor's server, its `owner`-th one, with the loop that runs batches (see program.BatchChannel).
 
     The final events of a batch are the result of the call that brought it, unless the model is streaming: its events must keep their order, and all
     go through `listen`, as do the notes that `predict` is called again.
+
+    Attributes:
+        kept: whether the model is to stay loaded when the loop has ended.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, owner: int = 0) -> None:
+        self._owner = owner
         self._frames: queue.SimpleQueue[Batch | Stop] = queue.SimpleQueue()
         self._cancelled: dict[int, set[int]] = {}
+        self._sizes: dict[int, int] = {}
         self._answers: dict[
             int, queue.SimpleQueue[Parcel]
         ] = {}  # where the call that brought a batch waits for its end
         self._heard: deque[Parcel] = deque()
         self._turn = threading.Condition()
-        self._next = 0  # the number of the batch whose turn it is to enter
-        self._owner = 0  # how many servers have taken this actor over
+        self._next = owner << OWNER_BITS  # the number of the batch whose turn it is to enter
         self._said = threading.Condition()
         self._ended = False
+        self._left = ""  # why the owner has left
+        self.kept = False
         self.streaming = False
         self.lends = False
 
@@ -127,7 +128,9 @@ class ActorChannel:
 
     def receive(self) -> Batch | Stop:
         """Return the next frame to act on, when it has come."""
-        return self._frames.get()
+        frame = self._frames.get()
+        self.kept = isinstance(frame, Stop) and frame.keep
+        return frame
 
     def look(self) -> None:
         """Do nothing: cancellations are noted as they come."""
@@ -149,7 +152,7 @@ class ActorChannel:
             parcel = ()
         answer.put(parcel)
         with self._turn:
-            del self._cancelled[events.batch_id]
+            del self._cancelled[events.batch_id], self._sizes[events.batch_id]
             self._turn.notify_all()
 
     def restarted(self, batch_id: int) -> None:
@@ -167,11 +170,11 @@ class ActorChannel:
         own_values(batch)
         answer: queue.SimpleQueue[Parcel] = queue.SimpleQueue()
         with self._turn:
-            self._turn.wait_for(lambda: self._next == number or number >> OWNER_BITS != self._owner)
+            self._turn.wait_for(lambda: self._next == number or not self._is_owner(number))
             self.check(number)
             self._next += 1
             self._turn.notify_all()
-            self._cancelled[batch.batch_id] = set()
+            self._cancelled[batch.batch_id], self._sizes[batch.batch_id] = set(), len(batch.payloads)
             self._answers[batch.batch_id] = answer
             self._frames.put(batch)
         del batch, buffers
@@ -188,13 +191,20 @@ class ActorChannel:
         """Have the loop end after the batches that it has."""
         self._frames.put(Stop())
 
+    def leave(self, reason: str) -> None:
+        """Have the loop end, because the owner leaves; nobody waits for its batches any more, and its calls fail. The model stays."""
+        with self._turn, self._said:
+            self._left = self._left or reason
+            _cancel_all(self._cancelled, self._sizes)
+            self._turn.notify_all()
+            self._said.notify_all()
+        self._frames.put(Stop(keep=True))
+
     def listen(self, number: int, seconds: float | None) -> list[Parcel] | None:
         """Wait until there is something to say besides answers, for so many seconds at most; return all of it, or None if the worker has stopped.
         `number` tells the owner."""
         with self._said:
-            self._said.wait_for(
-                lambda: bool(self._heard) or self._ended or number >> OWNER_BITS != self._owner, seconds
-            )
+            self._said.wait_for(lambda: bool(self._heard) or self._ended or not self._is_owner(number), seconds)
             self.check(number)
             heard = list(self._heard)
             self._heard.clear()
@@ -211,21 +221,13 @@ class ActorChannel:
         with self._turn:
             self._turn.wait_for(lambda: not self._cancelled)
 
-    def hand_over(self) -> int:
-        """Let another server send batches, once there are none; return the number of its first one. The calls of the earlier server fail."""
-        self.settle()
-        with self._turn, self._said:
-            self._owner += 1
-            self._next = self._owner << OWNER_BITS
-            self._heard.clear()
-            self._turn.notify_all()
-            self._said.notify_all()
-            return self._next
-
     def check(self, number: int) -> None:
-        """Raise TakenOver if another server than that of the batch `number` has the actor."""
-        if number >> OWNER_BITS != self._owner:
-            raise TakenOver("another server has taken this actor over")
+        """Raise NotOwned unless the server of the batch `number` has the actor."""
+        if not self._is_owner(number):
+            raise NotOwned(self._left or "another server has taken this actor over")
+
+    def _is_owner(self, number: int) -> bool:
+        return number >> OWNER_BITS == self._owner and not self._left
 
     def _say(self, parcel: Parcel) -> None:
         with self._said:
@@ -238,37 +240,148 @@ def _only(parser: FrameParser, frame: bytes | memoryview) -> Frame:
     return parsed
 
 
+def _cancel_all(cancelled: dict[int, set[int]], sizes: dict[int, int]) -> None:
+    for batch_id, size in list(sizes.items()):
+        cancelled.get(batch_id, set()).update(range(size))
+
+
+class ServerConnection(ChildChannel):
+    """The channel to a server that may leave before the worker: nobody waits for its batches then, and nothing is sent any more.
+
+    Attributes:
+        kept: whether the model is to stay loaded when the loop has ended: the server said so, or has left without a word.
+    """
+
+    def __init__(self, end: socket.socket, parser: FrameParser, places: ResultPlaces | None) -> None:
+        super().__init__(end, parser, places)
+        self._sizes: dict[int, int] = {}
+        self._left = False
+        self.kept = False
+
+    def receive(self) -> Start | Batch | Stop:
+        """Return the next frame to act on, when it has come; Stop when the server has left."""
+        frame = super().receive()
+        self.kept = isinstance(frame, Stop) and (frame.keep or self._left)
+        return frame
+
+    def send(self, frame: bytes | bytearray) -> None:
+        """Send `frame`, unless the server has left; wait until it has room for it."""
+        try:
+            super().send(frame)
+        except LEFT:
+            self._end()
+
+    def report(self, events: Events) -> None:
+        """Send `events`, unless the server has left."""
+        if events.final:
+            self._sizes.pop(events.batch_id, None)
+        super().report(events)
+
+    def leave(self) -> None:
+        """End the connection, from another thread, although the server has not left."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+
+    def _note(self, frames: list[Frame]) -> None:
+        self._sizes.update((frame.batch_id, len(frame.payloads)) for frame in frames if isinstance(frame, Batch))
+        super()._note(frames)
+
+    def _end(self) -> int:
+        self._left = True
+        _cancel_all(self._cancelled, self._sizes)
+        return 0
+
+
+class Tenure:
+    """The time for which a server has the worker: its calls, and its `connection` if there is one, with the places of results and the payloads."""
+
+    def __init__(
+        self, calls: ActorChannel, connection: ServerConnection | None = None, places: ResultPlaces | None = None,
+        fetch: PayloadFetch | None = None,
+    ) -> None:  # fmt: skip
+        self.calls = calls
+        self.begun = threading.Event()  # the model takes its batches, or never will
+        self._connection = connection
+        self._places = places
+        self._fetch = fetch
+
+    def open_place(self, size_bytes: int) -> memoryview | None:
+        """Return memory that the server shares, for a result; None if there is none."""
+        return None if self._places is None else self._places.open(size_bytes)
+
+    def run(self, runner: Runner, options: dict[str, Any]) -> bool:
+        """Run the server's batches until it leaves or stops the worker; return whether the model is to stay loaded."""
+        if self._places is not None:
+            self._places.close()  # nobody reads what the warm-up computed
+        if self._fetch is not None:
+            self._fetch.lends = runner.borrows
+        self.calls.streaming, self.calls.lends = runner.streaming, runner.borrows
+        channel: ActorChannel | ServerConnection = self._connection or self.calls
+        if self._connection is not None:
+            self._connection.spin = options["spin"]
+        self.begun.set()
+        run_batches(channel, runner, options["pipeline_depth"])
+        self._close()
+        return channel.kept
+
+    def leave(self) -> None:
+        """End the connection."""
+        if self._connection is not None:
+            self._connection.leave()
+
+    def _close(self) -> None:
+        """Close the connection, and give the memory that is shared with the server back."""
+        if self._connection is not None:
+            self._connection.close()
+        for shared in (self._places, self._fetch):
+            if shared is not None:
+                shared.give_back()
+
+
 class WorkerActor:
     """One worker of a model. Ray makes it an actor that runs several calls at once: one `listen`, and a `run` for each batch that comes by a call.
 
-    `token`: see ConnectionOffer. A detached actor outlives its server. `version` is equal for servers whose worker would be the same: the same model,
-    parameters and settings.
+    A detached actor outlives its server: the next one adopts it. `version` is equal for servers whose worker would be the same: the same model,
+    parameters and settings. `token`: see ConnectionOffer; of a detached actor each server brings its own.
     """
 
     def __init__(self, version: str = "", token: bytes = b"") -> None:
-        self._channel = ActorChannel()
+        self._version = version
         self._token = token
         self._offer: ConnectionOffer | None = None
-        self._ended = threading.Event()
-        self._version = version
+        self._calls = ActorChannel()
+        self._owners = 0  # how many servers have adopted it
+        self._tenure: Tenure | None = None  # the last one
+        self._tenures: queue.SimpleQueue[Tenure | None] = queue.SimpleQueue()  # for the model's thread; None: unload
+        self._serving: Tenure  # whose batches that thread runs
         self._model_thread: threading.Thread | None = None
-        self._loaded = threading.Event()
         self._start_answer = b""
+        self._ended = threading.Event()  # the model is unloaded, or was never loaded
         self._adopting = threading.Lock()
         self._renewals = threading.Condition()
         self._renewed = 0  # how often its server has asked whether there is something to say
         self._owned = False
 
-    def adopt(self, version: str) -> tuple[str, int]:
+    def adopt(self, version: str, token: bytes) -> tuple[str, int]:
         """Take a detached actor over. Return "" and the number of the first batch, or why it cannot be had: "serves" another server, or has another
-        "version". Waits until the batches of the earlier server are finished."""
+        "version". The connection of the earlier server ends, as do its calls."""
         with self._adopting:
             if self.is_owned():
                 return "serves", 0
-            if version != self._version:
+            if version != self._version or self._ended.is_set():
                 return "version", 0
-            self._owned = True
-            return "", self._channel.hand_over()
+            if self._tenure is not None:
+                self._tenure.leave()
+            with self._renewals:
+                self._calls.leave("another server has taken this actor over")
+                self._owners += 1
+                self._calls = ActorChannel(self._owners)
+                self._token, self._owned = token, True
+            return "", self._owners << OWNER_BITS
 
     def is_owned(self) -> bool:
         """Tell whether it has a server that lives: one that has not left asks again within RENEWAL seconds."""
@@ -282,11 +395,10 @@ class WorkerActor:
 
     def settle(self, number: int) -> None:
         """Finish the batches; the server leaves. `number` tells which one."""
-        self._channel.check(number)
-        self._channel.settle()
-        with self._renewals:
-            self._owned = False
-            self._renewals.notify_all()
+        calls = self._calls
+        calls.check(number)
+        calls.settle()
+        self._release(calls)
 
     def placement(self) -> bytes:
         """Return the frame that says where this worker is."""
@@ -299,26 +411,33 @@ class WorkerActor:
             encode_control(WorkerPlaced(os.getpid(), context.get_node_id(), address, gpus, context.get_actor_id()))
         )
 
-    def offer(self, *, same_node: bool) -> Address:
-        """Listen for the server, which is on the `same_node` or not; return where."""
+    def offer(self, number: int, *, same_node: bool) -> Address:
+        """Listen for the server, which is on the `same_node` or not; return where. `number` tells which server."""
         import ray
 
+        self._calls.check(number)
+        self._close_offer()
         self._offer = ConnectionOffer(self._token, "" if same_node else ray.util.get_node_ip_address())
         return self._offer.address
 
-    def start(self, frame: bytes, arenas: tuple[int, int] | None = None) -> bytes:
-        """Load and warm up the model that `frame` has; return the frame Ready, or StartFailed with whatever the model raised.
+    def start(self, number: int, frame: bytes, arenas: tuple[int, int] | None = None) -> bytes:
+        """Load and warm up the model that `frame` has, unless an earlier server has had that done; return the frame Ready, or StartFailed with whatever
+        the model raised. `number` tells which server.
 
         `arenas` has the lengths of the arenas of requests and results, 0 where there is none, whose descriptors came with the connection of the server;
         None: there is no connection.
         """
         start = _only(FrameParser(), frame)
         assert isinstance(start, Start)
-        if self._model_thread is None:  # else it has been taken over
-            main = threading.Thread(target=self._main, args=(start, arenas), name="weir-model", daemon=True)
+        self._calls.check(number)
+        tenure = self._tenure = self._begin(arenas)
+        self._tenures.put(tenure)
+        if self._model_thread is None:
+            main = threading.Thread(target=self._main, args=(start,), name="weir-model", daemon=True)
             self._model_thread = main
             main.start()
-        self._loaded.wait()
+        if not self._ended.is_set():
+            tenure.begun.wait()
         return self._start_answer
 
     def run(self, numbered: bytes, refs: Sequence[Ref] = (), *buffers: Any) -> Parcel | bytes:
@@ -327,7 +446,7 @@ class WorkerActor:
         `numbered` is the batch's number and its frame in one, because Ray takes a twentieth of a millisecond for each argument.
         """
         (number,) = NUMBER.unpack_from(numbered)
-        parcel = self._channel.run(number, memoryview(numbered)[NUMBER.size :], refs, buffers)
+        parcel = self._calls.run(number, memoryview(numbered)[NUMBER.size :], refs, buffers)
         return parcel[0] if len(parcel) == 1 else parcel
 
     def listen(self, number: int = 0) -> list[Parcel] | None:
@@ -336,58 +455,101 @@ class WorkerActor:
         with self._renewals:
             self._renewed += 1
             self._renewals.notify_all()
-        return self._channel.listen(number, RENEWAL if number else None)
+        return self._calls.listen(number, RENEWAL if number else None)
 
     def cancel(self, numbered: bytes) -> None:
         """Note that no caller waits for some entries any more."""
         (number,) = NUMBER.unpack_from(numbered)
-        self._channel.cancel(number, memoryview(numbered)[NUMBER.size :])
+        self._calls.cancel(number, memoryview(numbered)[NUMBER.size :])
 
     def stop(self) -> None:
-        """Finish the batches, unload the model, and return."""
-        self._channel.stop()
-        self._ended.wait()
+        """Finish the batches, unload the model, and return. One that has a connection is stopped by it, unless its server has left."""
+        self._tenures.put(None)
+        self._calls.stop()
+        if self._tenure is not None:
+            self._tenure.leave()
+        if self._model_thread is not None:
+            self._ended.wait()
 
-    def _answer_start(self, frame: Ready | StartFailed) -> None:
-        self._start_answer = bytes(encode_control(frame))
-        self._loaded.set()
+    def _begin(self, arenas: tuple[int, int] | None) -> Tenure:
+        if arenas is None or self._offer is None:
+            self._close_offer()
+            return Tenure(self._calls)
+        offer, self._offer = self._offer, None
+        connection, descriptors = offer.take()
+        given = iter(descriptors)
+        request_fd, result_fd = (next(given) if size else -1 for size in arenas)
+        opened = open_channel(ServerConnection, connection.detach(), request_fd, arenas[0], result_fd, arenas[1])
+        return Tenure(self._calls, *opened)
 
-    def _main(self, start: Start, arenas: tuple[int, int] | None) -> None:
+    def _close_offer(self) -> None:
+        """Close the connection that is offered, and that of an earlier server which has left before it started the worker."""
+        offer, self._offer = self._offer, None
+        if offer is not None:
+            offer.close()
+
+    def _release(self, calls: ActorChannel) -> None:
+        """Have no server, unless another one than that of these `calls` has the actor by now."""
+        with self._renewals:
+            if calls is self._calls:
+                self._owned = False
+                self._renewals.notify_all()
+        calls.leave("its server has left it")
+
+    def _main(self, start: Start) -> None:
         """Be the model's thread, from its loading to its end. SystemExit of the model ends the process, as it ends a worker process."""
+        tenure = self._tenures.get()
+        assert tenure is not None
         try:
-            _keep_memory()
-            sys.path += [folder for folder in start.options["path"] if folder not in sys.path]
-            channel, runner = self._load(start) if arenas is None else self._load_connected(start, arenas)
+            runner = self._load(start, tenure)
         except BaseException as error:
-            self._answer_start(start_failed(start, error))
+            self._start_answer = bytes(encode_control(start_failed(start, error)))
+            self._finish([tenure])
             return
-        self._answer_start(Ready(runner.measured()))
+        self._start_answer = bytes(encode_control(Ready(runner.measured())))
         try:
-            run_batches(channel, runner, start.options["pipeline_depth"])
+            self._serve(tenure, runner, start.options)
         except BaseException:
             traceback.print_exc()
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(1)
-        self._ended.set()
-        self._channel.end()
+        self._finish()
+        self._calls.end()
 
-    def _load(self, start: Start) -> tuple[BatchChannel, AnyRunner]:
-        """Load the model; return where batches come from, and what runs them. Raises what the model raises."""
-        if self._offer is not None:
-            self._offer.close()
-        runner = build_runner(start, None, None)
+    def _load(self, start: Start, tenure: Tenure) -> Runner:
+        """Load the model. Raises what the model raises."""
+        self._serving = tenure
+        _keep_memory()
+        sys.path += [folder for folder in start.options["path"] if folder not in sys.path]
+        runner = build_runner(start, self._open_place, None)
         assert isinstance(runner, Runner)  # on a cluster a worker has one model
-        self._channel.streaming, self._channel.lends = runner.streaming, runner.borrows
-        return self._channel, runner
+        return runner
 
-    def _load_connected(self, start: Start, arenas: tuple[int, int]) -> tuple[BatchChannel, AnyRunner]:
-        assert self._offer is not None
-        connection, descriptors = self._offer.take()
-        given = iter(descriptors)
-        request_fd, result_fd = (next(given) if size else -1 for size in arenas)
-        channel, places, fetch = open_channel(connection.detach(), request_fd, arenas[0], result_fd, arenas[1])
-        return channel, load_runner(start, channel, places, fetch)
+    def _serve(self, tenure: Tenure | None, runner: Runner, options: dict[str, Any]) -> None:
+        """Run the batches of one server after the other, and unload the model."""
+        while tenure is not None:
+            self._serving = tenure
+            kept = tenure.run(runner, options)
+            if not (kept and self._version):  # only a detached actor outlives its server
+                break
+            self._release(tenure.calls)
+            tenure = self._tenures.get()
+        runner.stop()
+
+    def _open_place(self, size_bytes: int) -> memoryview | None:
+        return self._serving.open_place(size_bytes)
+
+    def _finish(self, tenures: Iterable[Tenure | None] = ()) -> None:
+        """Have all calls of `start` return."""
+        self._ended.set()
+        waiting = [*tenures]
+        with contextlib.suppress(queue.Empty):
+            while True:
+                waiting.append(self._tenures.get_nowait())
+        for tenure in waiting:
+            if tenure is not None:
+                tenure.begun.set()
 
 
 def _keep_memory() -> None:

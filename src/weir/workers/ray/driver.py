@@ -292,7 +292,7 @@ class HeldActor(threading.Thread):
         self._shared = list(descriptors[1:])  # of the arenas of requests and results
         self._requests: SharedMapping | None = None  # the arenas, where batches travel by calls
         self._places: ResultPlaces | None = None
-        self._token = b"" if request.detached or _encrypts() else secrets.token_bytes(TOKEN_BYTES)
+        self._token = secrets.token_bytes(TOKEN_BYTES)
         self._node = ""
         self._actor: Any = None
         self._first = 0  # the number of the first batch
@@ -345,29 +345,31 @@ class HeldActor(threading.Thread):
         start = next(frames)
         self._place()
         self._first = self._batches
+        self._listen()
         arenas = self._connect()
         if arenas is None:
             self._open_arenas()
         self._close_shared()
         self._loading = True
-        self._call("start", start.data, arenas).add_done_callback(self._loaded)
-        self._listen()
+        self._call("start", self._first, start.data, arenas).add_done_callback(self._loaded)
         for frame in frames:
             self._act(frame)
 
     def _connect(self) -> tuple[int, int] | None:
-        """Connect the server with the actor; return the lengths of the arenas that they share. None if there can be no connection, or should be none."""
-        if not self._token:
-            return None
+        """Connect the server with the actor; return the lengths of the arenas that they share. None, and the server knows why, if there is no connection."""
         same_node = self._node == ray.get_runtime_context().get_node_id()
         message: dict[str, Any] = {"number": self._request.number}
+        where = f"node {self._node[:8]}"
         try:
-            address = self._result(self._actor.offer.remote(same_node=same_node))
+            if _encrypts() and not same_node:
+                raise ConnectionError("Ray is to encrypt what is sent between nodes (RAY_USE_TLS), which this is not")
+            address = self._result(self._actor.offer.remote(self._first, same_node=same_node))
+            where += "" if same_node else f" at {address[0]}, port {address[1]}"
             with connect(address, self._token, self._shared if same_node else ()) as connection:
                 told = json.dumps(message | {"shares_memory": same_node}).encode()
                 socket.send_fds(self._server, [told], [connection.fileno()])
         except OSError as error:  # a network may let Ray's own connections through, and no others
-            self._server.send(json.dumps(message | {"refused": one_line(error)}).encode())
+            self._server.send(json.dumps(message | {"refused": f"{where}: {one_line(error)}"}).encode())
             return None
         return (self._request.request_bytes, self._request.result_bytes) if same_node else (0, 0)
 
@@ -412,7 +414,7 @@ class HeldActor(threading.Thread):
     def _taken_over(self) -> bool:
         """Take the detached actor over, whether it is new or was left by an earlier server; put another in its place if it is not what this server
         wants, and return False then. Raises RuntimeError if it has another server."""
-        refusal, self._batches = self._result(self._actor.adopt.remote(self._request.version))
+        refusal, self._batches = self._result(self._adopt())
         if refusal == "serves":
             self._actor = None  # so that it is not ended
             name, label = self._request.detached, self._request.label
@@ -424,10 +426,13 @@ class HeldActor(threading.Thread):
             return True
         end_actor(self._actor)
         self._actor = self._make()
-        while (made := self._actor.adopt.remote(self._request.version)) and not self._is_there(made):
+        while (made := self._adopt()) and not self._is_there(made):
             self._actor = self._make()  # the name is free only when the one before is gone
         _, self._batches = ray.get(made)
         return False
+
+    def _adopt(self) -> Any:
+        return self._actor.adopt.remote(self._request.version, self._token)
 
     def _is_there(self, call: Any) -> bool:
         try:
@@ -508,9 +513,12 @@ class HeldActor(threading.Thread):
         self._call("listen", self._first).add_done_callback(self._heard)
 
     def _heard(self, call: "Future[list[Parcel] | None]") -> None:
+        if self._over:  # whoever asks again has a detached actor
+            return
         try:
             heard = call.result()
             if heard is None:
+                self._ends = True  # its model is unloaded
                 raise ConnectionError("it has stopped")
             for parcel in heard:
                 self._pass_on(parcel)

@@ -285,10 +285,7 @@ class ActorChild(ChannelWithResults):
 
     def not_connected(self, reason: str) -> None:
         """Note that there can be no connection to the actor."""
-        logger.warning(
-            "worker %d of %r is reached by Ray's calls alone, which take longer: there is no connection to its actor: %s",
-            self._launch.index, self._launch.name, reason,
-        )  # fmt: skip
+        self._owner.not_connected(reason)
 
     def kill(self, reason: str = "") -> None:
         """End the actor, also if it is detached: close the socket, and tell the owner soon."""
@@ -459,6 +456,10 @@ class RayWorker(SupervisedWorker):
             if isinstance(frame, StartFailed):  # a process would end by itself
                 self.kill("it did not load")
 
+    def not_connected(self, reason: str) -> None:
+        """Note that batches go by Ray's calls."""
+        self._ray_pool.not_connected(self._name, reason)
+
     def disconnected(self) -> None:
         """Get no more batches: the actor has most likely ended, and Ray will soon say why."""
         if self.state == READY:
@@ -524,6 +525,7 @@ class RayExecutor(ProcessPool):
         self.group = f"{os.getpid()}-{next(_numbers)}"
         self._address = settings.ray_address or os.environ.get("RAY_ADDRESS", "")
         self._link: RayLink | None = None
+        self._told_of_calls = False
         if settings.ray_detached and not self._address:
             raise SettingsError(
                 f"ray_detached={settings.ray_detached!r}: a Ray that is started for this server ends with it; give the address of another (ray_address)"
@@ -574,6 +576,16 @@ class RayExecutor(ProcessPool):
             lends=isinstance(self._model, type) and is_tensor_model(self._model),
         )  # fmt: skip
         return RayWorker(launch, self._arena, self, self._listener, self._link)
+
+    def not_connected(self, worker: str, reason: str) -> None:
+        """Note that there is no connection to the actor of `worker`. It is logged once: what is between the nodes concerns all of them, again and again."""
+        if not self._told_of_calls:
+            self._told_of_calls = True
+            logger.warning(
+                "batches go to %s, and to others like it, by Ray's calls, which take longer: no connection to %s",
+                worker,
+                reason,
+            )
 
     def unreachable(self, reason: str) -> None:
         """Note that there is no connection to Ray now."""

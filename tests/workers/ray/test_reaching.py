@@ -1,0 +1,202 @@
+"""How batches reach actors: by a connection of their own, also those that are detached; and by Ray's calls where there can be no connection."""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from tests.streaming_models import Count
+from tests.workers.ray.clusters import Nodes, end_detached, started
+from tests.workers.ray.conftest import Loop, actors
+from tests.workers.ray.test_failures import eventually
+from tests.workers.ray.test_pool import Doubled
+
+import weir
+
+pytestmark = pytest.mark.ray
+
+SERVER = """
+import asyncio, sys, weir
+from tests.streaming_models import Tick
+
+async def read(stream):
+    try:
+        async for _ in stream:
+            pass
+    except weir.WeirError as error:
+        print(type(error).__name__, flush=True)
+
+async def main():
+    ray = weir.Ray(workers=2, address=sys.argv[1], num_cpus=0.1, detached=sys.argv[2], placement="strict-spread")
+    async with weir.Service(Tick, executor=ray) as service:
+        ticks = [service.infer_stream(number) for number in range(2)]
+        print([await anext(each) for each in ticks], flush=True)
+        readers = [asyncio.create_task(read(each)) for each in ticks]
+        await asyncio.to_thread(sys.stdin.readline)
+        for reader in readers:
+            reader.cancel()
+        await asyncio.wait(readers)
+
+asyncio.run(main())
+"""
+
+# In the process that speaks with Ray: the addresses that actors of other nodes name are replaced.
+ELSEWHERE = """
+from weir.workers.ray import connection
+
+connect = connection.connect
+connection.PATIENCE = 0.5
+
+
+def connect_elsewhere(address, token, descriptors=()):
+    return connect(address if isinstance(address, str) else ("127.0.0.1", {port}), token, descriptors)
+
+
+connection.connect = connect_elsewhere
+"""
+
+
+def memory_shared_with(pid: int) -> list[str]:
+    """Return the memory of servers that the process has mapped."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return sorted({line.partition("memfd:")[2].split()[0] for line in lines if "memfd:weir" in line})
+
+
+def unshared(pids: list[int]) -> bool:
+    return not any(map(memory_shared_with, pids))
+
+
+def test_each_server_of_detached_actors_has_a_connection_of_its_own(nodes: Nodes, loop: Loop) -> None:
+    settings: dict[str, Any] = {
+        "workers": 3, "num_cpus": 0.1, "placement": "strict-spread", "ray_detached": "met", "pipeline_depth": 2,
+    }  # fmt: skip
+
+    async def main() -> None:
+        pids: list[int] = []
+        for server in range(3):
+            async with started(Doubled, nodes.address, **settings) as pool:
+                states: Any = pool.pool.states()
+                pids += [state.pid for state in states if server == 0]
+                assert [state.pid for state in states] == pids
+                arrays = [np.full((1, 150_000), number, np.float32) for number in range(6)]
+                sent = [pool.send({"x": array}, worker=place % 3) for place, array in enumerate(arrays)]
+                for batch, array in zip(sent, arrays, strict=True):
+                    (answer,) = await pool.answer(batch)
+                    assert np.array_equal(answer["y"], array * 2)
+                mapped = {worker: memory_shared_with(pid) for worker, pid in enumerate(pids)}
+                (near,) = [worker for worker, names in mapped.items() if names]  # the others are on other nodes
+                assert mapped[near] == ["weir-requests-tried", f"weir-results-tried-{near}"]
+            await eventually(partial(unshared, pids))  # it is given back when a server leaves
+        assert len(await asyncio.to_thread(end_detached, nodes.address, "met")) == 3
+
+    loop.run(main())
+
+
+@contextmanager
+def server(address: str, name: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a server whose two detached workers are both busy with a stream that does not end."""
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVER, address, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as program:  # fmt: skip
+        try:
+            assert program.stdout is not None
+            assert program.stdout.readline() == "[0, 1]\n"
+            yield program
+        finally:
+            program.kill()
+
+
+def workers() -> set[int]:
+    return {pid for pid in actors() if "driver" not in " ".join(psutil.Process(pid).cmdline())}
+
+
+def test_detached_workers_outlive_servers_that_are_killed_or_stand_still(nodes: Nodes) -> None:
+    before = actors()
+    with server(nodes.address, "prod") as killed:
+        first = workers()
+        killed.kill()
+    with server(nodes.address, "prod") as suspended:
+        second = workers()
+        below = psutil.Process(suspended.pid).children()
+        for process in below:
+            process.suspend()  # and with it the process that speaks with Ray, as when a whole machine stands still
+        suspended.send_signal(signal.SIGSTOP)
+        with server(nodes.address, "prod") as last:
+            third = workers()
+            suspended.send_signal(signal.SIGCONT)
+            for process in below:
+                process.resume()
+            assert suspended.stdout is not None
+            assert [suspended.stdout.readline() for _ in range(2)] == ["WorkerLost\n"] * 2
+            last.communicate("leave\n", timeout=30)
+        suspended.kill()
+    assert len(first - before) == 2
+    assert first == second == third
+    assert sorted(end_detached(nodes.address, "prod")) == ["tick/0", "tick/1"]
+    asyncio.run(eventually(lambda: actors() == before))
+
+
+@pytest.fixture
+def elsewhere(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """An address that refuses connections, or takes them and then says nothing, stands for those of actors on other nodes. Return what is logged."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        if request.param == "is silent":
+            taken.listen()
+        (tmp_path / "sitecustomize.py").write_text(ELSEWHERE.format(port=taken.getsockname()[1]))
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+        yield "Connection refused" if request.param == "refuses" else "timed out"
+
+
+@pytest.mark.parametrize("elsewhere", ["refuses"], indirect=True)
+def test_batches_go_by_calls_where_actors_cannot_be_reached(
+    nodes: Nodes, elsewhere: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    executor = weir.Ray(workers=3, address=nodes.address, num_cpus=0.1, placement="strict-spread")
+
+    async def read(service: weir.Service, count: int) -> list[int]:
+        return [number async for number in service.infer_stream(count)]
+
+    async def main() -> None:
+        for arena_bytes in (0, 64 << 20):
+            async with weir.Service(Doubled, executor=executor, arena_bytes=arena_bytes, max_batch_size=1) as service:
+                arrays = [np.full((1, 150_000), number, np.float32) for number in range(8)]
+                answers = await asyncio.gather(*[service.infer({"x": array}) for array in arrays])
+                assert all(np.array_equal(answers[number]["y"], arrays[number] * 2) for number in range(8))
+        async with weir.Service(Count, executor=executor, pipeline_depth=2, max_batch_size=1) as service:
+            assert await asyncio.gather(*[read(service, 3) for _ in range(6)]) == [[1, 2, 3]] * 6
+            endless = [service.infer_stream(10**9) for _ in range(3)]
+            assert [await anext(each) for each in endless] == [1, 1, 1]
+            for each in endless:
+                await each.aclose()
+            assert await asyncio.gather(*[read(service, 2) for _ in range(6)]) == [[1, 2]] * 6
+
+    with caplog.at_level(logging.WARNING, "weir"):
+        asyncio.run(main())
+    lines = [line for line in caplog.messages if "by Ray's calls" in line]
+    assert len(lines) == 3  # one for each service
+    assert all("which take longer: no connection to node" in line and elsewhere in line for line in lines)
+
+
+@pytest.mark.parametrize("elsewhere", ["is silent"], indirect=True)
+def test_detached_actors_that_cannot_be_reached_are_taken_over_too(nodes: Nodes, elsewhere: str) -> None:
+    before = actors()
+    with server(nodes.address, "far") as killed:
+        first = workers()
+        killed.kill()
+    with server(nodes.address, "far") as last:
+        assert workers() == first
+        last.communicate("leave\n", timeout=30)
+    assert len(end_detached(nodes.address, "far")) == 2
+    asyncio.run(eventually(lambda: actors() == before))
