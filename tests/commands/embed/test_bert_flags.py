@@ -1,7 +1,7 @@
 """The flags of bert-serving-start, each for what it is called here."""
 
 import re
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -71,12 +71,18 @@ def test_no_flag_is_forgotten_here() -> None:
     assert len(old_parameters()) == len({*tried, MODEL_DIRECTORY, VERSION, XLA, *ELSEWHERE}) + len(ONE_DASH)
 
 
+@cache
+def group() -> TyperGroup:
+    """Return the commands of `weir embed`, which take longer to make than to use."""
+    made = get_command(embed)
+    assert isinstance(made, TyperGroup)
+    return made
+
+
 def parsed(*words: str) -> dict[str, Any]:
     """Return what `weir embed serve` reads."""
-    group = get_command(embed)
-    assert isinstance(group, TyperGroup)
-    with group.make_context("embed", ["serve"]) as context:
-        params = group.commands["serve"].make_context("serve", [*words], parent=context).params
+    with group().make_context("embed", ["serve"]) as context:
+        params = group().commands["serve"].make_context("serve", [*words], parent=context).params
     return {name: value for name, value in params.items() if value}
 
 
@@ -84,8 +90,9 @@ def parsed(*words: str) -> dict[str, Any]:
 @pytest.mark.parametrize("dashes", ["-", "--"])
 def test_one_dash_says_what_two_say(dashes: str, flag: str, value: object, setting: str, meant: object) -> None:
     words = [f"{dashes}{flag}"] if value is True else [f"{dashes}{flag}={value}"]
-    assert translated(None, parsed(*words)) == translated(None, parsed(*words[0].split("=")))
-    today = translated(None, parsed(*words)).today
+    seen = translated(None, parsed(*words))
+    assert seen == translated(None, parsed(*words[0].split("=")))
+    today = seen.today
     assert next(iter(today)) == setting
     assert value_of(declared_settings(TEXTS)[setting], today[setting]) == meant
 

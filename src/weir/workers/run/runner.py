@@ -288,7 +288,7 @@ class HostedModels(Model):
 
     def predict(self, batch: list[Any]) -> list[Any]:
         """Do not call this: each of the models has its own."""
-        raise NotImplementedError
+        raise NotImplementedError  # HostedRunner calls those of the models, but a model must have one
 
 
 @contextmanager
