@@ -62,12 +62,12 @@ def test_our_own_house_has_no_circles_and_no_name_twice(capsys: pytest.CaptureFi
 # Room by room: files and code lines. The goal of the rooms that stood when the house was rebuilt was 260 files and 33,000 lines.
 # Lower a pair whenever its room has become smaller; only the commit that adds a capability may raise one, by what it adds.
 LIMITS = {
-    "batching": (13, 2_435),
+    "batching": (13, 2_453),
     "bench": (12, 2_049),
     "catalog": (21, 4_029),
     "client": (8, 1_697),
     "commands": (17, 1_653),
-    "embedding": (58, 12_107),
+    "embedding": (58, 12_115),
     "frontends": (32, 6_100),
     "jobs": (7, 1_225),
     "manifests": (8, 871),

@@ -394,7 +394,7 @@ class Group:
 
     def add(self, request: Request) -> None:
         """Add a request of any kind."""
-        lane = self.lane_of(request)
+        lane = self.lane_of(request) if request.priority or request.large else self.plain
         if not self.waiting and lane is self.plain:
             self.timeout = request.timeout
         elif request.timeout != self.timeout or lane is not self.plain:

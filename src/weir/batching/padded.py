@@ -75,11 +75,15 @@ class LengthQueue(FifoQueue):
 
     def add(self, request: Request) -> None:
         """Add a request."""
-        self._line_up(request)
-        turns = self._turns
+        # Most requests come in order, and each call of a function would cost as much as a line here.
+        waiting, turns = self.waiting, self._turns
+        if waiting and request.arrival < waiting[-1].arrival:
+            self._line_up(request)
+        else:
+            waiting.append(request)
         self._added += 1
         self.brief += request.brief
-        turn, length = turn_of(request), length_of(request)
+        turn, length = (request.tag, request.arrival), request.cost / request.rows
         if turns and turn < turns[-1][0]:
             insort(turns, (turn, self._added, request))
         else:
@@ -100,24 +104,28 @@ class LengthQueue(FifoQueue):
     def leave_together(self, requests: Sequence[Request]) -> None:
         """Remove requests that were settled or wholly dispatched, anywhere in the lane."""
         self.dead += len(requests)
+        lengths = set()
         for request in requests:
             self.brief -= request.brief
+            lengths.add(request.cost / request.rows)
         self._drop_turns()
         waiting = self.waiting
-        while self.dead > 0 and is_gone(waiting[0]):
+        while self.dead > 0 and ((first := waiting[0]).settled or first.taken >= first.rows):
             waiting.popleft()
             self.dead -= 1
-        for length in set(map(length_of, requests)):
+        for length in lengths:
             self._trim(length)
         if self.dead > SLACK and 2 * self.dead > len(waiting):
             self._sweep()
 
     def _drop_turns(self) -> None:
         """Remove requests that have gone from the front of the turns."""
-        turns, first = self._turns, 0
-        while first < len(turns) and is_gone(turns[first][2]):
+        first = 0
+        for _, _, request in self._turns:
+            if not request.settled and request.taken < request.rows:
+                break
             first += 1
-        del turns[:first]
+        del self._turns[:first]
 
     def next(self, rows: float, cost: float) -> list[Request]:
         """Return the requests that are next, in order: about so many rows, or about so much `cost`."""
@@ -125,7 +133,7 @@ class LengthQueue(FifoQueue):
         for _, _, request in self._turns:
             if rows <= 0 or cost <= 0.0:
                 break
-            if not is_gone(request):
+            if not request.settled and request.taken < request.rows:
                 found.append(request)
                 rows, cost = rows - request.rows, cost - request.cost
         return found
@@ -135,7 +143,7 @@ class LengthQueue(FifoQueue):
         queue = self.by_length.get(length)
         if queue is None:
             return
-        while queue and is_gone(queue[0]):
+        while queue and ((first := queue[0]).settled or first.taken >= first.rows):
             queue.popleft()
         if not queue:
             del self.by_length[length]
@@ -234,11 +242,22 @@ class PaddedDraft(BatchDraft):
 
     def _take_row(self, request: Request) -> bool:
         """Do what `take` does for a request of one row, as most are, which is not divided."""
-        length = request.cost
-        if self.requests and (self.rows >= self.max_rows or not self._fits(self.rows + 1, length, 1)):
+        length, rows = request.cost, self.rows + 1
+        longest = length if length > self.longest else self.longest
+        tokens = self.tokens + length
+        padding = self.padding_cost * (rows * longest - tokens)
+        if self.requests and (
+            rows > self.max_rows
+            or length > self.max_length
+            or tokens + padding > self.max_cost
+            or padding > self.max_padding
+        ):
             return False
         self.note(request, 0, 1, 1)
-        self._add(1, length)
+        self.rows, self.tokens, self.longest = rows, tokens, longest
+        self.padding, self.cost = padding, tokens + padding
+        self.departed += 1
+        self.departed_cost += length
         return True
 
     def _add(self, rows: int, length: float) -> None:
@@ -475,7 +494,7 @@ def _take_queue(draft: PaddedDraft, queue: deque[Request], gone: list[Request]) 
     """Take what fits of a queue. Return whether that was all of it."""
     while queue:
         request = queue[0]
-        if not is_gone(request):
+        if not request.settled and request.taken < request.rows:
             if request.deadline <= draft.start_cutoff:
                 draft.leave_out(request)
             elif not draft.take(request):

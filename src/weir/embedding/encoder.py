@@ -314,19 +314,22 @@ class Encoder:
         """Deliver the vector of `one`."""
         if not self._leave_one(one):
             return
-        written, vectors = (output, _NO_VECTOR) if type(output) is bytes else (None, None)
+        if type(output) is bytes:
+            one.done(
+                Encoded(_NO_VECTOR, [one.count], [one.truncated], dispatch=(dispatch, one.arrival), written=output)
+            )
+            return
         try:
-            if vectors is None:
-                vectors = numpy.asarray(output, numpy.float32).reshape(1, -1)
-                if one.dimensions is not None and one.dimensions < vectors.shape[-1]:
-                    vectors = _shortened(vectors, one.dimensions, self._normalize)
+            vectors = numpy.asarray(output, numpy.float32).reshape(1, -1)
+            if one.dimensions is not None and one.dimensions < vectors.shape[-1]:
+                vectors = _shortened(vectors, one.dimensions, self._normalize)
         except Exception as error:  # the output is not a vector: the caller needs an answer
             one.done(ModelError(f"the vectors could not be put together: {brief(error, 200)}"))
             return
         began, arrival, at, now = one.began, one.arrival, dispatch.at, one.service.now()
         phases = Phases(arrival - began, at - arrival, now - at, now - began)
         one.done(
-            Encoded(vectors, [one.count], [one.truncated], dispatch=(dispatch, arrival), phases=phases, written=written)
+            Encoded(vectors, [one.count], [one.truncated], dispatch=(dispatch, arrival), phases=phases)
         )  # fmt: skip
 
     def failed_one(self, one: OneText, error: WeirError) -> None:

@@ -333,7 +333,9 @@ class FastTextRequest:
             exchange.delivered(encoded, len(self.payload), len(answer.body))
         except Exception as error:
             answer = self._failed(error)
-        self._answer(answer)
+        if self._head.request_id is not None:
+            answer.headers.extend(echo_headers(self._head))
+        self._connection.answer(self._plan, answer)  # such requests are not traced
 
     async def _answered(self, encoded: Encoded | None = None) -> None:
         """Answer the request with its vectors, which are computed unless they are there. What they hold is charged as in an ASGI call."""

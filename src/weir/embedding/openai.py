@@ -6,7 +6,7 @@ in the header X-Weir-Truncated. OpenAI itself refuses such texts.
 
 import time
 from collections.abc import Mapping
-from functools import partial
+from functools import lru_cache, partial
 from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
 
 import msgspec
@@ -373,7 +373,12 @@ _ONE = b'{"object":"list","model":%b,"usage":{"prompt_tokens":%d,"total_tokens":
 
 def _written_one(model: str, count: int, numbers: bytes) -> HttpResponse:
     """Return the same as `_written` does for one vector, whose `numbers` are written already, of a text with `count` tokens."""
-    return HttpResponse(200, [JSON_HEADER], _ONE % (msgspec.json.encode(model), count, count, numbers))
+    return HttpResponse(200, [JSON_HEADER], _ONE % (_quoted(model), count, count, numbers))
+
+
+@lru_cache(maxsize=64)
+def _quoted(model: str) -> bytes:
+    return msgspec.json.encode(model)
 
 
 def _written(model: str, form: EmbeddingsForm, encoded: Encoded) -> Listing:

@@ -178,7 +178,7 @@ class Encoded(NamedTuple):
         dispatch: the batch of the text that was answered first, and the time at which that text entered the queue.
         foreign: how many texts were sent as token ids that seem to be those of another model.
         phases: how long the request took.
-        written: the only vector as JSON, if that was asked for and its worker has written it; `vectors` is empty then.
+        written: the only vector as JSON, if that was asked for and its worker has written it; `vectors` and `phases` are empty then.
         beside: if the request asked for several outputs, the second and further ones: for each text its vector, its terms or the vectors of its tokens.
     """
 
