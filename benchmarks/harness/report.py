@@ -92,6 +92,7 @@ suit it better. Further columns are in `benchmarks/results.json`.
 - At 0.9 of the capacity a solved policy costs what `greedy` does, and at 0.5 hardly less than batches of 8.
 - Behind a server, sentences are encoded more slowly than without one (*Weir's runtime, no server*).
 - The very first start of a model of texts, which makes its graph, takes as long as infinity's start.
+- A single client's text is answered faster by sentence-transformers with ONNX, which computes it on both cores ([texts](#what-a-text-costs-beside-its-computation)).
 - infinity runs as it is installed, with torch, except in `PART=texts`, which has its other engines.
 """
 
@@ -110,26 +111,26 @@ VIEWS = {
     "square": View({"connections": 0, "server": 1, "requests/s": 2, "times mosec": 3, "p50 ms": 4, "p99 ms": 5}),
     "large-bodies": View({"server": 0, "requests/s": 1, "times mosec": 2, "GB/s": 3, "p50 ms": 4, "p99 ms": 5, "MiB most": 8}),
     "goodput": View({"protocol": 0, "times the capacity": 1, "good answers/s": 2, "of capacity": 3, "late by more than 10 ms": 4}),
-    "theory": View({"load": 0, "policy": 1, "response, ms": 2, "off by": 4, "cost": 11}),
-    "live": View({}),  # its picture shows the table
+    "theory": View({"load": 0, "policy": 1, "response, ms": 2, "off by": 4, "cost": 11}, only="0.7"),  # its picture shows the other loads
     "policies": View({"": 0, "entries": 1, "allowed": 2, "off by more": 3, "beyond their intervals": 4, "the worst": 5}),
     "autoscaling": View(
         {"trace": 0, "p99 objective": 1, "p99 s": 2, "worker-hours": 3, "Ray Serve": 4, "Kubernetes HPA": 5, "KEDA": 6, "saved": 7, "late": 8,
          "late, others": 9}, bare=True,
     ),
+    "ray": View({"contender": 0, "kept, requests/s": 1, "p99 ms, 50/s": 2, "100/s": 3, "200/s": 4, "400/s": 5, "busy s per 1,000, 100/s": 6, "400/s ": 7}),
     "ray-batch": View({"contender": 0, "p99 ms, 25/s": 1, "50/s": 2, "100/s": 3, "400/s": 4}),
     "padding": View({"waiting": 0, "padding by arrival": 1, "by length": 2, "by arrival on a CPU": 3, "by length on a CPU": 4}),
     "classes": View({"way": 1, "p99": 3, "above alone": 4, "idle time used": 5}, only="as long as the requests"),
-    "kserve": View({"requests": 0, "server": 1, "good answers/s": 2, "times Triton": 3, "p50 ms": 4, "p99 ms": 5, "CPU µs": 6}),
-    "graphs": View({"graph": 0, "sentences/s one by one": 1, "by 8": 2, "by 8 in any order": 3}, bare=True),
-    "grpc": View({"connections": 0, "server": 1, "calls/s": 2, "times MLServer": 3, "p50 ms": 4, "p99 ms": 5, "CPU µs": 7}),
+    "kserve": View({"requests": 0, "server": 1, "good answers/s": 2, "times Triton": 3, "p99 ms": 5, "CPU µs": 6}),
+    "grpc": View({"connections": 0, "server": 1, "calls/s": 2, "times MLServer": 3, "p99 ms": 5, "CPU µs": 7}),
     "vectors": View({"clients": 0, "server": 1, "sentences/s": 2, "times infinity": 3, "p50 ms": 4, "p99 ms": 5}, only="64"),
     "texts": View({"texts/s": 0, "1 client": 1, "16": 2, "64": 3, "server process, µs a text": 4}),
     "agreement": View({"precision": 0, "mean cosine": 2, "least": 3, "same nearest": 5}, only="50 texts a request"),
     "vectors-memory": View({"server": 0, "seconds to the first vector": 1, "the very first time": 2, "MiB, PSS": 3}),
 }  # fmt: skip
-# Not on the page: the service that `seed` is held against was measured on another machine, and `endpoints` shows the load generator's cost rather than the server's.
-HIDDEN = {"seed", "endpoints"}
+# Not on the page: the service that `seed` is held against was measured on another machine, `endpoints` shows the load generator's cost rather than the server's,
+# `graphs` compares what Weir computes with forms of it that nobody can choose, and `live` says again what `theory` does.
+HIDDEN = {"seed", "endpoints", "graphs", "live"}
 BRACKETS = re.compile(r" \([^)]*\)")
 RANGE = re.compile(r"(\([\d.,]+) to ([\d.,]+\))")
 

@@ -20,7 +20,7 @@ WAITS = (5, 10, 20)  # ms, with batches of 32
 SWEPT = {f"@serve.batch, 32 and {wait} ms": f"serve:32,{wait}" for wait in WAITS}
 SAME = {f"@weir.ray.batch, 32 and {wait} ms": f"drop-in:32,{wait}" for wait in WAITS[1:]}
 COMMANDS = {
-    WEIR: "weir:size-or-delay:size=64,delay=15ms", AUTO: "weir:auto:p99=45ms", DROP_IN: "drop-in:32", **SAME, DEFAULT: "serve:", **SWEPT,
+    WEIR: "weir:size-or-delay:size=64,delay=18ms", AUTO: "weir:auto:p99=45ms", DROP_IN: "drop-in:32", **SAME, DEFAULT: "serve:", **SWEPT,
     ROUTED: "capacity:32,10",
 }  # fmt: skip
 
@@ -81,7 +81,7 @@ RAY = Rounds(
     "ray",
     "Weir on Ray, beside Ray Serve",
     "Four workers, each an actor or replica that sleeps 20 + 0.5·b ms for a batch of b; single calls at Poisson instants, handle to handle, without HTTP. "
-    "*Kept* is the highest rate up to which the p99 is at most 50 ms; busy are the seconds that workers sleep for 1,000 requests. Weir waits at most 15 ms for a batch of "
+    "*Kept* is the highest rate up to which the p99 is at most 50 ms; busy are the seconds that workers sleep for 1,000 requests. Weir waits at most 18 ms for a batch of "
     "64, or solves; `@serve.batch` runs with its defaults, with each setting of a sweep, and behind Ray Serve's capacity router.",
     one=_one,
     contenders=tuple(COMMANDS),

@@ -13,6 +13,7 @@ from benchmarks.parts.ray import COMMANDS, WEIR, in_ray_serve
 from weir.figures import figure, styles
 
 PICTURE = ROOT / "docs/pictures/ray-recovery.svg"
+SHOWN = f"![Calls answered in time around a killed node](pictures/{PICTURE.name})"
 TUNED, DROP_IN = "@serve.batch, 32 and 10 ms", "@weir.ray.batch, 32 and 10 ms"
 OVERHEAD, HTTP, TENSORS, RECOVERY = "overhead", "http", "tensors", "recovery"
 CASES = {OVERHEAD: (WEIR,), HTTP: (WEIR, TUNED, DROP_IN), TENSORS: (WEIR, TUNED), RECOVERY: (WEIR, TUNED)}
@@ -56,6 +57,7 @@ def _conclude(result: Result, measured: Measurements) -> None:
             f"{title}: beside Ray Serve", f"{own:.3g}, {theirs:.3g}", own > theirs if "MB" in title else own <= theirs
         )
     _draw(measured.run.picture(PICTURE), measured)
+    result.notes.append(SHOWN)
 
 
 MORE = Rounds(
