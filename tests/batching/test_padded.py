@@ -299,7 +299,7 @@ def test_whoever_is_first_is_in_the_next_batch() -> None:
         Mill(max_batch_size=8, max_batch_cost=512.0, padded=True, max_padding=20.0, max_queue_size=5000),
         Random(7),
     )
-    for number in range(2000):
+    for number in range(600):
         mill.submit(of(float(random.choice((3, 500, random.randrange(3, 200)))), arrival=mill.now + number * 1e-6))
     while mill.waiting:
         oldest = mill.waiting[0]
