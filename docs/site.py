@@ -95,7 +95,7 @@ def build() -> int:
         target = staged / place
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(on_site(source.read_text(), source, places))
-    for other in (path for path in DOCS.rglob("*") if path.suffix in (".png", ".svg", ".gif", ".js")):
+    for other in (path for path in DOCS.rglob("*") if path.suffix in (".png", ".svg", ".gif", ".webp", ".js")):
         target = staged / other.relative_to(DOCS)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(other, target)
