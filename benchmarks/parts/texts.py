@@ -41,6 +41,7 @@ from weir.embedding.exchange import EmbeddingContext, TextExchange
 from weir.embedding.metrics import TextCounts
 from weir.embedding.model import TextEncoder
 from weir.embedding.openai import OPENAI
+from weir.embedding.packing import written_numbers
 from weir.embedding.texts import NO_TOKENIZE_OPTIONS, Encoded, ModelFacts, TextTask
 from weir.errors import WeirError
 from weir.protocols.settings import HttpSettings
@@ -320,7 +321,7 @@ class Clients:
         if self._left:
             self._left -= 1
             text = self._texts[self._left % len(self._texts)]
-            if self._encoder.encode_one(text, self._done, door="bench") is None:
+            if self._encoder.encode_one(text, self._done, door="bench", as_json=True) is None:
                 raise RuntimeError(f"{text!r:.80} cannot be tokenized at once")
 
     def _done(self, found: Encoded | WeirError) -> None:
@@ -341,8 +342,9 @@ async def phases(clients: int, total: int, kind: str) -> dict[str, float]:
     tokenizer.encode(KINDS[kind](), max_length=checkpoint.max_length)
     texts = [text for text in KINDS[kind]() if at_once([text]) is not None]  # the others have signs that no word has
     bodies = [json.dumps({"input": text, "model": MODEL}).encode() for text in texts]
-    vector = np.random.default_rng(0).standard_normal((1, 384)).astype(np.float32)
-    executor = FakeExecutor(lambda items: [vector[0]] * len(items), workers=CORES)
+    vector = np.random.default_rng(0).standard_normal(384).astype(np.float32)
+    written = written_numbers(vector)  # as workers do
+    executor = FakeExecutor(lambda items: [written] * len(items), workers=CORES)
 
     settings: dict[str, Any] = {
         "max_batch_size": 32,
@@ -365,13 +367,14 @@ async def phases(clients: int, total: int, kind: str) -> dict[str, float]:
         for _ in range(TRIES):
             through.append(await asking.run(clients, total))
             executor.batches.clear()
-        found = {
+        found = Encoded(np.empty((1, 0), np.float32), [9], [False], written=written)
+        least = {
             "parse": _best(lambda number: OPENAI.read(TextExchange(context, "bench"), [], bodies[number]), len(bodies)),
             "tokenise": _best(lambda number: at_once([texts[number]]), len(texts)),
-            "format": _best(lambda number: OPENAI.write(exchange, Encoded(vector, [9], [False])), len(texts)),
+            "format": _best(lambda number: OPENAI.write(exchange, found), len(texts)),
         }
         encoder.close()
-    return {**found, "queue": min(through) - found["tokenise"]}
+    return {**least, "queue": min(through) - least["tokenise"]}
 
 
 PART = Part(

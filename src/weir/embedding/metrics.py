@@ -147,14 +147,14 @@ class TextCounts(Collector):
         self._transferred = transferred
         self._dropped: defaultdict[str, int] = defaultdict(int)
         self._calls: defaultdict[tuple[str, str, str], int] = defaultdict(int)
-        self._texts: defaultdict[tuple[str, str], int] = defaultdict(int)
-        self._truncated: defaultdict[tuple[str, str], int] = defaultdict(int)
+        self._answered: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0])  # calls, texts, cut
 
     def answered(self, model: str, door: str, texts: int, truncated: int) -> None:
         """Count a call that was answered with `texts` vectors, of which `truncated` are of texts that were cut."""
-        self._calls[model, door, "200"] += 1
-        self._texts[model, door] += texts
-        self._truncated[model, door] += truncated
+        counts = self._answered[model, door]
+        counts[0] += 1
+        counts[1] += texts
+        counts[2] += truncated
 
     def transferred(self, model: str, door: str, received_bytes: int, sent_bytes: int) -> None:
         """Report the sizes of an answered call."""
@@ -174,16 +174,17 @@ class TextCounts(Collector):
         calls = CounterMetricFamily(
             "weir_text_calls", "Calls for the vectors of texts.", labels=["model", "door", "code"]
         )
-        for labels, count in list(self._calls.items()):
+        answered = list(self._answered.items())
+        good = [((*place, "200"), counts[0]) for place, counts in answered]
+        for labels, count in [*good, *self._calls.items()]:
             calls.add_metric(labels, count)
         yield calls
-        for name, text, counted in (
-            ("weir_texts", "Texts whose vectors were answered.", self._texts),
-            ("weir_texts_truncated", "Those of them that were cut.", self._truncated),
-        ):
+        for number, (name, text) in enumerate(
+            (("weir_texts", "Texts whose vectors were answered."), ("weir_texts_truncated", "Those of them that were cut.")), 1
+        ):  # fmt: skip
             family = CounterMetricFamily(name, text, labels=["model", "door"])
-            for place, count in list(counted.items()):
-                family.add_metric(place, count)
+            for place, counts in answered:
+                family.add_metric(place, counts[number])
             yield family
         dropped = CounterMetricFamily(
             "weir_zeromq_dropped", "What the ZeroMQ frontend has dropped; the log names the reasons.", labels=["kind"]
