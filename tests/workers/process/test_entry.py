@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from weir import Model, Service
-from weir.workers.process.entry import lower
+from weir.workers.process.entry import LOWEST, hurry, lower
 
 SCRIPT = """
 import os, threading
@@ -129,3 +129,14 @@ def test_a_worker_serves_at_its_own_priority() -> None:
         assert (loading - own, serving - own) == (3 if may_come_back() else 0, 0)
 
     asyncio.run(main())
+
+
+def test_a_process_that_is_to_end_is_no_longer_idle_for_the_kernel() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        os.sched_setscheduler(process.pid, os.SCHED_IDLE, os.sched_param(0))
+        os.setpriority(os.PRIO_PROCESS, process.pid, LOWEST)
+        hurry(process.pid)
+        assert os.sched_getscheduler(process.pid) == os.SCHED_OTHER
+        process.kill()
+        process.wait()
+        hurry(process.pid)  # it is gone

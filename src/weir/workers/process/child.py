@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from weir.wire.frames import Frame, FrameParser, Free, Start, encode_control
 from weir.workers.arena import ResultFetch, Results, create_memory
 from weir.workers.process.channel import Channel
+from weir.workers.process.entry import hurry
 from weir.workers.process.launch import KILL_GRACE, Launch, Process
 
 # Seconds after the end of its channel until a process that still runs is killed: it is of no use, but one that is just ending needs a moment.
@@ -136,6 +137,8 @@ class Child(ChannelWithResults):
         if not self._killed:
             self._killed = True
             self._set_timer(KILL_GRACE if self._starts or self._process is not None else 0.0, self._stays)
+            if self._process is not None:
+                hurry(self._process.pid)
         self._signal()
 
     def _spawn(self) -> None:
