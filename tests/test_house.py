@@ -66,7 +66,7 @@ LIMITS = {
     "bench": (12, 2_049),
     "catalog": (21, 4_029),
     "client": (8, 1_697),
-    "commands": (17, 1_653),
+    "commands": (17, 1_654),
     "embedding": (58, 12_116),
     "frontends": (32, 6_100),
     "jobs": (7, 1_225),

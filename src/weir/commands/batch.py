@@ -3,7 +3,7 @@
 import asyncio
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -100,11 +100,12 @@ async def _app(targets: list[str], config: list[str] | None) -> "App":
     classes = [_is_class(target) for target in targets]
     if any(classes) != all(classes):
         raise SettingsError(f"TARGET {' '.join(targets)!r}: must all be module:Class, or all be text models")
+    own: dict[str, list[Any] | None] = {"bulk_workers": [0]}  # there is no other work that it would give way to
     if all(classes):
-        return App(settings_of(targets, config, {}))
+        return App(settings_of(targets, config, own))
     from weir.embedding.calibration import no_progress
     from weir.embedding.server import compose
     from weir.embedding.server_settings import TEXTS
 
-    server = await compose(settings_of(targets, config, {}, TEXTS), lambda name: no_progress)
+    server = await compose(settings_of(targets, config, own, TEXTS), lambda name: no_progress)
     return App(server.settings, product=server.product)
