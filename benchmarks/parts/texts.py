@@ -152,6 +152,7 @@ def measure(run: Run) -> Result:
         _show(result, servers, found)
         _conclude(result, found, phases, offline)
         text_peers.note_peers(result, missing, _rates(servers, found), CLIENTS)
+        result.notes.append(text_peers.PUBLISHED)
         if lacking:
             result.notes.append(f"Rankings, and two outputs from one pass: *not measured: {lacking}*")
         else:
