@@ -23,7 +23,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
 HERE = Path(__file__).parent
 PATIENCE = 150  # seconds; a Ray takes long to start on a busy machine
 ENVIRONMENT = {
-    **{name: value for name, value in os.environ.items() if not name.startswith("WEIR_")}, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]),
+    **{name: value for name, value in os.environ.items() if not name.startswith("WEIR_")}, "RAY_USAGE_STATS_ENABLED": "0", "RAY_ADDRESS": "local",
+    "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]),
 }  # fmt: skip
 
 

@@ -28,11 +28,12 @@ class Nodes:
         more = {} if port is None else {"gcs_server_port": port}
         self._cluster = Cluster(initialize_head=True, head_node_args=self._arguments() | more)
         self.address: str = self._cluster.address
-        self._others = [self.add() for _ in range(count - 1)]
+        self._others = [self.add(wait=False) for _ in range(count - 1)]
+        self._cluster.wait_for_nodes()
 
-    def add(self) -> Any:
-        """Add a node of two CPUs, and return it."""
-        return self._cluster.add_node(**self._arguments())
+    def add(self, *, wait: bool = True) -> Any:
+        """Add a node of two CPUs, and return it; `wait` until the cluster knows it."""
+        return self._cluster.add_node(wait=wait, **self._arguments())
 
     def kill(self, node: Any) -> None:
         """Kill every process of a node at once, as when its machine is gone."""

@@ -1,4 +1,5 @@
-"""A Ray of three nodes on this machine, and an event loop whose connection to it lasts for a module."""
+"""A Ray of three nodes on this machine, and an event loop that stays connected to it, for all tests: to start them takes long. A test that has killed or
+drained a node adds another."""
 
 import asyncio
 import contextlib
@@ -26,7 +27,7 @@ os.environ.update(
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def nodes() -> Iterator[Nodes]:
     """Three nodes of two CPUs each."""
     with warnings.catch_warnings():
@@ -60,7 +61,7 @@ class Loop:
         await self._link.connect()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def loop(nodes: Nodes) -> Iterator[Loop]:
     loop = Loop(nodes.address)
     yield loop

@@ -43,7 +43,7 @@ class Shouter:
 
 
 def main():
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=80 << 20)
+    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=80 << 20)
     serve.start(http_options={"port": int(sys.argv[1])})
     square = weir.ray.deployment(Square, policy="control-limit:4", max_batch_size=4, max_queue_delay=30.0, ray_actor_options={"num_cpus": 0.1})
     handle = serve.run(square.bind(), name="square", route_prefix="/square")
