@@ -448,8 +448,8 @@ class Engine:
 
     def _occupy(self, worker: int, more: int) -> None:
         """Note that a worker, which computes one batch at a time, has so many more of them; fewer, if `more` is negative."""
-        self._held[worker] += more
         if self._has_bulk_workers:
+            self._held[worker] += more
             self._idle_time.advance(self.now)
             self._idle_time.busy = sum(map(bool, self._held))
 
