@@ -67,7 +67,7 @@ LIMITS = {
     "catalog": (21, 4_029),
     "client": (8, 1_697),
     "commands": (17, 1_654),
-    "embedding": (58, 12_116),
+    "embedding": (58, 12_120),
     "frontends": (32, 6_100),
     "jobs": (7, 1_225),
     "manifests": (8, 871),

@@ -11,6 +11,7 @@ from tests.embedding import tiny
 import weir.embedding
 from weir.embedding.settings import ComputingSettings, TextSettings
 from weir.embedding.text_model import TextModelSpec, memory_of, share_workers
+from weir.errors import SettingsError
 from weir.workers.process.launch import available_cpus
 
 
@@ -37,6 +38,18 @@ def test_models_share_the_cpus(
     assert len({id(each.pool) for each in specs if each.pool is not None}) <= 1
 
 
+def test_only_models_with_workers_of_their_own_have_some_for_bulk_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weir.embedding.text_model.available_cpus", lambda: [0, 1])
+    monkeypatch.setattr("weir.embedding.text_model.cpu_limit", lambda: 2.0)
+    assert [spec().bulk_workers, spec(bulk_workers=1).bulk_workers] == [2, 1]
+    assert [each.bulk_workers for each in share_workers([spec(), spec()])] == [0, 0]
+    shared = share_workers([spec(bulk_workers=1), spec(bulk_workers=1)])
+    with pytest.raises(SettingsError, match="bulk_workers=1: text models that share workers can have none"):
+        shared[0].worker_settings()
+    monkeypatch.setattr("weir.embedding.text_model.cpu_limit", lambda: 1.5)
+    assert spec().bulk_workers == 0
+
+
 def test_models_in_one_worker_share_the_memory_of_a_gpu() -> None:
     specs = [
         spec()._replace(computing=ComputingSettings(runtime=runtime, gpu_memory_fraction=0.5))
@@ -49,7 +62,10 @@ def test_two_models_of_a_server_share_its_workers(tmp_path: Path) -> None:
     first = tiny.sentence_model(tmp_path / "first")
     second = tiny.sentence_model(tmp_path / "second", "distilbert")
     settings: dict[str, Any] = {"port": 0, "device_map": ["cpu"], "calibrate": False, "cache": str(tmp_path / "cache")}
-    with weir.embedding.serve(first, second, **settings) as server, httpx.Client(base_url=server.url) as http:
+    with (
+        weir.embedding.serve(first, second, **settings) as server,
+        httpx.Client(base_url=server.url, timeout=60) as http,
+    ):
 
         def vectors() -> list[Any]:
             models = ("first", "second")

@@ -76,8 +76,13 @@ class TextModelSpec(NamedTuple):
     @property
     def bulk_workers(self) -> int:
         """The number of workers of idle priority for bulk work: as set, else one for each worker, if that is a process that computes with onnxruntime on
-        CPUs. None where models share workers; and none where the kernel limits CPU time, of which bulk work would use up that of the others."""
+        CPUs. None where models share workers; and none where the kernel limits CPU time, of which bulk work would use up that of the others.
+        Raises SettingsError if models that share workers are to have some."""
         stated: int | None = self.settings.get("bulk_workers")
+        if stated and self.pool is not None:
+            raise SettingsError(
+                f"bulk_workers={stated}: text models that share workers can have none for bulk work alone"
+            )
         if stated is not None:
             return stated
         limited = cpu_limit() < len(available_cpus())

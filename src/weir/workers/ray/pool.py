@@ -560,6 +560,10 @@ class RayExecutor(ProcessPool):
             what = "Ray has not answered" if self._address else "no Ray could be started on this machine"
             raise SettingsError(f"ray_address={self._address!r}: {what} within start_timeout={limit}") from None
         except OSError as error:
+            if not self._address:
+                raise SettingsError(
+                    f"no Ray could be started on this machine (ray_address names one that runs): {error}"
+                ) from error
             raise SettingsError(f"ray_address={self._address!r}: {error}") from error
         if self._settings.ray_detached:
             self._link.sweep(self._settings.ray_detached, self._name, self._settings.first_workers)
