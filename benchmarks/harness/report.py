@@ -129,8 +129,9 @@ VIEWS = {
     "vectors-memory": View({"server": 0, "seconds to the first vector": 1, "the very first time": 2, "MiB, PSS": 3}),
 }  # fmt: skip
 # Not on the page: the service that `seed` is held against was measured on another machine, `endpoints` shows the load generator's cost rather than the server's,
-# `graphs` compares what Weir computes with forms of it that nobody can choose, and `live` says again what `theory` does.
-HIDDEN = {"seed", "endpoints", "graphs", "live"}
+# `graphs` compares what Weir computes with forms of it that nobody can choose, `live` says again what `theory` does, and `solver` what
+# the reproduction of the paper says.
+HIDDEN = {"seed", "endpoints", "graphs", "live", "solver"}
 BRACKETS = re.compile(r" \([^)]*\)")
 RANGE = re.compile(r"(\([\d.,]+) to ([\d.,]+\))")
 

@@ -263,7 +263,9 @@ def test_a_span_is_named_in_its_own_answer_only() -> None:
             return await super().encode(texts, **said)
 
     async def main() -> list[bytes]:
-        async with served(Traced()) as server, dialled(server) as (reader, writer):
+        encoder = Traced()
+        encoder.one_by_one = False  # as that of a service that traces
+        async with served(encoder) as server, dialled(server) as (reader, writer):
             writer.write(b"".join(request(OPENAI, {"input": text}) for text in ("one", "", "bare", "two")))
             return [(await answer_on(reader))[1] for _ in range(4)]
 

@@ -82,11 +82,13 @@ def test_what_a_file_must_not_say_is_refused(tmp_path: Path, text: str, rule: st
         text_settings([], {}, {}, str(file))
 
 
-def test_what_is_computed_goes_to_the_model_and_the_rest_to_its_line() -> None:
+def test_what_is_computed_goes_to_the_model_and_the_rest_to_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weir.embedding.text_model.cpu_limit", lambda: float("inf"))
     flags = {"precision": ["int8"], "device_map": ["cpu"], "threads": ["1"], "timeout": ["5"], "normalize": ["false"]}
     (model,) = text_settings(["/models/one"], flags, {}).models
     served = read_model(model).served()
-    settings = {"threads": 1, "timeout": 5.0, "workers": len(os.sched_getaffinity(0))}
+    cpus = len(os.sched_getaffinity(0))
+    settings = {"threads": 1, "timeout": 5.0, "workers": cpus, "bulk_workers": cpus}
     assert (served.target, served.name, served.settings) == (TARGET, "one", settings)
     params: dict[str, Any] = {"precision": "int8", "devices": ["cpu"], "threads": 1, "normalize": False}
     assert params.items() <= served.params.items()

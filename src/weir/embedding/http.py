@@ -335,7 +335,7 @@ class FastTextRequest:
             answer = self._failed(error)
         if self._head.request_id is not None:
             answer.headers.extend(echo_headers(self._head))
-        self._connection.answer(self._plan, answer)  # such requests are not traced
+        self._connection.answer(self._plan, answer)  # such requests are not traced (see Encoder.encode_one)
 
     async def _answered(self, encoded: Encoded | None = None) -> None:
         """Answer the request with its vectors, which are computed unless they are there. What they hold is charged as in an ASGI call."""
