@@ -1,6 +1,6 @@
 """Property tests give the same examples in every run, however slow the machine; a check for leaks, for those that ask;
 the garbage collector passes over what was there before the first test; linear algebra runs in one thread; clients of
-HTTP read one certificate instead of all that the world trusts; and SIGHUP means what it does in a terminal."""
+HTTP read one certificate instead of all that the world trusts; and SIGHUP and SIGINT mean what they do in a terminal."""
 
 import gc
 import os
@@ -18,8 +18,10 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # No test speaks TLS to a server that is not its own, but each client of httpx reads all certificates of the system's authorities,
 # in 30 ms of processor time, and the tests make a thousand clients.
 os.environ.setdefault("SSL_CERT_FILE", str(Path(__file__).parent / "authority.pem"))
-# Under `nohup` the processes that tests start would ignore it, as they should, and never end by it.
+# Under `nohup`, or in the background of a script, the processes that tests start would ignore these, as they should, and never end by them.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("weir", deadline=None, derandomize=True)
 settings.load_profile("weir")
 
