@@ -69,7 +69,7 @@ LIMITS = {
     "commands": (17, 1_654),
     "embedding": (58, 12_120),
     "frontends": (32, 6_100),
-    "jobs": (7, 1_225),
+    "jobs": (7, 1_235),
     "manifests": (8, 871),
     "policy": (18, 2_650),
     "profiling": (6, 1_026),

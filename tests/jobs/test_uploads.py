@@ -53,6 +53,7 @@ def test_a_form_in_pieces_of_any_size(tmp_path: Path, size: int) -> None:
         (form(('name="purpose"', b"x" * 2000)), InvalidRequest, "purpose: must have at most 1024 bytes"),
         (form(*[(f'name="f{number}"', b"x") for number in range(20)]), InvalidRequest, "more than 16 fields"),
         (form(('name="file"; filename="f"', b"x" * 20_000)), TooLarge, "must have at most 10000 bytes"),
+        (form(*[PURPOSE] * 1500), TooLarge, "at most 65536 bytes beside a file of 10000"),
     ],
 )
 def test_wrong_forms(tmp_path: Path, body: bytes, kind: type[WeirError], error: str) -> None:

@@ -56,12 +56,16 @@ class Upload:
         """
         from python_multipart.exceptions import FormParserError
 
+        received = 0
         try:
             while True:
                 async with asyncio.timeout(within):
                     chunk = await anext(chunks, None)
                 if chunk is None:
                     break
+                received += len(chunk)
+                if received > self._max_size + OVERHEAD:
+                    raise TooLarge(f"body: must have at most {OVERHEAD} bytes beside a file of {self._max_size}")
                 self._parser.write(chunk)
             self._parser.finalize()
         except FormParserError as error:
