@@ -1,12 +1,15 @@
 """store.py: what is kept, in what order, within which bounds; and what a process that ends at any moment leaves."""
 
+import errno
+import os
+import sqlite3
 from pathlib import Path
 
 import pytest
 
 from weir.errors import Conflict, InvalidRequest, ModelNotFound, Overloaded, SettingsError, TooLarge
 from weir.jobs.requests import EXPIRED
-from weir.jobs.store import Answer, JobRequest, JobStore, StoredFile
+from weir.jobs.store import STALE, Answer, JobRequest, JobStore, StoredFile
 
 
 def opened(tmp_path: Path, max_bytes: int = 1 << 20, **bounds: int) -> JobStore:
@@ -65,8 +68,14 @@ def test_what_an_earlier_process_has_left_goes_on(tmp_path: Path) -> None:
     store.step(job, "finalizing", 102)
     left = tmp_path / "jobs" / "files" / "file-left"
     left.write_bytes(b"an output without its row")
-    (tmp_path / "jobs" / "files" / "file-half.part").write_bytes(b"half an upload")
+    half = tmp_path / "jobs" / "files" / "file-half.part"
+    half.write_bytes(b"half an upload")
     again = opened(tmp_path)  # the first is never closed, as after a kill
+    again.clean(103, 0)
+    assert left.exists()  # another process may be writing them
+    assert half.exists()
+    for path in (left, half):
+        os.utime(path, (0, 103 - STALE))
     again.clean(103, 0)
     assert not left.exists()
     assert len(list(left.parent.iterdir())) == 1
@@ -192,3 +201,32 @@ def test_a_directory_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "jobs").write_text("a file")
     with pytest.raises(SettingsError, match=r"batch_dir=.*jobs'?: cannot be used"):
         opened(tmp_path)
+
+
+def test_a_full_disk_costs_one_transaction_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = opened(tmp_path)
+    job = begun(store)
+    database = store._database
+    (pages,) = database.execute("PRAGMA page_count").fetchone()
+    database.execute(f"PRAGMA max_page_count = {pages}")
+    for _ in range(2):
+        with pytest.raises(sqlite3.OperationalError, match="disk is full"):
+            store.put(job, [Answer(0, 200, bytes(1 << 16))])
+    database.execute("PRAGMA max_page_count = 100000")
+    store.put(job, [line(0)])
+    files = set((tmp_path / "jobs" / "files").iterdir())
+    sync = os.fsync
+
+    def full(descriptor: int) -> None:
+        monkeypatch.setattr(os, "fsync", sync)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        store.end(job, "completed", 104, 1000)
+    database.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(sqlite3.OperationalError, match="disk is full"):
+        store.end(job, "failed", 104, 1000, errors=[{"message": "x" * 10_000}])
+    assert set((tmp_path / "jobs" / "files").iterdir()) == files
+    database.execute("PRAGMA max_page_count = 100000")
+    assert store.end(job, "completed", 104, 1000).completed == 1

@@ -167,7 +167,11 @@ class JobRunner:
     def _ended(self, job: str, task: "asyncio.Task[None]") -> None:
         self._jobs.pop(job, None)
         self._cancelled.discard(job)
-        self._wake.set()
+        error = None if task.cancelled() else task.exception()
+        if error is None:
+            self._wake.set()
+        else:  # such as a full disk; it goes on where it was, and not at once
+            self._log("batch job interrupted", job=job, error=f"{type(error).__name__}: {error}")
 
     async def _job(self, name: str) -> None:
         """Take a job from the state that it is in to its end."""

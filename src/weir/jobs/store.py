@@ -39,6 +39,7 @@ CREATE TABLE IF NOT EXISTS requests (
 
 ACTIVE = ("validating", "in_progress", "finalizing", "cancelling")  # the states of a job that has not ended
 _MARKS = ", ".join("?" * len(ACTIVE))
+STALE = 600  # seconds after which a file that nobody knows and nobody writes to is removed
 SUCCESS = 400  # a status below this is a success
 
 
@@ -146,10 +147,11 @@ class JobStore:
         self._database.execute("BEGIN IMMEDIATE")
         try:
             yield self._database
+            self._database.execute("COMMIT")
         except BaseException:
-            self._database.execute("ROLLBACK")
+            if self._database.in_transaction:  # SQLite itself has rolled back if the disk is full
+                self._database.execute("ROLLBACK")
             raise
-        self._database.execute("COMMIT")
 
     # Files.
 
@@ -268,15 +270,21 @@ class JobStore:
         path.unlink(missing_ok=True)
 
     def clean(self, now: int, oldest: int) -> None:
-        """Remove files that have expired, jobs that ended before the instant `oldest`, and what a process has left half written."""
+        """Remove files that have expired, jobs that ended before the instant `oldest`, and what a process has left half written STALE seconds ago. Until
+        then another process may be writing it."""
         in_use = f"SELECT input_file_id FROM jobs WHERE status IN ({_MARKS})"
         with self._transaction() as database:
-            database.execute(f"DELETE FROM files WHERE expires_at <= ? AND id NOT IN ({in_use})", (now, *ACTIVE))
+            query = f"DELETE FROM files WHERE expires_at <= ? AND id NOT IN ({in_use}) RETURNING id"
+            gone = database.execute(query, (now, *ACTIVE)).fetchall()
             database.execute(f"DELETE FROM jobs WHERE created_at <= ? AND status NOT IN ({_MARKS})", (oldest, *ACTIVE))
+        for (name,) in gone:
+            (self._files / name).unlink(missing_ok=True)
         known = {row[0] for row in self._database.execute("SELECT id FROM files")}
         for path in self._files.iterdir():
             if path.name not in known and (self._reserved == 0 or not path.name.endswith(".part")):
-                path.unlink(missing_ok=True)
+                with suppress(FileNotFoundError):  # it has been removed, or has its name now
+                    if path.stat().st_mtime <= now - STALE:
+                        path.unlink()
 
     # Jobs.
 
@@ -329,7 +337,7 @@ class JobStore:
         return dict(counts), [_job_of(row) for row in rows.fetchall()]
 
     def add_requests(self, job: str, requests: Iterable[JobRequest], now: int) -> int:
-        """JobStore the requests of a job that is valid, all or none of them, and begin it. Return how many there are.
+        """Store the requests of a job that is valid, all or none of them, and begin it. Return how many there are.
 
         Raises InvalidRequest naming a custom_id that comes twice.
         """
@@ -361,7 +369,7 @@ class JobStore:
         return [JobRequest(*row) for row in rows.fetchall()]
 
     def put(self, job: str, answers: Sequence[Answer]) -> None:
-        """JobStore answers, and mark their requests as done; those that have an answer keep it. Raises TooLarge if there is no room for them."""
+        """Store answers, and mark their requests as done; those that have an answer keep it. Raises TooLarge if there is no room for them."""
         size = sum(len(answer.line) for answer in answers)
         if self.used_bytes + size > self._max_bytes:
             raise TooLarge(f"the answers would exceed {self._max_bytes} bytes in all (batch_max_bytes)")
@@ -392,22 +400,28 @@ class JobStore:
         self, job: str, status: str, now: int, expires_at: int, unanswered: bytes | None = None,
         errors: list[dict[str, Any]] | None = None,
     ) -> Job:  # fmt: skip
-        """Write the output and the errors of a job to files, and end it with `status`.
+        """Write the output and the errors of a job to files, and end it with `status`. If that fails, no file is left.
 
         `unanswered` is what the errors say of a request without an answer, behind its custom_id; None: nothing. `errors` say why the job failed.
         """
-        files = [
-            self._written(job, good, f"{job}_{name}.jsonl", now, expires_at, unanswered) for name, good in _OUTPUTS
-        ]
-        with self._transaction() as database:
-            for column, made in zip(("output_file_id", "error_file_id"), files, strict=True):
+        files = dict[str, StoredFile]()
+        try:
+            for column, name, good in _OUTPUTS:
+                made = self._written(job, good, f"{job}_{name}.jsonl", now, expires_at, unanswered)
                 if made is not None:
+                    files[column] = made
+            with self._transaction() as database:
+                for column, made in files.items():
                     _insert_file(database, made)
                     database.execute(f"UPDATE jobs SET {column} = ? WHERE id = ?", (made.id, job))
-            shown = None if errors is None else json.dumps(errors)
-            database.execute("UPDATE jobs SET answer_bytes = 0, errors = ? WHERE id = ?", (shown, job))
-            database.execute("DELETE FROM requests WHERE job = ?", (job,))
-            _step(database, job, status, now)
+                shown = None if errors is None else json.dumps(errors)
+                database.execute("UPDATE jobs SET answer_bytes = 0, errors = ? WHERE id = ?", (shown, job))
+                database.execute("DELETE FROM requests WHERE job = ?", (job,))
+                _step(database, job, status, now)
+        except BaseException:
+            for made in files.values():
+                (self._files / made.id).unlink(missing_ok=True)
+            raise
         return self.job(job)
 
     def _written(
@@ -419,21 +433,21 @@ class JobStore:
             "SELECT custom_id, status, answer FROM requests WHERE job = ? ORDER BY number", (job,)
         )
         written = 0
-        with path.open("wb") as file:
-            for custom_id, status, line in rows:
-                if status is None and not good and unanswered is not None:
-                    line = b'{"custom_id":%s,%s' % (json.dumps(custom_id).encode(), unanswered)
-                elif status is None or (status < SUCCESS) != good:
-                    continue
-                file.write(line + b"\n")
-                written += 1
-        if not written:
-            path.unlink()
-            return None
-        return self._placed(name, filename, "batch_output", now, expires_at)
+        try:
+            with path.open("wb") as file:
+                for custom_id, status, line in rows:
+                    if status is None and not good and unanswered is not None:
+                        line = b'{"custom_id":%s,%s' % (json.dumps(custom_id).encode(), unanswered)
+                    elif status is None or (status < SUCCESS) != good:
+                        continue
+                    file.write(line + b"\n")
+                    written += 1
+            return self._placed(name, filename, "batch_output", now, expires_at) if written else None
+        finally:
+            path.unlink(missing_ok=True)  # of no output, or of one for which the disk has no room
 
 
-_OUTPUTS = (("output", True), ("error", False))
+_OUTPUTS = (("output_file_id", "output", True), ("error_file_id", "error", False))
 
 
 def _insert_file(database: sqlite3.Connection, added: StoredFile) -> None:
