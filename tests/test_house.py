@@ -68,7 +68,7 @@ LIMITS = {
     "client": (8, 1_697),
     "commands": (17, 1_654),
     "embedding": (58, 12_120),
-    "frontends": (32, 6_100),
+    "frontends": (32, 6_106),
     "jobs": (7, 1_235),
     "manifests": (8, 871),
     "policy": (18, 2_650),

@@ -163,7 +163,7 @@ def test_capacity_is_simulated_once_and_used() -> None:
             assert len(rig.simulated) == 1
             scaling = rig.scaling
             assert scaling["solved"]
-            assert scaling["because"] == "1 worker keeps knee up to 2.5 rows/s, and 2 arrive"
+            assert scaling["because"] == "1 worker stays below the knee of the cost up to 2.5 rows/s, and 2 arrive"
             assert scaling["one_less"] is None
             assert scaling["now"] == {"workers": 1, "response_time_ms": 2000.0, "p99_ms": 3600.0, "utilisation": 0.25}
             assert scaling["one_more"]["p99_ms"] == 2700.0

@@ -365,9 +365,12 @@ class WorkerTuner(SilentObserver):
         decision, known = self.decision, self._rule.capacity
         if decision is None or (known is UNKNOWN and decision.reason is not ScalingReason.IDLE):
             return "too few batches have been run to know what a worker can do"
-        workers = "1 worker keeps" if decision.workers == 1 else f"{decision.workers} workers keep"
+        one = decision.workers == 1
+        keep = (
+            f"stay{'s' * one} below the knee of the cost" if known.goal == "knee" else f"keep{'s' * one} {known.goal}"
+        )
         kept = known.rates[min(max(decision.workers, 1), len(known.rates)) - 1]
-        enough = f"{workers} {known.goal} up to {kept:.4g} rows/s"
+        enough = f"{decision.workers} worker{'s' * (not one)} {keep} up to {kept:.4g} rows/s"
         return {
             ScalingReason.RATE: f"{enough}, and {decision.rate:.4g} arrive",
             ScalingReason.QUEUE: self._of_queue(decision),

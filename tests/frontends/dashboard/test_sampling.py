@@ -1,5 +1,6 @@
 import os
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter
@@ -73,6 +74,20 @@ def test_the_use_of_processes() -> None:
     assert present["machine"]["memory_bytes"] > 1 << 20
     assert 0 <= changes["machine"]["cpu"] < present["machine"]["cpu"]
     assert present["machine"]["workers_memory_bytes"] == 0
+
+
+def test_the_use_of_workers_on_other_machines_is_unknown() -> None:
+    scene = Scene("square")
+    (service,) = scene.registry.all
+    elsewhere = service.state(brief=True)
+    elsewhere["workers"] = [worker | {"node": "a73d8eb5"} for worker in elsewhere["workers"]]
+    with patch.object(service, "state", return_value=elsewhere):
+        scene.sampler.sample()
+        changes, present = scene.sampler.sample()
+    assert changes is not None
+    assert changes["machine"]["workers_cpu"] is None
+    assert present["machine"]["workers_memory_bytes"] is None
+    assert present["machine"]["memory_bytes"] > 1 << 20
 
 
 def test_clients_are_those_that_products_tell_of_and_bounded() -> None:

@@ -147,7 +147,7 @@ class DashboardSampler:
         self._clock = clock
         self._time_of_day = time_of_day
         self._before: Counts = {}
-        self._total: dict[str, float] = {}
+        self._total: dict[str, float | None] = {}
         self._at: float | None = None
 
     def sample(self, late: float = 0.0) -> tuple[dict[str, Any] | None, dict[str, Any]]:
@@ -162,7 +162,10 @@ class DashboardSampler:
         states = {label: service.state(brief=True) for label, service in services.items()}
         levels = {label: _levels(state) for label, state in states.items()}
         uses = _uses(states)
-        at, total = self._time_of_day(), _total(uses)
+        at, total = (
+            self._time_of_day(),
+            _total(uses, any(worker["node"] for state in states.values() for worker in state["workers"])),
+        )
         changes = None
         if self._at is not None:
             changed: dict[str, dict[str, Any]] = change(counts, self._before) or {}
@@ -229,15 +232,19 @@ def _uses(states: Mapping[str, Any]) -> dict[int, Use]:
     return {pid: use for pid, use in uses.items() if use is not None}
 
 
-def _used(now: Mapping[str, float], before: Mapping[str, float], name: str) -> float:
+def _used(now: Mapping[str, float | None], before: Mapping[str, float | None], name: str) -> float | None:
     """Return the processor time since the last sample: at least 0, although the time of a worker that has ended is missing now."""
-    return max(0.0, now[name] - before[name])
+    used = now[name]
+    return None if used is None else max(0.0, used - (before[name] or 0.0))
 
 
-def _total(uses: Mapping[int, Use]) -> dict[str, float]:
-    """Return memory and processor time of this process, and of its workers together."""
+def _total(uses: Mapping[int, Use], elsewhere: bool) -> dict[str, float | None]:
+    """Return memory and processor time of this process, and of its workers together: None if all are on other machines, or
+    `elsewhere`, whose use is unknown."""
     own = uses.get(os.getpid())
     others = [use for pid, use in uses.items() if pid != os.getpid()]
+    if elsewhere and not others:
+        return _total(uses, False) | {"workers_memory_bytes": None, "workers_cpu": None}
     return {
         "memory_bytes": own.memory_bytes if own else 0,
         "cpu": own.cpu if own else 0.0,
