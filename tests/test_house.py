@@ -77,7 +77,7 @@ LIMITS = {
     "serving": (10, 2_936),
     "simulation": (11, 2_516),
     "telemetry": (6, 1_300),
-    "tuning": (5, 859),
+    "tuning": (5, 862),
     "weir": (38, 3_640),
     "wire": (12, 2_685),
     "workers": (26, 6_203),
