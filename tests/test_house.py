@@ -67,7 +67,7 @@ LIMITS = {
     "catalog": (21, 4_029),
     "client": (8, 1_697),
     "commands": (17, 1_654),
-    "embedding": (58, 12_120),
+    "embedding": (58, 12_123),
     "frontends": (32, 6_106),
     "jobs": (7, 1_235),
     "manifests": (8, 871),

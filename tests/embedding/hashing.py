@@ -126,7 +126,11 @@ class HashingEncoder:
             lengths,
             dispatch=self.dispatch,
             phases=Phases(0.001, 0.002, 0.003, 0.007),
-        )
+            beside={
+                output: [np.repeat(vector[None], len(read), axis=0) for vector, read in zip(vectors, kept, strict=True)]
+                for output in outputs[1:] if output is TextOutput.TOKENS
+            },
+        )  # fmt: skip
 
     async def tokenize(self, texts: Sequence[str], *, special: bool, prompt: str | None) -> list[list[TokenDetail]]:
         """Return the words of each text."""

@@ -16,6 +16,7 @@ from tests.embedding.served_texts import MAX_TEXTS, Served, served
 
 from weir.embedding.encoder import SMALL_REQUEST
 from weir.embedding.http import Listing, listing, send_listing
+from weir.embedding.openai import OpenAIProtocol
 from weir.embedding.texts import ModelFacts, TextOutput, TextTask
 from weir.errors import Cancelled, DeadlineExceeded, ModelError, Overloaded
 from weir.frontends.http.fast.handover import HandOver
@@ -352,13 +353,38 @@ def test_the_largest_answers_come_in_bits_and_say_the_same(monkeypatch: pytest.M
         assert whole.headers[header] == bits.headers[header] == value
 
 
+def test_what_is_asked_for_beside_the_vectors_counts_as_part_of_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weir.embedding.http._STREAMED_ABOVE", 2 * DIMENSIONS)
+    monkeypatch.setattr("weir.embedding.http._NUMBERS_PER_PART", 8 * DIMENSIONS)
+    written: list[tuple[int, int]] = []
+    write = OpenAIProtocol.write
+
+    def noted(self: OpenAIProtocol, exchange: Any, encoded: Any) -> Any:
+        found = write(self, exchange, encoded)
+        assert isinstance(found, Listing)
+        written.append((found.lists[0].length, found.lists[0].numbers))
+        return found
+
+    monkeypatch.setattr(OpenAIProtocol, "write", noted)
+
+    async def main() -> httpx.Response:
+        async with served(HashingEncoder(facts=ModelFacts(outputs=tuple(TextOutput)))) as server:
+            said = {"input": ["a", "one two three"], "outputs": ["dense", "tokens"]}
+            return await server.client.post(OPENAI, json=said)
+
+    answer = asyncio.run(main())
+    assert answer.headers["transfer-encoding"] == "chunked"
+    assert [len(each["tokens"]) for each in answer.json()["data"]] == [1, 3]
+    assert written == [(2, 4 * DIMENSIONS)]  # no part has more than it may, as the longest text has 1 + 3 vectors
+
+
 @pytest.mark.parametrize(
     ("path", "said"),
     [
         ("/encode", {"texts": ["a"]}),
         ("/v1/embeddings", {"input": "a"}),
         ("/embed", {"inputs": "a"}),
-        ("/v1/embeddings", {"input": ["a"] * 20}),  # too many for the fast path
+        ("/v1/embeddings", {"input": ["a"] * 20}),  # a task of its own
     ],
 )
 def test_an_answer_says_that_its_texts_waited_for_a_worker_to_start(path: str, said: dict[str, Any]) -> None:

@@ -198,7 +198,7 @@ class HttpTexts:
         self, exchange: TextExchange, encoded: Encoded, head: TextHead, call: AsgiCall
     ) -> HttpResponse | None:
         """Return the answer; a very large one is sent in parts, uncompressed, and the result is None."""
-        if encoded.vectors.size > _STREAMED_ABOVE and call.version != "1.0":
+        if _numbers(encoded) > _STREAMED_ABOVE and call.version != "1.0":
             listing = self.protocol.write(exchange, encoded)
             if isinstance(listing, Listing):
                 headers = identified(HttpResponse(200, _marks(encoded), b""), call.headers).headers
@@ -236,7 +236,12 @@ def _marks(encoded: Encoded) -> Headers:
 
 def _size(encoded: Encoded) -> int:
     """Return about how many bytes the vectors take as JSON."""
-    return TEXT_BYTES * encoded.vectors.size if encoded.written is None else len(encoded.written)
+    return TEXT_BYTES * _numbers(encoded) if encoded.written is None else len(encoded.written)
+
+
+def _numbers(encoded: Encoded) -> int:
+    """Return how many numbers the outputs have together."""
+    return encoded.vectors.size + sum(each.size for results in encoded.beside.values() for each in results)
 
 
 class FastTexts:

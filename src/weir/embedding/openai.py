@@ -419,12 +419,12 @@ def _written_outputs(model: str, form: EmbeddingsForm, encoded: Encoded) -> List
                 made["tokens"] = vectors(found)
         return made
 
-    each = encoded.vectors[0].size + sum(found[0].size for found in encoded.beside.values())
+    largest = encoded.vectors[0].size + sum(max(each.size for each in found) for found in encoded.beside.values())
     return listing(
         _lead(model, encoded),
         "data",
         len(encoded.vectors),
-        each,
+        largest,
         lambda start, stop: list(map(item, range(start, stop))),
     )
 
