@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -250,6 +251,11 @@ def test_jobs_of_an_application_in_another_server(tmp_path: Path) -> None:
         shown = until(lambda: _with_counts(first.get("/dashboard/data").json(), {"completed": 1}))
         assert (shown["jobs"][0]["id"], shown["jobs"][0]["total"]) == (made, 1)
         assert first.get("/v1/batches", headers={"authorization": ""}).status_code == 401
+        shutil.rmtree(tmp_path / "files")
+        refused = first.post("/v1/files", files={"file": ("in.jsonl", body)}, data={"purpose": "batch"})
+        assert refused.status_code == 429
+        assert refused.headers["retry-after"] == "60"
+        assert "batch_dir: the server cannot keep files and jobs there now (No such file" in refused.text
     with pytest.raises(weir_package.SettingsError, match="batch_max_jobs=0: must be 1 or more"):
         weir_package.asgi(Square, batch_max_jobs=0)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import sqlite3
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
@@ -12,7 +13,15 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from weir.errors import CapacityError, DeadlineExceeded, InvalidRequest, MethodNotAllowed, TooLarge, WeirError
+from weir.errors import (
+    CapacityError,
+    DeadlineExceeded,
+    InvalidRequest,
+    MethodNotAllowed,
+    Overloaded,
+    TooLarge,
+    WeirError,
+)
 from weir.jobs.requests import check_endpoint
 from weir.jobs.running import Ask, JobRunner
 from weir.jobs.settings import JobSettings
@@ -290,12 +299,19 @@ def _answering(handlers: Mapping[str, Handler]) -> Handler:
             return await handlers[method](request)
         except ClientDisconnect:
             return Response(status_code=499)
-        except WeirError as error:
+        except (WeirError, OSError, sqlite3.Error) as raised:
+            # What the system or SQLite raises is a full disk, or a directory that another process holds for long.
+            error = raised if isinstance(raised, WeirError) else _no_room(raised)
             wait = error.retry_after if isinstance(error, CapacityError) else None
             headers = {} if wait is None else {"retry-after": str(max(1, round(wait)))}
             return Response(error_body(error), http_code(error), headers, media_type="application/json")
 
     return answer
+
+
+def _no_room(error: Exception) -> Overloaded:
+    reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return Overloaded(f"batch_dir: the server cannot keep files and jobs there now ({reason})", retry_after=60.0)
 
 
 async def _chunks(request: Request) -> AsyncIterator[bytes]:
