@@ -80,7 +80,7 @@ test-sklearn: .venvs/sklearn/.test
 	.venvs/sklearn/bin/python -m pytest -m sklearn tests/catalog tests/commands/test_new.py $(ARGS)
 
 test-ray: .venvs/ray/.test
-	.venvs/ray/bin/python -m pytest -m ray tests/workers/ray tests/manifests/test_on_ray.py $(ARGS)
+	.venvs/ray/bin/python -m pytest -m ray -n2 tests/workers/ray tests/manifests/test_on_ray.py $(ARGS)
 
 test-clients: .venvs/clients/.test
 	.venvs/clients/bin/python -m pytest -m clients tests/embedding/clients tests/jobs/test_parquet.py $(ARGS)
@@ -169,7 +169,7 @@ $(VENV)/.test: $(VENV)/.serve
 # Ray brings versions of its own of what other tests need.
 .venvs/ray/.test: $(VENV)/.pip pyproject.toml
 	$(PYTHON) -m venv .venvs/ray
-	.venvs/ray/bin/python -m pip --disable-pip-version-check --quiet install --editable ".[client,ray]" "ray[serve]" hypothesis psutil pytest pytest-timeout
+	.venvs/ray/bin/python -m pip --disable-pip-version-check --quiet install --editable ".[client,ray]" "ray[serve]" hypothesis psutil pytest pytest-timeout pytest-xdist
 	@touch $@
 
 .venvs/adapters/.test: $(VENV)/.pip pyproject.toml

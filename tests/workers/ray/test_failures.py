@@ -229,7 +229,7 @@ def test_a_ray_of_its_own_ends_with_the_program() -> None:
         while "ready" not in printed or "predicts [3]" not in printed:  # the server prints what actors print
             assert program.poll() is None
             printed += program.stdout.readline()
-        began = [process for process in daemons() if process.create_time() > _started(program.pid)]
+        began = daemons(program.pid)
         assert began
         while "no Ray address was given (--ray-address), so a Ray was started" not in program.stderr.readline():
             assert program.poll() is None
@@ -237,17 +237,15 @@ def test_a_ray_of_its_own_ends_with_the_program() -> None:
     asyncio.run(eventually(lambda: not any(process.is_running() for process in began)))
 
 
-def _started(pid: int) -> float:
+def daemons(program: int) -> list[Any]:
+    """Return Ray's own processes that a program has started."""
     import psutil
 
-    return psutil.Process(pid).create_time()
-
-
-def daemons() -> list[Any]:
-    """Return Ray's own processes on this machine."""
-    import psutil
-
-    return [process for process in psutil.process_iter(["name"]) if process.info["name"] in ("raylet", "gcs_server")]
+    return [
+        process
+        for process in psutil.Process(program).children(recursive=True)
+        if process.name() in ("raylet", "gcs_server")
+    ]
 
 
 def test_models_of_one_server_share_a_connection(nodes: Nodes, loop: Loop) -> None:
