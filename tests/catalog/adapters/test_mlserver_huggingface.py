@@ -137,6 +137,7 @@ def test_weights_beside_the_settings_and_one_bad_request_among_good_ones(client:
     [
         (texts("custom_generate", "someone/code", content_type="raw"), "input 'custom_generate': must be args, array_inputs"),
         (texts("num_beams", "65", content_type="raw"), "'65': must be a whole number from 1 to 64"),
+        (texts("max_length", "1000000000", content_type="raw"), "must be a whole number from 1 to 131072"),
         (texts("args", "a", content_type="pd"), "content_type='pd': must be str, raw, hg_json or hg_jsonlist"),
         (texts("args", "{", content_type="hg_jsonlist"), "is not of content_type hg_jsonlist"),
     ],

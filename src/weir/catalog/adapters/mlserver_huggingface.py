@@ -39,7 +39,8 @@ _OPTIONS = frozenset((
     "min_new_tokens", "do_sample", "temperature", "top_p", "min_p", "typical_p", "repetition_penalty", "length_penalty",
     "no_repeat_ngram_size", "early_stopping", "num_beams", "num_return_sequences",
 ))  # fmt: skip
-_MULTIPLY, _MOST = ("num_beams", "num_return_sequences"), 64  # these multiply the memory of a request
+# The largest value of those that multiply the memory of a request, or are a length that texts may be filled up to.
+_MOST = MappingProxyType({"num_beams": 64, "num_return_sequences": 64, "max_length": 1 << 17, "max_seq_len": 1 << 17})
 
 
 class _Call(NamedTuple):
@@ -104,9 +105,10 @@ class HuggingFacePipeline(Model):
                 raise InvalidRequest(
                     f"input {name!r}: must be args, {', '.join(_TEXTS)}, or one of {', '.join(sorted(_OPTIONS))}"
                 )
-            if name in _MULTIPLY and not (isinstance(value, int) and 0 < value <= _MOST):
+            most = _MOST.get(name)
+            if most is not None and not (isinstance(value, int) and 0 < value <= most):
                 raise InvalidRequest(
-                    f"input {name!r}: {brief(value, 60)}: must be a whole number from 1 to {_MOST}, of content_type raw"
+                    f"input {name!r}: {brief(value, 60)}: must be a whole number from 1 to {most}, of content_type raw"
                 )
         return _Call(args, given)
 
