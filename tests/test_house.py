@@ -64,7 +64,7 @@ def test_our_own_house_has_no_circles_and_no_name_twice(capsys: pytest.CaptureFi
 LIMITS = {
     "batching": (13, 2_453),
     "bench": (12, 2_049),
-    "catalog": (21, 4_029),
+    "catalog": (21, 4_031),
     "client": (8, 1_697),
     "commands": (17, 1_654),
     "embedding": (58, 12_123),
@@ -80,7 +80,7 @@ LIMITS = {
     "tuning": (5, 862),
     "weir": (38, 3_640),
     "wire": (12, 2_685),
-    "workers": (26, 6_203),
+    "workers": (26, 6_209),
 }
 
 

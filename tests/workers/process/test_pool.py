@@ -347,14 +347,18 @@ def test_a_pool_can_be_stopped_while_bulk_workers_start() -> None:
     asyncio.run(main())
 
 
-def test_waiting_for_a_cpu_does_not_count_as_time_of_a_bulk_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks: list[float] = []
-
-    def waited(pid: int) -> float:
-        looks.append(0.0 if not looks else 5.0)
-        return looks[-1]
-
-    monkeypatch.setattr(supervision, "waited", waited)
+@pytest.mark.parametrize(
+    "looks",
+    [
+        [(0.0, 0.0), (0.0, 5.0), (0.0, 5.0)],  # when the batch begins; in time, as it has waited; too late
+        [(7.0, 0.0), (7.05, 5.0), (7.15, 9.0)],  # the same of one that always waits, but has run for as long as it may
+    ],
+)
+def test_waiting_for_a_cpu_does_not_count_as_time_of_a_bulk_batch(
+    looks: list[tuple[float, float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = iter(looks)
+    monkeypatch.setattr(supervision, "cpu_times", lambda pid: next(left))
 
     async def main() -> None:
         async with started(Obedient, workers=1, bulk_workers=1, predict_timeout=0.1) as pool:
@@ -363,6 +367,6 @@ def test_waiting_for_a_cpu_does_not_count_as_time_of_a_bulk_batch(monkeypatch: p
             pool.send("spin", worker=-1)
             await pool.heard.until(lambda: bool(pool.heard.lost))
             assert pool.heard.lost == [(-1, "it was ended because a batch ran longer than predict_timeout=0.1")]
-            assert len(looks) == 4  # at the beginning; in time, as it had waited; from then on; too late
+            assert next(left, None) is None
 
     asyncio.run(main())

@@ -150,12 +150,18 @@ def _watch(loaded: threading.Event, own: int, lower: int, enough: int) -> None:
             return
 
 
-def waited(pid: int | str = "self") -> float:
-    """Return for how many seconds the main thread of a process has waited for a CPU; 0 where the system does not count them."""
+def cpu_times(pid: int | str = "self") -> tuple[float, float]:
+    """Return for how many seconds the main thread of a process has run, and has waited for a CPU; 0 where the system does not count them."""
     try:
-        return float(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) * 1e-9
-    except (OSError, IndexError):
-        return 0.0
+        ran, waited, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
+        return float(ran) * 1e-9, float(waited) * 1e-9
+    except (OSError, ValueError):
+        return 0.0, 0.0
+
+
+def waited() -> float:
+    """Return for how many seconds the main thread of this process has waited for a CPU."""
+    return cpu_times()[1]
 
 
 def _set(thread: int, priority: int) -> None:

@@ -21,7 +21,7 @@ from weir.wire.frames import Cancel, Frame, Ready, Restarted, StartFailed, Stop,
 from weir.workers.arena import Arena, BatchPlaces, as_values
 from weir.workers.executor import READY, SUSPENDED, Listener, TimeLimit
 from weir.workers.process.child import Child
-from weir.workers.process.entry import LOWEST, waited
+from weir.workers.process.entry import LOWEST, cpu_times
 from weir.workers.process.launch import Launch
 
 
@@ -85,7 +85,7 @@ class Backoff:
 
 logger = logging.getLogger("weir")
 
-GAVE_WAY = 0.1  # a batch at idle priority whose process waited for this part of predict_timeout gets that time again
+GAVE_WAY = 0.1  # a batch at idle priority whose process waited for this part of predict_timeout gets that time again, until it has run for as long
 STANDSTILL = 5.0  # seconds without running after which a process counts as suspended
 
 # The states in which a process does not run at all (proc(5), status: State).
@@ -196,7 +196,10 @@ class SupervisedWorker:
         self._batches: dict[int, Flight] = {}
         self._error: WeirError | None = None  # the error in StartFailed
         self._started = False
-        self._waited = 0.0  # seconds that a worker of idle priority had waited for a CPU when its batch began
+        self._cpu_times = (
+            0.0,
+            0.0,
+        )  # how long a worker of idle priority had run and waited for a CPU, before its batch and at the last look
         self._timer: asyncio.TimerHandle | None = None
         self._start_limit = self._limit("start_timeout", "it had not loaded within")
         self._predict_limit = self._limit("predict_timeout", "a batch ran longer than")
@@ -433,20 +436,23 @@ class SupervisedWorker:
         """Have the limit of a batch begin now."""
         self._predict_limit.begin()
         if takes_bulk_only(self.index) and self.pid is not None:
-            self._waited = waited(self.pid)
+            self._cpu_times = cpu_times(self.pid)
 
     def _gave_way(self) -> bool:
-        """Tell whether a worker of idle priority has waited for a CPU during much of the time that its batch had."""
+        """Tell whether a worker of idle priority, which has not run for as long as its batch may, has waited for a CPU during much of the time since the last
+        look."""
         seconds = self._launch.settings.predict_timeout
         if seconds is None or not takes_bulk_only(self.index) or self.pid is None:
             return False
-        return waited(self.pid) - self._waited > GAVE_WAY * seconds
+        (began, before), (ran, waited) = self._cpu_times, cpu_times(self.pid)
+        self._cpu_times = began, waited
+        return waited - before > GAVE_WAY * seconds and ran - began < seconds
 
     def _too_long(self, limit: TimeLimit, what: str) -> None:
         if self._child is None:
             return
         if limit is self._predict_limit and self._gave_way():
-            self._limit_predict()
+            limit.begin()
             return
         # What has arrived by now was in time: perhaps the server was held up, and some loops run timers before they read.
         before = self.state, len(self._batches)
