@@ -69,7 +69,7 @@ LIMITS = {
     "commands": (17, 1_654),
     "embedding": (58, 12_123),
     "frontends": (32, 6_106),
-    "jobs": (7, 1_246),
+    "jobs": (7, 1_256),
     "manifests": (8, 871),
     "policy": (18, 2_650),
     "profiling": (6, 1_026),

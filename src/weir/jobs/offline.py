@@ -7,6 +7,7 @@ import asyncio
 import csv
 import json
 import shutil
+import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +24,7 @@ from weir.jobs.store import ACTIVE, Job, JobStore
 STATE = ".weir-batch"  # what the name of the directory has behind that of the output
 _LOOK = 0.25  # seconds between two looks at the progress
 _FOREVER = 10 * 365 * 86400  # seconds
+_LONGEST_LINE = 1 << 26  # bytes of a line, characters of a field
 _ROWS = 1000  # rows of a parquet file that are read at once
 
 Progress = Callable[[int, int], None]  # requests done, and their number
@@ -70,7 +72,7 @@ async def run(
 ) -> Done:
     """Send the requests of `source`, which has been checked, by `ask`, and write the answers to `output`; failed ones to a file with the ending .errors.jsonl.
 
-    Raises SettingsError naming what is wrong with its lines, or with the directory of an earlier run.
+    Raises SettingsError naming what is wrong with its lines, or with the directory of an earlier run, or of this one, such as a full disk.
     """
     directory = Path(f"{output}{STATE}")
     runner = JobRunner(JobStore(directory, max_bytes=settings.batch_max_bytes), settings, ask, max_line=max_line)
@@ -94,6 +96,10 @@ async def run(
             shutil.rmtree(directory)
             raise SettingsError(f"{source.path}: {errors or job.status}")
         return await runner.use(_placed, store, job, output, directory)
+    except (OSError, sqlite3.Error) as error:
+        raise SettingsError(
+            f"{directory}: {error}; the same command goes on from there once it can be written"
+        ) from error
     finally:
         begun = bool(await runner.use(store.jobs, after=None, limit=1))
         await runner.stop()
@@ -166,7 +172,7 @@ def _endpoint(url: str) -> str:
 def _url_of(source: Source) -> str:
     """Return the url of the first request of a file of JSON lines."""
     with source.path.open("rb") as file:
-        line = file.readline(1 << 26)
+        line = file.readline(_LONGEST_LINE)
     try:
         url = json.loads(line)["url"]
     except (ValueError, KeyError, TypeError) as error:
@@ -185,11 +191,15 @@ def _body(endpoint: str, value: Any, model: str) -> Any:
 
 
 def _csv_values(source: Source) -> Iterator[str]:
+    csv.field_size_limit(_LONGEST_LINE)
     with source.path.open(newline="", encoding="utf-8-sig") as file:
         rows = csv.DictReader(file)
-        column = _column(source, list(rows.fieldnames or []))
-        for row in rows:
-            yield row[column]
+        try:
+            column = _column(source, list(rows.fieldnames or []))
+            for row in rows:
+                yield row[column]
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise SettingsError(f"{source.path}: behind line {rows.line_num}: is not CSV in UTF-8: {error}") from error
 
 
 def _parquet_values(source: Source) -> Iterator[Any]:

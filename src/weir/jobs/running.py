@@ -174,7 +174,7 @@ class JobRunner:
             self._log("batch job interrupted", job=job, error=f"{type(error).__name__}: {error}")
 
     async def _job(self, name: str) -> None:
-        """Take a job from the state that it is in to its end."""
+        """Take a job from the state that it is in to its end. Raises OSError and sqlite3.Error, such as of a full disk, and can be called again then."""
         job = await self.use(self.store.job, name)
         try:
             if job.status == "validating":
@@ -187,7 +187,7 @@ class JobRunner:
                 late = self.clock() >= job.expires_at and job.completed + job.failed < job.total
                 status, rest = ("expired", EXPIRED) if late else ("completed", None)
                 job = await self.use(self.store.end, name, status, self.now, self.expires_at(), rest)
-        except (WeirError, OSError) as error:
+        except (WeirError, FileNotFoundError) as error:
             self._log("batch job failed", job=name, error=str(error))
             errors = [{"code": "failed", "line": None, "message": str(error), "param": None}]
             job = await self.use(self.store.end, name, "failed", self.now, self.expires_at(), STOPPED, errors)
