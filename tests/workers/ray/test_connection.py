@@ -53,6 +53,13 @@ def test_who_has_the_token_is_connected(offer: ConnectionOffer) -> None:
         plain(offer.address)  # one connection is all
 
 
+def test_who_says_nothing_keeps_nobody_out(offer: ConnectionOffer) -> None:
+    strangers = [plain(offer.address) for _ in range(8)]
+    exchange(offer)
+    for each in strangers:
+        each.close()
+
+
 def test_descriptors_come_along_on_one_node() -> None:
     reading, writing = os.pipe()
     offer = ConnectionOffer(TOKEN)

@@ -19,6 +19,7 @@ from typing import Any
 
 TOKEN_BYTES = 32
 PATIENCE = 5.0  # seconds to connect, and again for the other side's proof
+MOST_STRANGERS = 64  # who have connected and not yet proved that they have the token
 _NONCE_BYTES = 32
 _PROOF_BYTES = 32  # of SHA-256
 
@@ -26,7 +27,7 @@ Address = str | tuple[str, int]  # the name of an abstract Unix socket, or host 
 
 
 class ConnectionOffer:
-    """Listens until one has connected who has `token`: at `host`, an address of this node; or, if that is "", for processes of this machine only.
+    """Listens until one has connected who has `token`, whoever else connects: at `host`, an address of this node; or, if that is "", for processes of this machine only.
 
     Attributes:
         address: where it listens.
@@ -38,6 +39,9 @@ class ConnectionOffer:
         name: Any = self._listening.getsockname()
         self.address: Address = name[1:].decode() if isinstance(name, bytes) else (name[0], name[1])
         self._taken: tuple[socket.socket, list[int]] | None = None
+        self._taking = threading.Lock()
+        self._closed = False
+        self._strangers = threading.BoundedSemaphore(MOST_STRANGERS)
         self._accepting = threading.Thread(target=self._accept, name="weir-accept", daemon=True)
         self._accepting.start()
 
@@ -49,24 +53,47 @@ class ConnectionOffer:
 
     def close(self) -> None:
         """Listen no more, and close what has connected."""
-        with contextlib.suppress(OSError):
-            self._listening.shutdown(socket.SHUT_RDWR)  # ends the thread
+        with self._taking:
+            self._closed = True
+        self._end()
         self._accepting.join()
         if self._taken is not None:
             self._taken[0].close()
             _close(self._taken[1])
 
+    def _end(self) -> None:
+        """Have the thread that accepts end."""
+        with contextlib.suppress(OSError):
+            self._listening.shutdown(socket.SHUT_RDWR)
+
     def _accept(self) -> None:
+        """Let each who connects prove itself in a thread of its own: who says nothing keeps nobody out."""
         with self._listening:
             while self._taken is None:
                 try:
                     connection, _ = self._listening.accept()
                 except OSError:  # it was closed
                     return
-                try:
-                    self._taken = connection, _admit(connection, self._token)
-                except OSError:  # a stranger, or one who has left
-                    connection.close()
+                self._strangers.acquire()
+                threading.Thread(target=self._try, args=(connection,), name="weir-admit", daemon=True).start()
+
+    def _try(self, connection: socket.socket) -> None:
+        try:
+            descriptors = _admit(connection, self._token)
+        except OSError:  # a stranger, or one who has left
+            connection.close()
+            return
+        finally:
+            self._strangers.release()
+        with self._taking:
+            is_first = self._taken is None and not self._closed
+            if is_first:
+                self._taken = connection, descriptors
+        if is_first:
+            self._end()
+        else:
+            connection.close()
+            _close(descriptors)
 
 
 def _listen(host: str) -> socket.socket:
