@@ -31,8 +31,9 @@ ARGS ?=
 # The tests of one file run in one process, in order: they may share a server. One process more than processors: tests wait, for what they
 # have started or stopped, for a seventh of their time.
 JOBS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n + 1 : 8)))
-# What is compiled is kept, also where the environment says not to: the tests start hundreds of Pythons, each of which would compile all of Weir.
-test check docs: export PYTHONDONTWRITEBYTECODE :=
+# What is compiled is kept, also where the environment says not to: tests and benchmarks start hundreds of Pythons, each of which would
+# compile all of Weir, while pip has compiled the peers.
+export PYTHONDONTWRITEBYTECODE :=
 # Set to lock.txt to install the pinned versions, as CI does.
 CONSTRAINTS ?=
 

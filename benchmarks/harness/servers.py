@@ -61,12 +61,8 @@ def _cpu_seconds(process: psutil.Process) -> float:
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of what is measured: this tree's own source first, and its byte code kept.
-
-    pip compiles what it installs, the peers among it; without kept byte code, each start of Weir would compile its source anew.
-    """
-    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    return {**kept, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+    """Return the environment of what is measured: this tree's own source first."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
 
 
 def free_port() -> int:
