@@ -115,13 +115,19 @@ def run_python(block: Block, page: Path, namespace: dict[str, Any]) -> None:
         exec(code, namespace)  # noqa: S102 - our own pages
 
 
+def ask(block: Block, url: str, folder: Path) -> None:
+    """Run the commands of a `console` block against the server at `url`."""
+    with contextlib.closing(_Terminal(folder, port=url.rpartition(":")[2])) as terminal:
+        terminal.do(block.text)
+
+
 class _Terminal:
     """Runs the commands of `console` blocks."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, port: str = "8000") -> None:
         self._folder = folder
         self._server: subprocess.Popen[str] | None = None
-        self._port = "8000"
+        self._port = port
         path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
         self._environment = {**os.environ, "PYTHONPATH": path, "COLUMNS": "100", "NO_COLOR": "1"}
         # To measure a model takes seconds, and what is kept of it belongs to no page.

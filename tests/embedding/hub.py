@@ -96,12 +96,13 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             """Print nothing."""
 
         def _answer(self) -> None:
-            path = unquote(urlsplit(self.path).path)
+            sent = urlsplit(self.path).path
+            path = unquote(sent)
             hub.requests.append((self.command, path, self.headers.get("Range", "")))
             if found := re.fullmatch(r"/api/models/(.+?)(?:/(revision|tree)/(.+))?", path):
                 self._describe(*found.groups())
-            elif found := re.fullmatch(r"/(.+?)/resolve/([^/]+)/(.+)", path):
-                self._file(*found.groups())
+            elif found := re.fullmatch(r"/(.+?)/resolve/([^/]+)/(.+)", sent):  # a revision may have slashes, quoted
+                self._file(*map(unquote, found.groups()))
             else:
                 self._refuse(404, "EntryNotFound")
 

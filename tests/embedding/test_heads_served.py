@@ -6,6 +6,7 @@ from typing import Any
 import grpc
 import httpx
 import numpy as np
+from tests.documentation.pages import ROOT, ask, read_blocks
 from tests.embedding import tiny, tiny_tokens
 from tests.embedding.graph.test_heads import m3, splade
 from tests.embedding.test_server import SETTINGS
@@ -72,6 +73,9 @@ def test_several_outputs_from_one_request(tmp_path: Path) -> None:
         terms = http.post("/embed_sparse", json={"inputs": TEXTS}).json()
         tokens = http.post("/embed_all", json={"inputs": TEXTS}).json()
         root = http.post("/", json={"inputs": TEXTS}).json()
+        for block in read_blocks(ROOT / "docs" / "how-to" / "serve-sentence-vectors.md"):
+            if block.shown_only and "/embed_sparse" in block.text:
+                ask(block, server.url, tmp_path)
         wrong = http.post("/v1/embeddings", json={"input": "a", "outputs": ["colour"]}).json()["error"]
         cut = http.post("/v1/embeddings", json={"input": "a", "outputs": ["sparse"], "dimensions": 3}).json()["error"]
         with grpc.insecure_channel(server.addresses[1].removeprefix("grpc://")) as channel:

@@ -110,6 +110,17 @@ def test_secrets_never_reach_a_line(key: str) -> None:
         assert "hunter2" not in line and "shown" in line
 
 
+@pytest.mark.parametrize(("level", "written"), [("info", ["worse"]), ("debug", ["GET", "worse"]), ("error", [])])
+def test_requests_that_libraries_send_are_written_only_for_debugging(level: str, written: list[str]) -> None:
+    stream = io.StringIO()
+    with logging_to(TelemetrySettings(log_format="json", log_level=level), stream=stream):
+        for name in ("httpx", "httpx2"):
+            logging.getLogger(name).info("GET")
+            logging.getLogger(name).warning("worse")
+    assert [json.loads(line)["event"] for line in stream.getvalue().splitlines()] == written * 2
+    assert logging.getLogger("httpx").level == logging.NOTSET
+
+
 def test_the_root_logger_is_as_before_afterwards() -> None:
     root = logging.getLogger()
     before = (root.handlers, root.level)

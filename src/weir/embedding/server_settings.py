@@ -83,10 +83,13 @@ TEI_SWITCHES: Mapping[str, tuple[str, str]] = {
 TEI_MODEL, TEI_REVISION = "model_id", "revision"
 # Flags that are refused, with the way to reach the same.
 TEI_ELSEWHERE: Mapping[str, str] = {
+    "dense_path": "leave it out: the model's modules.json says which layers follow",
+    "disable_spans": "leave it out: there are spans only with --trace-endpoint",
     "hf_token": "set the variable HF_TOKEN, as others can read a command line",
     "hf_api_token": "set the variable HF_TOKEN, as others can read a command line",
     "huggingface_hub_cache": "set the variable HF_HUB_CACHE",
     "otlp_endpoint": "--trace-endpoint takes a receiver of OTLP over HTTP, mostly on port 4318",
+    "served_model_name": "write NAME=ID in place of the model",
     "prometheus_port": "/metrics is at the port of HTTP",
     "tokenization_workers": "leave it out: the server tokenizes in threads of its own",
     "uds_path": "leave it out: --uds is a socket for callers",

@@ -71,17 +71,28 @@ def logging_to(
         yield
 
 
+# They write a line for each request that they send, at the level info: the hub's package uses them.
+_CHATTY = ("httpx", "httpx2")
+
+
 @contextmanager
 def _root_handlers(handlers: list[logging.Handler], settings: TelemetrySettings) -> Iterator[None]:
     root = logging.getLogger()
     before, level = root.handlers, root.level
+    levels = {name: logging.getLogger(name).level for name in _CHATTY}
     root.handlers = handlers
     root.setLevel(settings.log_level.upper())
+    for name in _CHATTY:
+        logging.getLogger(name).setLevel(
+            max(root.level, logging.WARNING) if root.level > logging.DEBUG else logging.NOTSET
+        )
     try:
         yield
     finally:
         root.handlers = before
         root.setLevel(level)
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
         for handler in handlers[1:]:
             handler.close()
 

@@ -149,10 +149,11 @@ def test_of_a_family_that_is_not_computed_the_onnx_file_alone_is_loaded(tmp_path
 
 
 def test_a_commit_and_a_branch_are_revisions(hub: Hub, home: Home) -> None:
-    hub.branches.add("v1.5")
+    hub.branches |= {"v1.5", "refs/pr/5"}
     commit = hub.commit("acme/small")
     assert home.directory(f"acme/small@{commit}").name == commit
     assert home.directory("acme/small@v1.5").name == commit
+    assert home.directory("acme/small@refs/pr/5").name == commit
     assert f"{hub.url} has no revision 'v2' of acme/small" in home.error("acme/small@v2")
 
 
