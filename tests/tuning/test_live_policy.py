@@ -23,6 +23,9 @@ from weir.policy.solve.bank import Bank
 from weir.testing import FakeExecutor
 from weir.tuning.solver import SolvingProcess
 
+# Solves take seconds of processor time, and minutes where other work takes both processors.
+pytestmark = pytest.mark.timeout(400)
+
 
 class Timed(weir.Model):
     """Takes as long as banks.PROFILE says, times `factor`; while the file `gate` is there, it does not load."""

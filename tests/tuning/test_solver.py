@@ -23,6 +23,10 @@ from weir.policy.solve.bank import Bank, solve_bank
 from weir.tuning import solver
 from weir.tuning.solver import Solver, SolveRequest, SolvingProcess
 
+# A solve takes seconds of processor time, and minutes where other work takes both processors. None of these tests is about that.
+LIMIT = 240.0
+pytestmark = pytest.mark.timeout(2 * LIMIT)
+
 BOTH_LOOPS = pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
 SMALL = Profile.linear(alpha_ms=1.0, tau0_ms=3.0, max_batch_size=4, cv=0.1, about={"model": "small"})
 LONG = SolveRequest(SMALL, Prices(), 4, LatencySLO(0.05, 0.01))  # takes many seconds
@@ -50,7 +54,7 @@ async def solve_outside(wish: SolveRequest, limit: float) -> Bank:
 
 
 def test_the_bank_is_that_of_the_solver(nothing_is_left: None) -> None:
-    bank = asyncio.run(solve_outside(WISH, 60.0))
+    bank = asyncio.run(solve_outside(WISH, LIMIT))
     expected = solve_bank(SMALL, WISH.prices)
     assert bank.profile is SMALL
     assert np.array_equal(bank.tables, expected.tables)
@@ -62,11 +66,11 @@ def test_one_process_solves_wish_after_wish(run: Callable[[Any], None], nothing_
     async def main() -> None:
         process, before, seen = solving_process(), processes(), set[int]()
         for weight in (1.0, 2.0, 3.0):
-            bank = await process.solve(WISH._replace(prices=Prices(1.0, weight)), 60.0)
+            bank = await process.solve(WISH._replace(prices=Prices(1.0, weight)), LIMIT)
             assert bank.prices == Prices(1.0, weight)
             seen |= processes() - before
         with pytest.raises(SettingsError, match="p99=2ms"):
-            await process.solve(WISH._replace(objective=LatencySLO(0.002, 0.01)), 60.0)
+            await process.solve(WISH._replace(objective=LatencySLO(0.002, 0.01)), LIMIT)
         assert seen == processes() - before and len(seen) == 1
         await process.close()
         assert processes() == before
@@ -78,12 +82,12 @@ def test_one_process_solves_wish_after_wish(run: Callable[[Any], None], nothing_
 def test_one_that_was_killed_is_replaced_for_the_next_wish(run: Callable[[Any], None], nothing_is_left: None) -> None:
     async def main() -> None:
         async with solving() as (process, before):
-            await process.solve(WISH, 60.0)
+            await process.solve(WISH, LIMIT)
             (child,) = processes() - before
             os.kill(child, signal.SIGKILL)
             with pytest.raises(ModelError, match=r"the solving process ended: it was ended by signal 9"):
-                await process.solve(LONG, 60.0)
-            assert (await process.solve(WISH, 60.0)).prices == WISH.prices
+                await process.solve(LONG, LIMIT)
+            assert (await process.solve(WISH, LIMIT)).prices == WISH.prices
             assert child not in processes()
 
     run(main())
@@ -93,16 +97,16 @@ def test_one_that_was_killed_is_replaced_for_the_next_wish(run: Callable[[Any], 
 def test_a_wish_that_was_dropped_is_solved_to_its_end_and_the_next_by_the_same_process(
     run: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch, nothing_is_left: None
 ) -> None:
-    monkeypatch.setattr(solver, "DROPPED_LIMIT", 60.0)  # a busy machine takes longer than a server waits
+    monkeypatch.setattr(solver, "DROPPED_LIMIT", LIMIT)  # a busy machine takes longer than a server waits
 
     async def main() -> None:
         async with solving() as (process, before):
-            await process.solve(WISH, 60.0)
+            await process.solve(WISH, LIMIT)
             children = processes() - before
-            dropped = asyncio.create_task(process.solve(WISH._replace(prices=Prices(1.0, 5.0)), 60.0))
+            dropped = asyncio.create_task(process.solve(WISH._replace(prices=Prices(1.0, 5.0)), LIMIT))
             await asyncio.sleep(0)
             dropped.cancel()
-            bank = await process.solve(WISH._replace(prices=Prices(1.0, 6.0)), 60.0)
+            bank = await process.solve(WISH._replace(prices=Prices(1.0, 6.0)), LIMIT)
             assert dropped.cancelled()
             assert bank.prices == Prices(1.0, 6.0)
             assert processes() - before == children
@@ -117,13 +121,13 @@ def test_a_dropped_wish_that_takes_long_costs_its_process(
 
     async def main() -> None:
         async with solving() as (process, before):
-            await process.solve(WISH, 60.0)
+            await process.solve(WISH, LIMIT)
             children = processes() - before
-            dropped = asyncio.create_task(process.solve(LONG, 60.0))
+            dropped = asyncio.create_task(process.solve(LONG, LIMIT))
             await asyncio.sleep(0)
             await asyncio.sleep(0)
             dropped.cancel()
-            assert (await process.solve(WISH, 60.0)).prices == WISH.prices
+            assert (await process.solve(WISH, LIMIT)).prices == WISH.prices
             assert not processes() & children
 
     asyncio.run(main())
@@ -141,7 +145,7 @@ def test_times_that_vary_wildly_are_solved_for_as_they_are() -> None:
 def test_a_refusal_comes_with_its_reason() -> None:
     wish = WISH._replace(objective=LatencySLO(0.002, 0.01))
     with pytest.raises(SettingsError, match="p99=2ms"):
-        asyncio.run(solve_outside(wish, 60.0))
+        asyncio.run(solve_outside(wish, LIMIT))
 
 
 class Raising(Solver):
@@ -172,13 +176,13 @@ def test_a_process_that_fails_is_no_bank(
 ) -> None:
     monkeypatch.setattr(solver, "Solver", kind)
     with pytest.raises(ModelError, match=reason):
-        asyncio.run(solve_outside(WISH, 60.0))
+        asyncio.run(solve_outside(WISH, LIMIT))
 
 
 def test_a_process_that_cannot_be_started_is_no_bank(monkeypatch: pytest.MonkeyPatch, nothing_is_left: None) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(ModelError, match=r"No such file"):
-        asyncio.run(solve_outside(WISH, 60.0))
+        asyncio.run(solve_outside(WISH, LIMIT))
 
 
 def test_it_does_not_outlast_its_time(nothing_is_left: None) -> None:
@@ -189,7 +193,7 @@ def test_it_does_not_outlast_its_time(nothing_is_left: None) -> None:
 @pytest.mark.parametrize("when", ["starting", "running"])
 def test_cancelling_ends_it(when: str, nothing_is_left: None) -> None:
     async def leave() -> None:
-        task = asyncio.create_task(solve_outside(LONG, 60.0))
+        task = asyncio.create_task(solve_outside(LONG, LIMIT))
         while when == "running" and not processes():  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0.001)
         await asyncio.sleep(0)
@@ -203,10 +207,10 @@ def test_cancelling_ends_it(when: str, nothing_is_left: None) -> None:
 SERVER = """
 import asyncio
 import psutil
-from tests.tuning.test_solver import LONG, solve_outside
+from tests.tuning.test_solver import LIMIT, LONG, solve_outside
 
 async def main():
-    solving = asyncio.create_task(solve_outside(LONG, 60.0))
+    solving = asyncio.create_task(solve_outside(LONG, LIMIT))
     while not (children := psutil.Process().children()):
         await asyncio.sleep(0.001)
     print(children[0].pid, flush=True)
