@@ -85,7 +85,7 @@ const CARDS = [
     id: "processor", title: "Processor", unit: "%", least: 100, // an idle one is drawn as idle
     series: [
       { label: "server", line: "a", of: ({ newest }) => 100 * (newest.machine.cpu / newest.seconds) },
-      { label: "workers", line: "b", of: ({ newest }) => percent(newest.machine.workers_cpu, newest.seconds) },
+      { label: "workers", line: "b", of: ({ newest }) => ofOneCore(newest.machine.workers_cpu, newest.seconds) },
     ],
     note: ({ late }) => joined(["of one core", `event loop ${timeText(late)} late`]),
   },
@@ -99,8 +99,8 @@ const CARDS = [
   },
 ];
 
-/** Processor time as a share of `seconds`, in percent; null if it is unknown, as that of other machines' workers is. */
-function percent(used, seconds) {
+/** Processor time as a share of `seconds` of one core, in percent; null if it is unknown, as that of other machines' workers is. */
+function ofOneCore(used, seconds) {
   return used == null ? null : (100 * used) / seconds;
 }
 
