@@ -208,7 +208,7 @@ def test_jobs_and_classes_of_work_are_shown(page: Page, served: tuple[Served, ht
     assert done[:7] == [made[0], "/infer/steady", "completed", " 100 %", "300", "300", "0"]
     assert page.find("#jobs progress").get_attribute("max") == "1"
     assert page.seen("#classes")
-    assert page.text("#classes .note-line") == "waiting: 0 interactive · 0 bulk"
+    page.until(lambda: page.text("#classes .note-line") == "waiting: 0 interactive · 0 bulk", "nothing waiting")
     assert page.run("return document.getElementById('cards').dataset.cards") == "9"
 
 
