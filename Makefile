@@ -170,7 +170,7 @@ $(VENV)/.test: $(VENV)/.serve
 # Ray brings versions of its own of what other tests need.
 .venvs/ray/.test: $(VENV)/.pip pyproject.toml
 	$(PYTHON) -m venv .venvs/ray
-	.venvs/ray/bin/python -m pip --disable-pip-version-check --quiet install --editable ".[client,ray]" "ray[serve]" hypothesis psutil pytest pytest-timeout pytest-xdist
+	.venvs/ray/bin/python -m pip --disable-pip-version-check --quiet install --editable ".[client,ray]" "ray[serve]" cryptography hypothesis psutil pytest pytest-timeout pytest-xdist
 	@touch $@
 
 .venvs/adapters/.test: $(VENV)/.pip pyproject.toml

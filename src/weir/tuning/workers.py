@@ -211,7 +211,7 @@ class WorkerTuner(SilentObserver):
     def _resize(self, wanted: int) -> None:
         if wanted != self.wanted and self.decision is not None:
             logger.info(
-                "model %r: %d workers instead of %d (%s; %.4g rows/s)", self._model, wanted, self.wanted,
+                "model %r: %d worker%s instead of %d (%s; %.4g rows/s)", self._model, wanted, "s"[wanted == 1 :], self.wanted,
                 self.decision.reason.value, self.decision.rate,
             )  # fmt: skip
         self.wanted = wanted

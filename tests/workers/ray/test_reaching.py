@@ -9,13 +9,20 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from functools import partial
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 from tests.streaming_models import Count
 from tests.workers.ray.clusters import Nodes, end_detached, started
 from tests.workers.ray.conftest import Loop, actors
@@ -145,6 +152,65 @@ def test_detached_workers_outlive_servers_that_are_killed_or_stand_still(nodes: 
     assert first == second == third
     assert sorted(end_detached(nodes.address, "prod")) == ["tick/0", "tick/1"]
     asyncio.run(eventually(lambda: actors() == before))
+
+
+# Two nodes that speak TLS. What it prints: the answers of the workers on both, and how a server without certificates ends.
+ENCRYPTED = """
+import asyncio, os, subprocess, sys, weir
+from tests.workers.models import Square
+from tests.workers.ray.clusters import Nodes
+
+async def main(address):
+    ray = weir.Ray(workers=2, address=address, num_cpus=0.1, placement="strict-spread")
+    async with weir.Service(Square, executor=ray, max_batch_size=1) as service:
+        print(sorted(await asyncio.gather(*[service.infer(number) for number in range(6)])), flush=True)
+        print(len({worker.node for worker in service.executor.states()}), flush=True)
+
+nodes = Nodes(2)
+try:
+    asyncio.run(main(nodes.address))
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_USE_TLS", "RAY_TLS_"))}
+    command = ["serve", "tests.workers.models:Square", "--executor", "ray", "--ray-address", nodes.address, "--start-timeout", "4", "--port", "0"]
+    done = subprocess.run([sys.executable, "-m", "weir", *command], env=plain, capture_output=True, text=True, timeout=60)
+    print(done.returncode, done.stderr.splitlines()[-1], flush=True)
+finally:
+    nodes.shut_down()
+"""
+
+
+def certificate(folder: Path) -> dict[str, str]:
+    """Write a certificate of this machine that its own key has signed. Return the variables with which Ray uses it."""
+    from ray.util import get_node_ip_address
+
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "node")])
+    key = ec.generate_private_key(ec.SECP256R1())
+    addresses = {"127.0.0.1", get_node_ip_address()}
+    names = [x509.DNSName("localhost"), *[x509.IPAddress(ip_address(address)) for address in addresses]]
+    now = datetime.now(UTC)
+    signed = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), now, now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    for file, content in (("key", private), ("certificate", signed.public_bytes(Encoding.PEM))):
+        (folder / file).write_bytes(content)
+    files = {"SERVER_CERT": "certificate", "SERVER_KEY": "key", "CA_CERT": "certificate"}
+    return {"RAY_USE_TLS": "1"} | {f"RAY_TLS_{variable}": str(folder / file) for variable, file in files.items()}
+
+
+def test_a_ray_that_encrypts_gets_batches_for_other_nodes_by_its_calls(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ENCRYPTED],
+        env=os.environ | certificate(tmp_path), capture_output=True, text=True, timeout=110, check=False,
+    )  # fmt: skip
+    answers, count, refusal = done.stdout.splitlines()[-3:]
+    assert (answers, count) == ("[0, 1, 4, 9, 16, 25]", "2")
+    assert done.stderr.count("by Ray's calls, which take longer: no connection to node") == 1
+    assert "(RAY_USE_TLS)" in done.stderr
+    assert refusal.startswith("2 weir: ray_address=")
+    assert refusal.endswith("; if its nodes use TLS, set RAY_USE_TLS=1 and the RAY_TLS_ variables here too")
 
 
 @pytest.fixture

@@ -558,7 +558,12 @@ class RayExecutor(ProcessPool):
         except TimeoutError:
             limit = self._settings.start_timeout
             what = "Ray has not answered" if self._address else "no Ray could be started on this machine"
-            raise SettingsError(f"ray_address={self._address!r}: {what} within start_timeout={limit}") from None
+            encrypted = (
+                "; if its nodes use TLS, set RAY_USE_TLS=1 and the RAY_TLS_ variables here too" if self._address else ""
+            )
+            raise SettingsError(
+                f"ray_address={self._address!r}: {what} within start_timeout={limit}{encrypted}"
+            ) from None
         except OSError as error:
             if not self._address:
                 raise SettingsError(
