@@ -31,10 +31,20 @@ def texts(count: int) -> list[str]:
 
 
 def memory(service: "weir.Service") -> int:
-    """Return the bytes that the service's workers and what they were forked from have together: each page counts once."""
+    """Return the bytes that the service's workers and what they were forked from have together: each page counts once.
+
+    The kernel's own share of a page (PSS) is right for memory that only they can have. It is too small for pages of
+    files, such as a library's code, which other processes map, too: tests that run beside this one.
+    """
     pool = service.executor
     assert isinstance(pool, ProcessPool)
-    return sum(psutil.Process(pid).memory_full_info().pss for pid in pool.pids())
+    own, files = 0, dict[str, int]()
+    for pid in pool.pids():
+        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        own += 1024 * next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss_Anon:"))
+        for each in psutil.Process(pid).memory_maps():
+            files[each.path] = max(files.get(each.path, 0), each.rss - each.anonymous)
+    return own + sum(files.values())
 
 
 def served(model: Path, cache: Path, workers: int) -> "weir.Service":
