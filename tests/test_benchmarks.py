@@ -264,6 +264,8 @@ def test_the_trace_is_scaled_to_what_a_server_computes_and_a_job_counts_what_is_
     assert (figures.p50, figures.p99, figures.failed) == (0.1, inf, 2)
     load = classes_live.beginning(kind, [0.0, 1.0, 2.0, 3.0, 8.0], [10.0] * 5, 10.0, 6.0)
     assert load.interactive == [(0.0, "[10.0]"), (2.0, "[10.0]"), (4.0, "[10.0]")]
+    whole = classes_live.beginning(kind, [0.0, 1.0, 2.0, 3.0, 8.0], [10.0] * 5, 10.0, inf)
+    assert [at for at, _ in whole.interactive] == [0.0, 1.25, 2.5, 3.75, 10.0] and whole.seconds == 10.0
     texts = classes_live.Texts([0.0], [1.0, 320.0, 1e6], {"job": [64.0]}).scaled()
     assert (texts.lengths, texts.jobs) == ([3, 20, 256], {"job": [4]})
 

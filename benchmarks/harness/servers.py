@@ -61,8 +61,8 @@ def _cpu_seconds(process: psutil.Process) -> float:
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of what is measured: this tree's own source first."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+    """Return the environment of what is measured: this tree's own source first, and buffered output, since an unbuffered print may be cut short by a signal."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]), "PYTHONUNBUFFERED": ""}
 
 
 def free_port() -> int:

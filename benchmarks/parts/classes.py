@@ -188,7 +188,7 @@ def measure(run: Run) -> Result:
                 result.goal(f"{way}, {name}: at least 80 % of the idle time", f"{100 * used:.0f} %", used >= LEAST_USED)
     result.notes.append(
         f"Virtual time: Azure's chat trace at {LOAD:.0%} load; an interactive text stops bulk work at once, on a GPU after its batch of {1000 * BULK_DELAY:g} ms. "
-        "Live: its beginning, two workers; a model that sleeps, or MiniLM with a 16th of the tokens."
+        "Live, two workers: all of it on a model that sleeps, its beginning on MiniLM with a 16th of the tokens."
     )
     live = Texts(texts.times.tolist(), texts.tokens.tolist(), jobs)
     measure_live(run, result, live, near, LEAST_USED)

@@ -10,18 +10,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import accumulate
+from math import inf
 from random import Random
 from typing import NamedTuple, Self
 
 import numpy as np
 
-from benchmarks.beside import Load, Seen
+from benchmarks.beside import AFTER, Load, Seen
 from benchmarks.harness.result import Result, Run
 from benchmarks.harness.servers import Server, ask_own, serving, weir_command
 from benchmarks.harness.texts import MODEL, infinity, weir
 
 BULK = "X-Weir-Class: bulk\r\n"
-SECONDS, QUICK_SECONDS = 25.0, 8.0  # of each load
+SECONDS, QUICK_SECONDS = 25.0, 8.0  # of each load, where it is not the whole trace
 ALONE_SECONDS, QUICK_ALONE = 6.0, 4.0  # of what is asked as fast as can be
 SHORTER = 16  # MiniLM reads 256 tokens: a text has so many times fewer than the trace
 LONGEST = 256
@@ -131,7 +132,7 @@ def put(server: Server, load: Load) -> Seen:
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(load._replace(port=server.port)._asdict(), file)
         file.flush()
-        return Seen(**ask_own("beside", file.name))
+        return Seen(**ask_own("beside", file.name, timeout=2 * AFTER + load.seconds))
 
 
 def found(seen: Seen, used: float = 0.0, texts: float = 0.0) -> Found:
@@ -143,21 +144,22 @@ def found(seen: Seen, used: float = 0.0, texts: float = 0.0) -> Found:
 
 
 def beginning(kind: Kind, times: Sequence[float], lengths: Lengths, rate: float, seconds: float) -> Load:
-    """Return the load of the beginning of a trace: texts that are LOAD of `rate` tokens per second in so many seconds."""
+    """Return the load of the beginning of a trace, or of all of it: texts that are LOAD of `rate` tokens per second in at most so many seconds."""
+    seconds = min(seconds, sum(lengths) / (LOAD * rate))
     count = sum(total <= LOAD * rate * seconds for total in accumulate(lengths))
-    at = [seconds * each / times[count] for each in times[:count]]
+    until = times[min(count, len(times) - 1)]
+    at = [seconds * each / until for each in times[:count]]
     singles = [(when, kind.body([length])) for when, length in zip(at, lengths[:count], strict=True)]
     return Load(0, kind.path, singles, seconds=seconds)
 
 
 class Comparison:
-    """One server under the loads of `texts`. `seconds` is how long both are there, `alone` how long either is asked for as fast as can be."""
+    """One server under the loads of `texts`. `seconds` is how long both are there at most, `alone` how long either is asked for as fast as can be."""
 
     def __init__(self, server: Server, kind: Kind, texts: Texts, seconds: float, alone: float) -> None:
         self._server = server
         self._kind = kind
         self._texts = texts
-        self._seconds = seconds
         self._alone = alone
         self._jobs: dict[str, tuple[Job, float]] = {}
         singles = Job.of(kind._replace(in_request=1), texts.lengths[: 20 * AT_ONCE])
@@ -178,7 +180,7 @@ class Comparison:
 
     def beside(self, name: str, headers: str) -> Found:
         """Return what they get beside the job of this name, whose requests have these headers."""
-        kind, seconds = self._kind, self._seconds
+        kind, seconds = self._kind, self._load.seconds
         if name not in self._jobs:
             job = Job.of(kind, self._texts.jobs[name])
             self._jobs[name] = job, self._rate(job, kind.clients)
@@ -198,6 +200,7 @@ class Contender(NamedTuple):
     serve: Serve
     kind: Kind
     ways: Sequence[tuple[str, str, bool]]
+    seconds: float = SECONDS  # of each load
 
 
 @contextmanager
@@ -217,9 +220,9 @@ SLEEPS, COMPUTES = "live, a model that sleeps", "live, MiniLM"
 WEIR = "Weir"
 SLEEPING = Kind(("/infer/texts", "/infer/texts"), sleeping_body, 1, 128)
 CONTENDERS = (
-    Contender(SLEEPS, partial(sleeping, "Sleeper", "--bulk-delay", "0.01"), SLEEPING, [(WEIR, BULK, True)]),
+    Contender(SLEEPS, partial(sleeping, "Sleeper", "--bulk-delay", "0.01"), SLEEPING, [(WEIR, BULK, True)], inf),
     Contender(
-        SLEEPS, partial(sleeping, "SleeperInOrder", "--small-request-size", "0"), SLEEPING, [("FIFO", "", False)]
+        SLEEPS, partial(sleeping, "SleeperInOrder", "--small-request-size", "0"), SLEEPING, [("FIFO", "", False)], inf
     ),
     Contender(COMPUTES, weir, text_kind("/v1/embeddings"), [(WEIR, BULK, True), ("Weir, no classes", "", False)]),
     Contender(COMPUTES, infinity, text_kind("/embeddings"), [("infinity", "", False)]),
@@ -240,8 +243,8 @@ def measure_live(
     contenders: Sequence[Contender] = CONTENDERS,
 ) -> None:  # fmt: skip
     """Add the rows, the values and the goals of real servers. `near` tells whether a p99 is near enough to that alone, `least` is the share to be used."""
-    seconds, alone = (QUICK_SECONDS, QUICK_ALONE) if run.quick else (SECONDS, ALONE_SECONDS)
     for each in contenders:
+        seconds, alone = (QUICK_SECONDS, QUICK_ALONE) if run.quick else (each.seconds, ALONE_SECONDS)
         with each.serve() as server:
             compared = Comparison(server, each.kind, texts if each.where == SLEEPS else texts.scaled(), seconds, alone)
             before = compared.alone()
