@@ -62,6 +62,7 @@ class Connection(asyncio.Protocol):
     def __init__(self) -> None:
         self._received = bytearray()
         self._answer: asyncio.Future[int] | None = None
+        self.is_lost = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport: Any = transport
@@ -81,6 +82,7 @@ class Connection(asyncio.Protocol):
                 answer.set_result(status)
 
     def connection_lost(self, error: Exception | None) -> None:
+        self.is_lost = True
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(error or ConnectionResetError("the server closed the connection"))
 
@@ -151,6 +153,8 @@ class Sender:
     async def _one(self, number: int, at: float, request: bytes) -> None:
         began = self._now
         self.seen.late[number] = began - at
+        while self._idle and self._idle[-1].is_lost:  # the server ends what nobody uses
+            self._idle.pop()
         connection = self._idle.pop() if self._idle else await self._connect()
         status = await connection.ask(request)
         self._idle.append(connection)
