@@ -7,11 +7,15 @@ import pytest
 
 from weir.catalog.sources import ModelToServe
 from weir.catalog.targets import ALL_FORMS, default_name
+from weir.embedding.server_settings import TEXTS
 from weir.errors import SettingsError
+from weir.jobs.settings import JobSettings
 from weir.policy.scaling import RANGE_RULE
 from weir.settings import (
     MODEL_PARTS,
+    MODELS,
     SERVER_PARTS,
+    ServerKind,
     Settings,
     declared_settings,
     read_settings,
@@ -131,8 +135,42 @@ def test_one_model_may_be_named_and_routed_by_flags(toml: Any) -> None:
     )
 
 
-def test_an_empty_name_is_not_taken_for_none() -> None:
-    assert sole("m:Square", flags={"name": [""]}).name == ""  # which the service refuses
+@pytest.mark.parametrize("kind", [MODELS, TEXTS])
+def test_an_empty_variable_is_not_set(kind: ServerKind) -> None:
+    catalog = declared_settings(kind)
+    empty = {declared.variable: "" for declared in catalog.values() if not declared.guards} | {"WEIR_CONFIG": ""}
+    assert read_settings(["m:A"], {}, empty, None, kind) == read_settings(["m:A"], {}, {}, None, kind)
+    assert read_settings(["m:A"], {"host": ["::1"]}, empty, None, kind).http.host == "::1"
+
+
+@pytest.mark.parametrize(
+    "name", ["api_key", "api_key_file", "control_token_file", "tls_certfile", "tls_keyfile"]
+)  # fmt: skip
+def test_an_empty_variable_that_should_keep_callers_away_is_refused(name: str) -> None:
+    variable = declared_settings()[name].variable
+    assert f"{variable}: is empty, and without it the server is open to more callers" in refused(
+        "m:A", env={variable: ""}
+    )
+
+
+def test_an_empty_text_is_no_value_of_a_setting(toml: Any) -> None:
+    for name, declared in declared_settings().items():
+        if declared.secret or declared.hint not in (str, str | None, int | str):
+            continue
+        assert f"{declared.flag}=''" in refused("m:A", flags={name: [""]})
+    assert refused("m:A", flags={"host": [""]}) == "--host='': must not be empty"
+    assert refused("m:A", config=toml('uds = ""')).endswith("weir.toml: uds='': must not be empty")
+    with pytest.raises(SettingsError, match="batch_dir='': must not be empty"):
+        JobSettings(batch_dir="")
+
+
+def test_the_file_of_the_variable_is_named_by_it(tmp_path: Path, toml: Any) -> None:
+    assert refused("m:A", env={"WEIR_CONFIG": "no.toml"}).startswith("WEIR_CONFIG=no.toml: cannot be read")
+    assert read("m:A", env={"WEIR_CONFIG": str(toml("port = 3"))}).http.port == 3
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(toml: Any) -> None:
+    assert read("m:A", config=toml("\ufeffport = 3")).http.port == 3
 
 
 def test_unknown_keys_name_the_nearest(toml: Any) -> None:

@@ -33,8 +33,9 @@ def one_of(*values: Any) -> Rule:
 
 
 def setting(
-    default: Any, help: str, *, rule: Rule | None = None, metavar: str | None = None, secret: bool = False
-) -> Any:
+    default: Any, help: str, *, rule: Rule | None = None, metavar: str | None = None, secret: bool = False,
+    guards: bool = False, may_be_empty: bool = False,
+) -> Any:  # fmt: skip
     """Declare a setting as the field of a dataclass.
 
     Arguments:
@@ -43,11 +44,21 @@ def setting(
         rule: what a value must satisfy besides its type.
         metavar: the placeholder of the value in `--help`.
         secret: whether the value must never be shown.
+        guards: whether a server without it is open to more callers. An empty variable is refused then, and means "not set" otherwise.
+        may_be_empty: whether an empty text is a value.
     """
-    metadata = {"help": help, "rule": rule, "metavar": metavar, "secret": secret}
+    rule = rule if may_be_empty else _not_empty(rule)
+    metadata = {"help": help, "rule": rule, "metavar": metavar, "secret": secret, "guards": guards}
     if isinstance(default, (list, dict)):
         return field(default_factory=lambda: type(default)(default), metadata=metadata)
     return field(default=default, repr=not secret, metadata=metadata)
+
+
+def _not_empty(rule: Rule | None) -> Rule:
+    """Return `rule` for values that an empty text, which no file, address or name can be, is not among."""
+    if rule is None:
+        return (lambda value: value != "", "must not be empty")
+    return (lambda value: value != "" and rule[0](value), rule[1])
 
 
 def check(settings: Any) -> None:

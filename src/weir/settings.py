@@ -123,6 +123,7 @@ class Declared(NamedTuple):
     of_model: bool
     found: str | None = None
     secret: bool = False
+    guards: bool = False
 
     @property
     def flag(self) -> str:
@@ -198,7 +199,7 @@ def declared_by(kind: type[Any], part: str, of_model: bool = True) -> list[Decla
             field.name, hints[field.name],
             field.default_factory() if field.default_factory is not MISSING else field.default,
             field.metadata["help"], field.metadata["rule"], field.metadata["metavar"], part, of_model,
-            secret=field.metadata["secret"],
+            secret=field.metadata["secret"], guards=field.metadata["guards"],
         )
         for field in fields(kind)
     ]  # fmt: skip
@@ -227,7 +228,8 @@ def read_settings(
     Raises SettingsError naming the source, the value and the rule.
     """
     catalog = declared_settings(kind)
-    general, tables = _read_file(config or environment.get(CONFIG), catalog, kind.key)
+    path = config or config_variable(environment)
+    general, tables = _read_file(path, f"{'--config' if config else CONFIG}={path}", catalog, kind.key)
     from_flags = {name: value_of(catalog[name], texts) for name, texts in flags.items()}
     high = _layered(_from_environment(environment, catalog, ignored), from_flags)
     high = _layered(high, _from_table(dict(given), "settings", list(catalog), catalog))
@@ -336,7 +338,8 @@ def variables_of(
     environment: Mapping[str, str], catalog: Mapping[str, Declared], ignored: Collection[str] = ()
 ) -> dict[str, str]:
     """Return the texts of the variables of settings, by the name of the setting. Variables that Kubernetes sets in every pod and those of
-    `ignored` are none. Raises SettingsError for a variable that looks like a setting."""
+    `ignored` are none, and an empty variable is not set. Raises SettingsError for a variable that looks like a setting, and for an empty
+    one that should keep callers away."""
     by_variable = {declared.variable: declared for declared in catalog.values()}
     texts = {}
     for variable, text in environment.items():
@@ -346,8 +349,18 @@ def variables_of(
             continue  # several commands may share an environment
         if variable not in by_variable:
             raise SettingsError(_unknown(variable, [*by_variable, CONFIG]))
-        texts[by_variable[variable].name] = text
+        if not text and by_variable[variable].guards:
+            raise SettingsError(
+                f"{variable}: is empty, and without it the server is open to more callers; give a value, or remove it"
+            )
+        if text:
+            texts[by_variable[variable].name] = text
     return texts
+
+
+def config_variable(environment: Mapping[str, str]) -> str | None:
+    """Return the path of the TOML file that the environment names, or None."""
+    return environment.get(CONFIG) or None
 
 
 def _from_environment(
@@ -365,15 +378,16 @@ def _is_of_kubernetes(variable: str, text: str) -> bool:
 
 
 def _read_file(
-    path: str | None, catalog: dict[str, Declared], key: str
+    path: str | None, source: str, catalog: dict[str, Declared], key: str
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Return the values in the TOML file for all models, and those for each model by name. `key` is the key of a model's target."""
+    """Return the values in the TOML file for all models, and those for each model by name. `source` is what names the file, and `key` the
+    key of a model's target."""
     if path is None:
         return {}, {}
     try:
-        document = tomllib.loads(Path(path).read_text("utf-8"))
+        document = tomllib.loads(Path(path).read_text("utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"--config={path}: cannot be read: {error}") from error
+        raise SettingsError(f"{source}: cannot be read: {error}") from error
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"{path}: must be TOML: {error}") from error
     tables = document.pop("models", {})

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from codecs import BOM_UTF8
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,22 @@ def test_a_table_that_is_none_is_named_with_the_place(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"in.csv: behind line \d{5}: is not CSV in UTF-8"):
         answers(table(tmp_path, b"text\n" + b"a\n" * 20_000 + b"\xff\n"), tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["in.csv"]
+
+
+def test_lines_may_begin_with_a_byte_order_mark_and_empty_ones(tmp_path: Path) -> None:
+    source = Source(tmp_path / "in.jsonl")
+    line = b'{"custom_id":"a","method":"POST","url":"/infer/m","body":"text"}\n'
+    source.path.write_bytes(BOM_UTF8 + b"\n" + line)
+    check_source(source)
+    assert answers(source, tmp_path / "out") == ["4"]
+
+
+@pytest.mark.parametrize("content", [b"", b"\n \n", BOM_UTF8])
+def test_an_empty_file_is_named_as_a_server_names_it(tmp_path: Path, content: bytes) -> None:
+    source = Source(tmp_path / "in.jsonl")
+    source.path.write_bytes(content)
+    with pytest.raises(SettingsError, match=r"in.jsonl: the file has no requests"):
+        check_source(source)
 
 
 def test_a_run_goes_on_when_the_disk_has_room_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

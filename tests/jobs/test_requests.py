@@ -1,6 +1,7 @@
 """requests.py: lines of input files, right and wrong; and the lines of outputs."""
 
 import os
+from codecs import BOM_UTF8
 from pathlib import Path
 
 import msgspec
@@ -29,6 +30,14 @@ def test_requests_are_found_by_their_place(tmp_path: Path) -> None:
     file = os.open(tmp_path / "in.jsonl", os.O_RDONLY)
     assert [body_of(file, request) for request in requests] == [b'{"x": [1, 2]}'] * 2
     os.close(file)
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    (request,), errors = read(tmp_path, BOM_UTF8 + GOOD)
+    assert errors == []
+    with (tmp_path / "in.jsonl").open("rb") as file:
+        assert body_of(file.fileno(), request) == b'{"x": [1, 2]}'
+    assert read(tmp_path, BOM_UTF8)[1] == [("empty_file", None)]
 
 
 @pytest.mark.parametrize(

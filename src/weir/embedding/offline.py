@@ -202,7 +202,7 @@ def read_labelled(path: Path, *, labels: bool = True) -> LabelledTexts:
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise SettingsError(f"{path}: is larger than {MAX_FILE_BYTES >> 20} MiB")
-        content = path.read_text("utf-8")
+        content = path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path}: cannot be read: {error}") from error
     parse = {".jsonl": _json_lines, ".ndjson": _json_lines, ".csv": _table, ".tsv": _table}.get(path.suffix, _lines)

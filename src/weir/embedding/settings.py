@@ -76,7 +76,7 @@ class TextSettings:
     )
     prompt: str | None = setting(
         None, "prompt before every text: its text, ending with a space or a colon, or its name (default: as the model's files state)",
-        metavar="NAME",
+        metavar="NAME", may_be_empty=True,
     )  # fmt: skip
 
     router: str | None = setting(

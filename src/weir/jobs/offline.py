@@ -10,13 +10,14 @@ import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
 from weir.errors import InvalidRequest, SettingsError
-from weir.jobs.requests import check_endpoint
+from weir.jobs.requests import NO_REQUESTS, begin_of_text, check_endpoint
 from weir.jobs.running import Ask, JobRunner
 from weir.jobs.settings import JobSettings
 from weir.jobs.store import ACTIVE, Job, JobStore
@@ -172,14 +173,18 @@ def _endpoint(url: str) -> str:
 def _url_of(source: Source) -> str:
     """Return the url of the first request of a file of JSON lines."""
     with source.path.open("rb") as file:
-        line = file.readline(_LONGEST_LINE)
+        begin_of_text(file)
+        lines = enumerate(iter(partial(file.readline, _LONGEST_LINE), b""), start=1)
+        place, line = next(((place, line) for place, line in lines if line.strip()), (0, b""))
+    if not place:
+        raise SettingsError(f"{source.path}: {NO_REQUESTS}")
     try:
         url = json.loads(line)["url"]
     except (ValueError, KeyError, TypeError) as error:
         rule = "must be an object with custom_id, method, url and body"
-        raise SettingsError(f"{source.path}: line 1: {rule}") from error
+        raise SettingsError(f"{source.path}: line {place}: {rule}") from error
     if source.url not in (None, url):
-        raise SettingsError(f"{source.path}: line 1: url {url!r}: must be that of --url, {source.url}")
+        raise SettingsError(f"{source.path}: line {place}: url {url!r}: must be that of --url, {source.url}")
     return str(url)
 
 

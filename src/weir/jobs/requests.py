@@ -5,9 +5,10 @@ The forms are those of OpenAI's Batch API. A line is read when it is needed, by 
 
 import os
 import re
+from codecs import BOM_UTF8
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -45,6 +46,14 @@ def check_endpoint(endpoint: str, routes: Collection[str] = ()) -> str:
     return endpoint
 
 
+NO_REQUESTS = "the file has no requests"
+
+
+def begin_of_text(file: BinaryIO) -> int:
+    """Move to where the text of `file` begins, after a byte order mark if it has one, and return that place."""
+    return file.seek(len(BOM_UTF8) if file.read(len(BOM_UTF8)) == BOM_UTF8 else 0)
+
+
 class InputFile:
     """An input file of a job whose requests go to `endpoint`. Iterating reads its requests, and collects what is wrong in `errors`.
 
@@ -60,8 +69,9 @@ class InputFile:
         self.errors: list[dict[str, Any]] = []
 
     def __iter__(self) -> Iterator[JobRequest]:
-        number, start, place = 0, 0, 0
+        number, place = 0, 0
         with self._path.open("rb") as file:
+            start = begin_of_text(file)
             while len(self.errors) < MOST_ERRORS and (line := file.readline(self._max_line + 2)):
                 place += 1
                 if len(line) > self._max_line + 1:
@@ -79,7 +89,7 @@ class InputFile:
                         yield request
                 start += len(line)
         if not number:
-            self._note("empty_file", None, "the file has no requests")
+            self._note("empty_file", None, NO_REQUESTS)
 
     def _request(self, line: bytes, number: int, place: int, start: int) -> JobRequest | None:
         try:

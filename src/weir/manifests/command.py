@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from weir.errors import SettingsError
 from weir.protocols.access import is_loopback
 from weir.serving.settings import END_LIMIT, ServiceSettings
-from weir.settings import CONFIG, Declared, Settings, declared_settings, read_settings, variables_of
+from weir.settings import Declared, Settings, config_variable, declared_settings, read_settings, variables_of
 from weir.workers.settings import WorkerSettings
 
 PRE_STOP = 5  # seconds in which a pod that ends still takes requests: balancers learn of its end at about the same time as it does itself
@@ -94,8 +94,8 @@ def read_command(
     """
     settings = read_settings(targets, flags, environment, config, ignored=ignored)
     catalog = declared_settings()
-    path = config or environment.get(CONFIG)
-    text = None if path is None else Path(path).read_text("utf-8")
+    path = config or config_variable(environment)
+    text = None if path is None else Path(path).read_text("utf-8-sig")
     variables = {
         name: value for name, value in variables_of(environment, catalog, ignored).items() if name not in flags
     }

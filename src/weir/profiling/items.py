@@ -217,7 +217,7 @@ def read_items(path: Path) -> list[Any]:
 def _items(path: Path) -> list[Any]:
     if path.is_dir():
         return [RawItem(file.read_bytes()) for file in sorted(path.iterdir()) if file.is_file()]
-    return _rows(path) if path.suffix == ".npz" else _values(path.read_text("utf-8"), path)
+    return _rows(path) if path.suffix == ".npz" else _values(path.read_text("utf-8-sig"), path)
 
 
 def _values(text: str, path: Path) -> list[Any]:

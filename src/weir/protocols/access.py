@@ -9,6 +9,7 @@ import binascii
 import hmac
 import ipaddress
 import secrets
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -31,6 +32,7 @@ class ControlSettings:
         None,
         "file with the token for controlling the server",
         metavar="PATH",
+        guards=True,
     )
     allow_model_files: bool = setting(False, "let load calls bring code, files and variables, which run here")
 
@@ -123,7 +125,7 @@ def is_loopback(host: str) -> bool:
 def read_token(path: str) -> bytes:
     """Return the control token in the file `path`. Raises SettingsError if the file cannot be read or holds no token."""
     try:
-        token = Path(path).read_bytes().strip()
+        token = Path(path).read_bytes().removeprefix(BOM_UTF8).strip()
     except OSError as error:
         raise SettingsError(f"control_token_file={path!r}: cannot be read: {error.strerror}") from None
     if not token or b"\n" in token:
@@ -155,9 +157,9 @@ class AccessSettings:
 
     api_key: str | None = setting(
         None, "key that every caller must send; prefer the variable or a file, because process lists show flags",
-        metavar="KEY", secret=True,
+        metavar="KEY", secret=True, guards=True,
     )  # fmt: skip
-    api_key_file: str | None = setting(None, "file with keys, one a line", metavar="PATH")
+    api_key_file: str | None = setting(None, "file with keys, one a line", metavar="PATH", guards=True)
 
     def __post_init__(self) -> None:
         check(self)
@@ -227,7 +229,7 @@ def read_keys(path: str) -> list[str]:
     Raises SettingsError if the file cannot be read, holds no key, or holds one that cannot be sent in a header.
     """
     try:
-        lines = Path(path).read_bytes().splitlines()
+        lines = Path(path).read_bytes().removeprefix(BOM_UTF8).splitlines()
     except OSError as error:
         raise SettingsError(f"api_key_file={path!r}: cannot be read: {error.strerror}") from None
     keys = {place: line.strip().decode("latin-1") for place, line in enumerate(lines, start=1) if line.strip()}

@@ -46,8 +46,10 @@ class HttpSettings:
     compress_above: int = setting(1024, "bytes above which answers are compressed on request", rule=AT_LEAST_ZERO)
     protocols: list[str] = setting([], "also speak a protocol of an installed package", metavar="NAME")
     cors_origins: list[str] = setting([], "origins whose pages may call this server; * for any")
-    tls_certfile: str | None = setting(None, "certificate (PEM); switches TLS on", metavar="PATH")
-    tls_keyfile: str | None = setting(None, "private key (PEM), if not with the certificate", metavar="PATH")
+    tls_certfile: str | None = setting(None, "certificate (PEM); switches TLS on", metavar="PATH", guards=True)
+    tls_keyfile: str | None = setting(
+        None, "private key (PEM), if not with the certificate", metavar="PATH", guards=True
+    )
     liveness: str = setting(
         "process",
         "what /health/live checks: process, that the server answers; models, also that every model can start workers",

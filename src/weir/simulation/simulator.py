@@ -88,7 +88,7 @@ def fresh(policy: Policy) -> Policy:
 def read_profile(path: str | Path) -> Profile:
     """Return the profile in the file `path`. Raises SettingsError naming the file if it cannot be read."""
     try:
-        return Profile.from_toml(Path(path).read_text(encoding="utf-8"), str(path))
+        return Profile.from_toml(Path(path).read_text(encoding="utf-8-sig"), str(path))
     except OSError as error:
         raise SettingsError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

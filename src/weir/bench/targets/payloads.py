@@ -1,6 +1,7 @@
 """What is sent to a target: `--data`, or the model's own example; and the endpoint that a URL names."""
 
 import re
+from codecs import BOM_UTF8
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,7 +39,7 @@ def read_payloads(data: str | Sequence[Any]) -> list[bytes]:
     except OSError as error:
         raise SettingsError(f"data={data!r}: cannot be read: {error.strerror}") from error
     if path.suffix in _LINES:
-        return _some([line for line in content.splitlines() if line.strip()], f"data={data!r}")
+        return _some([line for line in content.removeprefix(BOM_UTF8).splitlines() if line.strip()], f"data={data!r}")
     return [content]
 
 

@@ -184,7 +184,7 @@ def load_triton_model(model: ModelToServe, path: Path) -> type[Model]:
 
 def _config_of(file: Path, name: str) -> dict[str, Any]:
     """Return a configuration in Triton's JSON form, with the fields that models rely on."""
-    read = read_pbtxt(file.read_text("utf-8"), f"{name}/{_FILE}") if file.is_file() else {}
+    read = read_pbtxt(file.read_text("utf-8-sig"), f"{name}/{_FILE}") if file.is_file() else {}
     config: dict[str, Any] = {"name": name, "platform": "", "backend": "python", "max_batch_size": 0, **read}
     for key in (*_TABLES, "instance_group"):
         config[key] = _listed(config.get(key, []))

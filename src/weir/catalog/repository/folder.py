@@ -90,7 +90,7 @@ def read_file(folder: Path, name: str) -> tuple[dict[str, Any], str]:
             try:
                 if file.stat().st_size > MAX_FILE_BYTES:
                     raise SettingsError(f"{source}: is larger than {MAX_FILE_BYTES} bytes")
-                return read(file.read_text("utf-8"), source), source
+                return read(file.read_text("utf-8-sig"), source), source
             except (OSError, UnicodeDecodeError) as error:
                 raise SettingsError(f"{source}: cannot be read: {error}") from error
     return {}, name
