@@ -6,6 +6,7 @@
 import ast
 import tomllib
 from pathlib import Path
+from textwrap import wrap
 from typing import NamedTuple
 from xml.sax.saxutils import escape
 
@@ -17,19 +18,22 @@ BEGIN, END = "<!-- rooms: written by docs/generate.py -->", "<!-- end of rooms -
 
 # The way of a request from left to right: the rooms that it passes, and what each does with it.
 STATIONS = (
-    ("callers", "", ("HTTP, gRPC, WebSocket,", "ZeroMQ, Python")),
-    ("channels", "frontends", ("move bytes: fast path,", "ASGI, gRPC, WebSocket")),
-    ("protocols", "protocols", ("read bodies into requests,", "write answers and errors")),
-    ("registry", "catalog", ("finds the service", "of the model")),
-    ("service", "serving", ("divides, submits,", "gathers, streams")),
-    ("batcher", "batching", ("queues by group,", "cuts batches")),
-    ("workers", "workers", ("decode, predict,", "encode, in processes")),
+    ("callers", "", "HTTP, gRPC, WebSocket, ZeroMQ, Python"),
+    ("channels", "frontends", "move bytes: fast path, ASGI, gRPC, WebSocket"),
+    ("protocols", "protocols", "read bodies into requests, write responses"),
+    ("registry", "catalog", "finds the service of the model"),
+    ("service", "serving", "divides, submits, gathers, streams"),
+    ("batcher", "batching", "queues by group, cuts batches"),
+    ("workers", "workers", "decode, predict, encode, in processes"),
 )
 HELPERS = (
     ("policy", "policy", 5, "dispatch n, or wait until t"),
-    ("tuning", "tuning", 4, "measures, solves anew while serving"),
-    ("telemetry", "telemetry", 3, "counts each batch; metrics, traces, logs"),
+    ("tuning", "tuning", 4, "measures, solves again while serving"),
+    ("telemetry", "telemetry", 3, "counts batches; metrics, traces, logs"),
 )
+BOX, STEP, TALL = 136, 158, 100
+LINE = 20
+"""Characters that fit into a line of a box in every common font, at 11 pixels."""
 
 
 class Room(NamedTuple):
@@ -90,42 +94,36 @@ def page() -> str:
 
 def picture() -> str:
     """Return the picture: a request's way through the rooms, and the rooms that help, as SVG."""
-    width, height, step, top = 1120, 290, 158, 40
+    width, height, top = 1112, 320, 40
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="Helvetica, Arial, sans-serif" font-size="13">',
         '<defs><marker id="tip" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="7" markerHeight="7" orient="auto-start-reverse">'
         '<path d="M0 0 L10 5 L0 10 z" fill="#30363d"/></marker></defs>',
         f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
-        f'<rect x="{step}" y="20" width="{5 * step + 4}" height="{height - 40}" rx="10" fill="#f4f7f9" stroke="#b8c4cc"/>',
-        f'<text x="{step + 14}" y="{height - 32}" fill="#57606a">server process: one event loop</text>',
-        f'<text x="{6 * step + 82}" y="{top + 108}" fill="#57606a" text-anchor="middle">worker processes</text>',
+        f'<rect x="{STEP}" y="20" width="{5 * STEP}" height="{height - 40}" rx="10" fill="#f4f7f9" stroke="#b8c4cc"/>',
+        f'<text x="{STEP + 14}" y="{height - 32}" fill="#57606a">server process: one event loop</text>',
+        f'<text x="{6 * STEP + 10 + BOX // 2}" y="{top + TALL + 22}" fill="#57606a" text-anchor="middle">worker processes</text>',
     ]
-    for number, (title, room, lines) in enumerate(STATIONS):
-        left = 10 + number * step
-        parts += _box(left, top, title, room, lines)
+    for number, (title, room, text) in enumerate(STATIONS):
+        left = 10 + number * STEP
+        parts += _box(left, top, title, room, text)
         if number:
-            parts.append(_arrow(left - 18, top + 36, left - 2, top + 36, both=True))
+            parts.append(_arrow(left + BOX - STEP + 2, top + 36, left - 2, top + 36, both=True))
     for title, room, number, text in HELPERS:
-        left, low = 10 + number * step, top + 124
-        middle = left + 70
-        parts += _box(left, low, title, room, _two_lines(text))
+        left, low = 10 + number * STEP, top + TALL + 38
+        middle = left + BOX // 2
+        parts += _box(left, low, title, room, text)
         if title == "telemetry":  # it listens to the service
-            parts.append(_arrow(left + step, top + 88, middle + 40, low - 2, both=False))
+            parts.append(_arrow(left + STEP, top + TALL + 2, middle + 40, low - 2, both=False))
         else:
-            parts.append(_arrow(middle, low - 2, middle, top + 88, both=title == "policy"))
+            parts.append(_arrow(middle, low - 2, middle, top + TALL + 2, both=title == "policy"))
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def _two_lines(text: str) -> tuple[str, ...]:
-    words = text.split()
-    half = len(words) // 2 + len(words) % 2
-    return " ".join(words[:half]), " ".join(words[half:])
-
-
-def _box(left: int, top: int, title: str, room: str, lines: tuple[str, ...]) -> list[str]:
-    middle = left + 70
+def _box(left: int, top: int, title: str, room: str, text: str) -> list[str]:
+    middle = left + BOX // 2
     parts = [
-        f'<rect x="{left}" y="{top}" width="140" height="86" rx="6" fill="#ffffff" stroke="#1f6f8b" stroke-width="1.5"/>',
+        f'<rect x="{left}" y="{top}" width="{BOX}" height="{TALL}" rx="6" fill="#ffffff" stroke="#1f6f8b" stroke-width="1.5"/>',
         f'<text x="{middle}" y="{top + 22}" text-anchor="middle" fill="#30363d" font-weight="bold">{escape(title)}</text>',
     ]
     if room:
@@ -133,8 +131,8 @@ def _box(left: int, top: int, title: str, room: str, lines: tuple[str, ...]) -> 
             f'<text x="{middle}" y="{top + 38}" text-anchor="middle" fill="#1f6f8b" font-size="11">weir.{room}</text>'
         )
     parts += [
-        f'<text x="{middle}" y="{top + 58 + 16 * row}" text-anchor="middle" fill="#57606a" font-size="11">{escape(line)}</text>'
-        for row, line in enumerate(lines)
+        f'<text x="{middle}" y="{top + 58 + 15 * row}" text-anchor="middle" fill="#57606a" font-size="11">{escape(line)}</text>'
+        for row, line in enumerate(wrap(text, LINE))
     ]
     return parts
 

@@ -2,7 +2,7 @@
 
 Zensical is the successor of Material for MkDocs by the same authors. It reads one folder, and the pages link to files beside that folder
 too (CONTRIBUTING.md, CHANGELOG.md), so the pages are copied into build/pages first and their links turned to where things are there. The navigation is
-the table of contents in docs/index.md: its parts, groups and links, in order.
+the list in docs/contents.md: its parts, groups and links, in order.
 """
 
 import json
@@ -69,7 +69,7 @@ def navigation(contents: str) -> list[dict[str, Any]]:
             part.append({entry["heading"]: into})
         elif "#" not in entry["target"]:
             into.append({entry["title"]: entry["target"]})
-    return [each for each in parts if all(each.values())]
+    return [each for each in parts if all(each.values())] + [{"All pages": "contents.md"}]
 
 
 def words(text: str) -> int:
@@ -95,11 +95,11 @@ def build() -> int:
         target = staged / place
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(on_site(source.read_text(), source, places))
-    for other in (path for path in DOCS.rglob("*") if path.suffix in (".png", ".svg", ".gif", ".webp", ".js")):
+    for other in (path for path in DOCS.rglob("*") if path.suffix in (".png", ".svg", ".gif", ".webp", ".js", ".css")):
         target = staged / other.relative_to(DOCS)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(other, target)
-    nav = json.dumps(navigation((staged / "index.md").read_text())).replace('": ', '" = ')
+    nav = json.dumps(navigation((staged / "contents.md").read_text())).replace('": ', '" = ')
     settings = (DOCS / "zensical.toml").read_text()
     (BUILD / "zensical.toml").write_text(settings.replace("nav = []", f"nav = {nav}"))
     command = [
