@@ -27,6 +27,10 @@ _PART = 8
 # One connection with many requests under way may hold one eighth of the limit.
 _CONNECTION_PART = 8
 
+# A head exists so many times while its request is under way: its bytes, its headers, and its path in two forms.
+_HEAD_COPIES = 3
+_FREE_HEAD = 4 << 10  # bytes of a head that are not charged: most heads are shorter
+
 # How many bodies are decompressed at the same time. Each is charged with the largest size that it may reach, so only a few can start at once.
 _UNPACKED_AT_ONCE = 2
 
@@ -123,6 +127,11 @@ class Claim:
         self.account.give(size_bytes)
         self.held_bytes -= size_bytes
 
+    def adopt(self, other: "Claim") -> None:
+        """Hold what `other` holds, too; `other` then holds nothing."""
+        self.held_bytes += other.held_bytes
+        other.held_bytes = 0
+
     def hold(self, size_bytes: int) -> None:
         """Hold exactly `size_bytes` from now on. Raises what Account.take raises; then the claim holds what it held before."""
         if size_bytes > self.held_bytes:
@@ -141,6 +150,11 @@ class Claim:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def head_bytes(size: int) -> int:
+    """Return how many bytes are charged for a head that took `size` bytes on the wire."""
+    return _HEAD_COPIES * size if size > _FREE_HEAD else 0
 
 
 # The claim of the request that this context answers. None where nothing is counted.

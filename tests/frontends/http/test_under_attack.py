@@ -1,6 +1,7 @@
 """A real server with little memory, and clients that want to end it: it lives, and goes on answering others."""
 
 import gzip
+import re
 import resource
 import socket
 import threading
@@ -12,9 +13,10 @@ from math import inf
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpx
 import psutil
 import pytest
-from tests.served import Served
+from tests.served import Served, until
 
 MODEL = """
 import weir
@@ -194,3 +196,57 @@ def test_a_request_that_opens_a_websocket_and_has_a_body(body: bytes, tmp_path: 
     with attacked(tmp_path) as server:
         assert server.call(UPGRADE + body + b"\r\n\r\n") == 400
         assert server.lives()
+
+
+LONG = 60_000  # bytes of a head
+HEADS = {  # a head that takes a page, one that the fast path answers, one whose body is refused, and one whose body is not read
+    "page": b"GET /%b HTTP/1.1\r\nHost: test\r\n\r\n" % (b"a" * LONG),
+    "model": post(b'"abc"', b"X-Long: " + b"a" * LONG),
+    "refused": post(b'"' + b"x" * 70_000 + b'"', b"Content-Type: a/b", b"X-Long: " + b"a" * LONG),
+    "unread": b"POST /nothing HTTP/1.1\r\nHost: test\r\nContent-Length: 60000\r\n\r\n" + b"x" * LONG,
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_connection_keeps_nothing_of_a_request_that_was_answered(name: str, tmp_path: Path) -> None:
+    with attacked(tmp_path) as server:
+        assert server.call(HEADS[name])
+        before = server.process.memory_info().rss
+        for _ in range(600):
+            client = server.connect()
+            client.sendall(HEADS[name])
+            assert status(client)
+        assert server.process.memory_info().rss - before < 600 * 20_000
+        assert server.lives()
+
+
+@pytest.mark.parametrize("path", [b"/infer/length", b"/v2/repository/index", b"/v2/ws"])
+def test_the_heads_of_requests_under_way_are_charged(path: bytes, tmp_path: Path) -> None:
+    opening = UPGRADE.partition(b"\r\n")[2] if path == b"/v2/ws" else b"Host: test\r\nContent-Length: 9\r\n"
+    head = b"%b %b HTTP/1.1\r\n" % (b"GET" if path == b"/v2/ws" else b"POST", path) + opening
+    with attacked(tmp_path) as server:
+        assert held_bytes(server) < LONG
+        clients = [server.connect() for _ in range(20)]
+        for client in clients:
+            client.sendall(head + (b"X-Long: " + b"a" * 6000 + b"\r\n") * 10 + b"\r\n")
+        until(lambda: held_bytes(server) >= 20 * 2 * LONG)
+        for client in clients:
+            client.close()
+        until(lambda: held_bytes(server) < LONG)
+
+
+def held_bytes(server: Attacked) -> float:
+    with httpx.Client(base_url=server.served.url) as client:
+        found = re.search(r"^weir_held_bytes (\S+)", client.get("/metrics").text, re.MULTILINE)
+    assert found is not None
+    return float(found[1])
+
+
+@pytest.mark.parametrize("path", [b"/infer/length", b"/v2/repository/index", b"/v2/models/length/infer"])
+def test_a_length_may_begin_with_thousands_of_zeros(path: bytes, tmp_path: Path) -> None:
+    """As text it has more digits than Python turns into an int."""
+    with attacked(tmp_path) as server:
+        rest = b" HTTP/1.1\r\nHost: test\r\nContent-Length: " + b"0" * 5000
+        known = server.call(b"POST " + path + rest.replace(b"0" * 5000, b"2") + b"\r\n\r\n{}")
+        assert server.call(b"POST " + path + rest + b"2\r\n\r\n{}") == known > 0
+        assert server.call(b"POST " + path + rest + b"99999999999\r\n\r\n") == 413

@@ -18,7 +18,7 @@ from weir.errors import Cancelled, DeadlineExceeded, TooLarge, WeirError
 from weir.protocols.account import charge, unpacking
 from weir.protocols.content_negotiation import coding_of, decompress
 from weir.protocols.exchange import EventSource, Exchange, HttpProtocol, HttpRequestHead
-from weir.protocols.native import FRONTEND, MAX_REQUEST_ID_LENGTH, check_length, head_size, too_large
+from weir.protocols.native import FRONTEND, MAX_REQUEST_ID_LENGTH, check_length, content_length, head_size, too_large
 from weir.protocols.offloading import LONG_BODY, off_loop, unpack
 from weir.protocols.response import Headers, HttpResponse, compressed_off_loop
 from weir.protocols.settings import HttpSettings
@@ -158,7 +158,7 @@ def has_large_body(scope: Scope) -> bool:
     """Return whether a request's body is too large to be discarded, or of unknown length."""
     headers = dict(scope["headers"])
     length = headers.get(b"content-length", b"0")
-    return b"transfer-encoding" in headers or not length.isdigit() or int(length[:20]) > _SMALL_BODY
+    return b"transfer-encoding" in headers or not length.isdigit() or content_length(length) > _SMALL_BODY
 
 
 def inner_path(scope: Scope) -> str:

@@ -10,6 +10,7 @@ from weir.frontends.http.access_log import LEFT, HttpLog
 from weir.frontends.http.fast.plan import END_OF_HEAD, check_beginning
 from weir.frontends.http.fast.response_writer import BODY, BUSY, HEAD, IDLE, LARGE, OVER, SKIP, ResponseWriter, draining
 from weir.frontends.http.fast.shared import CONTINUE, BlockPlace, Buffer, Place, fill
+from weir.protocols.account import head_bytes
 from weir.protocols.status import HEAD_TOO_LARGE
 from weir.serving.delivery import discard
 from weir.wire.cells import LARGE_BYTES
@@ -178,6 +179,8 @@ class Connection(ResponseWriter):
         self._plan = plan
         self.phase = BODY
         self._since = self.shared.tick
+        if size := head_bytes(len(head)):
+            self.charge(size)
         error = plan.error if plan.error is not None or not self.shared.draining else draining()
         if error is not None and (
             plan.expects_continue or plan.length > min(LARGE_BYTES, self.shared.settings.max_body_size)
@@ -245,16 +248,20 @@ class Connection(ResponseWriter):
         size = min(self._left, len(self._pending))
         del self._pending[:size]
         self._left -= size
-        if not self._left:
-            self.phase = IDLE
-            self._since = self.shared.tick
-        return not self._left
+        if self._left:
+            return False
+        self._release_claim()
+        self.phase = IDLE
+        self._since = self.shared.tick
+        return True
 
     # Requests and their ends.
 
     def _dispatch_received(self, place: Place) -> None:
         self._forget_place()
-        self._claim = place.claim
+        if place.claim is not None:
+            self._claim = self._claim or self.shared.account.claim()
+            self._claim.adopt(place.claim)
         self._dispatch(self._plan, place.payload())
 
     @property

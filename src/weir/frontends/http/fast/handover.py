@@ -21,6 +21,8 @@ from websockets.frames import Frame
 from weir.errors import InvalidRequest, TooLarge, Unsupported, WeirError
 from weir.frontends.http.access_log import REFUSED
 from weir.frontends.http.fast.plan import END_OF_HEAD
+from weir.protocols.account import head_bytes
+from weir.protocols.native import content_length, head_size
 from weir.protocols.settings import HttpSettings
 from weir.protocols.status import HEAD_TOO_LARGE
 
@@ -102,6 +104,7 @@ class Upgraded(Charged, WebSocketsSansIOProtocol):
         # Status and body size, in bytes, of an error response to the opening request that is not the application's.
         self.refused_with = 0, 0
         self._joined = False
+        self._opening = 0  # bytes that are charged for the opening request
         self._held = bytearray()
         self._parsed = 0  # bytes of an incomplete message, framing included
         self._pieces = 0  # further fragments of that message
@@ -111,10 +114,11 @@ class Upgraded(Charged, WebSocketsSansIOProtocol):
         self._reads_on = False  # whether the next iteration of the loop parses more
         self._sending = asyncio.Lock()
 
-    def join(self, shared: "HttpShared") -> None:
-        """Join the connections of `shared`. The opening request has been read."""
+    def join(self, shared: "HttpShared", opening: int) -> None:
+        """Join the connections of `shared`. The opening request has been read, and `opening` bytes are charged for it as long as the connection lives."""
         self._shared = shared
         self._claim = shared.account.claim()
+        self._opening = opening
         self._heard = shared.tick
         self._joined = True
         shared.connections.add(self)
@@ -122,6 +126,7 @@ class Upgraded(Charged, WebSocketsSansIOProtocol):
             self.refused_with = self.response.status_code, len(self.response.body or b"")
         if not self.handshake_initiated:  # the parser cannot read the request, and would wait for ever
             self._refuse_to_open()
+        self._count()
 
     def pause_writing(self) -> None:
         """asyncio: the client does not read what was written, so read nothing from it, neither requests nor pings."""
@@ -186,7 +191,7 @@ class Upgraded(Charged, WebSocketsSansIOProtocol):
         Without room nothing more is read. After `_ROOM_PATIENCE` seconds without room the connection ends, because its bytes keep others out too.
         """
         try:
-            self._claim.hold(len(self._held) + self._parsed + sum(map(len, self.frames)) + self._queued)
+            self._claim.hold(self._opening + len(self._held) + self._parsed + sum(map(len, self.frames)) + self._queued)
         except WeirError:
             now = self._shared.tick
             self._no_room_since = now if self._no_room_since is None else self._no_room_since
@@ -419,6 +424,7 @@ class UvicornConnection(Charged, HttpToolsProtocol):
         self._left: int | None = 0  # bytes of the body that have not arrived; None if the length is unknown
         self._framing = 0  # bytes of this request that are not content
         self._chunks = 0
+        self._head = 0  # bytes that are charged for the head of the request under way
         self._refusal: WeirError | None = None
         self._upgraded = False
         self.parser = _Reader(self)
@@ -469,7 +475,7 @@ class UvicornConnection(Charged, HttpToolsProtocol):
             self._claim.close()
             return
         try:
-            self._claim.hold(len(self._held))
+            self._claim.hold(len(self._held) + self._head)
         except WeirError as error:
             self._held.clear()
             self._refuse(error)
@@ -495,6 +501,7 @@ class UvicornConnection(Charged, HttpToolsProtocol):
             return
         self._head_since = None
         self._body_since = self._shared.tick
+        self._head = head_bytes(len(self.url) + head_size(self.headers))
         self._look_at_framing()
         super().on_headers_complete()
         if self._shared.draining:
@@ -503,7 +510,7 @@ class UvicornConnection(Charged, HttpToolsProtocol):
     def _look_at_framing(self) -> None:
         """Note how long the body is. Raises the WeirError that refuses a body, which stops llhttp."""
         codings = b",".join([value for name, value in self.headers if name == b"transfer-encoding"])
-        lengths = [int(value) for name, value in self.headers if name == b"content-length"]
+        lengths = [content_length(value) for name, value in self.headers if name == b"content-length"]
         self._left = None if codings else sum(lengths)
         self._in_body = self._left != 0
         self._framing = self._chunks = 0
@@ -564,8 +571,19 @@ class UvicornConnection(Charged, HttpToolsProtocol):
         """uvicorn: a response has been written."""
         super().on_response_complete()
         self._shared.ended.set()
+        if self.cycle.response_complete and self._head_since is None:  # no further request has begun to arrive
+            self._forget_request()
         if self._held:
             self._read_on()
+        else:
+            self._claim.hold(0)
+
+    def _forget_request(self) -> None:
+        """Keep nothing of the request that has its response: the connection may be idle for long, and an idle one is not charged."""
+        self._head = 0
+        self.url, self.headers = b"", []
+        self.scope = self.cycle.scope = cast(Any, {})
+        self.cycle.body.clear()
 
     def send_400_response(self, msg: str) -> None:
         """uvicorn: what arrived is not HTTP. A complete request before it is answered first."""
@@ -606,7 +624,7 @@ class UvicornConnection(Charged, HttpToolsProtocol):
         self._shared.connections.discard(self)
         super().handle_websocket_upgrade()
         upgraded = cast(Upgraded, self.transport.get_protocol())
-        upgraded.join(self._shared)
+        upgraded.join(self._shared, self._head)
         status, size = upgraded.refused_with
         if status:
             self._log(status, size)

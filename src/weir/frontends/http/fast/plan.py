@@ -8,6 +8,7 @@ import httptools
 
 from weir.errors import InvalidRequest, Unauthorized, WeirError
 from weir.protocols.access import Access
+from weir.protocols.native import content_length
 from weir.protocols.response import HttpResponse
 from weir.protocols.settings import HttpSettings
 
@@ -37,7 +38,7 @@ class HttpHead:
         self.version = version
         self.headers = headers
         self.notable = _notable(headers)  # headers that the fast path must know; of repeated ones the last value
-        self.length = int(self.notable.get(b"content-length", 0))
+        self.length = content_length(self.notable.get(b"content-length", b"0"))
         self.keep_alive = True
         self.upgrade = False
 

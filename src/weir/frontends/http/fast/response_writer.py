@@ -257,9 +257,11 @@ class ResponseWriter(asyncio.BufferedProtocol):
         self._claim.take(size_bytes)
 
     def _release_claim(self) -> None:
+        """Give back what the request in flight holds, and forget its head: one that is long is charged."""
         claim, self._claim = self._claim, None
         if claim is not None:
             claim.close()
+            vars(self).pop("_plan", None)
 
     def _release_block(self) -> None:
         block, self._block = self._block, None
