@@ -575,12 +575,15 @@ def test_memory_is_taken_as_a_body_comes() -> None:
 
 def test_heads_and_small_bodies_that_wait_for_their_rest_are_counted() -> None:
     async def body() -> None:
-        async with site(max_waiting_bytes=50_000) as here:
-            transports = [here.connect() for _ in range(3)]
+        async with site(max_waiting_bytes=130_000) as here:
+            transports = [here.connect() for _ in range(7)]
             for transport in transports:
                 transport.receive(b"POST /infer/square HTTP/1.1\r\nX: " + b"x" * 20_000)
-            assert [statuses(each.sent) for each in transports] == [[], [], [429]]
-            assert 40_000 <= here.shared.account.held_bytes <= 50_000
+            assert [statuses(each.sent) for each in transports] == [[]] * 6 + [[429]]
+            assert 120_000 <= here.shared.account.held_bytes <= 130_000
+            for transport in transports[2:]:
+                transport.abort()
+            await settled()
             transports[0].receive(b"\r\nHost: test\r\nContent-Length: 1\r\n\r\n3")
             await settled()
             assert statuses(transports[0].sent) == [200]
