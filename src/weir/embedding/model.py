@@ -138,7 +138,8 @@ class TextEncoder(Model):
         tokens = checkpoint.heads.tokens
         self._poolings = {_OWN: self._recipe.pooling, **poolings_of(self._recipe)}
         self._skipped = int(tokens is not None and tokens.skips_first)
-        self._special_ids = np.array(sorted(tokenizer.special_ids), np.int64)
+        self._type_lead = tokenizer.type_lead
+        self._unweighted_ids = np.array(sorted(tokenizer.unweighted_ids), np.int64)
         self._reader = ItemReader(
             tokenizer, max_length=self._max_length, truncate=self.truncate, vocabulary=vocabulary, outputs=poolings_of(self._recipe)
         )  # fmt: skip
@@ -171,6 +172,7 @@ class TextEncoder(Model):
             texts = [batch[place] for place in places]
             inputs = padded_inputs(
                 texts, pad_id=self._pad_id, mask_special=self._recipe.mask_special, length=fixed, hide_special=self._hides_special,
+                type_lead=self._type_lead,
             )  # fmt: skip
             wanted = list(dict.fromkeys(output for text in texts for output in text.outputs or (_OWN,)))
             if wanted == [_OWN]:
@@ -189,7 +191,7 @@ class TextEncoder(Model):
     def _result(self, pooling: Pooling, numbers: Any, text: "TokenIds", pool: Any) -> Any:
         """Return the result of a pooling for one text: its vector, its terms, or the vectors of its tokens."""
         if pooling is Pooling.SPARSE:
-            return terms(numbers, text.ids, self._special_ids)
+            return terms(numbers, text.ids, self._unweighted_ids)
         if pooling not in OF_TOKENS:
             return numbers
         count = len(text.ids)
@@ -231,17 +233,17 @@ def estimated_tokens(item: Any) -> int:
     return 1
 
 
-def terms(weights: NDArray[Any], ids: NDArray[Any], special_ids: NDArray[Any]) -> NDArray[np.float32]:
+def terms(weights: NDArray[Any], ids: NDArray[Any], unweighted_ids: NDArray[Any]) -> NDArray[np.float32]:
     """Return the terms of a text, float32 [terms, 2]: the id of a word and its weight, in order of the ids. float32 has each id exactly, up to 2**24.
 
     `weights` are those of all words of the vocabulary [words], or those of each token [tokens, 1]; of a token that occurs several times the largest counts,
-    and special tokens do not count.
+    and `unweighted_ids` do not count (see Tokenizer), as in FlagEmbedding.
     """
     if weights.ndim == 1:
         (found,) = np.nonzero(weights > 0)
         return np.stack([found, weights[found]], axis=1).astype(np.float32)
     each = weights[: len(ids), 0]
-    counts = (each > 0) & ~np.isin(ids, special_ids)
+    counts = (each > 0) & ~np.isin(ids, unweighted_ids)
     found, places = np.unique(ids[counts], return_inverse=True)
     largest = np.zeros(len(found), np.float32)
     np.maximum.at(largest, places, each[counts])
@@ -291,12 +293,14 @@ def runs(lengths: Sequence[int], run_tokens: int, padding_cost: float = 1.0) -> 
 
 
 def padded_inputs(
-    texts: Sequence[TokenIds], *, pad_id: int, mask_special: bool, length: int | None = None, hide_special: bool = False
-) -> Inputs:
+    texts: Sequence[TokenIds], *, pad_id: int, mask_special: bool, length: int | None = None, hide_special: bool = False,
+    type_lead: int | None = 0,
+) -> Inputs:  # fmt: skip
     """Return the arrays of one run, padded with `pad_id` to its longest text, or to `length` tokens.
 
     With `mask_special` the first and the last token of a text have the weight 0 in the pooling, unless the text has no other token. With
-    `hide_special` these tokens, and the one before the second text of a pair, are also masked in attention; positions do not change.
+    `hide_special` these tokens, and the one before the second text of a pair, are also masked in attention; positions do not change. The second
+    text of a pair has the type 1, with `type_lead` tokens before it; None: all tokens have the type 0.
     """
     shape = len(texts), length or max(len(text.ids) for text in texts)
     ids = np.full(shape, pad_id, np.int32)
@@ -306,8 +310,8 @@ def padded_inputs(
         count = len(tokens)
         ids[row, :count] = tokens
         mask[row, :count] = 1
-        if second:
-            types[row, second:count] = 1
+        if second and type_lead is not None:
+            types[row, second - type_lead : count] = 1
         inner = slice(1, count - 1) if mask_special and count > 2 else slice(0, count)
         pool[row, inner] = 1
         if hide_special and count > 2:

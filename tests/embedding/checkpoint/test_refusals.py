@@ -10,6 +10,8 @@ from tests.embedding import tiny
 
 from weir.embedding.checkpoint.reading import read_checkpoint
 from weir.embedding.checkpoint.tensors import open_tensors
+from weir.embedding.graph.cache import graph_file
+from weir.embedding.recipe import Pooling, Recipe
 from weir.errors import SettingsError
 
 
@@ -66,6 +68,30 @@ def test_configurations_that_do_not_fit(values: dict[str, Any], rule: str, tmp_p
     path.write_text(json.dumps({key: value for key, value in now.items() if value is not None}))
     assert rule in refused(tmp_path)
     assert str(tmp_path) in refused(tmp_path)
+
+
+@pytest.mark.parametrize("family", ["bert", "distilbert", "modernbert", "qwen3"])
+def test_more_layers_than_the_configuration_names(family: str, tmp_path: Path) -> None:
+    path = tiny.model(tmp_path, family) / "config.json"
+    values = json.loads(path.read_text())
+    values |= {key: 2 for key in ("num_hidden_layers", "n_layers") if key in values}
+    path.write_text(json.dumps(values))
+    assert "model.safetensors: has weights of 3 layers, config.json names 2" in refused(tmp_path)
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16"])
+def test_weights_that_are_no_numbers(number: float, kind: str, tmp_path: Path) -> None:
+    directory = tiny.model(tmp_path / "model")
+    weights = {name: np.array(value) for name, value in open_tensors(directory / "model.safetensors").items()}
+    weights["encoder.layer.1.output.dense.weight"][3, 5] = number
+    tiny.save(directory / "model.safetensors", weights, kind)
+    with pytest.raises(SettingsError) as caught:
+        graph_file(read_checkpoint(directory), Recipe(Pooling.MEAN), tmp_path / "cache")
+    assert (
+        f"{directory}/model.safetensors: 'encoder.layer.1.output.dense.weight' has a weight that is NaN"
+        in caught.value.message
+    )
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "\x00", "[" * 5000])

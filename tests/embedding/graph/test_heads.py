@@ -158,6 +158,17 @@ def test_terms_have_the_largest_weight_of_a_token_and_no_special_ones() -> None:
     assert terms(np.zeros(4, np.float32), np.array([1]), np.array([0])).shape == (0, 2)
 
 
+def test_a_mask_that_a_text_spells_out_is_a_term(tmp_path: Path) -> None:
+    m3(tmp_path / "model")
+    tokenizer = read_checkpoint(tmp_path / "model").tokenizer()
+    assert tokenizer.vocabulary["<mask>"] in tokenizer.special_ids
+    assert tokenizer.unweighted_ids == {tokenizer.vocabulary[name] for name in ("<s>", "</s>", "<pad>", "<unk>")}
+    model = opened(tmp_path / "model", tmp_path / "cache", pooling="sparse", allow_pickle=True)
+    (text,) = model.preprocess_batch(["first <mask> it do"])
+    weights = np.ones((len(text.ids), 1), np.float32)
+    assert set(terms(weights, text.ids, model._unweighted_ids)[:, 0]) == set(text.ids) - tokenizer.unweighted_ids
+
+
 def opened(directory: Path, cache: Path, **options: Any) -> TextEncoder:
     model = TextEncoder(str(directory), cache=str(cache), **options)
     model.load_shared()
@@ -308,6 +319,21 @@ def test_heads_that_a_model_lacks_or_that_do_not_fit(tmp_path: Path) -> None:
     other, _ = splade(tmp_path / "other", "bert", pooling_strategy="mean")
     with pytest.raises(SettingsError, match="pooling_strategy='mean, relu': must be max or sum"):
         _ = other.outputs
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "gemma3-causal"])
+def test_a_classifier_on_the_last_token_passes_over_padding_that_the_tokenizer_appends(
+    family: str, tmp_path: Path
+) -> None:
+    checkpoint = read_checkpoint(tiny.model(tmp_path / "model", family, labels=3, pad_token_id=1))
+    run = running(build(checkpoint, Recipe(Pooling.LOGITS)), tmp_path / "graph")
+    plain, padded = run(TEXTS), run([np.append(text, [1] * place) for place, text in enumerate(TEXTS)])
+    np.testing.assert_allclose(padded, plain, atol=1e-5)
+    alone = run([np.array([1]), np.array([1, 1])])
+    np.testing.assert_allclose(alone[0], alone[1], atol=1e-5)
+    counted = read_checkpoint(tiny.model(tmp_path / "none", family, labels=3))
+    run = running(build(counted, Recipe(Pooling.LOGITS)), tmp_path / "another")
+    assert np.abs(run([np.append(TEXTS[0], 1)]) - run(TEXTS[:1])).max() > 1e-3
 
 
 def test_how_much_likelier_yes_is_than_no(tmp_path: Path) -> None:

@@ -377,3 +377,42 @@ def test_files_with_which_only_some_texts_fail(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps(known))
     with pytest.raises(SettingsError, match="its tokenizer cannot be read"):
         Tokenizer(tmp_path)
+
+
+def with_added_token(directory: Path, token: str, number: int, **flags: Any) -> Path:
+    path = directory / "tokenizer.json"
+    made = json.loads(path.read_text())
+    made["added_tokens"].append(
+        {
+            "id": number,
+            "content": token,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": True,
+            **flags,
+        }
+    )
+    path.write_text(json.dumps(made))
+    return directory
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_an_added_token_without_a_row_is_refused_in_the_text_that_contains_it(family: str, tmp_path: Path) -> None:
+    size = tiny_tokens.size(family)
+    directory = with_added_token(tiny.model(tmp_path, family), "<image_soft_token>", size)
+    tokenizer = Tokenizer(directory, vocab_size=size)
+    texts = ["first do it", "first <image_soft_token> do", ("it", "<image_soft_token>"), ["first", "do"]]
+    found = tokenizer.encode(texts, max_length=30)
+    assert [isinstance(each, InvalidRequest) for each in found] == [False, True, True, False]
+    said = f"the text contains '<image_soft_token>', the token {size}, and the weights have {size} words: leave it out"
+    pieces = tokenizer.split("first <image_soft_token> do", max_length=30)
+    assert isinstance(pieces, InvalidRequest)
+    assert rule(found[1]) == pieces.message == said
+
+
+def test_a_token_without_a_row_around_every_text_is_refused_at_once(tmp_path: Path) -> None:
+    tiny.model(tmp_path)
+    with pytest.raises(SettingsError, match=r"are of different models"):
+        Tokenizer(tmp_path, vocab_size=3)

@@ -159,6 +159,7 @@ class Architecture:
         alibi: whether a penalty for the distance, of another slope in each head, is added in attention.
         distances: DeBERTa's attention to distances, or None.
         classifier_reads: what a classifier reads of the last layer: the first token, the last one (decoders), or the mean (ModernBERT may).
+        passed_over: the token that does not count as the last one for a classifier, as it is padding wherever it stands; -1 for none.
     """
 
     family: str
@@ -195,6 +196,7 @@ class Architecture:
     alibi: bool = False
     distances: Distances | None = None
     classifier_reads: Pooling = Pooling.CLS
+    passed_over: int = -1
 
     @property
     def like_bert(self) -> bool:

@@ -520,6 +520,7 @@ def _read_decoder(config: JsonDocument, known: dict[str, Any]) -> Architecture:
         windows=tuple(near if is_local else 0 for is_local in sliding) if any(sliding) else (),
         causal=causal,
         classifier_reads=Pooling.SEP,
+        passed_over=config.integer("pad_token_id", least=0) if "pad_token_id" in config else -1,
     )
 
 

@@ -30,7 +30,8 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 class TensorFile(Mapping[str, Array]):
     """The tensors of one safetensors file, by name. Floating-point tensors are float32 arrays, whatever their datatype in the file.
 
-    A tensor that the file has as float32 is a view of the mapped file, another a copy. `path` is the file.
+    A tensor that the file has as float32 is a view of the mapped file, another a copy. `path` is the file. Reading a tensor raises SettingsError if it has a
+    number that is NaN or infinite: no model computes with such weights.
     """
 
     def __init__(self, path: Path, entries: "dict[str, TensorEntry]", data: NDArray[np.uint8]) -> None:
@@ -42,11 +43,17 @@ class TensorFile(Mapping[str, Array]):
         entry = self._entries[name]
         start, stop = entry.data_offsets
         stored = self._data[start:stop].view(DTYPES[entry.dtype]).reshape(entry.shape)
+        if entry.dtype not in FLOATS:
+            return stored
         if entry.dtype == "BF16":
-            return (stored.astype(np.uint32) << 16).view(np.float32)
-        if entry.dtype in FLOATS:
-            return stored.astype(np.float32, copy=False)
-        return stored
+            numbers = (stored.astype(np.uint32) << 16).view(np.float32)
+        else:
+            numbers = stored.astype(np.float32, copy=False)
+        if numbers.size and not (-np.inf < numbers.min() and numbers.max() < np.inf):  # of NaN both are NaN
+            raise SettingsError(
+                f"{self.path}: {name!r} has a weight that is NaN or infinite in float32: the file is broken"
+            )
+        return numbers
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)

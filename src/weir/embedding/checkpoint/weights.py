@@ -13,6 +13,8 @@ from weir.embedding.checkpoint.families import (
     COMPLETE,
     HEADS,
     POOLER,
+    ROOT,
+    ROOTS,
     WORD_NAMES,
     names_of,
 )
@@ -76,6 +78,13 @@ class StoredNames:
         if self.prefix + stored not in self.in_files:
             raise SettingsError(f"{self.source}: has no weight {self.prefix + stored!r}, which the model must have")
         return self.in_files[self.prefix + stored] + colon + part
+
+    def layers(self, root: str) -> int:
+        """Return how many layers the files have, given where a layer is (see families.ROOTS)."""
+        before, _, _ = root.partition("{}")
+        start = self.prefix + before
+        found = (name[len(start) :].partition(".")[0] for name in self.in_files if name.startswith(start))
+        return 1 + max((int(number) for number in found if number.isdecimal()), default=-1)
 
     def _outer_prefixes(self) -> Iterator[str]:
         """Yield the prefixes that a classifier may have. It stands beside the network, so `bert.` is not before its names."""
@@ -148,10 +157,20 @@ class Store:
             names |= {here: stored.find(name) for here, name in stored.pooler(family).items()}
         if architecture.labels:
             names |= stored.head(family) or {}
+        self._check_layers(architecture)
         shapes = weight_shapes(architecture)
         for here, name in names.items():
             self._check(name, shapes[here.split(".", 2)[-1] if here.startswith("layer.") else here])
         return Weights(self.files, names)
+
+    def _check_layers(self, architecture: Architecture) -> None:
+        """Raise SettingsError if the files have layers that config.json does not name."""
+        there = self.stored.layers(ROOTS.get(architecture.family, ROOT))
+        if not architecture.shared_layers and there > architecture.layers:
+            raise SettingsError(
+                f"{self.paths[0]}: has weights of {there} layers, config.json names {architecture.layers}: one of them is of another model; "
+                f"to serve a lower layer, name {there} there and pool that layer (--layers)"
+            )
 
     def _check(self, name: str, expected: tuple[int, ...]) -> None:
         """Raise SettingsError unless a weight holds floating-point numbers in this shape; `name` may be that of a part."""

@@ -54,7 +54,7 @@ GRAPH = "graph.onnx"
 WHOLE = "whole.onnx"  # a second graph with the same weights, which makes all outputs; only where GRAPH does not
 VECTORS = "vectors"
 ALLOW_PICKLE = "allow-pickle"
-VERSION = 8  # of the graphs that this module builds. Raise it with each change of a graph, so that cached graphs are built again
+VERSION = 9  # of the graphs that this module builds. Raise it with each change of a graph, so that cached graphs are built again
 _NAME = "sentence-encoder"
 _LEAST = 1e-9  # the least divisor of a mean, so that a text without any counted token becomes zeros
 _LEAST_LENGTH = 1e-12  # the least divisor in normalization, as in torch.nn.functional.normalize
@@ -234,6 +234,19 @@ class PoolingLayers:
         place = self._assembly.add("Sub", count, one)
         return self._assembly.add("GatherND", self._value, place, batch_dims=1)
 
+    def last_but(self, passed_over: int) -> str:
+        """Return the value of each text's last token other than `passed_over`, [batch, size]; of a text of nothing else that of its first."""
+        add, one = self._assembly.add, self._assembly.constant([1], "int64")
+        mask = add("Cast", "mask", to=_INT64)
+        other = add("Not", add("Equal", "ids", self._assembly.constant(passed_over, "int32")))
+        counted = add(
+            "Mul",
+            add("CumSum", mask, self._assembly.constant(1, "int64")),
+            add("Mul", mask, add("Cast", other, to=_INT64)),
+        )
+        last = add("Max", add("ReduceMax", counted, one, keepdims=1), one)
+        return add("GatherND", self._value, add("Sub", last, one), batch_dims=1)
+
     def _mean(self, weights: str, root: bool = False) -> str:
         row = self._assembly.add("Unsqueeze", weights, self._assembly.constant([1], "int64"))
         total = self._assembly.add(
@@ -397,7 +410,12 @@ def _pooled(finisher: OutputLayers, pooler: PoolingLayers, recipe: Recipe, archi
         return pooler.add_all(recipe.poolings)
     if recipe.pooling is Pooling.POOLER:
         return finisher.pooler(pooler.first())
-    return finisher.classifier(pooler.add(architecture.classifier_reads), recipe.pooling, architecture.family)
+    read = (
+        pooler.add(architecture.classifier_reads)
+        if architecture.passed_over < 0
+        else pooler.last_but(architecture.passed_over)
+    )
+    return finisher.classifier(read, recipe.pooling, architecture.family)
 
 
 def write(graph: Graph, folder: Path) -> Path:

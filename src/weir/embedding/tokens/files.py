@@ -387,6 +387,36 @@ def _overrides(config: JsonDocument) -> dict[str, Any]:
     return {here: config.switch(there) for there, here in names.items() if there in config}
 
 
+# The classes of transformers whose tokenizers give type ids, and the types of models whose tokenizers have them by default. Others give none: for their models
+# every token has the type 0.
+TYPED_CLASSES = ("BertTokenizer", "ElectraTokenizer", "MobileBertTokenizer", "DebertaTokenizer", "DebertaV2Tokenizer")
+TYPED_MODELS = (
+    "bert",
+    "electra",
+    "nomic_bert",
+    "deberta",
+    "deberta-v2",
+    "ernie",
+    "megatron-bert",
+    "mobilebert",
+    "convbert",
+    "nezha",
+)
+
+
+def gives_types(directory: Path) -> bool:
+    """Return whether the model in `directory` is given the type ids of its tokenizer: as tokenizer_config.json states, or as its class in transformers does."""
+    stated, network = directory / "tokenizer_config.json", directory / "config.json"
+    config = read_document(stated) if stated.is_file() else JsonDocument(stated, {})
+    if isinstance(names := config.values.get("model_input_names"), list):
+        return "token_type_ids" in names
+    model = read_document(network).values if network.is_file() else {"model_type": TYPED_MODELS[0]}
+    kind = config.values.get("tokenizer_class") or model.get("tokenizer_class")
+    if kind is None:
+        return model.get("model_type") in TYPED_MODELS
+    return isinstance(kind, str) and kind.removesuffix("Fast") in TYPED_CLASSES
+
+
 def _with_values(state: Any, kind: str, values: dict[str, Any]) -> Any:
     """Return the description of a normalizer or pre-tokenizer with `values` in each step of the type `kind`, also within a sequence of steps."""
     if not isinstance(state, dict):

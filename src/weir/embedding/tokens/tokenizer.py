@@ -5,7 +5,7 @@ Each text is checked by itself. A text that breaks a rule becomes an error that 
 
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from math import inf
 from pathlib import Path
@@ -27,7 +27,7 @@ from weir.embedding.texts import (
     TokenizeOptions,
     TokenizerOptions,
 )
-from weir.embedding.tokens.files import as_settings_error, load_tokenizer
+from weir.embedding.tokens.files import as_settings_error, gives_types, load_tokenizer
 from weir.embedding.tokens.words import NEW_AT_ONCE, KnownWords, pack_ids, splits_into_words, unpack_ids
 from weir.errors import InvalidRequest, SettingsError
 
@@ -72,16 +72,36 @@ class SpecialTokens(NamedTuple):
         return max_length - len(self.first) - special
 
 
+def _sample(tokenizer: Any) -> str:
+    """Return a text that is one token of the vocabulary."""
+    added = tokenizer.get_added_tokens_decoder()
+    return str(added[min(added)].content) if added else "a"
+
+
 def read_template(tokenizer: Any) -> SpecialTokens:
     """Return the special tokens that a `tokenizers.Tokenizer` puts around texts, found by encoding a token of its vocabulary."""
-    added = tokenizer.get_added_tokens_decoder()
-    sample = added[min(added)].content if added else "a"
+    sample = _sample(tokenizer)
     one, two = tokenizer.encode(sample), tokenizer.encode(sample, sample)
     first, last = _outside(one.ids, one.sequence_ids, (0,))
     _, end = _outside(two.ids, two.sequence_ids, (0, 1))
     own = two.sequence_ids
     middle = two.ids[len(own) - own[::-1].index(0) : own.index(1)] if 0 in own and 1 in own else []
     return SpecialTokens(tuple(first), tuple(last), tuple(middle), tuple(end))
+
+
+def read_type_lead(tokenizer: Any, sample: str) -> int | None:
+    """Return how many special tokens before the second text of a pair have the type of that text; None if both texts have the same type.
+
+    Raises ValueError if the types are others than 0 and, from some place on, 1.
+    """
+    pair = tokenizer.encode(sample, sample)
+    types, own = pair.type_ids, pair.sequence_ids
+    if not any(types) or 1 not in own:
+        return None
+    begin = types.index(1)
+    if types != [0] * begin + [1] * (len(types) - begin):
+        raise ValueError(f"the types of a pair of texts are {types}: must be 0 and then 1")
+    return int(own.index(1) - begin)
 
 
 def _outside(ids: list[int], own: list[int | None], texts: tuple[int, ...]) -> tuple[list[int], list[int]]:
@@ -228,9 +248,11 @@ class Tokenizer:
         vocab_size: all valid token ids are below this.
         full_template: the special tokens that the model's files put around texts.
         template: the special tokens that this tokenizer puts around texts: none if the options switch them off.
+        type_lead: how many special tokens before the second text of a pair have the type of that text; None if the model is given no types.
         cls_id, sep_id: the first and the last special token around one text; -1 if there is none.
         pad_id: the padding token; 0 if the vocabulary has none.
         special_ids: the ids of all special tokens.
+        unweighted_ids: the special tokens that are no terms of a text: those around texts, padding, and the unknown token. A mask is one.
     """
 
     def __init__(
@@ -249,14 +271,18 @@ class Tokenizer:
         self.options = options
         self.backend = load_tokenizer(directory, options)
         self.vocabulary: dict[str, int] = self.backend.get_vocab(with_added_tokens=True)
+        added = self.backend.get_added_tokens_decoder()
         top = max(self.vocabulary.values(), default=-1)
         self.vocab_size = top + 1 if vocab_size is None else vocab_size
-        if not 0 <= top < self.vocab_size:
+        own = max((number for number in self.vocabulary.values() if number not in added), default=-1)
+        if not 0 <= own < self.vocab_size:
             raise SettingsError(
-                f"{directory}: the tokenizer's vocabulary goes up to the id {top}, the weights have {self.vocab_size} words: they are of different models"
+                f"{directory}: the tokenizer's vocabulary goes up to the id {own}, the weights have {self.vocab_size} words: they are of different models"
             )
+        self._rowless = {number: token.content for number, token in added.items() if number >= self.vocab_size}
         with as_settings_error(directory):
             self.full_template = read_template(self.backend)
+            self.type_lead = read_type_lead(self.backend, _sample(self.backend)) if gives_types(directory) else None
             self._encode([PROBE])
         self.template = self.full_template if options.special_tokens else SpecialTokens()
         if options.judges:
@@ -265,9 +291,12 @@ class Tokenizer:
             self.template = SpecialTokens(tuple(before), tuple(after))
         self.cls_id = self.full_template.first[0] if self.full_template.first else -1
         self.sep_id = self.full_template.last[-1] if self.full_template.last else -1
-        added = self.backend.get_added_tokens_decoder()
+        if error := self._without_row(self.template):
+            raise SettingsError(f"{directory}: the tokenizer adds to every text {error}: they are of different models")
         self.pad_id = next((self.vocabulary[name] for name in ("[PAD]", "<pad>") if name in self.vocabulary), 0)
         self.special_ids = frozenset(number for number, token in added.items() if token.special)
+        around = {*self.full_template.first, *self.full_template.last}
+        self.unweighted_ids = self.special_ids & {*around, self.pad_id, self._unknown}
 
     @property
     def cased(self) -> bool:
@@ -376,7 +405,10 @@ class Tokenizer:
             if checked.ids is not None:
                 raise InvalidRequest("token ids are not split: their special tokens are the caller's")
             template = SpecialTokens() if self._is_bare(checked, whole_words) else self.template
-            return self._split(self._with_words(checked, whole_words), template, max_length, overlap)
+            parts = self._with_words(checked, whole_words)
+            if error := self._without_row(part.ids for part in parts):
+                raise InvalidRequest(f"the text contains {error}: leave it out")
+            return self._split(parts, template, max_length, overlap)
         except InvalidRequest as error:
             return error
 
@@ -595,6 +627,8 @@ class Tokenizer:
                 )
         if not length and not template.first:
             return InvalidRequest("the text has no tokens, and none are added")
+        if error := self._without_row(parts):
+            return InvalidRequest(f"the text contains {error}: leave it out")
         first = parts[0]
         if not pair:
             ids = (
@@ -629,6 +663,17 @@ class Tokenizer:
         if len(ids) > room and ids[-1] in self.special_ids:
             return [*ids[: room - 1], ids[-1]]
         return ids[:room]
+
+    def _without_row(self, parts: Iterable[Iterable[int]]) -> str:
+        """Return which of these tokens the model has no embedding of; "" if it has them all."""
+        if not self._rowless:
+            return ""
+        found = next((number for part in parts for number in part if number in self._rowless), None)
+        return (
+            ""
+            if found is None
+            else f"{self._rowless[found]!r}, the token {found}, and the weights have {self.vocab_size} words"
+        )
 
     @cached_property
     def _known_words(self) -> KnownWords | None:
