@@ -246,7 +246,9 @@ class Timing(NamedTuple):
 
 class EventKind(IntEnum):
     """PART: one of several answers. DONE: the (last) answer, which ends the request. ERROR: an error, which ends the request. END:
-    the end of a streaming request without a further answer; its output has no meaning."""
+    the end of a streaming request without a further answer; its output has no meaning.
+
+    Events find out by themselves which outputs are errors; whoever makes Events need not say so."""
 
     PART = 0
     DONE = 1
@@ -258,7 +260,8 @@ class Events:
     """A worker's report on a batch: one event for each entry in `indices`.
 
     `indices` None means all entries in order; `kinds` None means that all are DONE. `outputs` has an output for each: encoded
-    bytes, a Block or a value, or a WeirError for ERROR. `final` is True in the last Events of a batch: its place is free again and
+    bytes, a Block or a value. An output that is a WeirError is the entry's end: its kind is ERROR, whatever the argument says,
+    so that no error can pass for an answer. `final` is True in the last Events of a batch: its place is free again and
     `timing` is set. Each entry has then had exactly one DONE, ERROR or END, except entries that were cancelled. `measured` is what the
     model's own metrics have become meanwhile.
     """
@@ -273,10 +276,28 @@ class Events:
         self.batch_id = batch_id
         self.outputs = outputs
         self.indices = indices
-        self.kinds = kinds
+        self.kinds = _with_errors(outputs, kinds) if has_failed(outputs) else kinds
         self.final = final
         self.timing = timing
         self.measured = measured
+
+    def failed(self) -> list[int]:
+        """Return the entries that have failed."""
+        if self.kinds is None:
+            return []
+        indices = range(len(self.kinds)) if self.indices is None else self.indices
+        return [index for index, kind in zip(indices, self.kinds, strict=True) if kind == EventKind.ERROR]
+
+
+def has_failed(column: list[Any]) -> bool:
+    """Tell whether an entry of `column`, which has values and errors, is an error."""
+    return any(issubclass(kind, WeirError) for kind in set(map(type, column)))
+
+
+def _with_errors(outputs: list[Any], kinds: Sequence[int] | None) -> list[int]:
+    known = [EventKind.DONE] * len(outputs) if kinds is None else kinds
+    pairs = zip(outputs, known, strict=True)
+    return [EventKind.ERROR if isinstance(output, WeirError) else kind for output, kind in pairs]
 
 
 class Observer(Protocol):

@@ -145,7 +145,7 @@ class CoroutineExecutor(ExecutorBase):
             if not open_:
                 return _ended(batch, open_)
             errors: list[Any] = [*copies(_as_model_error(error), len(open_))]
-            return Events(batch.batch_id, errors, indices=sorted(open_), kinds=[EventKind.ERROR] * len(errors))
+            return Events(batch.batch_id, errors, indices=sorted(open_))
         finally:
             await steps.aclose()
         return _ended(batch, open_)
@@ -157,7 +157,7 @@ class CoroutineExecutor(ExecutorBase):
 
     def _failed(self, batch: Batch, error: Exception) -> Events:
         errors: list[Any] = [*copies(_as_model_error(error), len(batch.payloads))]
-        return Events(batch.batch_id, errors, kinds=[EventKind.ERROR] * len(errors))
+        return Events(batch.batch_id, errors)
 
 
 def _ended(batch: Batch, open_: set[int]) -> Events:

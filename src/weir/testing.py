@@ -21,7 +21,6 @@ from weir.messages import (
     OBJECT,
     Batch,
     Dispatch,
-    EventKind,
     Events,
     Kind,
     Observer,
@@ -352,9 +351,7 @@ class RecordingObserver(Observer):
 
 def whole(batch_id: int, outputs: list[Any]) -> Events:
     """Return the final events of a batch whose entries have these outputs; a WeirError fails its entry."""
-    kinds = [EventKind.ERROR if isinstance(output, WeirError) else EventKind.DONE for output in outputs]
-    failed = EventKind.ERROR in kinds
-    return Events(batch_id, outputs, kinds=kinds if failed else None, timing=Timing(0.0, 0.0, 0.0))
+    return Events(batch_id, outputs, timing=Timing(0.0, 0.0, 0.0))
 
 
 def decoded(payload: Any, content_type: str) -> Any:

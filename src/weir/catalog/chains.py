@@ -20,7 +20,7 @@ from weir.errors import (
     WeirError,
     brief,
 )
-from weir.messages import Batch, EventKind, Events, Request, Timing
+from weir.messages import Batch, Events, Request, Timing
 from weir.model import Model, Tensor, is_batched, is_tensor_model
 from weir.serving.calls import Call
 from weir.serving.generation import Generation
@@ -123,13 +123,12 @@ class ChainExecutor(ExecutorBase):
     def _ended(self, under_way: ChainBatch, indices: list[int], outputs: list[Any]) -> None:
         final = not under_way.tasks
         batch_id = under_way.batch.batch_id
-        kinds = [EventKind.ERROR if isinstance(output, WeirError) else EventKind.DONE for output in outputs]
         timing = Timing(0.0, self._now() - under_way.began, 0.0) if final else None
         if final:
             del self._batches[batch_id]
             self._state.in_flight -= 1
         if final or indices:
-            events = Events(batch_id, outputs, indices=indices, kinds=kinds, final=final, timing=timing)
+            events = Events(batch_id, outputs, indices=indices, final=final, timing=timing)
             # Not at once: the code that cancelled the entry is still running.
             asyncio.get_running_loop().call_soon(self._listener.received, 0, events)
 

@@ -28,10 +28,11 @@ from weir.errors import (
     Overloaded,
     WeirError,
 )
-from weir.messages import Batch, Dispatch, EventKind, Events, Request, Wakeup, takes_bulk_only
+from weir.messages import Batch, Dispatch, Events, Request, Wakeup, takes_bulk_only
 from weir.metrics import MetricReport
 from weir.serving.delivery import Delivery, discard, logger
 from weir.workers.executor import Block, Executor
+from weir.workers.run.steps import copies
 
 if TYPE_CHECKING:
     from weir.serving.loop_spin import Alertness
@@ -498,6 +499,9 @@ class Driver:
             self._poll(Wakeup.WORKER, now)
         refused = self._delivery.give_parts(dispatch, events, now) if self.streaming else ()
         self._delivery.give(dispatch, events, now)
+        if not events.final and (failed := events.failed()):
+            # The worker may not know: a part of a stream may have been lost on its way here.
+            self.executor.cancel(worker, events.batch_id, failed)
         if self._alertness is not None:
             self._alertness.expect(now, now)
         for request, error in refused:
@@ -617,8 +621,7 @@ class Driver:
     def _could_not_run(self, dispatch: Dispatch, batch: Batch, error: Exception) -> None:
         logger.exception("batch %d could not be handed to worker %d", dispatch.batch_id, dispatch.worker)
         failure = error if isinstance(error, WeirError) else ModelError(f"the batch could not be run: {error!r}")
-        count = len(batch.payloads)
-        events = Events(batch.batch_id, [failure] * count, kinds=[EventKind.ERROR] * count)
+        events = Events(batch.batch_id, [*copies(failure, len(batch.payloads))])
         # Not at once: the batcher is still returning dispatches.
         self._loop.call_soon(self.received, dispatch.worker, events)
 

@@ -142,20 +142,15 @@ class HookedBatch:
         """Return the final events of the batch."""
         indices = [index for index, output in enumerate(self._outputs) if output is not MISSING]
         outputs = [self._outputs[index] for index in indices]
-        kinds = [self._kind(index) for index in indices]
+        kinds = [self._kinds.get(index, EventKind.DONE) for index in indices]
         whole = None if len(indices) == len(self._outputs) else indices
         return Events(
             self.batch_id,
             outputs,
             indices=whole,
-            kinds=kinds if any(kind != EventKind.DONE for kind in kinds) else None,
+            kinds=kinds if EventKind.END in kinds else None,
             timing=self._timing,
         )
-
-    def _kind(self, index: int) -> int:
-        if isinstance(self._outputs[index], WeirError):
-            return EventKind.ERROR
-        return EventKind.END if self._kinds.get(index) == EventKind.END else EventKind.DONE
 
     def _open(self) -> list[int]:
         return [index for index, output in enumerate(self._outputs) if output is MISSING]

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from weir.errors import ModelError, SettingsError, WeirError
-from weir.messages import Batch, EventKind, Events, Timing
+from weir.messages import Batch, Events, Timing
 from weir.metrics import MetricReport
 from weir.model import Model, overrides
 from weir.workers.executor import ExecutorBase, Listener, TimeLimit, free_index
@@ -92,9 +92,8 @@ def not_loaded(error: BaseException, name: str, index: int) -> WeirError:
 
 def all_failed(batch: Batch, error: BaseException) -> Events:
     """Return the final events of a batch that did not run to its end because of `error`."""
-    count = len(batch.payloads)
-    outputs: list[Any] = [*copies(model_error("the worker", error), count)]
-    return Events(batch.batch_id, outputs, kinds=[EventKind.ERROR] * count, timing=Timing(0.0, 0.0, 0.0))
+    outputs: list[Any] = [*copies(model_error("the worker", error), len(batch.payloads))]
+    return Events(batch.batch_id, outputs, timing=Timing(0.0, 0.0, 0.0))
 
 
 class InlineExecutor(ExecutorBase):

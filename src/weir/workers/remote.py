@@ -30,7 +30,7 @@ from weir.errors import (
     ValidationFailed,
     WeirError,
 )
-from weir.messages import JSON, LENT, MSGPACK, OBJECT, OCTETS, Batch, EventKind, Events, Timing
+from weir.messages import JSON, LENT, MSGPACK, OBJECT, OCTETS, Batch, Events, Timing
 from weir.model import Model, is_tensor_model
 from weir.wire.frames import FrameError
 from weir.wire.lockstep import (
@@ -92,10 +92,7 @@ class LockstepBatch:
             outputs[index] = self._output(index, reply.bodies[place], place in reply.failed)
         for index, error in self._unsent.items():
             outputs[index] = error
-        kinds = [EventKind.ERROR if isinstance(output, WeirError) else EventKind.DONE for output in outputs]
-        return Events(
-            self.batch_id, outputs, kinds=kinds if EventKind.ERROR in kinds else None, timing=Timing(0.0, seconds, 0.0)
-        )
+        return Events(self.batch_id, outputs, timing=Timing(0.0, seconds, 0.0))
 
     def _body(self, index: int, payload: Any) -> bytes:
         if isinstance(payload, (bytes, bytearray, memoryview)):

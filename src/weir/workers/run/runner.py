@@ -32,7 +32,6 @@ from weir.workers.run.steps import (
     copies,
     each,
     fault_of,
-    has_failed,
     model_error,
     takes,
 )
@@ -179,8 +178,7 @@ class Runner:
         answers = self._prediction.postprocess(answers, column)
         outputs = self._writer.write(answers, prepared.accepts, prepared.heads)
         timing = Timing(prepared.seconds, predicted - began, perf_counter() - predicted)
-        kinds = _kinds(outputs) if has_failed(outputs) else None
-        return Events(prepared.batch_id, outputs, kinds=kinds, timing=timing, measured=self.measured())
+        return Events(prepared.batch_id, outputs, timing=timing, measured=self.measured())
 
     def stream(
         self, prepared: PreparedBatch, cancelled: Container[int] = (), restarted: Callable[[], None] | None = None
@@ -238,10 +236,6 @@ def _without(column: ValuesOrErrors, cancelled: Container[int]) -> ValuesOrError
 
 def _nothing() -> None:
     pass
-
-
-def _kinds(outputs: ValuesOrErrors) -> list[EventKind]:
-    return [EventKind.ERROR if isinstance(output, WeirError) else EventKind.DONE for output in outputs]
 
 
 MOST_HOSTED = 1024  # models in one worker
@@ -415,8 +409,7 @@ class StreamingRun:
         batch_id, column = prepared.batch_id, prepared.column
         refused = [entry for entry, value in enumerate(column) if isinstance(value, WeirError)]
         if refused:
-            outputs = [column[entry] for entry in refused]
-            yield Events(batch_id, outputs, indices=refused, kinds=[EventKind.ERROR] * len(refused), final=False)
+            yield Events(batch_id, [column[entry] for entry in refused], indices=refused, final=False)
         entries = [entry for entry, value in enumerate(column) if not isinstance(value, WeirError)]
         clock = _Clock()
         ends = yield from self._run(_StreamedBatch(prepared, cancelled, restarted, clock), entries)
@@ -504,10 +497,11 @@ class StreamingRun:
         last = [isinstance(answers[place], Last) for place in places]
         values = [answers[place].answer if final else answers[place] for place, final in zip(places, last, strict=True)]
         outputs = self._written(batch, entries, values)
-        kinds = [_kind(output, final) for output, final in zip(outputs, last, strict=True)]
-        course.ended([place for place, kind in zip(places, kinds, strict=True) if kind != EventKind.PART])
+        kinds = [EventKind.DONE if final else EventKind.PART for final in last]
+        events = Events(batch.prepared.batch_id, outputs, indices=entries, kinds=kinds, final=False)
+        course.ended([place for place, kind in zip(places, events.kinds or (), strict=True) if kind != EventKind.PART])
         batch.clock.postprocess += perf_counter() - began
-        return Events(batch.prepared.batch_id, outputs, indices=entries, kinds=kinds, final=False)
+        return events
 
     def _written(self, batch: "_StreamedBatch", entries: list[int], values: ValuesOrErrors) -> ValuesOrErrors:
         if self._check is not None:
@@ -558,8 +552,7 @@ class _Failed(Exception):
 def _ends_of(batch_id: int, ends: Ends, *, final: bool, timing: Timing | None = None) -> Events:
     count = len(ends.entries)
     outputs: list[Any] = [b""] * count if ends.error is None else [*copies(ends.error, count)]
-    kinds = [EventKind.END if ends.error is None else EventKind.ERROR] * count
-    return Events(batch_id, outputs, indices=ends.entries, kinds=kinds, final=final, timing=timing)
+    return Events(batch_id, outputs, indices=ends.entries, kinds=[EventKind.END] * count, final=final, timing=timing)
 
 
 def _place(index: Any, count: int) -> int:
@@ -571,12 +564,6 @@ def _place(index: Any, count: int) -> int:
     if not 0 <= place < count:
         raise _Failed(ModelError(f"predict yielded an answer to item {index!r:.100} of a batch of {count}"))
     return place
-
-
-def _kind(output: Any, last: bool) -> EventKind:
-    if isinstance(output, WeirError):
-        return EventKind.ERROR
-    return EventKind.DONE if last else EventKind.PART
 
 
 def _tensor_check(model: Model) -> Callable[[Any], Any]:

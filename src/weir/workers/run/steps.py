@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from weir.errors import InvalidRequest, ModelError, WeirError
+from weir.messages import has_failed
 from weir.model import Model, is_tensor_model, overrides
 
 # In a worker process these exceptions end it, which the server notices. Any other, a Rust panic or a CancelledError too, is an error of the
@@ -96,11 +97,6 @@ class PreparedBatch(NamedTuple):
     column: ValuesOrErrors
     heads: ValuesOrErrors | None
     seconds: float
-
-
-def has_failed(column: ValuesOrErrors) -> bool:
-    """Tell whether an entry of `column` has failed."""
-    return any(issubclass(kind, WeirError) for kind in set(map(type, column)))
 
 
 def each(
