@@ -118,7 +118,7 @@ def test_the_fast_lane_answers_as_the_application_does(path: str, said: dict[str
 
 
 @pytest.mark.parametrize("error", [
-    Overloaded("full", retry_after=2.0), DeadlineExceeded("late"), ModelError("no"), ValueError("a bug"),
+    Overloaded("full", retry_after=2.0), DeadlineExceeded("late"), ModelError("no"), Cancelled("gone"), ValueError("a bug"),
 ])  # fmt: skip
 @pytest.mark.parametrize("path", [OPENAI, ENCODE])
 def test_errors_of_the_encoder_have_the_shape_of_the_endpoint(
@@ -136,17 +136,6 @@ def test_errors_of_the_encoder_have_the_shape_of_the_endpoint(
     document = answer.json()
     assert set(document) >= ({"error"} if path == OPENAI else {"id", "type", "description", "status"})
     assert ("a bug" in caplog.text) == isinstance(error, ValueError) and "a bug" not in answer.text
-
-
-def test_who_has_been_given_up_has_the_connection_closed() -> None:
-    async def main() -> None:
-        encoder = HashingEncoder()
-        encoder.error = Cancelled("gone")
-        async with served(encoder) as server, dialled(server) as (reader, writer):
-            writer.write(request(OPENAI, {"input": "a"}))
-            assert await reader.read() == b""
-
-    asyncio.run(main())
 
 
 def test_small_calls_stay_on_it(handed_over: list[bytes]) -> None:

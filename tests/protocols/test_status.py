@@ -3,7 +3,8 @@
 import pytest
 
 from weir import errors
-from weir.protocols.status import grpc_code, http_code
+from weir.frontends.http.fast.shared import Heads
+from weir.protocols.status import grpc_code, http_code, phrase
 
 EXPECTED = [
     (errors.InvalidRequest, 400, "INVALID_ARGUMENT"),
@@ -49,3 +50,11 @@ def test_every_error_is_in_the_list() -> None:
         if isinstance(kind, type) and issubclass(kind, errors.WeirError) and not kind.__subclasses__()
     }
     assert leaves <= listed | {errors.ModelError}
+
+
+@pytest.mark.parametrize(
+    ("status", "line"), [(499, b"499 Client Closed Request"), (599, b"599 "), (404, b"404 Not Found")]
+)
+def test_each_status_has_a_line_also_one_that_nobody_has_named(status: int, line: bytes) -> None:
+    assert Heads().head(status, [], 0, close=False).startswith(b"HTTP/1.1 " + line + b"\r\n")
+    assert phrase(status) == line.decode()[4:]

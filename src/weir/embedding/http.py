@@ -17,8 +17,8 @@ from starlette.types import Send
 from weir.embedding.encoder import SMALL_REQUEST
 from weir.embedding.exchange import EmbeddingContext, TextExchange, check_client, mark_headers
 from weir.embedding.texts import Encoded, TextOutput
-from weir.errors import Cancelled, WeirError
-from weir.frontends.http.asgi import AsgiCall, identified, unless_left
+from weir.errors import WeirError
+from weir.frontends.http.asgi import AsgiCall, ClientLeft, identified, unless_left
 from weir.frontends.http.openapi import described_headers, operation
 from weir.messages import JSON
 from weir.protocols.account import CLAIM
@@ -182,7 +182,7 @@ class HttpTexts:
             head.apply_to(exchange, call.peer)
             encoded = await unless_left(exchange.vectors(), call.receive)
             return await self._answer_call(exchange, encoded, head, call)
-        except Cancelled:
+        except ClientLeft:
             return None
         except WeirError as error:
             return self.refusal(error, exchange)
@@ -327,8 +327,6 @@ class FastTextRequest:
         """Answer the request with the vector of its only text, or with its error."""
         self._withdraw = None
         texts, exchange = self._texts, self._exchange
-        if isinstance(encoded, Cancelled):
-            return self._connection.abort()
         if isinstance(encoded, WeirError):
             return self._answer(texts.refusal(encoded, exchange))
         if self._head.accept_coding and _size(encoded) > texts.context.http.compress_above:
@@ -350,8 +348,6 @@ class FastTextRequest:
                 CLAIM.set(claim)
                 encoded = encoded or await exchange.vectors()
                 answer = await texts.answer(exchange, encoded, self._head, len(self.payload))
-        except Cancelled:
-            return self._connection.abort()
         except Exception as error:
             answer = self._failed(error)
         self._answer(answer)

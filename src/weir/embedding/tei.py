@@ -48,7 +48,7 @@ from weir.errors import (
     WeirError,
     brief,
 )
-from weir.frontends.http.asgi import AsgiCall, Endpoint, unless_left
+from weir.frontends.http.asgi import AsgiCall, ClientLeft, Endpoint, unless_left
 from weir.frontends.http.openapi import operation
 from weir.protocols.response import Headers, HttpResponse, encode_safely, error_headers, error_value
 from weir.protocols.status import http_code
@@ -427,7 +427,7 @@ class Tei:
         _check_count(len(instances), "instances", self._context)
         try:
             answers = await unless_left(self._answers(call, instances), call.receive)
-        except Cancelled:
+        except ClientLeft:
             return None
         wrong = next((answer for answer in answers if answer.status != 200), None)
         body = b'{"predictions":[%b]}' % b",".join(answer.body for answer in answers)

@@ -258,7 +258,7 @@ class Session:
             self._claim.give(size)
             if not isinstance(error, WeirError):
                 _log.exception("a request for %s cannot be taken", request.model)
-            self.post_failure(request.id, error if isinstance(error, WeirError) else WeirError("internal error"))
+            self.post_failure(request.id, error if isinstance(error, WeirError) else InternalError("internal error"))
             return
         task = asyncio.ensure_future(self._answer(request, received))
         self._under_way[request.id] = task
@@ -392,7 +392,7 @@ class Session:
                 raise
             except Exception as error:
                 _log.exception("an answer of %s cannot be written", request.model)
-                raise WeirError("internal error") from error
+                raise InternalError("internal error") from error
         except WeirError as error:
             self.post_failure(request.id, error)
         except WebSocketDisconnect:
@@ -447,6 +447,10 @@ class Session:
             self._main.cancel()
 
 
+class InternalError(WeirError):
+    """What a client hears of an exception that is not Weir's."""
+
+
 def _given_up() -> Cancelled:
     return Cancelled("the client has cancelled the request")
 
@@ -456,14 +460,13 @@ def _shown(request: InferenceRequest, error: Exception) -> WeirError:
     if isinstance(error, WeirError):
         return error
     _log.error("an answer of %s cannot be written", request.model, exc_info=error)
-    return WeirError("internal error")
+    return InternalError("internal error")
 
 
 def _failure(id: str, error: WeirError) -> str:
     """Return the message that reports the error of the request `id`."""
     wait = (error.retry_after or 0.0) if isinstance(error, CapacityError) else None
-    kind = "InternalError" if type(error) is WeirError else type(error).__name__
-    return write_failure(ErrorMessage(bounded(error.message), id, kind, kserve_code(error), wait))
+    return write_failure(ErrorMessage(bounded(error.message), id, type(error).__name__, kserve_code(error), wait))
 
 
 async def _id_of(message: Message) -> str:

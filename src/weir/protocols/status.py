@@ -1,5 +1,6 @@
 """The table of status codes by error. No other module maps an error to a code."""
 
+from http import HTTPStatus
 from typing import NamedTuple
 
 from weir import errors
@@ -12,7 +13,8 @@ class Codes(NamedTuple):
     grpc: str
 
 
-# An error without an entry has the codes of its nearest ancestor. HTTP 499 appears in metrics only: nothing can be sent, for the connection is gone.
+# An error without an entry has the codes of its nearest ancestor. 499 is nginx's code for a caller that has left: metrics have it for those,
+# and a response if a model itself says that a request was cancelled.
 TABLE: dict[type[BaseException], Codes] = {
     errors.RequestError: Codes(400, "INVALID_ARGUMENT"),
     errors.ValidationFailed: Codes(422, "INVALID_ARGUMENT"),
@@ -34,6 +36,14 @@ TABLE: dict[type[BaseException], Codes] = {
 
 # The head of a request exceeds `max_header_size` (RFC 6585, section 5). The 413 of TooLarge is for bodies.
 HEAD_TOO_LARGE = 431
+
+
+_PHRASES = {499: "Client Closed Request"} | {status.value: status.phrase for status in HTTPStatus}
+
+
+def phrase(http_code: int) -> str:
+    """Return the reason phrase of an HTTP status; "" for one that nobody has named (RFC 9112, section 4)."""
+    return _PHRASES.get(http_code, "")
 
 
 def codes(error: BaseException) -> Codes:

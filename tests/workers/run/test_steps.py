@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.workers.runs import run
 
 from weir.errors import Cancelled, InvalidRequest, ModelError, ValidationFailed
+from weir.messages import has_failed
 from weir.model import Model, Tensor
 from weir.workers.run.steps import (
     ENDS_THE_PROCESS,
@@ -20,7 +21,6 @@ from weir.workers.run.steps import (
     copies,
     each,
     fault_of,
-    has_failed,
     judge_of,
     model_error,
     takes,

@@ -59,7 +59,7 @@ class Body:
 
     async def unless_left(self, work: Coroutine[Any, Any, T]) -> T | None:
         """Return the result of `work`, or None if the client leaves; `work` is cancelled then. The whole body must have been read."""
-        with suppress(Cancelled):
+        with suppress(ClientLeft):
             return await unless_left(work, self._receive)
         return None
 
@@ -123,8 +123,12 @@ async def discard_body(receive: Receive, within: float) -> None:
         return
 
 
+class ClientLeft(Cancelled):
+    """The client of an ASGI call left before its response, so that nothing is sent. What a model raises is never of this class."""
+
+
 async def unless_left(work: Coroutine[Any, Any, T], receive: Receive) -> T:
-    """Return the result of `work`. If the client leaves, `work` is cancelled and Cancelled is raised. The body must have been read."""
+    """Return the result of `work`. If the client leaves, `work` is cancelled and ClientLeft is raised. The body must have been read."""
     task = asyncio.current_task()
     assert task is not None  # coroutines run in one
     left, at_work = False, True
@@ -141,7 +145,7 @@ async def unless_left(work: Coroutine[Any, Any, T], receive: Receive) -> T:
         return await work
     except asyncio.CancelledError:
         if left and not task.uncancel():  # no other cancellation is pending
-            raise Cancelled("the caller left") from None
+            raise ClientLeft("the caller left") from None
         raise
     finally:
         at_work = False
@@ -442,7 +446,7 @@ class AsgiInference:
         del body  # only the protocol refers to it now, and frees it as soon as it has been parsed
         try:
             answer = await unless_left(work, receive)
-        except Cancelled:
+        except ClientLeft:
             return
         CURRENT.set(exchange.trace)
         if isinstance(answer, EventSource):

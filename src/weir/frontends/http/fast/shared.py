@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from email.utils import formatdate
-from http import HTTPStatus
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from weir.errors import WeirError
@@ -25,6 +25,7 @@ from weir.protocols.access import Access
 from weir.protocols.account import Account, Claim
 from weir.protocols.native import FRONTEND
 from weir.protocols.settings import HttpSettings
+from weir.protocols.status import phrase
 from weir.workers.executor import Block
 
 if TYPE_CHECKING:
@@ -33,7 +34,10 @@ if TYPE_CHECKING:
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
-_STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
+
+@lru_cache
+def _status_line(status: int) -> bytes:
+    return f"HTTP/1.1 {status} {phrase(status)}\r\n".encode()
 
 
 class Heads:
@@ -68,7 +72,7 @@ class Heads:
             if known is None:
                 known = self._alone[content_type] = self.plain_head(content_type.decode("latin-1"))
             return b"%b%d\r\n\r\n" % (known, length)
-        lines = [_STATUS_LINES[status], b"date: %b\r\n" % self.date]
+        lines = [_status_line(status), b"date: %b\r\n" % self.date]
         lines += [b"%b: %b\r\n" % header for header in headers]
         lines.append(b"content-length: %d\r\n%b\r\n" % (length, b"connection: close\r\n" if close else b""))
         return b"".join(lines)

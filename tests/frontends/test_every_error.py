@@ -1,0 +1,226 @@
+"""Every class of error, through every protocol and every channel, is answered with its codes: there is one table (protocols/status.py)."""
+
+import asyncio
+import json
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import grpc
+import httpx
+import numpy
+import pytest
+from tests.frontends.http.servers import running
+from websockets.sync.client import connect
+
+import weir
+from weir import Model, Tensor, errors
+from weir.catalog.registry import Registry
+from weir.client import GrpcClient, HttpClient, WebSocketClient
+from weir.errors import WeirError
+from weir.protocols.settings import HttpSettings
+from weir.protocols.status import grpc_code, http_code, kserve_code
+from weir.serving.service import Service
+from weir.wire.sse import EventParser
+
+KINDS = sorted(
+    (kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, WeirError)), key=lambda kind: kind.__name__
+)  # fmt: skip
+KINDS = [kind for kind in KINDS if not kind.__name__.startswith("_")]
+NAMES = [kind.__name__ for kind in KINDS]
+
+
+def error_of(name: str) -> WeirError:
+    """Return an error of the class `name`."""
+    error: WeirError = getattr(errors, name)(f"it is {name}")
+    return error
+
+
+class Items(Model):
+    """Answers with the error whose class it gets, and with anything else as it is."""
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        return [error_of(item) if item in NAMES else item for item in batch]
+
+
+class Raises(Model):
+    """Raises the error whose class it gets."""
+
+    max_batch_size = 1
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        raise error_of(batch[0])
+
+
+class Rows(Model):
+    """Raises the error whose number it gets."""
+
+    inputs = (Tensor("x", "INT32", (-1,)),)
+    outputs = (Tensor("y", "INT32", (-1,)),)
+    max_batch_size = 1
+
+    def predict(self, batch: dict[str, Any]) -> dict[str, Any]:
+        raise error_of(NAMES[int(batch["x"][0])])
+
+
+class Stream(Model):
+    """Gives the parts before the last item, and ends with the error whose class that is."""
+
+    streaming = True
+
+    def predict(self, batch: list[Any]) -> Generator[dict[int, Any], Any, None]:
+        for place, item in enumerate(batch):
+            for part in item[:-1]:
+                yield {place: part}
+            yield {place: error_of(item[-1])}
+
+
+SERVED = (Items, Raises, Rows, Stream)
+
+
+class Server:
+    """A running server with every channel."""
+
+    def __init__(self, http: str, grpc_address: str, asgi: str) -> None:
+        self.http = http
+        self.channels = {
+            "fast": httpx.Client(base_url=http, timeout=20),
+            "asgi": httpx.Client(base_url=asgi, timeout=20),
+        }
+        self.grpc = grpc_address
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with ExitStack() as stack:
+        hosted = stack.enter_context(weir.running(*SERVED, executor="inline", grpc_port=0, log_level="error"))
+        registry = Registry([Service(model, executor="inline") for model in SERVED])
+        asgi = stack.enter_context(running("asgi", registry, HttpSettings(port=0)))
+        _, rpc = hosted.addresses
+        server = Server(hosted.address, rpc.partition("://")[2] or rpc, asgi.url)
+        yield server
+        for client in server.channels.values():
+            client.close()
+
+
+every_error = pytest.mark.parametrize("kind", KINDS)
+every_channel = pytest.mark.parametrize("channel", ["fast", "asgi"])
+FORMS: dict[str, Callable[[type[WeirError]], tuple[str, Any]]] = {
+    "an item": lambda kind: ("/infer/items", kind.__name__),
+    "a model that raises": lambda kind: ("/infer/raises", kind.__name__),
+    "tensors": lambda kind: ("/infer/rows", {"x": [KINDS.index(kind)]}),
+    "a stream": lambda kind: ("/infer/stream", [kind.__name__]),
+}
+
+
+@every_error
+@every_channel
+@pytest.mark.parametrize("form", FORMS)
+def test_over_http(server: Server, kind: type[WeirError], channel: str, form: str) -> None:
+    path, body = FORMS[form](kind)
+    answer = server.channels[channel].post(path, json=body)
+    assert answer.status_code == http_code(kind())
+    assert answer.json()["error"]["type"] == kind.__name__
+
+
+@every_error
+@every_channel
+def test_in_a_list(server: Server, kind: type[WeirError], channel: str) -> None:
+    answer = server.channels[channel].post("/infer/items/batch", json=["good", kind.__name__])
+    good, bad = answer.json()
+    assert answer.status_code == 200 and good == {"output": "good"}
+    assert (bad["code"], bad["error"]["type"]) == (http_code(kind()), kind.__name__)
+
+
+@every_error
+@every_channel
+@pytest.mark.parametrize("path", ["/infer/stream", "/v2/models/stream/infer_stream"])
+def test_in_the_midst_of_a_stream(server: Server, kind: type[WeirError], channel: str, path: str) -> None:
+    item = ["good", kind.__name__]
+    body = kserve_item(json.dumps(item)) if path.startswith("/v2") else item
+    answer = server.channels[channel].post(path, json=body)
+    good, bad = EventParser().feed(answer.content)
+    assert (answer.status_code, good.name, bad.name) == (200, "message", "error")
+    error = json.loads(bad.data)
+    assert kind.__name__ == (error["type"] if path.startswith("/v2") else error["error"]["type"])
+
+
+def kserve_item(document: str) -> dict[str, Any]:
+    """Return a request for one item."""
+    return {"inputs": [{"name": "input", "datatype": "BYTES", "shape": [1], "data": [document]}]}
+
+
+KSERVE: dict[str, Callable[[type[WeirError]], tuple[str, Any]]] = {
+    "an item": lambda kind: ("items/infer", kserve_item(json.dumps(kind.__name__))),
+    "a model that raises": lambda kind: ("raises/infer", kserve_item(json.dumps(kind.__name__))),
+    "tensors": lambda kind: (
+        "rows/infer", {"inputs": [{"name": "x", "datatype": "INT32", "shape": [1], "data": [KINDS.index(kind)]}]}
+    ),
+    "a stream": lambda kind: ("stream/infer_stream", kserve_item(json.dumps([kind.__name__]))),
+}  # fmt: skip
+
+
+@every_error
+@every_channel
+@pytest.mark.parametrize("form", KSERVE)
+def test_over_the_open_inference_protocol(server: Server, kind: type[WeirError], channel: str, form: str) -> None:
+    path, body = KSERVE[form](kind)
+    answer = server.channels[channel].post(f"/v2/models/{path}", json=body)
+    assert answer.status_code == kserve_code(kind())
+    assert f"it is {kind.__name__}" in answer.json()["error"]
+
+
+@every_error
+@pytest.mark.parametrize("form", ["items", "stream"])
+def test_over_websocket(server: Server, kind: type[WeirError], form: str) -> None:
+    document = json.dumps(kind.__name__ if form == "items" else [kind.__name__])
+    with connect(f"ws{server.http[4:]}/v2/ws", close_timeout=1) as client:
+        client.send(json.dumps({"model_name": form, "id": "1", **kserve_item(document)}))
+        error = json.loads(client.recv(20))
+    assert (error["status"], error["type"]) == (kserve_code(kind()), kind.__name__)
+
+
+CLIENTS: dict[str, Callable[[Server], Any]] = {
+    "http": lambda server: HttpClient(server.http),
+    "grpc": lambda server: GrpcClient(server.grpc),
+    "websocket": lambda server: WebSocketClient(server.http),
+}
+
+
+@every_error
+@pytest.mark.parametrize("name", CLIENTS)
+def test_each_client_raises_the_same_class(server: Server, kind: type[WeirError], name: str) -> None:
+    with CLIENTS[name](server) as client:
+        extras = {} if name == "websocket" else {"timeout": 20.0}
+        for model, item in (("items", kind.__name__), ("rows", {"x": numpy.array([KINDS.index(kind)], "int32")})):
+            with pytest.raises(WeirError, match=f"it is {kind.__name__}") as caught:
+                client.infer(model, item, **extras)
+            assert type(caught.value) is kind
+        with pytest.raises(WeirError) as caught:
+            list(client.stream("stream", ["good", kind.__name__]))
+        assert type(caught.value) is kind
+
+
+@every_error
+def test_the_code_of_grpc(server: Server, kind: type[WeirError]) -> None:
+    from tests.frontends.grpc.kit import INFER, item
+
+    from weir.wire.kserve_grpc import write_request
+
+    channel: Any
+    with grpc.insecure_channel(server.grpc) as channel, pytest.raises(grpc.RpcError) as caught:
+        channel.unary_unary(INFER)(write_request(item(json.dumps(kind.__name__).encode(), "items")), timeout=20)
+    assert caught.value.code().name == grpc_code(kind())
+
+
+@every_error
+def test_in_the_program_itself(kind: type[WeirError]) -> None:
+    async def main() -> None:
+        async with Service(Items, executor="inline") as service:
+            with pytest.raises(WeirError) as caught:
+                await service.infer(kind.__name__)
+            assert type(caught.value) is kind
+            _, error = await service.infer_many([1, kind.__name__], return_errors=True)
+            assert type(error) is kind
+
+    asyncio.run(main())
