@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weir.errors import ModelError, RequestError, SettingsError
+from weir.numerics import isotonic, monotone_curve
 from weir.policy.cost.profile import Profile
 from weir.profiling.energy import Energy, Meter, judged, modelled, read_energy, windows
 from weir.profiling.items import Items, ProfilingSettings
@@ -122,19 +123,15 @@ def monotone_table(values: Mapping[int, float], errors: Mapping[int, float], max
     interpolation", SIAM Journal on Numerical Analysis 17, 1980), which adds no bumps and keeps level parts level.
     Beyond the smallest and the largest size the table is level.
     """
-    from scipy.interpolate import PchipInterpolator
-    from scipy.optimize import isotonic_regression
-
-    sizes = np.array(sorted(values))
+    sizes = np.array(sorted(values), np.float64)
     measured = np.array([values[size] for size in sizes])
     floor = 1e-6 * float(measured.max())  # an error of 0 would have an infinite weight
     weights = np.array([max(errors[size], floor) ** -2.0 for size in sizes])
-    rising = isotonic_regression(measured, weights=weights / weights.max()).x
+    rising = isotonic(measured, weights / weights.max())
     if len(sizes) == 1:
         return np.full(max_batch_size, rising[0])
-    wanted = np.clip(np.arange(1, max_batch_size + 1), sizes[0], sizes[-1])
-    table: Floats = PchipInterpolator(sizes, rising)(wanted)
-    return np.maximum.accumulate(table)  # rounding
+    wanted = np.clip(np.arange(1.0, max_batch_size + 1.0), sizes[0], sizes[-1])
+    return np.maximum.accumulate(monotone_curve(sizes, rising, wanted))  # rounding
 
 
 def linear_table(values: Mapping[int, float], max_batch_size: int) -> Floats:

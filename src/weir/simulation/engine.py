@@ -9,6 +9,7 @@ Instants and durations are in seconds.
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from heapq import heappop, heappush
 from itertools import repeat
 from math import inf, nan
@@ -22,6 +23,7 @@ from weir.batching.request_state import begin
 from weir.batching.settings import BatchingSettings
 from weir.errors import DeadlineExceeded, Overloaded, WeirError
 from weir.messages import OBJECT, Dispatch, Kind, Wakeup, takes_bulk_only
+from weir.numerics import GammaQuantile
 from weir.policy.cost.profile import Profile
 from weir.policy.decision import Policy
 from weir.simulation.arrivals import Floats, Ints
@@ -236,6 +238,7 @@ BLOCK = 16_384  # requests whose random numbers are drawn at once
 KEPT = 16  # blocks that are kept; others are drawn again, with the same result
 STREAM = 2  # of the random generator; arrivals use 0 and searches 1, so that all are independent
 EXACT = 1e-4  # a smaller coefficient of variation counts as 0
+_quantile = lru_cache(256)(GammaQuantile)  # 55 KB each, made in milliseconds
 
 
 class ServiceTimes:
@@ -251,10 +254,6 @@ class ServiceTimes:
         self._mean: list[float] = [0.0, *(profile.service_time_ms / 1000.0).tolist()]
         self._shape: list[float] = [0.0, *(float(1.0 / cv**2) if cv > EXACT else 0.0 for cv in profile.cv)]
         self._luck: dict[int, list[float]] = {}
-        if any(self._shape):
-            from scipy.special import gammaincinv  # only where times are random
-
-            self._gamma = cast(Callable[[float, float], float], gammaincinv)
 
     def of(self, cut: Dispatch) -> float:
         """Return the seconds that the batch `cut` takes."""
@@ -265,7 +264,7 @@ class ServiceTimes:
         shape = self._shape[rows]
         if not shape:
             return self._mean[rows]
-        return self._mean[rows] * float(self._gamma(shape, self._share(index))) / shape
+        return self._mean[rows] * _quantile(shape)(self._share(index)) / shape
 
     def _share(self, index: int) -> float:
         """Return the random number of a request, uniform between 0 and 1."""

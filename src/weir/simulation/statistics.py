@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from weir.numerics import student_quantile
 from weir.simulation.arrivals import Floats, Ints
 
 LEVEL = 0.95
@@ -65,10 +66,9 @@ def half_width(observations: Floats) -> float:
         return inf
     joined, alike = _joined(observations)
     count = len(joined)
-    from scipy.special import stdtrit  # only intervals need scipy
 
     spread = float(np.std(joined, ddof=1)) * sqrt((1.0 + alike) / (1.0 - alike) / count)
-    return float(stdtrit(count - 1, 0.5 + LEVEL / 2.0)) * spread
+    return student_quantile(count - 1, 0.5 + LEVEL / 2.0) * spread
 
 
 def _joined(observations: Floats) -> tuple[Floats, float]:

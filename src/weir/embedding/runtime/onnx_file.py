@@ -11,6 +11,7 @@ from weir.embedding.recipe import WITH_CLASSIFIER, Pooling, Precision, Recipe, d
 from weir.embedding.runtime import CPU, RuntimeOptions, memory_limit
 from weir.embedding.runtime.onnx import CUDA, open_session
 from weir.errors import SettingsError
+from weir.numerics import erf
 
 if TYPE_CHECKING:
     from weir.embedding.checkpoint.reading import Checkpoint
@@ -157,8 +158,6 @@ def _sigmoid(value: Array) -> Array:
 
 
 def _gelu(value: Array) -> Array:
-    from scipy.special import erf
-
     found: Array = value * (1 + erf(value / np.sqrt(2))) / 2
     return found
 

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from weir.numerics import gamma_tail
 from weir.policy.cost.profile import Floats
 from weir.policy.solve.smdp import Actions, Continued, Costs, Served
 from weir.policy.solve.stationary import decay
@@ -263,11 +264,9 @@ def _later_than(ends: _Ends, weights: Floats, share: float, near: float) -> tupl
 
 def _tail(ends: _Ends, time: float) -> Floats:
     """Return for each row the probability that it ends later than `time` (ms); shape (N,)."""
-    from scipy.special import gammaincc  # a server does not need scipy to serve
-
     later = (ends.base > time).astype(np.float64)
     left = (time - ends.base) / np.where(ends.shape > 0.0, ends.scale, 1.0)
     far = ends.shape + 6.0 * np.sqrt(ends.shape) + 12.0
     some = np.flatnonzero((ends.shape > 0.0) & (left >= 0.0) & (left < far))
-    later[some] = gammaincc(ends.shape[some], left[some])
+    later[some] = gamma_tail(ends.shape[some], left[some])
     return later
