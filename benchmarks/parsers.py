@@ -36,7 +36,6 @@ from typing import IO, Any, NamedTuple
 import grpc
 import numpy as np
 import uvloop
-import zstandard
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -65,6 +64,7 @@ from weir.frontends.http.server import HttpServer
 from weir.frontends.websocket import WebSockets
 from weir.protocols.access import Control, ControlSettings
 from weir.protocols.account import Account
+from weir.protocols.content_negotiation import compress
 from weir.protocols.kserve.context import KserveContext
 from weir.protocols.settings import HttpSettings
 from weir.wire.kserve_grpc import ModelInferRequest
@@ -157,13 +157,13 @@ def elements(size: int) -> tuple[bytes, dict[str, str]]:
 def packed(size: int, coding: str, unit: bytes) -> tuple[bytes, dict[str, str]]:
     """Return a compressed list that has `size` bytes as it was."""
     plain = filled(unit, size)
-    data = zstandard.ZstdCompressor().compress(plain) if coding == "zstd" else gzip.compress(plain, 1)
+    data = compress(plain, coding)
     return data, {"Content-Encoding": coding}
 
 
 def members(size: int, coding: str) -> tuple[bytes, dict[str, str]]:
     """Return nothing, compressed again and again."""
-    made = {"gzip": gzip.compress(b""), "deflate": zlib.compress(b""), "zstd": zstandard.ZstdCompressor().compress(b"")}
+    made = {"gzip": gzip.compress(b""), "deflate": zlib.compress(b""), "zstd": compress(b"", "zstd")}
     return made[coding] * (size // len(made[coding])), {"Content-Encoding": coding}
 
 

@@ -11,17 +11,17 @@ import struct
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
 import grpc
-import zstandard
 from benchmarks.parsers import Ports, cases, message
 from tests.fuzz.growth import grpc_body, head, json_body, json_value, msgpack_body
 
 from weir.embedding.bert_as_service.zmtp import COMMAND, GREETING, LONG, MORE, frame, ready
+from weir.protocols.content_negotiation import compress
 
 CORPUS = Path(__file__).parent / "corpus"
 PATIENCE = 90.0  # seconds for an answer to what has come whole
@@ -108,7 +108,7 @@ def body(chance: Random, coding: str) -> bytes:
     """Return `data` compressed, perhaps badly."""
     plain = json_like(chance) if chance.random() < 0.7 else bytes(chance.choice((1000, 1 << 20)))
     makes: dict[str, Callable[[bytes], bytes]] = {
-        "gzip": gzip.compress, "deflate": zlib.compress, "zstd": zstandard.ZstdCompressor().compress, "br": bytes,
+        "gzip": gzip.compress, "deflate": zlib.compress, "zstd": partial(compress, coding="zstd"), "br": bytes,
     }  # fmt: skip
     make = makes[coding]
     packed = make(plain)

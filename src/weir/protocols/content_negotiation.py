@@ -1,14 +1,19 @@
 """Content types and compression: what the headers of a request declare, and what its response may use."""
 
 import gzip
+import sys
 import zlib
 from collections.abc import Sequence
-
-import zstandard
+from typing import Protocol
 
 from weir.errors import InvalidRequest, TooLarge, UnsupportedMediaType
 from weir.messages import JSON, MSGPACK, OCTETS
 from weir.model import Model, is_tensor_model, overrides
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 MAX_PREFERENCES = 64  # read of one header: each takes microseconds, and a head has room for thousands
 
@@ -119,11 +124,11 @@ def _weight(candidate: str, preferences: dict[str, float]) -> float:
 
 CODINGS = ("zstd", "gzip", "deflate")  # the best one first
 _WINDOWS = {"gzip": 31, "deflate": 15}  # `wbits` of zlib, which selects the format
-_MAX_WINDOW = 8 << 20  # bytes: the largest zstd window over HTTP (RFC 9659, section 3)
+_MAX_WINDOW_LOG = 23  # 8 MiB: the largest zstd window over HTTP (RFC 9659, section 3)
 # A gzip body may have several members, and a zstd body several frames. Each costs microseconds, however small it is. bgzip writes members
 # of 64 KiB, so that this limit allows it 640 MB.
 MAX_MEMBERS = 10_000
-# Bytes given to zlib at once. The pieces begin small, because zlib copies the bytes that follow a member in its piece.
+# Bytes given to the library at once. The pieces begin small, because it copies the bytes that follow a member in its piece.
 _FIRST_PIECE, _LARGEST_PIECE = 512, 256 << 10
 
 
@@ -153,7 +158,7 @@ def accepted_coding(value: str, offered: Sequence[str] = CODINGS) -> str:
 def compress(data: bytes, coding: str) -> bytes:
     """Return `data` compressed with `coding`, one of CODINGS."""
     if coding == "zstd":
-        return zstandard.ZstdCompressor(level=1).compress(data)
+        return zstd.compress(data, level=1)
     if coding == "deflate":
         return zlib.compress(data, level=1)
     return gzip.compress(data, compresslevel=1, mtime=0)
@@ -165,22 +170,45 @@ def decompress(data: bytes, coding: str, max_size: int) -> bytes:
     Raises TooLarge as soon as the result has more than `max_size` bytes, and InvalidRequest if `data` is damaged or cut short.
     """
     try:
-        plain = _unzstd(data, max_size + 1) if coding == "zstd" else _inflate(data, max_size + 1, _WINDOWS[coding])
-    except (zlib.error, zstandard.ZstdError) as error:
+        plain = _decompress(data, max_size + 1, coding)
+    except (zlib.error, zstd.ZstdError, _Damaged) as error:
         raise InvalidRequest(f"body: is not {coding}, as Content-Encoding says ({error})") from error
     if len(plain) > max_size:
         raise TooLarge(f"body: must be at most {max_size} bytes after decompression (max_body_size)")
     return plain
 
 
-def _inflate(data: bytes, limit: int, window: int) -> bytes:
+class _Damaged(Exception):
+    pass
+
+
+class _Member(Protocol):
+    """What reads one member of a gzip body, or one frame of a zstd body."""
+
+    @property
+    def eof(self) -> bool: ...
+
+    @property
+    def unused_data(self) -> bytes: ...
+
+    def decompress(self, data: memoryview, max_length: int, /) -> bytes: ...
+
+
+def _member(coding: str) -> _Member:
+    if coding == "zstd":
+        return zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: _MAX_WINDOW_LOG})
+    return zlib.decompressobj(wbits=_WINDOWS[coding])
+
+
+def _decompress(data: bytes, limit: int, coding: str) -> bytes:
+    """Return the first `limit` bytes, or all if there are fewer."""
     parts: list[bytes] = []
     rest, room, members = memoryview(data), limit, 0
     while rest and room > 0:
         members += 1
         if members > MAX_MEMBERS:
-            raise zlib.error(f"more than {MAX_MEMBERS} members")
-        member = zlib.decompressobj(wbits=window)
+            raise _Damaged(f"more than {MAX_MEMBERS} {'frames' if coding == 'zstd' else 'members'}")
+        member = _member(coding)
         size = _FIRST_PIECE
         while rest and room > 0 and not member.eof:
             piece = rest[:size]
@@ -189,27 +217,5 @@ def _inflate(data: bytes, limit: int, window: int) -> bytes:
             rest = rest[len(piece) - len(member.unused_data) :]
             size = min(2 * size, _LARGEST_PIECE)
         if room > 0 and not member.eof:
-            raise zlib.error("cut short")
-    return b"".join(parts)
-
-
-def _unzstd(data: bytes, limit: int) -> bytes:
-    parts: list[bytes] = []
-    room, frames = limit, 1
-    rest = memoryview(data)
-    frame = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW).decompressobj()
-    while rest and room > 0:
-        # 4 bytes can stand for a block of 128 KiB, and zstandard offers no limit of its output.
-        size = max(64, room >> 15)
-        chunk = rest[:size]
-        parts.append(frame.decompress(chunk))
-        room -= len(parts[-1])
-        rest = rest[len(chunk) - len(frame.unused_data) :]
-        if frame.eof and rest:
-            frames += 1
-            if frames > MAX_MEMBERS:
-                raise zstandard.ZstdError(f"more than {MAX_MEMBERS} frames")
-            frame = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW).decompressobj()
-    if room > 0 and not frame.eof:
-        raise zstandard.ZstdError("cut short")
+            raise _Damaged("cut short")
     return b"".join(parts)
