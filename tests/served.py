@@ -109,7 +109,8 @@ class Served:
     ) -> None:
         children = self.children()
         self.process.kill()
-        rest = self.process.stderr.read() if self.process.stderr else ""
+        log = self.process.stderr
+        rest = "" if log is None or log.closed else log.read()
         self.process.wait()
         for stream in (self.process.stdout, self.process.stderr):
             if stream is not None:

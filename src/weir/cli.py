@@ -7,6 +7,7 @@ Ctrl-C. What only one command needs is imported when it runs, so that `weir --he
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from types import MappingProxyType
 from typing import Annotated, Any
 
@@ -17,6 +18,7 @@ from weir.commands import COMMANDS
 from weir.commands.options import EPILOG, parameter, register, settings_of, settings_parameters, with_signature
 from weir.errors import ModelError, SettingsError, WeirError
 from weir.settings import TRUST, Declared, Settings, declared_settings
+from weir.telemetry.output import open_standard_descriptors
 
 FAILED, WRONG, INTERRUPTED = 1, 2, 130
 
@@ -33,6 +35,7 @@ cli = typer.Typer(name="weir", add_completion=False, pretty_exceptions_enable=Fa
 
 def main() -> None:
     """Run the command line and end the process with its exit code. This is the entry point of the distribution."""
+    open_standard_descriptors()
     try:
         code = cli(standalone_mode=False)
     except SettingsError as error:
@@ -40,7 +43,8 @@ def main() -> None:
     except typer.TyperException as error:
         code = _complain(error.format_message(), WRONG)
     except ModelError as error:
-        typer.echo(error.remote_traceback, err=True)
+        with suppress(OSError):
+            typer.echo(error.remote_traceback, err=True)
         code = _complain(error.message, FAILED)
     except (WeirError, OSError) as error:
         code = _complain(str(error), FAILED)
@@ -61,7 +65,8 @@ def _complain(text: str, code: int) -> int:
         with logging_to(TelemetrySettings(log_format="json")):
             get_logger("weir").critical(text)
     else:
-        typer.echo(f"weir: {text}", err=True)
+        with suppress(OSError):  # the exit code still says it
+            typer.echo(f"weir: {text}", err=True)
     return code
 
 

@@ -265,3 +265,16 @@ def _inner(kind: Any) -> list[str]:
     return [
         name for base in classes for name, value in vars(base).items() if isinstance(value, kinds) and name[:2] != "__"
     ]
+
+
+def printable(text: str) -> str:
+    """Return `text` with all that is not printable escaped, such as line ends and escape sequences: in a log, what came from a caller cannot look
+    like another line or steer a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)
+
+
+def printable_lines(text: str) -> str:
+    """Return the lines of `text`, such as a traceback, each printable and indented, so that none looks like a line of the log."""
+    return "\n".join(f"  {printable(line)}" for line in text.rstrip("\n").split("\n"))

@@ -22,6 +22,7 @@ from weir.errors import Conflict
 from weir.model import Model
 from weir.serving.service import Service
 from weir.settings import Settings, read_settings
+from weir.telemetry.output import open_standard_descriptors
 
 if TYPE_CHECKING:
     from weir.keywords import ServerKeywords
@@ -37,6 +38,7 @@ class _Composed(NamedTuple):
 
 
 def _composed(models: tuple[Served, ...], config: str | None, settings: Mapping[str, Any]) -> _Composed:
+    open_standard_descriptors()
     kinds = {target_of(model): model for model in models if not isinstance(model, str)}
     return _Composed(read_settings([target_of(model) for model in models], {}, {}, config, given=settings), kinds)
 

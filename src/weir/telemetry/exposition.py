@@ -21,6 +21,7 @@ from prometheus_client.samples import Sample
 from weir.errors import Cancelled, CapacityError, DeadlineExceeded, ModelError, ValidationFailed, WeirError
 from weir.messages import Reason
 from weir.metrics import COUNTER, GAUGE, Change, Definition, Values
+from weir.telemetry.output import LOST
 from weir.telemetry.recorder import Histogram, Metrics, Recorder
 
 logger = logging.getLogger("weir")
@@ -143,6 +144,8 @@ class Exposition(Collector):
         for family in (*self._requests(), *self._transfers(), *self._batches(), *self._present()):
             family.samples = [_with_version(sample) for sample in family.samples]
             yield family
+        lost = [((destination,), count) for destination, count in LOST.items()]
+        yield _counter("weir_log_lines_lost", "Log lines that could not be written.", "destination", lost)
         yield from self._own()
 
     def _own(self) -> Iterator[Metric]:

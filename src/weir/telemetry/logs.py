@@ -4,12 +4,10 @@ All lines go through the standard library's root logger, so those of uvicorn, of
 Weir's own. A value whose key sounds like a secret is never written.
 """
 
+import io
 import logging
-import os
 import re
-import selectors
 import sys
-import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -19,17 +17,24 @@ from typing import Any, Self, TextIO
 
 import structlog
 from structlog.stdlib import BoundLogger, ProcessorFormatter
-from structlog.types import EventDict, Processor, WrappedLogger
+from structlog.types import EventDict, ExcInfo, Processor, WrappedLogger
 
-from weir.errors import CapacityError, DeadlineExceeded, ModelError, SettingsError, WeirError
+from weir.errors import (
+    CapacityError,
+    DeadlineExceeded,
+    ModelError,
+    SettingsError,
+    WeirError,
+    printable,
+    printable_lines,
+)
 from weir.messages import Request
+from weir.telemetry.output import Capture, OutletHandler, StderrHandler, file_outlet, standard_outlets
 from weir.telemetry.recorder import SilentObserver
 from weir.telemetry.settings import TelemetrySettings
 from weir.telemetry.tracecontext import CURRENT, Trace
 
 _SECRET_WORDS = ("secret", "token", "password", "passwd", "authorization", "api_key", "apikey", "credential", "cookie")
-_PIECE_BYTES = 64 << 10
-_LONGEST_LINE = 256 << 10
 _OF_A_WORKER = re.compile(
     r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (DEBUG|INFO|WARNING|ERROR|CRITICAL) *(\S+) (\S+): (.*)"
 )
@@ -55,20 +60,42 @@ def logging_to(
 ) -> Iterator[None]:  # fmt: skip
     """Send every log line of this process to `stream` (default: stderr), and to `log_file`, while the block runs.
 
-    With `captures`, if lines are JSON or also go to a file, text that this process and its children write to stdout
-    and stderr directly becomes log lines too: prints, warnings, messages of libraries in C, all output of the workers.
+    With `captures`, no reader, file or disk can block or fail this process or its children. If lines are JSON or also go
+    to a file, text that they write to stdout and stderr directly becomes log lines too: prints, warnings, messages of
+    libraries in C, all output of the workers.
 
     Afterwards the root logger is as before. Raises SettingsError when the file cannot be written.
     """
-    handlers: list[logging.Handler] = [_Stderr() if stream is None else logging.StreamHandler(stream)]
-    handlers[0].setFormatter(_formatter(settings.log_format, colors=(stream or sys.stderr).isatty()))
-    if settings.log_file is not None:
-        handlers.append(_file_handler(settings.log_file))
+    formatter = _formatter(settings.log_format, colors=(stream or sys.stderr).isatty())
+    handlers: list[logging.Handler] = []
     with ExitStack() as stack:
-        if captures and (settings.log_format == "json" or settings.log_file is not None):
-            handlers[0] = stack.enter_context(Capture(settings.log_format, handlers[0], handlers[1:])).stderr
         stack.enter_context(_root_handlers(handlers, settings))
+        others = [] if settings.log_file is None else [stack.enter_context(_file_handler(settings.log_file))]
+        if captures:
+            handlers.append(stack.enter_context(_captured(settings.log_format, formatter, others)))
+        else:
+            handlers.append(_PresentStderr() if stream is None else logging.StreamHandler(stream))
+            handlers[0].setFormatter(formatter)
+        handlers += others
         yield
+
+
+@contextmanager
+def _captured(
+    log_format: str, formatter: logging.Formatter, others: Sequence[logging.Handler]
+) -> Iterator[logging.Handler]:
+    """Capture what is written to stdout and stderr: as JSON, if that is the format; and, line by line, for `others`. Give the log's handler."""
+    as_json = log_format == "json"
+    with standard_outlets() as outlets:
+        shown = {name: OutletHandler(outlet, formatter) for name, outlet in outlets.items()}
+
+        def tell(stream: str, line: str) -> None:
+            record = _record_of(line, stream)
+            for handler in (*([shown[stream]] if as_json else ()), *others):
+                handler.handle(record)
+
+        with Capture(outlets, tell if as_json or others else None, replaces=as_json):
+            yield shown["stderr"] if as_json else StderrHandler(outlets["stderr"], formatter)
 
 
 # They write a line for each request that they send, at the level info: the hub's package uses them.
@@ -93,152 +120,25 @@ def _root_handlers(handlers: list[logging.Handler], settings: TelemetrySettings)
         root.setLevel(level)
         for name, level in levels.items():
             logging.getLogger(name).setLevel(level)
-        for handler in handlers[1:]:
-            handler.close()
 
 
-def _file_handler(path: str) -> logging.Handler:
-    try:
-        handler = _File(path, encoding="utf-8")
-    except OSError as error:
-        raise SettingsError(f"log_file={path!r}: cannot be written: {error.strerror}") from error
-    handler.setFormatter(_formatter("json", colors=False))
-    return handler
+@contextmanager
+def _file_handler(path: str) -> Iterator[logging.Handler]:
+    with ExitStack() as stack:
+        try:
+            outlet = stack.enter_context(file_outlet(path))
+        except OSError as error:
+            raise SettingsError(f"log_file={path!r}: cannot be written: {error.strerror}") from error
+        yield OutletHandler(outlet, _formatter("json", colors=False))
 
 
-class _Stderr(logging.StreamHandler[TextIO]):
+class _PresentStderr(logging.StreamHandler[TextIO]):
     """Writes to the present sys.stderr: a progress bar replaces it while it is shown."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one line."""
         self.stream = sys.stderr
         super().emit(record)
-
-
-class _File(logging.FileHandler):
-    """Writes to a file as long as that works. A full disk is reported once, and does not end the server."""
-
-    def __init__(self, path: str, *, encoding: str) -> None:
-        super().__init__(path, encoding=encoding)
-        self._path = path
-        self._failed = False
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        """Report once that a line could not be written. Errors that are not the file's are reported each time."""
-        error = sys.exception()
-        if not isinstance(error, OSError):
-            super().handleError(record)
-        elif not self._failed:
-            self._failed = True
-            with suppress(OSError):
-                sys.stderr.write(f"weir: log_file={self._path!r}: cannot be written: {error.strerror}\n")
-
-    def close(self) -> None:
-        """Close the file. Buffered lines are lost if there is no room for them."""
-        with suppress(OSError):
-            super().close()
-
-
-class Capture:
-    """Turns what is written to the descriptors 1 and 2 into log lines, while its block runs.
-
-    They become pipes, which a thread reads. JSON lines go on to where the descriptors led before; text goes on
-    unchanged. Every line also goes to the handlers `others`.
-    """
-
-    def __init__(self, log_format: str, handler: logging.Handler, others: Sequence[logging.Handler]) -> None:
-        self._plain = log_format == "text"
-        self._others = others
-        self._formatter = handler.formatter
-        self._closing = False
-        self._thread = threading.Thread(target=self._read, name="weir-output", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._selector = selectors.DefaultSelector()
-        self._before = {number: os.dup(number) for number in (1, 2)}  # where they led
-        self._handlers = {number: self._handler(number) for number in (1, 2)}
-        self._pipes: list[int] = []
-        self._wake, wake = os.pipe()
-        self._pipes += [self._wake, wake]
-        self._selector.register(self._wake, selectors.EVENT_READ, None)
-        self._rouse = wake
-        _flush()
-        for number in (1, 2):
-            read, write = os.pipe()
-            os.set_blocking(read, False)
-            os.dup2(write, number)
-            os.close(write)
-            self._pipes.append(read)
-            self._selector.register(read, selectors.EVENT_READ, _Lines(number))
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        _flush()
-        for number, before in self._before.items():
-            os.dup2(before, number)
-        self._closing = True
-        os.write(self._rouse, b"x")
-        self._thread.join()
-        self._selector.close()
-        for handler in self._handlers.values():
-            handler.close()
-        for pipe in (*self._pipes, *self._before.values()):
-            os.close(pipe)
-
-    @property
-    def stderr(self) -> logging.Handler:
-        """A handler that writes to where stderr led before."""
-        return self._handlers[2]
-
-    def _handler(self, number: int) -> logging.Handler:
-        stream = os.fdopen(self._before[number], "w", encoding="utf-8", errors="backslashreplace", closefd=False)
-        handler = logging.StreamHandler(stream)
-        handler.setFormatter(self._formatter)
-        return handler
-
-    def _read(self) -> None:
-        while True:
-            ready = [key for key, _ in self._selector.select() if key.data is not None]
-            # At the end, read only what is there already: processes that were left behind may go on writing.
-            if not sum(self._read_some(key.fd, key.data) for key in ready) and self._closing:
-                break
-        for key in list(self._selector.get_map().values()):
-            if key.data is not None and key.data.rest:
-                self._tell(key.data, key.data.rest)
-
-    def _read_some(self, pipe: int, lines: "_Lines") -> bool:
-        try:
-            data = os.read(pipe, _PIECE_BYTES)
-        except BlockingIOError:
-            return False
-        if not data:
-            self._selector.unregister(pipe)
-        for line in lines.feed(data):
-            self._tell(lines, line)
-        return bool(data)
-
-    def _tell(self, lines: "_Lines", line: bytes) -> None:
-        if self._plain:
-            with suppress(OSError):
-                os.write(self._before[lines.number], line + b"\n")
-        record = _record_of(line.decode(errors="backslashreplace"), "stdout" if lines.number == 1 else "stderr")
-        for handler in (*(() if self._plain else (self._handlers[lines.number],)), *self._others):
-            handler.handle(record)
-
-
-class _Lines:
-    """Divides what is written to a descriptor into lines; a very long line becomes several."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.rest = b""
-
-    def feed(self, data: bytes) -> list[bytes]:
-        *lines, self.rest = (self.rest + data).split(b"\n")
-        if len(self.rest) > _LONGEST_LINE:
-            lines, self.rest = [*lines, self.rest], b""
-        return lines
 
 
 def _record_of(line: str, stream: str) -> logging.LogRecord:
@@ -254,12 +154,6 @@ def _record_of(line: str, stream: str) -> logging.LogRecord:
     return record
 
 
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):
-            stream.flush()
-
-
 def _formatter(log_format: str, *, colors: bool) -> logging.Formatter:
     machine = log_format == "json"
     common: list[Processor] = [
@@ -269,8 +163,10 @@ def _formatter(log_format: str, *, colors: bool) -> logging.Formatter:
         structlog.processors.TimeStamper(fmt="iso" if machine else "%Y-%m-%d %H:%M:%S", utc=machine),
         redact,
     ]
-    plain = structlog.dev.plain_traceback  # the default also prints the values of variables: bodies, headers, passwords
-    last: list[Processor] = [structlog.dev.ConsoleRenderer(colors=colors, pad_event_to=0, exception_formatter=plain)]
+    last: list[Processor] = [
+        _make_printable,
+        structlog.dev.ConsoleRenderer(colors=colors, pad_event_to=0, exception_formatter=_plain_traceback),
+    ]
     if machine:
         last = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=repr)]
     return ProcessorFormatter(
@@ -293,6 +189,24 @@ def _add_trace(logger: WrappedLogger, method: str, event: EventDict) -> EventDic
     if trace is not None:
         event.setdefault("trace_id", trace.name)
     return event
+
+
+def _make_printable(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+    """Let no text begin a line of its own, or steer a terminal: callers' texts are in errors of models, and in paths."""
+    for key, value in event.items():
+        if key == "exception":
+            event[key] = printable_lines(str(value))
+        elif not key.startswith("_") and key != "exc_info":
+            event[key] = printable(value if isinstance(value, str) else repr(value))
+    return event
+
+
+def _plain_traceback(stream: TextIO, error: ExcInfo) -> None:
+    text = io.StringIO()
+    structlog.dev.plain_traceback(
+        text, error
+    )  # the default also prints the values of variables: bodies, headers, passwords
+    stream.write(printable_lines(text.getvalue()))
 
 
 def redact(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn, Protocol, TypeVar
 
-from weir.errors import SettingsError, WeirError
+from weir.errors import SettingsError, WeirError, printable, printable_lines
 from weir.messages import Batch, Events, takes_bulk_only
 from weir.model import Model
 from weir.wire.frames import FrameParser, Ready, Start, StartFailed, Stop, encode_control
@@ -132,9 +132,25 @@ def start_failed(start: Start, error: BaseException) -> StartFailed:
 def configure_logging(name: str, index: int | None) -> None:
     """Write what the model logs to stderr, with the name of the model and the worker's index, unless the model has configured logging."""
     worker = (name if index is None else f"{name}/{index}").replace("%", "%%")
-    logging.basicConfig(
-        level=logging.INFO, stream=sys.stderr, format=f"%(asctime)s %(levelname)-7s {worker} %(name)s: %(message)s"
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Printable(f"%(asctime)s %(levelname)-7s {worker} %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+
+
+class _Printable(logging.Formatter):
+    """Formats a record as one line, below which its traceback is indented, whatever texts of callers are in it."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        return printable(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:
+        """Return the traceback."""
+        return printable_lines(super().formatException(ei))
+
+    def formatStack(self, stack_info: str) -> str:
+        """Return the stack that a record has instead of a traceback."""
+        return printable_lines(super().formatStack(stack_info))
 
 
 class BatchChannel(Protocol):
