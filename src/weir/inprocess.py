@@ -15,7 +15,7 @@ from weir.catalog.registry import Registry
 from weir.catalog.repository.folder import FolderRepository, InlineConfigs
 from weir.catalog.sources import ModelToServe, TargetRepository, all_sources, read_models_to_start
 from weir.catalog.targets import default_name, platform_of_target, target_of
-from weir.client.calls import Decoder, Metadata, Program, Retry, Streaming
+from weir.client.calls import Decoder, Metadata, Program, Retry, Silence, Streaming
 from weir.client.methods import AsyncClient, Client
 from weir.errors import Conflict, DeadlineExceeded, ModelNotFound, WeirError, for_caller
 from weir.messages import Observer
@@ -221,13 +221,13 @@ class LocalTransport:
         """See AsyncLocalTransport.send."""
         return self._running.run(self._inner.send(step, timeout))
 
-    def chunks(self, step: Steps, timeout: float) -> Generator[StreamPart, None, None]:
-        """See AsyncLocalTransport.chunks."""
+    def chunks(self, step: Steps, silence: Silence) -> Generator[StreamPart, None, None]:
+        """See AsyncLocalTransport.chunks. Raises DeadlineExceeded when `silence` is over."""
         background, parts = self._running, _for_caller(step())
         try:
             with suppress(StopAsyncIteration):
                 while True:
-                    yield background.run(_next(parts))
+                    yield background.run(silence.next_of(parts))
         finally:
             background.run(parts.aclose())
 
@@ -282,10 +282,6 @@ async def _for_caller(parts: AsyncGenerator[StreamPart, None]) -> AsyncGenerator
                 yield part
         except WeirError as error:
             raise for_caller(error) from error.__cause__
-
-
-async def _next(parts: AsyncGenerator[StreamPart, None]) -> StreamPart:
-    return await anext(parts)
 
 
 def _forked(parent: int) -> Conflict:

@@ -12,6 +12,7 @@ from tests.client.models import item
 from weir import errors
 from weir.client import TensorValue
 
+PROXIES = ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 SIXTEEN = {"INPUT0": np.arange(16, dtype=np.int32)[None], "INPUT1": np.ones((1, 16), np.int32)}
 
 
@@ -194,3 +195,16 @@ def test_a_plain_item_is_no_tensor(client: Any) -> None:
 
 def test_a_stream_of_plain_answers(client: Any) -> None:
     assert list(client.stream("moody", "good")) == ["good"]
+
+
+@pytest.mark.parametrize("name", kit.REMOTE)
+def test_no_client_asks_a_proxy_of_the_environment(
+    name: str, server: kit.Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in PROXIES:
+        monkeypatch.setenv(variable, "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    with kit.asking(name, server, timeout=10.0) as client:
+        assert len(list(client.stream("count", item(2)))) == 2
+        assert client.model_ready("scale")

@@ -6,8 +6,11 @@ run the same programs.
 """
 
 import asyncio
+import math
+import threading
 import time
-from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from numbers import Real
@@ -244,6 +247,71 @@ def _left(step: Any, deadline: float, timeout: float) -> float:
     if left <= (step.seconds if isinstance(step, Sleep) else 0.0):
         raise DeadlineExceeded(f"no answer within {timeout:g} s")
     return left
+
+
+class Silence:
+    """The time, at most `seconds`, in which the next answer of a stream must come. It begins when this is made, and again at `begin`;
+    between `pause` and `begin`, no time passes, as the caller works."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.begin()
+
+    def begin(self) -> None:
+        """Wait for the next answer."""
+        self._until = time.monotonic() + self.seconds
+
+    def pause(self) -> None:
+        """Stop the clock: an answer has come."""
+        self._until = math.inf
+
+    @property
+    def left(self) -> float:
+        """The seconds that are left."""
+        return max(0.0, self._until - time.monotonic())
+
+    def error(self) -> DeadlineExceeded:
+        """Return the error for a silence that is too long."""
+        return DeadlineExceeded(f"no answer within {self.seconds:g} s")
+
+    @contextmanager
+    def ending(self, end: Callable[[], Any]) -> Iterator[None]:
+        """While the block waits for answers, call `end` in another thread when the time is over. `end` must make the block end. Raises
+        DeadlineExceeded after that."""
+        left, passed = threading.Event(), threading.Event()
+
+        def watch() -> None:
+            # A `begin` after a look leaves at least `seconds`, so no look is too late.
+            while not left.wait(min(self.left, self.seconds)):
+                if not self.left:
+                    passed.set()
+                    end()
+                    return
+
+        watching = threading.Thread(target=watch, name="weir-silence", daemon=True)
+        watching.start()
+        try:
+            yield
+        except WeirError as error:
+            if passed.is_set():
+                raise self.error() from error
+            raise
+        finally:
+            left.set()
+            watching.join()
+        if passed.is_set():
+            raise self.error()
+
+    async def next_of(self, chunks: AsyncIterator[T]) -> T:
+        """Return the next of `chunks`. Raises StopAsyncIteration after the last, and DeadlineExceeded when the time is over."""
+        limit = asyncio.timeout(self.left)
+        try:
+            async with limit:
+                return await anext(chunks)
+        except TimeoutError:
+            if limit.expired():
+                raise self.error() from None
+            raise
 
 
 Metadata = dict[str, Any]

@@ -9,7 +9,8 @@ import grpc.aio
 import msgspec
 from google.protobuf.json_format import MessageToDict
 
-from weir.client.calls import Metadata, Program, Retry, Streaming, error_of_code, error_of_status
+from weir.client.calls import Metadata, Program, Retry, Silence, Streaming, error_of_code, error_of_status
+from weir.client.loops import PerLoop
 from weir.client.methods import AsyncClient, Client
 from weir.errors import InvalidRequest
 from weir.wire.inference import ERROR_NAME, InferenceRequest, InferenceResponse, Parameter
@@ -120,10 +121,11 @@ def _document(message: Any) -> dict[str, Any]:
 
 
 _PUSHBACK = "grpc-retry-pushback-ms"
-# Messages may have any size, each client has its own connection, and only Retry decides which calls are sent again.
-_OPTIONS = [
+# Messages may have any size, each client has its own connection, only Retry decides which calls are sent again, and calls go to the
+# server itself, as those over HTTP do.
+CHANNEL_OPTIONS = [
     ("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1),
-    ("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0),
+    ("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0), ("grpc.enable_http_proxy", 0),
 ]  # fmt: skip
 
 
@@ -163,9 +165,9 @@ class GrpcTransport:
     def __init__(self, address: str, token: str | None, credentials: grpc.ChannelCredentials | None) -> None:
         self._channel: Any  # grpcio's type stubs require serializers, which bytes do not need
         if credentials is None:
-            self._channel = grpc.insecure_channel(address, _OPTIONS)
+            self._channel = grpc.insecure_channel(address, CHANNEL_OPTIONS)
         else:
-            self._channel = grpc.secure_channel(address, credentials, _OPTIONS)
+            self._channel = grpc.secure_channel(address, credentials, CHANNEL_OPTIONS)
         self._metadata = _metadata(token)
 
     def send(self, step: GrpcCall, timeout: float) -> bytes:
@@ -174,11 +176,12 @@ class GrpcTransport:
             answer: bytes = self._channel.unary_unary(step.path)(step.body, timeout=timeout, metadata=self._metadata)
         return answer
 
-    def chunks(self, step: GrpcCall, timeout: float) -> Generator[bytes, None, None]:
-        """Make a call and yield the responses' messages. A stream has no time limit as a whole."""
+    def chunks(self, step: GrpcCall, silence: Silence) -> Generator[bytes, None, None]:
+        """Make a call and yield the responses' messages. Raises DeadlineExceeded when `silence` is over; a stream has no time limit as
+        a whole."""
         call = self._channel.stream_stream(step.path)(iter([step.body]), metadata=self._metadata)
         try:
-            with _failing():
+            with silence.ending(call.cancel), _failing():
                 yield from call
         finally:
             call.cancel()
@@ -192,21 +195,25 @@ class AsyncGrpcTransport:
     """An AsyncTransport for GrpcCalls."""
 
     def __init__(self, address: str, token: str | None, credentials: grpc.ChannelCredentials | None) -> None:
-        self._address = address
-        self._credentials = credentials
         self._metadata = _metadata(token)
-        self._opened: Any = None
+
+        def make() -> Any:
+            if credentials is None:
+                return grpc.aio.insecure_channel(address, CHANNEL_OPTIONS)
+            return grpc.aio.secure_channel(address, credentials, CHANNEL_OPTIONS)
+
+        self._channels = PerLoop(make, lambda channel: channel.close())
 
     async def send(self, step: GrpcCall, timeout: float) -> bytes:
         """Make a call and return the response's message. Raises the WeirError that a failure stands for."""
         with _failing():
-            call = self._channel.unary_unary(step.path)
+            call = (await self._channels.get()).unary_unary(step.path)
             answer: bytes = await call(step.body, timeout=timeout, metadata=self._metadata)
         return answer
 
     async def chunks(self, step: GrpcCall, timeout: float) -> AsyncGenerator[bytes, None]:
         """Make a call and yield the responses' messages. A stream has no time limit as a whole."""
-        call = self._channel.stream_stream(step.path)(iter([step.body]), metadata=self._metadata)
+        call = (await self._channels.get()).stream_stream(step.path)(iter([step.body]), metadata=self._metadata)
         try:
             with _failing():
                 async for message in call:
@@ -216,19 +223,7 @@ class AsyncGrpcTransport:
 
     async def close(self) -> None:
         """Close the connection."""
-        if self._opened is not None:
-            await self._opened.close()
-
-    @property
-    def _channel(self) -> Any:
-        """The connection. The first call makes it, as it belongs to the event loop in which it is made."""
-        if self._opened is None:
-            self._opened = (
-                grpc.aio.secure_channel(self._address, self._credentials, _OPTIONS)
-                if self._credentials is not None
-                else grpc.aio.insecure_channel(self._address, _OPTIONS)
-            )
-        return self._opened
+        await self._channels.close()
 
 
 @contextmanager

@@ -1,15 +1,18 @@
 """The clients for HTTP, which speak the Open Inference Protocol with tensors as raw bytes or JSON. Needs httpx."""
 
 import asyncio
+import socket
 import time
 from collections.abc import AsyncGenerator, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import httpx
 
-from weir.client.calls import ConnectionLost, Retry, Unreachable
+from weir.client.calls import ConnectionLost, Retry, Silence, Unreachable
 from weir.client.http_calls import HttpCalls, HttpReply, OutgoingRequest, address_of, error_of
+from weir.client.loops import PerLoop
 from weir.client.methods import AsyncClient, Client
 from weir.errors import DeadlineExceeded
 
@@ -70,14 +73,15 @@ class HttpTransport:
                     raise TimeoutError
         return HttpReply(answer.status_code, answer.headers, b"".join(body))
 
-    def chunks(self, step: OutgoingRequest, timeout: float) -> Generator[bytes, None, None]:
-        """Send a request and yield the response's body as it arrives. Raises DeadlineExceeded when nothing arrives for
-        `timeout` seconds, Unreachable, ConnectionLost, or the error that the response stands for."""
-        options: dict[str, Any] = {"headers": step.headers, "content": step.body, "timeout": timeout}
+    def chunks(self, step: OutgoingRequest, silence: Silence) -> Generator[bytes, None, None]:
+        """Send a request and yield the response's body as it arrives. Raises DeadlineExceeded when `silence` is over, Unreachable,
+        ConnectionLost, or the error that the response stands for."""
+        options: dict[str, Any] = {"headers": step.headers, "content": step.body, "timeout": silence.seconds}
         with _failing(self._url), self._client.stream(step.method, step.path, **options) as answer:
             if answer.status_code != 200:
                 raise error_of(HttpReply(answer.status_code, answer.headers, answer.read()))
-            yield from answer.iter_bytes()
+            with silence.ending(partial(_shut, answer)), _failing(self._url):
+                yield from answer.iter_bytes()
 
     def close(self) -> None:
         """Close all connections."""
@@ -90,25 +94,32 @@ class AsyncHttpTransport:
     def __init__(self, url: str, token: str | None, connections: int, tls: Any) -> None:
         self._url = url
         base, path = address_of(url)
-        transport = httpx.AsyncHTTPTransport(verify=tls, trust_env=False, limits=_limits(connections), uds=path)
-        self._client = httpx.AsyncClient(base_url=base, headers=_headers(token), transport=transport, trust_env=False)
+        verify = httpx.create_ssl_context(verify=tls, trust_env=False)
+
+        def make() -> httpx.AsyncClient:
+            transport = httpx.AsyncHTTPTransport(verify=verify, trust_env=False, limits=_limits(connections), uds=path)
+            return httpx.AsyncClient(base_url=base, headers=_headers(token), transport=transport, trust_env=False)
+
+        self._clients = PerLoop(make, httpx.AsyncClient.aclose)
 
     async def send(self, step: OutgoingRequest, timeout: float) -> HttpReply:
         """Send a request and return the response. Raises DeadlineExceeded after `timeout` seconds, Unreachable or
         ConnectionLost."""
+        client = await self._clients.get()
         with _failing(self._url):
             async with asyncio.timeout(timeout):
-                answer = await self._client.request(
+                answer = await client.request(
                     step.method, step.path, headers=step.headers, content=step.body, timeout=timeout
                 )
         return HttpReply(answer.status_code, answer.headers, answer.content)
 
     async def chunks(self, step: OutgoingRequest, timeout: float) -> AsyncGenerator[bytes, None]:
-        """Send a request and yield the response's body as it arrives. Raises DeadlineExceeded when nothing arrives for
-        `timeout` seconds, Unreachable, ConnectionLost, or the error that the response stands for."""
+        """Send a request and yield the response's body as it arrives. Raises Unreachable, ConnectionLost, or the error that the
+        response stands for. See AsyncTransport."""
+        client = await self._clients.get()
         options: dict[str, Any] = {"headers": step.headers, "content": step.body, "timeout": timeout}
         with _failing(self._url):
-            async with self._client.stream(step.method, step.path, **options) as answer:
+            async with client.stream(step.method, step.path, **options) as answer:
                 if answer.status_code != 200:
                     raise error_of(HttpReply(answer.status_code, answer.headers, await answer.aread()))
                 async for chunk in answer.aiter_bytes():
@@ -116,7 +127,16 @@ class AsyncHttpTransport:
 
     async def close(self) -> None:
         """Close all connections."""
-        await self._client.aclose()
+        await self._clients.close()
+
+
+def _shut(answer: httpx.Response) -> None:
+    """End the connection of `answer`, so that a thread that reads from it returns."""
+    connection = answer.extensions["network_stream"].get_extra_info("socket")
+    with suppress(OSError):
+        socket.socket.shutdown(
+            connection, socket.SHUT_RDWR
+        )  # that of a socket with TLS may not be called from another thread
 
 
 @contextmanager

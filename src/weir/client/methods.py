@@ -18,6 +18,7 @@ from weir.client.calls import (
     RequestExtras,
     Result,
     Retry,
+    Silence,
     Tensors,
     ensemble,
     of_call,
@@ -41,8 +42,9 @@ class Transport(Protocol):
     def send(self, step: Any, timeout: float) -> Any:
         """Do a step within `timeout` seconds, and return its answer."""
 
-    def chunks(self, step: Any, timeout: float) -> Generator[Any, None, None]:
-        """Do a step with several answers, and yield them; closing the generator ends it. `timeout` is in seconds."""
+    def chunks(self, step: Any, silence: Silence) -> Generator[Any, None, None]:
+        """Do a step with several answers, and yield them; closing the generator ends it. Raises DeadlineExceeded when `silence` is
+        over."""
 
     def close(self) -> None:
         """Close all connections."""
@@ -206,11 +208,14 @@ class Client:
         while True:
             decode = streaming.decoder()
             try:
-                with closing(self._transport.chunks(streaming.step, timeout)) as chunks:
+                silence = Silence(timeout)
+                with closing(self._transport.chunks(streaming.step, silence)) as chunks:
                     for chunk in chunks:
                         for response in decode(chunk):
                             begun = True
+                            silence.pause()
                             yield prepared.answer(response)
+                            silence.begin()
                 return
             except CapacityError as error:
                 wait = None if begun else self._retry.wait(error, tried)
@@ -245,7 +250,8 @@ class AsyncTransport(Protocol):
         """Do a step within `timeout` seconds, and return its answer."""
 
     def chunks(self, step: Any, timeout: float) -> AsyncGenerator[Any, None]:
-        """Do a step with several answers, and yield them; closing the generator ends it. `timeout` is in seconds."""
+        """Do a step with several answers, and yield them; closing the generator ends it. A connection is made within `timeout`
+        seconds. The caller limits the wait for each answer."""
 
     async def close(self) -> None:
         """Close all connections."""
@@ -415,11 +421,14 @@ class AsyncClient:
         while True:
             decode = streaming.decoder()
             try:
+                silence = Silence(timeout)
                 async with aclosing(self._transport.chunks(streaming.step, timeout)) as chunks:
-                    async for chunk in chunks:
-                        for response in decode(chunk):
+                    while True:
+                        for response in decode(await silence.next_of(chunks)):
                             begun = True
                             yield prepared.answer(response)
+                            silence.begin()
+            except StopAsyncIteration:
                 return
             except CapacityError as error:
                 wait = None if begun else self._retry.wait(error, tried)

@@ -6,6 +6,7 @@ import queue
 import threading
 from collections.abc import AsyncGenerator, Generator, Iterable
 from contextlib import ExitStack, aclosing, closing, suppress
+from functools import partial
 from itertools import count
 from typing import Any, NamedTuple, Protocol
 
@@ -15,11 +16,22 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake
 from websockets.sync.client import ClientConnection, connect
 
 from weir.client.blocking_http import connect_unix
-from weir.client.calls import FINAL, ConnectionLost, Decoder, Program, Retry, Streaming, Unreachable, error_of_status
+from weir.client.calls import (
+    FINAL,
+    ConnectionLost,
+    Decoder,
+    Program,
+    Retry,
+    Silence,
+    Streaming,
+    Unreachable,
+    error_of_status,
+)
 from weir.client.http import CONNECTIONS, AsyncHttpTransport, HttpTransport
 from weir.client.http_calls import HttpCalls, address_of, with_binary_outputs
+from weir.client.loops import PerLoop
 from weir.client.methods import AsyncClient, Client
-from weir.errors import DeadlineExceeded, InvalidRequest, Overloaded, Unsupported, WeirError
+from weir.errors import InvalidRequest, Overloaded, Unsupported, WeirError
 from weir.wire.inference import InferenceRequest, InferenceResponse
 from weir.wire.websocket import ErrorMessage, Message, read_answer, write_cancel, write_request
 
@@ -190,22 +202,22 @@ class WebSocketTransport:
         """Do a step and return its answer; for a WebSocketRequest, its first answer. See Transport."""
         if not isinstance(step, WebSocketRequest):
             return self._http.send(step, timeout)
-        with closing(self.chunks(step, timeout)) as chunks:
+        with closing(self.chunks(step, Silence(timeout))) as chunks:
             return next(chunks)
 
-    def chunks(self, step: WebSocketRequest, timeout: float) -> Generator[Answer, None, None]:
-        """Send a request and yield its answers. Raises DeadlineExceeded when none comes for `timeout` seconds, ConnectionLost,
-        Unreachable, and Overloaded for a reader that is too slow."""
-        connection, router = self._connected(timeout)
+    def chunks(self, step: WebSocketRequest, silence: Silence) -> Generator[Answer, None, None]:
+        """Send a request and yield its answers. Raises DeadlineExceeded when `silence` is over, ConnectionLost, Unreachable, and
+        Overloaded for a reader that is too slow."""
+        connection, router = self._connected(silence.seconds)
         answers = queue.SimpleQueue[Received]()
         own, ended = router.expect(answers), False
         try:
             _send(connection, step.message(own))
             while not ended:
                 try:
-                    answer = _answer(answers.get(timeout=timeout))
+                    answer = _answer(answers.get(timeout=silence.left))
                 except queue.Empty:
-                    raise _silent(self._url, timeout) from None
+                    raise silence.error() from None
                 ended = is_last(answer)
                 yield answer
         finally:
@@ -260,33 +272,26 @@ class AsyncWebSocketTransport:
     """WebSocketTransport for an event loop."""
 
     def __init__(self, url: str, tls: Any, http: AsyncHttpTransport) -> None:
-        self._url = url
-        self._options = _options(url, tls)
-        self._path = address_of(url)[1]
+        self._connections = PerLoop(partial(_AsyncConnections, url, tls), _AsyncConnections.close)
         self._http = http
-        self._lock = asyncio.Lock()
-        self._opened: tuple[AsyncConnection, AnswerRouter, asyncio.Task[None]] | None = None
 
     async def send(self, step: Any, timeout: float) -> Any:
         """Do a step and return its answer; for a WebSocketRequest, its first answer. See Transport."""
         if not isinstance(step, WebSocketRequest):
             return await self._http.send(step, timeout)
         async with aclosing(self.chunks(step, timeout)) as chunks:
-            return await anext(chunks)
+            return await Silence(timeout).next_of(chunks)
 
     async def chunks(self, step: WebSocketRequest, timeout: float) -> AsyncGenerator[Answer, None]:
-        """Send a request and yield its answers. Raises DeadlineExceeded when none comes for `timeout` seconds, ConnectionLost,
-        Unreachable, and Overloaded for a reader that is too slow."""
-        connection, router = await self._connected(timeout)
+        """Send a request and yield its answers. Raises ConnectionLost, Unreachable, and Overloaded for a reader that is too slow. See
+        AsyncTransport."""
+        connection, router = await (await self._connections.get()).connected(timeout)
         answers = asyncio.Queue[Received]()
         own, ended = router.expect(answers), False
         try:
             await _send_async(connection, step.message(own))
             while not ended:
-                try:
-                    answer = _answer(await asyncio.wait_for(answers.get(), timeout))
-                except TimeoutError:
-                    raise _silent(self._url, timeout) from None
+                answer = _answer(await answers.get())
                 ended = is_last(answer)
                 yield answer
         finally:
@@ -297,14 +302,30 @@ class AsyncWebSocketTransport:
 
     async def close(self) -> None:
         """Close all connections."""
+        await self._connections.close()
+        await self._http.close()
+
+
+class _AsyncConnections:
+    """The connection to `url` in one event loop. It is made when it is needed, and again when it has ended."""
+
+    def __init__(self, url: str, tls: Any) -> None:
+        self._url = url
+        self._options = _options(url, tls)
+        self._path = address_of(url)[1]
+        self._lock = asyncio.Lock()
+        self._opened: tuple[AsyncConnection, AnswerRouter, asyncio.Task[None]] | None = None
+
+    async def close(self) -> None:
+        """Close the connection."""
         opened, self._opened = self._opened, None
         if opened is not None:
             connection, _, receiving = opened
             await connection.close()
             await receiving
-        await self._http.close()
 
-    async def _connected(self, timeout: float) -> tuple[AsyncConnection, AnswerRouter]:
+    async def connected(self, timeout: float) -> tuple[AsyncConnection, AnswerRouter]:
+        """Return the connection, and the router of its answers. Raises Unreachable."""
         async with self._lock:
             if self._opened is None:
                 try:
@@ -335,10 +356,6 @@ def _answer(received: Received) -> Answer:
     if isinstance(received, WeirError):
         raise received
     return received
-
-
-def _silent(url: str, timeout: float) -> DeadlineExceeded:
-    return DeadlineExceeded(f"{url}: no answer within {timeout:g} s")
 
 
 def _send(connection: ClientConnection, message: str | bytes) -> None:

@@ -55,6 +55,14 @@ def test_a_model_is_sent_what_its_metadata_declare(running: Running, url: str) -
         assert round(rows) % 3 == 0 and rows >= 3 * outcome.requests
 
 
+@pytest.mark.parametrize("url", URLS)
+def test_no_proxy_of_the_environment_is_asked(running: Running, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("http_proxy", "grpc_proxy", "all_proxy", "HTTP_PROXY", "ALL_PROXY"):
+        monkeypatch.setenv(variable, "http://127.0.0.1:9")
+    outcome = put_load(running, url).outcome
+    assert outcome.answered == outcome.requests
+
+
 @pytest.mark.parametrize("url", ["{http}/v2/models/square/infer", "{ws}/square"])
 def test_an_item_model_is_sent_its_example(running: Running, url: str) -> None:
     outcome = put_load(running, url).outcome

@@ -12,14 +12,11 @@ from weir.bench.target import OK, TIMEOUT, LedgerTarget
 from weir.bench.targets.connection import Tasks
 from weir.bench.targets.http import HttpOptions
 from weir.bench.targets.payloads import DeclaredInput, TargetEndpoint, declared_inputs, given_requests, made_request
+from weir.client.grpc import CHANNEL_OPTIONS
 from weir.errors import SettingsError
 from weir.wire.kserve_grpc import message, write_request
 
 _SERVICE = "/inference.GRPCInferenceService"
-_OPTIONS = [
-    ("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1),
-    ("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0),
-]  # fmt: skip
 
 
 class GrpcTarget(LedgerTarget):
@@ -83,8 +80,8 @@ class GrpcTarget(LedgerTarget):
 
     def _connected(self) -> Any:
         if self._endpoint.tls:
-            return grpc.aio.secure_channel(self._endpoint.place, grpc.ssl_channel_credentials(), _OPTIONS)
-        return grpc.aio.insecure_channel(self._endpoint.place, _OPTIONS)
+            return grpc.aio.secure_channel(self._endpoint.place, grpc.ssl_channel_credentials(), CHANNEL_OPTIONS)
+        return grpc.aio.insecure_channel(self._endpoint.place, CHANNEL_OPTIONS)
 
     def _infer(self, channel: Any) -> Any:
         return channel.unary_unary(f"{_SERVICE}/ModelInfer")

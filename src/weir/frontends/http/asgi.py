@@ -341,18 +341,21 @@ class EventStream:
         self._keep_alive = keep_alive
         self._writing = asyncio.Lock()
         self._started = False
-        self._spoke = False  # whether something was sent since the last check
+        self._last = 0.0  # when something was sent last, on the event loop's clock
 
     async def run(self) -> None:
         """Send events until the source ends or the client leaves."""
         leaving = asyncio.ensure_future(disconnected(self._receive))
         pumping = asyncio.ensure_future(self._pump())
+        now = asyncio.get_running_loop().time
+        self._last = now()
         try:
             while not (pumping.done() or leaving.done()):
-                self._spoke = False
-                waited = (pumping, leaving)
-                done, _ = await asyncio.wait(waited, timeout=self._keep_alive, return_when=asyncio.FIRST_COMPLETED)
-                if not (done or self._spoke or self._writing.locked()):
+                left = self._last + self._keep_alive - now()
+                if left > 0 or self._writing.locked():
+                    waited, timeout = (pumping, leaving), left if left > 0 else self._keep_alive
+                    await asyncio.wait(waited, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+                else:
                     await self._write(write_comment("keep-alive"))
             if pumping.done():
                 pumping.result()
@@ -377,7 +380,7 @@ class EventStream:
 
     async def _write(self, event: bytes, *, more: bool = True) -> None:
         async with self._writing:
-            self._spoke = True
+            self._last = asyncio.get_running_loop().time()
             if not self._started:
                 self._started = True
                 headers = [*HEAD, *self._identify(HttpResponse(200, self._source.headers(), b"")).headers]
