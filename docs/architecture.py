@@ -46,9 +46,15 @@ class Room(NamedTuple):
 
 def layers() -> list[list[str]]:
     """Return the layers of the import contract, the highest first, each a list of modules that do not know each other."""
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    ordered = next(each for each in contracts if each["type"] == "layers")  # the first is the one of the whole house
-    return [[name.strip() for name in layer.replace(":", "|").split("|")] for layer in ordered["layers"]]
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
+        "contracts"
+    ]
+    ordered = next(
+        each for each in contracts if each["type"] == "layers"
+    )  # the first is the one of the whole house
+    return [
+        [name.strip() for name in layer.replace(":", "|").split("|")] for layer in ordered["layers"]
+    ]
 
 
 def file_of(module: str) -> Path:
@@ -60,7 +66,11 @@ def file_of(module: str) -> Path:
 def rooms() -> list[Room]:
     """Return all rooms, the lowest layer first."""
     ordered = layers()[::-1]
-    return [Room(name, rank, _first_sentence(file_of(name))) for rank, layer in enumerate(ordered) for name in layer]
+    return [
+        Room(name, rank, _first_sentence(file_of(name)))
+        for rank, layer in enumerate(ordered)
+        for name in layer
+    ]
 
 
 def _first_sentence(path: Path) -> str:
@@ -75,7 +85,9 @@ def table() -> str:
     for room in rooms():
         place = room.name.removeprefix("weir.").replace(".", "/")
         place += "/" if file_of(room.name).name == "__init__.py" else ".py"
-        lines.append(f"| {room.rank} | `{place}` | {_in_short(room.purpose).replace('|', chr(92) + '|')} |")
+        lines.append(
+            f"| {room.rank} | `{place}` | {_in_short(room.purpose).replace('|', chr(92) + '|')} |"
+        )
     return "\n".join(lines)
 
 

@@ -24,7 +24,11 @@ PICTURE = Path(__file__).parent / "pictures" / "dashboard.webp"
 SIZE, SHOWN = (1280, 872), (960, 654)  # pixels of the browser and of the picture
 CALLERS = (2, 2, 4, 24, 24, 24, 8, 2)  # one after another, each for SECONDS
 SECONDS, FRAME_SECONDS = 5.0, 2.0
-TEXTS = ("First do it", "then do it right", "then do it better, and tell those who wait for it how long it still takes")
+TEXTS = (
+    "First do it",
+    "then do it right",
+    "then do it better, and tell those who wait for it how long it still takes",
+)
 
 
 def main() -> None:
@@ -33,7 +37,11 @@ def main() -> None:
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
     try:
-        address = next(found[0] for line in server.stdout if (found := re.search(r"http://127\.0\.0\.1:\d+", line)))
+        address = next(
+            found[0]
+            for line in server.stdout
+            if (found := re.search(r"http://127\.0\.0\.1:\d+", line))
+        )
         load = threading.Thread(target=_load, args=(address,), daemon=True)
         frames = _frames(f"{address}/dashboard", load)
     finally:
@@ -41,7 +49,14 @@ def main() -> None:
         server.wait()
     first, *others = frames
     first.save(
-        PICTURE, save_all=True, append_images=others, duration=600, loop=0, quality=60, method=6, minimize_size=True
+        PICTURE,
+        save_all=True,
+        append_images=others,
+        duration=600,
+        loop=0,
+        quality=60,
+        method=6,
+        minimize_size=True,
     )
 
 
@@ -59,7 +74,9 @@ def _call(address: str, end: float) -> None:
     for text in itertools.cycle(TEXTS):
         if time.monotonic() > end:
             return
-        urllib.request.urlopen(f"{address}/encode", json.dumps({"id": 1, "texts": [text]}).encode()).read()
+        urllib.request.urlopen(
+            f"{address}/encode", json.dumps({"id": 1, "texts": [text]}).encode()
+        ).read()
 
 
 def _frames(url: str, load: threading.Thread) -> list[Any]:
@@ -85,7 +102,9 @@ def _frames(url: str, load: threading.Thread) -> list[Any]:
     driver = webdriver.Chrome(options=options, service=Service(programs[1], env={**os.environ}))
     try:
         driver.get(url)
-        driver.find_element("xpath", "//button[normalize-space()='1 min'] | //label[normalize-space()='1 min']").click()
+        driver.find_element(
+            "xpath", "//button[normalize-space()='1 min'] | //label[normalize-space()='1 min']"
+        ).click()
         load.start()
         found = []
         while load.is_alive():

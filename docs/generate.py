@@ -82,7 +82,13 @@ are written as `null` in JSON and refused when read.
 
 """
 
-JSON = {"u": "integers", "i": "integers", "f": "numbers", "b": "`true`, `false`", "O": "strings, as UTF-8"}
+JSON = {
+    "u": "integers",
+    "i": "integers",
+    "f": "numbers",
+    "b": "`true`, `false`",
+    "O": "strings, as UTF-8",
+}
 
 
 TEXT_METRICS = """
@@ -105,7 +111,9 @@ def settings_page() -> str:
     declared = declared_settings().values()
     sections = [SETTINGS]
     for part in (*MODEL_PARTS, *SERVER_PARTS):
-        sections.append(f"## {part}\n\n{_settings_table(each for each in declared if each.part == part)}")
+        sections.append(
+            f"## {part}\n\n{_settings_table(each for each in declared if each.part == part)}"
+        )
     found: dict[str, list[str]] = {}
     for each in declared_settings(TEXTS).values():
         if each.found:
@@ -114,7 +122,9 @@ def settings_page() -> str:
     sections.append(f"{TEXTS_INTRODUCTION}\n\n{_table(('flag', 'default'), own)}")
     of_texts = declared_settings(TEXTS).values()
     for part in TEXT_PARTS:
-        sections.append(f"### {part}\n\n{_settings_table(each for each in of_texts if each.part == part)}")
+        sections.append(
+            f"### {part}\n\n{_settings_table(each for each in of_texts if each.part == part)}"
+        )
     return "\n".join(sections)
 
 
@@ -124,14 +134,20 @@ def _settings_table(declared: Iterable[Declared]) -> str:
 
 
 def _flag(declared: Declared) -> str:
-    return f"{declared.flag} {declared.metavar}" if "=" in (declared.metavar or "") else declared.flag
+    return (
+        f"{declared.flag} {declared.metavar}" if "=" in (declared.metavar or "") else declared.flag
+    )
 
 
 def _meaning(declared: Declared) -> str:
     """Return the help text, with the choices that it does not name."""
     rule = declared.rule[1] if declared.rule else ""
     _, found, choices = rule.partition("must be one of ")
-    unnamed = found and any(choice not in declared.help for choice in choices.split(", ")) and " or " not in choices
+    unnamed = (
+        found
+        and any(choice not in declared.help for choice in choices.split(", "))
+        and " or " not in choices
+    )
     return f"{declared.help}: {choices}" if unnamed else declared.help
 
 
@@ -198,13 +214,18 @@ def errors_page() -> str:
 def _tree(kind: type[errors.WeirError]) -> Iterable[type[errors.WeirError]]:
     yield kind
     for child in kind.__subclasses__():
-        if getattr(errors, child.__name__, None) is child:  # not one that was made of two, for a caller
+        if (
+            getattr(errors, child.__name__, None) is child
+        ):  # not one that was made of two, for a caller
             yield from _tree(child)
 
 
 def metrics_page() -> str:
     """Return the page of all metrics."""
-    shown = [*Exposition(Metrics(), lambda door, error: "").collect(), *Held(Account(HttpSettings())).collect()]
+    shown = [
+        *Exposition(Metrics(), lambda door, error: "").collect(),
+        *Held(Account(HttpSettings())).collect(),
+    ]
     reasons = ", ".join(f"`{reason.name.lower()}`" for reason in Reason)
     text = f"`reason` is one of {reasons}. The usual `process_*` metrics are there, too, and [the models' own](../how-to/log-and-measure.md).\n"
     usual = METRICS + _metrics_tables(shown) + text
@@ -222,7 +243,11 @@ def _metrics_tables(families: list[Any]) -> str:
     """Return a table of counters, one of histograms, and one of gauges."""
     tables = []
     for kind in ("counter", "histogram", "gauge"):
-        rows = [(f"`{each.name}`", _labels(each), each.documentation) for each in families if each.type == kind]
+        rows = [
+            (f"`{each.name}`", _labels(each), each.documentation)
+            for each in families
+            if each.type == kind
+        ]
         if rows:
             tables.append(_table((kind, "labels", ""), rows) + "\n")
     return "".join(tables)
@@ -238,13 +263,20 @@ def repository_page() -> str:
 
 
 def _triton_names() -> str:
-    return ", ".join(f"`{family.name}`" for family in TritonNames(Metrics(), list).collect()) + ".\n"
+    return (
+        ", ".join(f"`{family.name}`" for family in TritonNames(Metrics(), list).collect()) + ".\n"
+    )
 
 
 def datatypes_page() -> str:
     """Return the page of all datatypes."""
     rows = [
-        (f"`{name}`", _array_of(name), "4 + its length" if name == "BYTES" else str(dtype.itemsize), _json_of(name))
+        (
+            f"`{name}`",
+            _array_of(name),
+            "4 + its length" if name == "BYTES" else str(dtype.itemsize),
+            _json_of(name),
+        )
         for name, dtype in DTYPES.items()
     ]
     return DATATYPES + _table(("datatype", "in `predict`", "bytes per element", "in JSON"), rows)
@@ -271,7 +303,9 @@ def _labels(family: Any) -> str:
 
 def _table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     lines = [columns, tuple("---" for _ in columns), *rows]
-    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+    return "".join(
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines
+    )
 
 
 # The manifests of deploy/, each printed by its command.
@@ -313,7 +347,9 @@ def keywords() -> str:
     catalog = declared_settings()
     # `executor` is an argument of its own where a service is made, and may be an object; `timeout` is one of InProcess.
     apart = ("executor", "timeout")
-    common = [each for each in catalog.values() if each.part in KEYWORD_PARTS and each.name not in apart]
+    common = [
+        each for each in catalog.values() if each.part in KEYWORD_PARTS and each.name not in apart
+    ]
     executor, timeout = catalog["executor"]._replace(hint=Any), catalog["timeout"]
     params = catalog["params"]
     hosted = [each for each in catalog.values() if each.name in OF_ASGI]
@@ -321,9 +357,24 @@ def keywords() -> str:
     classes = (
         ("CommonKeywords", "TypedDict", "What all of these have.", common),
         ("ServiceKeywords", "CommonKeywords", "The settings of weir.Service.", [timeout]),
-        ("InProcessKeywords", "CommonKeywords", "The settings of weir.inprocess.", [executor, params]),
-        ("AsgiKeywords", "ServiceKeywords", "The settings of weir.asgi.", [executor, params, *hosted]),
-        ("ServerKeywords", "ServiceKeywords", "The settings of weir.serve and weir.running.", [executor, *server]),
+        (
+            "InProcessKeywords",
+            "CommonKeywords",
+            "The settings of weir.inprocess.",
+            [executor, params],
+        ),
+        (
+            "AsgiKeywords",
+            "ServiceKeywords",
+            "The settings of weir.asgi.",
+            [executor, params, *hosted],
+        ),
+        (
+            "ServerKeywords",
+            "ServiceKeywords",
+            "The settings of weir.serve and weir.running.",
+            [executor, *server],
+        ),
     )
     return KEYWORDS_HEAD + "".join(
         f'''\n\nclass {name}({base}, total=False):\n    """{about}"""\n\n{"".join(map(_keyword, declared))}'''
@@ -335,13 +386,20 @@ KEYWORD_PARTS = ("Batching", "Workers", "Service")
 
 
 def _keyword(declared: Declared) -> str:
-    hint = declared.hint.__name__ if isinstance(declared.hint, type) else str(declared.hint).replace("typing.", "")
+    hint = (
+        declared.hint.__name__
+        if isinstance(declared.hint, type)
+        else str(declared.hint).replace("typing.", "")
+    )
     about = declared.help[0].upper() + declared.help[1:]
     return f'''    {declared.name}: {hint}\n    """{about}"""\n'''
 
 
 HOME = "docs/index.md"
-HOME_BEGIN, HOME_END = "<!-- figures: written by docs/generate.py from the README -->", "<!-- end of figures -->"
+HOME_BEGIN, HOME_END = (
+    "<!-- figures: written by docs/generate.py from the README -->",
+    "<!-- end of figures -->",
+)
 # The rows of the README's figures that the home page shows, by how they begin.
 HOME_FIGURES = (
     "sentence vectors, 64 clients",
@@ -355,7 +413,9 @@ def home() -> str:
     lines = (ROOT / "README.md").read_text().splitlines()
     rows = [next(line for line in lines if line.startswith(f"| {label}")) for label in HOME_FIGURES]
     titles = lines[lines.index(rows[-1]) - 1 :: -1]
-    head = titles[next(number for number, line in enumerate(titles) if line.startswith("| ---")) + 1]
+    head = titles[
+        next(number for number, line in enumerate(titles) if line.startswith("| ---")) + 1
+    ]
     table = "\n".join([head, "| --- | --- | --- | --- |", *rows])
     before, _, rest = (ROOT / HOME).read_text().partition(HOME_BEGIN)
     return f"{before}{HOME_BEGIN}\n\n{table}\n\n{HOME_END}{rest.partition(HOME_END)[2]}"

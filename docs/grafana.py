@@ -30,11 +30,16 @@ def _rate(metric: str, chosen: str = FILTER) -> str:
 
 def _quantiles(metric: str) -> dict[str, str]:
     buckets = f"sum by (model, le) ({_rate(metric + '_bucket')})"
-    return {f"p{100 * share:g} {{{{model}}}}": f"histogram_quantile({share}, {buckets})" for share in (0.5, 0.99)}
+    return {
+        f"p{100 * share:g} {{{{model}}}}": f"histogram_quantile({share}, {buckets})"
+        for share in (0.5, 0.99)
+    }
 
 
 def _mean(metric: str) -> str:
-    return f"sum by (model) ({_rate(metric + '_sum')}) / sum by (model) ({_rate(metric + '_count')})"
+    return (
+        f"sum by (model) ({_rate(metric + '_sum')}) / sum by (model) ({_rate(metric + '_count')})"
+    )
 
 
 def _level(metric: str, by: str = "model") -> str:
@@ -157,7 +162,14 @@ def _panels() -> Iterator[dict[str, Any]]:
     number = y = 0
     for title, panels in ROWS.items():
         number, place = number + 1, {"x": 0, "y": y, "w": WIDTH * COLUMNS, "h": 1}
-        yield {"id": number, "type": "row", "title": title, "collapsed": False, "gridPos": place, "panels": []}
+        yield {
+            "id": number,
+            "type": "row",
+            "title": title,
+            "collapsed": False,
+            "gridPos": place,
+            "panels": [],
+        }
         y += 1
         for index, panel in enumerate(panels):
             number, row, column = number + 1, index // COLUMNS, index % COLUMNS
@@ -191,6 +203,9 @@ def _chart(panel: Panel) -> dict[str, Any]:
         },
         "options": {"calculate": False}
         if heatmap
-        else {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi"}},
+        else {
+            "legend": {"displayMode": "list", "placement": "bottom"},
+            "tooltip": {"mode": "multi"},
+        },
         "targets": targets,
     }

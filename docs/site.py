@@ -20,13 +20,18 @@ BUILD = ROOT / "build"
 LINK = re.compile(r"(\[[^\]]*\])\(([^)\s]+)\)")
 BLOCK = re.compile(r"^( *)```.*?^\1```$", re.DOTALL | re.MULTILINE)
 CODE = re.compile(rf"{BLOCK.pattern}|`[^`\n]*`", BLOCK.flags)
-ENTRY = re.compile(r"^(?P<level>##+) (?P<heading>.+)$|^- \[(?P<title>[^\]]+)\]\((?P<target>[^)\s]+)\)", re.MULTILINE)
+ENTRY = re.compile(
+    r"^(?P<level>##+) (?P<heading>.+)$|^- \[(?P<title>[^\]]+)\]\((?P<target>[^)\s]+)\)",
+    re.MULTILINE,
+)
 
 
 def pages() -> dict[Path, str]:
     """Return each page of the site: the file it is made of, and its path on the site."""
     inside = {path: path.relative_to(DOCS).as_posix() for path in sorted(DOCS.rglob("*.md"))}
-    beside = {path: path.name.lower() for path in sorted(ROOT.glob("*.md")) if path.name != "README.md"}
+    beside = {
+        path: path.name.lower() for path in sorted(ROOT.glob("*.md")) if path.name != "README.md"
+    }
     return inside | beside
 
 
@@ -95,7 +100,11 @@ def build() -> int:
         target = staged / place
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(on_site(source.read_text(), source, places))
-    for other in (path for path in DOCS.rglob("*") if path.suffix in (".png", ".svg", ".gif", ".webp", ".js", ".css")):
+    for other in (
+        path
+        for path in DOCS.rglob("*")
+        if path.suffix in (".png", ".svg", ".gif", ".webp", ".js", ".css")
+    ):
         target = staged / other.relative_to(DOCS)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(other, target)
@@ -117,6 +126,8 @@ def build() -> int:
 
 if __name__ == "__main__":
     counted = count()
-    sys.stdout.write(f"{sum(counted.values()):,} words on {len(counted)} pages, without blocks of code\n")
+    sys.stdout.write(
+        f"{sum(counted.values()):,} words on {len(counted)} pages, without blocks of code\n"
+    )
     sys.stdout.flush()
     sys.exit(build())
