@@ -180,7 +180,10 @@ def test_the_defaults_are_what_the_files_declare(tmp_path: Path, cache: str) -> 
     assert same(said, encode(loaded(own, cache, pooling="CLS_TOKEN", normalize=False, layers=[-1]), "so sunny")[0])
     plain = tiny.model(tmp_path / "plain", "bert")
     (said,) = encode(loaded(plain, cache), "so sunny")
-    assert same(said, encode(loaded(plain, cache, pooling="mean", layers=[-2], normalize=False), "so sunny")[0])
+    assert same(said, encode(loaded(plain, cache, pooling="mean", layers=[-1], normalize=False), "so sunny")[0])
+    (stock,) = encode(loaded(plain, cache, bare_layer=-2), "so sunny")
+    assert same(stock, encode(loaded(plain, cache, pooling="mean", layers=[-2]), "so sunny")[0])
+    assert same(encode(loaded(own, cache, bare_layer=-2), "so sunny")[0], encode(loaded(own, cache), "so sunny")[0])
     (wide,) = encode(loaded(plain, cache, pooling="mean-max", layers=[-1, -2], dimensions=50), "so sunny")
     assert wide.shape == (50,)
 

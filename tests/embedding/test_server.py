@@ -121,13 +121,15 @@ def test_the_models_own_length_pooling_and_names_hold(server: EmbeddingServer, c
 def test_the_only_layer_of_a_model_is_pooled(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = tiny.model(folder / "one", layers=1)
     settings, vectors, told = SETTINGS | {"cache": str(folder / "cache")}, [], []
-    for said in ({}, {"layers": [-1]}):
+    for said in ({}, {"layers": [-1]}, {"bare_layer": -2}):
         caplog.clear()
         with caplog.at_level("INFO", "weir"), weir.embedding.serve(model, **settings, **said) as other:
             vectors.append(httpx.post(f"{other.url}/encode", json={"texts": TEXTS}).json()["result"])
             assert httpx.get(f"{other.url}/status/server").json()["pooling_layer"] == [-1]
-        told.append("one: has 1 layer, which is pooled" in caplog.text)
-    assert vectors[0] == vectors[1] and told == [True, False]
+        told.append(
+            "one: pools the last layer by mean, as sentence-transformers does: its files state no" in caplog.text
+        )
+    assert vectors[0] == vectors[1] == vectors[2] and all(told)
     with pytest.raises(SettingsError, match="layers: -2: must be -1: the model has 1 layer"):
         weir.embedding.serve(model, layers=[-2], **settings)
 

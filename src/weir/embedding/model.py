@@ -46,6 +46,7 @@ class TextEncoder(Model):
         directory: the model's directory.
         pooling, layers, mask_special, positions, normalize, dimensions, precision, window: see recipe.Recipe. None stands for the choice of the model's
             files.
+        bare_layer: see recipe.chosen_recipe.
         runtime, threads, compiled, gpu_memory_fraction, cache: see runtime.RuntimeOptions.
         devices: the device of each worker, repeated if there are more workers: auto, cpu, cuda or cuda:1.
         max_length: the most tokens of a text, special tokens included; None for the model's own limit.
@@ -80,13 +81,13 @@ class TextEncoder(Model):
         truncate: bool = True, special_tokens: bool = True, cased: bool | None = None, pair_separator: str | None = None,
         run_tokens: int | None = None, padding_cost: float = 1.0, cache: str | None = None, window: int | None = None,
         prompt: str | None = None, hide_special: bool = False, allow_pickle: bool = False, dtype: str | None = None,
-        router: str | None = None,
+        router: str | None = None, bare_layer: int = -1,
     ) -> None:  # fmt: skip
         check_devices(devices)
         self.directory = Path(directory)
         self.recipe_options: dict[str, Any] = {
             "pooling": pooling, "layers": layers, "mask_special": mask_special, "positions": positions,
-            "normalize": normalize, "dimensions": dimensions, "precision": precision, "window": window,
+            "normalize": normalize, "dimensions": dimensions, "precision": precision, "window": window, "bare_layer": bare_layer,
         }  # fmt: skip
         self.runtime_options = RuntimeOptions(
             runtime, threads=threads, cache=None if cache is None else Path(cache), compiled=compiled,

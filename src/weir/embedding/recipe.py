@@ -141,10 +141,11 @@ def poolings_named(names: str) -> tuple[Pooling, ...]:
 def chosen_recipe(
     checkpoint: "Checkpoint", *, pooling: str | None = None, layers: Sequence[int] | None = None,
     mask_special: bool = False, positions: bool = True, normalize: bool | None = None, dimensions: int | None = None,
-    precision: str = "fp32", window: int | None = None,
+    precision: str = "fp32", window: int | None = None, bare_layer: int = -1,
 ) -> Recipe:  # fmt: skip
     """Return the recipe for `checkpoint` with these options, see Recipe. For an option that is None the model's files decide; if they state no pooling,
-    it is the mean, or for a model that was trained with a head of its own what the head makes.
+    it is what sentence-transformers pools, or for a model that was trained with a head of its own what the head makes. `bare_layer` is the layer that
+    is then pooled, if the model has as many.
 
     Raises SettingsError for a name that does not exist. `dimensions_of` checks whether the model can do what the recipe states.
     """
@@ -153,11 +154,12 @@ def chosen_recipe(
     except ValueError:
         known = ", ".join(each.value for each in Precision)
         raise SettingsError(f"precision={precision!r}: must be one of {known}") from None
-    stated = checkpoint.poolings or (checkpoint.pooling_of_head or Pooling.MEAN,)
+    stated = checkpoint.poolings or (checkpoint.pooling_of_head or checkpoint.pooling_of_others,)
+    own_layer = -1 if checkpoint.poolings else max(bare_layer, -checkpoint.architecture.layers)
     chosen, *joined = stated if pooling is None else poolings_named(pooling)
     recipe = Recipe(
         chosen,
-        tuple(layers or checkpoint.layers),
+        tuple(layers or (own_layer,)),
         mask_special,
         positions,
         checkpoint.normalize and chosen not in NEVER_NORMALIZED if normalize is None else normalize,
@@ -185,7 +187,7 @@ def poolings_beside(checkpoint: "Checkpoint", recipe: Recipe) -> tuple[Pooling, 
 def _with_stated_dimensions(checkpoint: "Checkpoint", recipe: Recipe) -> Recipe:
     """Return the recipe with the number of dimensions in the files (`truncate_dim`), if it computes the vectors that the files describe."""
     kept = checkpoint.layout.dimensions
-    if kept is None or (recipe.poolings, recipe.layers) != (checkpoint.poolings, checkpoint.layers):
+    if kept is None or (recipe.poolings, recipe.layers) != (checkpoint.poolings, (-1,)):
         return recipe
     return replace(recipe, dimensions=min(kept, dimensions_of(checkpoint, recipe)))
 

@@ -36,13 +36,17 @@ class TextSettings:
     """How the vector of a text is computed. For a setting that is not given, the model's files decide."""
 
     pooling: str | None = setting(
-        None, f"how one vector is made from those of the tokens: {_NAMES}, or several joined: cls+mean (default: the model's own, else mean)",
+        None, f"how one vector is made from those of the tokens: {_NAMES}, or several joined: cls+mean (default: the model's own, else mean, and sep for a causal language model)",
         rule=_POOLING, metavar="NAME",
     )  # fmt: skip
     window: int = setting(WINDOW, "consecutive tokens in each mean of the pooling hierarchical", rule=AT_LEAST_ONE)
     layers: list[int] = setting(
-        [], "layers to pool, concatenated: -4,-3,-2,-1; -1 is the last (default: -1 if the model's files state a pooling, else -2)",
+        [], "layers to pool, concatenated: -4,-3,-2,-1; -1 is the last (default: -1, or --bare-layer)",
         rule=_LAYERS, metavar="NUMBERS",
+    )  # fmt: skip
+    bare_layer: int = setting(
+        -1, "the layer to pool where the model's files state no pooling; flags of bert-serving-start make it -2",
+        rule=(lambda value: value < 0, "must be counted from the end, -1 is the last"),
     )  # fmt: skip
     mask_special: bool = setting(False, "leave the first and the last token out of the pooling")
     hide_special: bool = setting(

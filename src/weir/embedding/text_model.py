@@ -18,7 +18,16 @@ from weir.embedding.graph.cache import cache_directory, graphs_folder, prune
 from weir.embedding.inference import TextInference
 from weir.embedding.metrics import RunShapes
 from weir.embedding.model import RUN_TOKENS_CPU, RUN_TOKENS_GPU, TextEncoder, poolings_of, runs
-from weir.embedding.recipe import OF_LAST_LAYER, OF_TOKENS, Pooling, Precision, chosen_recipe, dimensions_of
+from weir.embedding.recipe import (
+    OF_TOKENS,
+    WITH_CLASSIFIER,
+    WITH_HEAD,
+    Pooling,
+    Precision,
+    Recipe,
+    chosen_recipe,
+    dimensions_of,
+)
 from weir.embedding.requests import max_pooled_places
 from weir.embedding.runtime import may_use_gpu
 from weir.embedding.settings import ComputingSettings, TextSettings
@@ -29,6 +38,7 @@ from weir.workers.process.shared import SharedPool
 from weir.workers.settings import WorkerSettings
 
 if TYPE_CHECKING:
+    from weir.embedding.checkpoint.reading import Checkpoint
     from weir.embedding.exchange import EmbeddingContext
     from weir.serving.service import Service
 
@@ -122,7 +132,7 @@ class TextModelSpec(NamedTuple):
             "cased": text.cased, "pair_separator": text.pair_separator, "prompt": text.prompt,
             "run_tokens": run_tokens if computing.run_tokens is None else computing.run_tokens,
             "padding_cost": padding_cost, "cache": computing.cache, "hide_special": text.hide_special,
-            "allow_pickle": computing.allow_pickle, "dtype": computing.dtype, "router": text.router,
+            "allow_pickle": computing.allow_pickle, "dtype": computing.dtype, "router": text.router, "bare_layer": text.bare_layer,
         }  # fmt: skip
 
     def worker_settings(self) -> dict[str, Any]:
@@ -240,14 +250,9 @@ class ServedTextModel:
         self.recipe = chosen_recipe(
             checkpoint, pooling=text.pooling, layers=text.layers or None, mask_special=text.mask_special,
             positions=text.positions, normalize=text.normalize, dimensions=text.dimensions,
-            precision=spec.computing.precision, window=text.window,
+            precision=spec.computing.precision, window=text.window, bare_layer=text.bare_layer,
         )  # fmt: skip
-        is_stated = text.layers or checkpoint.onnx or checkpoint.layout.pooled or self.recipe.pooling in OF_LAST_LAYER
-        if checkpoint.architecture.layers == 1 and not is_stated:
-            logger.info(
-                "%s: has 1 layer, which is pooled; in models with more layers, the second-to-last is (--layers)",
-                spec.name,
-            )
+        logger.info("%s: %s", spec.name, described(checkpoint, self.recipe, text))
         if checkpoint.heads.pickled:
             logger.info(
                 "%s: %s are pickles, and not read without --allow-pickle",
@@ -371,6 +376,34 @@ class ServedTextModel:
             max_batch_tokens=None if max_tokens is None else int(max_tokens), max_waiting=batching.max_queue_size,
             similarity=self._checkpoint.layout.similarity, use=lambda: _use_of(service, self._spec.threads),
         )  # fmt: skip
+
+
+def described(checkpoint: "Checkpoint", recipe: Recipe, text: TextSettings) -> str:
+    """Return which layer and pooling are served, and why, as a line for the log."""
+    poolings = "+".join(each.value for each in recipe.poolings)
+    if recipe.pooling in (*WITH_CLASSIFIER, *WITH_HEAD):
+        served = f"serves the {poolings} of its head"
+    elif checkpoint.onnx is not None:
+        served = f"serves {poolings} of the vectors of tokens in {checkpoint.onnx.path.name}"
+    else:
+        layers = "the last layer" if recipe.layers == (-1,) else f"layers {', '.join(map(str, recipe.layers))}"
+        served = f"pools {layers} by {poolings}"
+    if text.pooling is not None:
+        return f"{served}, as --pooling states"
+    if checkpoint.poolings:
+        return f"{served}, as its modules.json states"
+    if checkpoint.judges:
+        stated = (
+            "its modules.json states"
+            if checkpoint.layout.answers
+            else "a reranker that is a language model answers; --pooling sep makes vectors"
+        )
+        return f"{served}, as {stated}"
+    if checkpoint.pooling_of_head is not None:
+        return f"{served}, as its files state"
+    whose = "as sentence-transformers does" if recipe.layers == (-1,) else "as --bare-layer or --layers states"
+    more = "; if it is a reranker, --pooling yes-no scores pairs" if recipe.pooling is Pooling.SEP else ""
+    return f"{served}, {whose}: its files state no pooling, which --pooling and --layers choose{more}"
 
 
 def _use_of(service: "Service", threads: int) -> WorkersUse:

@@ -159,6 +159,12 @@ def test_vectors_of_tokens_have_the_length_that_was_chosen() -> None:
     assert "fixed_length" not in translated(None, there | {"pooling_strategy": ["CLS_TOKEN"]}).today
 
 
+def test_old_flags_pool_the_layer_that_bert_serving_start_pooled() -> None:
+    assert translated(None, {"num_worker": ["2"]}).settings == {"workers": ["2"], "bare_layer": ["-2"]}
+    assert translated(None, {"num_worker": ["2"], "bare_layer": ["-1"]}).settings["bare_layer"] == ["-1"]
+    assert "bare_layer" not in translated(None, {"workers": ["2"]}).settings
+
+
 def test_xla_compiles_with_torch_and_changes_nothing_else() -> None:
     assert translated(None, {"xla": True, "runtime": ["torch"]}) == Translated(
         [], {"runtime": ["torch"], "compile": ["true"]}, stock=True, xla=True

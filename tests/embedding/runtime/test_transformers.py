@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.embedding import tiny, tiny_tokens
 from tests.embedding.graph.running import cosines
-from tests.embedding.runtime.references import EXACT, FAMILIES, SIZES, VOCABULARY, save
+from tests.embedding.runtime.references import EXACT, FAMILIES, SIZES, VOCABULARY, opened, save
 
 from weir.embedding.checkpoint.reading import read_checkpoint
 from weir.embedding.model import TextEncoder, TokenIds, padded_inputs
@@ -168,3 +168,16 @@ def test_labels_of_tokens_are_those_of_transformers(family: str, tmp_path: Path)
             torch.tensor(inputs.ids).long(), attention_mask=torch.tensor(inputs.mask).long()
         ).logits.numpy()
     assert np.abs(found - expected)[inputs.mask > 0].max() < 2e-4
+
+
+@pytest.mark.parametrize(("family", "kind"), [("bert", "MaskedLM"), ("qwen3", "CausalLM"), ("modernbert", "")])
+def test_a_directory_of_transformers_alone_is_served_as_by_sentence_transformers(
+    family: str, kind: str, tmp_path: Path
+) -> None:
+    import sentence_transformers
+
+    vocabulary = tiny_tokens.write(tmp_path, "bert")
+    save(tmp_path, family, kind=kind, vocab_size=vocabulary, pad_token_id=0)
+    texts = ["First do it", "then do it right, " * 4, "do"]
+    theirs = sentence_transformers.SentenceTransformer(str(tmp_path), device="cpu")
+    assert cosines(np.stack(opened(tmp_path).results(texts)), theirs.encode(texts)).min() >= EXACT

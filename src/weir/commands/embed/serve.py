@@ -59,7 +59,7 @@ def _serve(directories: list[str] | None, config: list[str] | None, **options: l
         typer.echo(f"weir {__version__}, for clients of bert-as-service {_STOCK_VERSION}")
         return 0
     stock = translated(*from_tei(directories, options))
-    settings = settings_of(stock.directories, config, stock.today, TEXTS)
+    settings = settings_of(stock.directories, config, stock.settings, TEXTS)
     if stock.stock:
         settings = _with_stock_ports(settings, stock)
     with logging_to(settings.telemetry, captures=True), errors_logged(settings), MeasuringProgress() as measuring:

@@ -132,6 +132,11 @@ class Translated(NamedTuple):
     old_port: bool = False
     xla: bool = False
 
+    @property
+    def settings(self) -> dict[str, list[Any]]:
+        """`today`, with a default of bert-serving-start if its flags were used: a model whose files state no pooling has its second-to-last layer pooled."""
+        return {"bare_layer": ["-2"], **self.today} if self.stock else self.today
+
 
 def translated(directories: list[str] | None, given: Mapping[str, list[Any] | bool | None]) -> Translated:
     """Translate the parameters of a command line, flags of bert-serving-start among them, to Weir's settings.

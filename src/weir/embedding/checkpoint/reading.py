@@ -34,6 +34,7 @@ from weir.errors import SettingsError
 
 CONFIG = "config.json"
 CLASSIFIER = "ForSequenceClassification"  # the end of the names of transformers' classes of models that label texts
+LANGUAGE_MODEL = "ForCausalLM"  # the end of the names of classes of decoders that say the next word
 MODULES = "modules.json"
 ROUTER = "router_config.json"  # in the folder of a Router
 DOCUMENT = "document"  # the route of a Router that states no default
@@ -92,6 +93,7 @@ class ModelLayout:
         files: the files beside those of the network that affect the vectors.
         similarity: how two vectors are compared, one of SIMILARITIES.
         splade: the configuration of the module that makes sparse vectors, if there is one.
+        answers: the token ids of yes and no, if a module compares a decoder's numbers for them.
 
     A dense layer without a pooling makes token vectors.
     """
@@ -108,13 +110,7 @@ class ModelLayout:
     files: tuple[Path, ...] = ()
     splade: Path | None = None
     similarity: str = SIMILARITIES[0]
-
-    def layers(self, count: int) -> tuple[int, ...]:
-        """Return the layers that are pooled by default, counted from the end, of a network with `count` layers.
-
-        It is the last layer if the files state a pooling or there is one layer, else the second-to-last, as in bert-as-service.
-        """
-        return (-1,) if self.pooled or count == 1 else (-2,)
+    answers: tuple[int, int] | None = None
 
 
 def read_layout(directory: Path, *, allow_pickle: bool = False, router: str | None = None) -> ModelLayout:
@@ -131,6 +127,8 @@ def read_layout(directory: Path, *, allow_pickle: bool = False, router: str | No
     (network_path, first), rest = modules[0], modules[1:]
     if first == "MLMTransformer" and [kind for _, kind in rest] == ["SpladePooling"]:
         return _sparse_layout(directory, network_path, directory / rest[0][0])
+    if first == "Transformer" and [kind for _, kind in rest] == ["LogitScore"]:
+        return _answering_layout(directory, network_path, read_document(directory / rest[0][0] / CONFIG))
     if first != "Transformer":
         raise _unknown(directory, first, "must begin with a Transformer")
     late = bool(rest) and rest[0][1] == "Dense" and {kind for _, kind in rest} <= {"Dense", "Normalize"}
@@ -173,6 +171,16 @@ def _sparse_layout(directory: Path, network_path: str, pooling: Path) -> ModelLa
         network, max_length=max_length, lowercase=lowercase, prompts=prompts, default_prompt=default, splade=pooling / CONFIG,
         files=(directory / MODULES, pooling / CONFIG),
     )  # fmt: skip
+
+
+def _answering_layout(directory: Path, network_path: str, config: JsonDocument) -> ModelLayout:
+    """Return the layout of a decoder of sentence-transformers that says yes or no, a CrossEncoder there."""
+    network = directory / network_path
+    max_length, lowercase = _text_settings(network)
+    answers = config.integer("true_token_id", least=0), config.integer("false_token_id", least=0)
+    return ModelLayout(
+        network, max_length=max_length, lowercase=lowercase, files=(directory / MODULES, config.path), answers=answers
+    )
 
 
 def _modules(directory: Path, router: str | None) -> list[tuple[str, str]]:
@@ -344,11 +352,6 @@ class Checkpoint:
         return self.layout.normalize
 
     @property
-    def layers(self) -> tuple[int, ...]:
-        """The layers that are pooled by default, counted from the end: -1 is the last."""
-        return self.layout.layers(self.architecture.layers)
-
-    @property
     def prompts(self) -> dict[str, str]:
         """Texts to put before a text, by name."""
         return self.layout.prompts
@@ -372,7 +375,33 @@ class Checkpoint:
     def answers(self) -> TokenHead:
         """The layer that tells yes from no. Raises SettingsError if the model cannot answer so."""
         vocabulary = self.tokenizer().vocabulary
-        return read_answers(self.directory, self.architecture, self.store, vocabulary.get("yes"), vocabulary.get("no"))
+        yes, no = vocabulary.get("yes"), vocabulary.get("no")
+        if self.layout.answers not in (None, (yes, no)):
+            raise SettingsError(
+                f"{self.layout.files[-1]}: its tokens {self.layout.answers} must be those of yes and no, {(yes, no)}: only models that answer so are served"
+            )
+        return read_answers(self.directory, self.architecture, self.store, yes, no)
+
+    @property
+    def judges(self) -> bool:
+        """Whether the model was trained to say yes or no about a pair: its files state it, or it is a decoder that is called a reranker, as Qwen3-Reranker."""
+        return self.layout.answers is not None or (self._says_words and any("rerank" in name for name in self._names))
+
+    @property
+    def _says_words(self) -> bool:
+        """Whether the network is that of a language model that reads from left to right, and no module makes anything else of it."""
+        named = self._config.values.get("architectures")
+        first = str(named[0]) if isinstance(named, list) and named else ""
+        bare = not (self.directory / MODULES).is_file()
+        return bare and first.endswith(LANGUAGE_MODEL) and self._config.switch("is_causal", default=True)
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        """The names that the directory may be known by: its own, and in the cache of the hub that of the repository."""
+        parents = self.directory.parts
+        return tuple(
+            part.lower() for part in (parents[-1:] + parents[-3:-2] if "snapshots" in parents[-2:-1] else parents[-1:])
+        )
 
     @property
     def pooling_of_head(self) -> Pooling | None:
@@ -383,7 +412,15 @@ class Checkpoint:
             return Pooling.TOKENS
         if is_token_classifier(self._config) and self.heads.labels is not None:
             return Pooling.TOKEN_LOGITS
+        if self.judges:
+            return Pooling.YES_NO
         return Pooling.LOGITS if self.classifies else None
+
+    @property
+    def pooling_of_others(self) -> Pooling:
+        """What is pooled where the files state nothing, as in sentence-transformers: the last token of a language model that reads from left to right, else
+        the mean."""
+        return Pooling.SEP if self._says_words else Pooling.MEAN
 
     @property
     def outputs(self) -> tuple[Pooling, ...]:
