@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from weir.commands.options import check_drawing, check_folder
 from weir.errors import SettingsError
-from weir.workers.process.launch import compute_in_one_thread
+from weir.workers.cpus import compute_in_one_thread
 
 if TYPE_CHECKING:
     from reproduction.report import Reproduction

@@ -54,7 +54,7 @@ from weir.telemetry.exposition import NAMESPACE, Exposition
 from weir.telemetry.logs import AccessLog, LogObserver, get_logger, recorders
 from weir.telemetry.recorder import Metrics
 from weir.telemetry.settings import TelemetrySettings, open_tracing
-from weir.workers.process.launch import pinned
+from weir.workers.cpus import pinned
 from weir.workers.settings import SERVER_ADDRESS
 
 if TYPE_CHECKING:

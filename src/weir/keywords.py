@@ -65,7 +65,7 @@ class CommonKeywords(TypedDict, total=False):
     cpu_affinity: list[list[int]]
     """CPU numbers of the workers: one list for all, or one each"""
     threads: int | None
-    """Threads of numeric libraries in each worker"""
+    """Threads of numeric libraries in each worker process (default: CPUs / workers)"""
     retry_in_halves: bool
     """Run a failed batch again in halves, so that only bad items fail"""
     load_niceness: int | None

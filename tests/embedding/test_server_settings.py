@@ -1,6 +1,5 @@
 """Which settings a server of texts gets from flags, a file and the environment."""
 
-import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from weir.embedding.settings import CallerSettings
 from weir.embedding.text_model import TARGET, read_model
 from weir.errors import SettingsError
 from weir.settings import declared_settings, read_settings
+from weir.workers.cpus import cpu_count
 
 text_settings = partial(read_settings, kind=TEXTS)
 
@@ -83,11 +83,11 @@ def test_what_a_file_must_not_say_is_refused(tmp_path: Path, text: str, rule: st
 
 
 def test_what_is_computed_goes_to_the_model_and_the_rest_to_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weir.embedding.text_model.cpu_limit", lambda: float("inf"))
+    monkeypatch.setattr("weir.embedding.text_model.cpu_quota", lambda: float("inf"))
     flags = {"precision": ["int8"], "device_map": ["cpu"], "threads": ["1"], "timeout": ["5"], "normalize": ["false"]}
     (model,) = text_settings(["/models/one"], flags, {}).models
     served = read_model(model).served()
-    cpus = len(os.sched_getaffinity(0))
+    cpus = cpu_count()
     settings = {"threads": 1, "timeout": 5.0, "workers": cpus, "bulk_workers": cpus}
     assert (served.target, served.name, served.settings) == (TARGET, "one", settings)
     params: dict[str, Any] = {"precision": "int8", "devices": ["cpu"], "threads": 1, "normalize": False}
@@ -110,7 +110,7 @@ def test_what_is_computed_goes_to_the_model_and_the_rest_to_its_line(monkeypatch
 def test_there_is_a_worker_for_each_cpu_by_default(
     monkeypatch: pytest.MonkeyPatch, flags: dict[str, list[str]], workers: int, threads: int
 ) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
+    monkeypatch.setattr("weir.embedding.text_model.cpu_count", lambda: 8)
     (model,) = text_settings(["/models/one"], {"device_map": ["cpu"], **flags}, {}).models
     said = read_model(model)
     assert (said.workers, said.threads) == (workers, threads)

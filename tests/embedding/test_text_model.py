@@ -12,7 +12,7 @@ import weir.embedding
 from weir.embedding.settings import ComputingSettings, TextSettings
 from weir.embedding.text_model import TextModelSpec, memory_of, share_workers
 from weir.errors import SettingsError
-from weir.workers.process.launch import available_cpus
+from weir.workers.cpus import cpu_count
 
 
 def spec(**settings: Any) -> TextModelSpec:
@@ -32,21 +32,22 @@ def spec(**settings: Any) -> TextModelSpec:
 def test_models_share_the_cpus(
     stated: list[dict[str, Any]], cpus: int, expected: list[tuple[int, int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weir.embedding.text_model.available_cpus", lambda: list(range(cpus)))
+    monkeypatch.setattr("weir.embedding.text_model.cpu_count", lambda: cpus)
     specs = share_workers([spec(**each) for each in stated])
     assert [(each.workers, each.threads, int(each.pool is not None)) for each in specs] == expected
     assert len({id(each.pool) for each in specs if each.pool is not None}) <= 1
 
 
 def test_only_models_with_workers_of_their_own_have_some_for_bulk_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weir.embedding.text_model.available_cpus", lambda: [0, 1])
-    monkeypatch.setattr("weir.embedding.text_model.cpu_limit", lambda: 2.0)
+    monkeypatch.setattr("weir.embedding.text_model.affinity", lambda: [0, 1])
+    monkeypatch.setattr("weir.embedding.text_model.cpu_count", lambda: 2)
+    monkeypatch.setattr("weir.embedding.text_model.cpu_quota", lambda: 2.0)
     assert [spec().bulk_workers, spec(bulk_workers=1).bulk_workers] == [2, 1]
     assert [each.bulk_workers for each in share_workers([spec(), spec()])] == [0, 0]
     shared = share_workers([spec(bulk_workers=1), spec(bulk_workers=1)])
     with pytest.raises(SettingsError, match="bulk_workers=1: text models that share workers can have none"):
         shared[0].worker_settings()
-    monkeypatch.setattr("weir.embedding.text_model.cpu_limit", lambda: 1.5)
+    monkeypatch.setattr("weir.embedding.text_model.cpu_quota", lambda: 1.5)
     assert spec().bulk_workers == 0
 
 
@@ -79,7 +80,7 @@ def test_two_models_of_a_server_share_its_workers(tmp_path: Path) -> None:
         cards = http.get("/v1/models").json()["data"]
         assert http.get("/v1/models/first").json()["workers"] == cards[0]["workers"]
         assert workers("second") == pids
-        assert len(pids) == cards[0]["workers"] == cards[1]["workers"] == len(available_cpus())
+        assert len(pids) == cards[0]["workers"] == cards[1]["workers"] == cpu_count()
         assert http.post("/v2/repository/models/second/load").status_code == 200
         np.testing.assert_allclose(vectors(), before, rtol=1e-5)
         assert workers("first") == workers("second") != pids

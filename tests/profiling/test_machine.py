@@ -1,4 +1,3 @@
-import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +9,7 @@ from weir import __version__
 from weir.errors import SettingsError
 from weir.profiling.energy import Meter, RaplMeter
 from weir.profiling.machine import cpu_name, describe_machine, find_hardware, find_meters
+from weir.workers.cpus import cpu_count
 
 
 def test_a_profile_says_where_it_was_made() -> None:
@@ -67,7 +67,7 @@ def library(count: Any) -> Nvml:
 def test_cpus_are_those_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     (cpus,) = find_hardware()
-    assert (cpus.kind, cpus.index, cpus.count) == ("CPU", None, len(os.sched_getaffinity(0)))
+    assert (cpus.kind, cpus.index, cpus.count) == ("CPU", None, cpu_count())
     assert cpus.name and cpus.memory_bytes > 1 << 20
     assert set(cpus.to_dict()) == {"kind", "name", "count", "memory_bytes", "index"}
 

@@ -37,7 +37,8 @@ from weir.profiling.sampling import Measuring
 from weir.serving.service import Service
 from weir.serving.settings import KINDS
 from weir.telemetry.logs import redacted
-from weir.workers.settings import WorkerAddress, parse_address
+from weir.workers.cpus import share_of_cpus
+from weir.workers.settings import WorkerAddress, WorkerSettings, parse_address
 from weir.workers.source import Text, import_text
 
 _FORM = f"must be {ALL_FORMS}"
@@ -422,6 +423,20 @@ Target = str | type[Model] | type[Service]
 # the service's own policy may be waiting for this very profile.
 MEASURED_WITH = {"workers": 1, "policy": "greedy"}
 
+
+def for_measuring(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a service as those of one worker, which has as many threads as each of its workers would have."""
+    alone = {**settings, **MEASURED_WITH}
+    if (
+        settings.get("executor", "process") == "process"
+        and "workers" in settings
+        and "OMP_NUM_THREADS" not in os.environ
+    ):
+        served = WorkerSettings(workers=settings["workers"], cpu_affinity=settings.get("cpu_affinity", []))
+        alone.setdefault("threads", share_of_cpus(served, 0))
+    return alone
+
+
 _OWN = {declared.name for declared in fields(ProfilingSettings)}
 
 
@@ -446,7 +461,7 @@ def profile(
     """
     own = ProfilingSettings(**{name: settings.pop(name) for name in _OWN & settings.keys()})
     found = load_target(model) if isinstance(model, str) else model
-    service = new_service(found, params=params, **{**settings, **MEASURED_WITH})
+    service = new_service(found, params=params, **for_measuring(settings))
     return profile_service(service, own, items=items, progress=progress)
 
 

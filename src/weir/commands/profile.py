@@ -76,9 +76,9 @@ profile = with_signature(
 
 
 def _measure(model: ModelToServe, settings: ProfilingSettings, items: Path | None) -> "Profile":
-    from weir.catalog.loading import MEASURED_WITH, make_service, profile_service
+    from weir.catalog.loading import for_measuring, make_service, profile_service
 
-    service = make_service(model._replace(settings={**model.settings, **MEASURED_WITH}), ())
+    service = make_service(model._replace(settings=for_measuring(model.settings)), ())
     about = {"target": model.target, "command": command_line(sys.argv[1:])}
     with _progress(model.name) as progress:
         return profile_service(service, settings, items=items, about=about, progress=progress)

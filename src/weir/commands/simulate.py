@@ -102,7 +102,7 @@ def simulate(
 
     With a range of workers, compare rules for their number instead, under one policy (greedy unless stated).
     """
-    from weir.workers.process.launch import compute_in_one_thread
+    from weir.workers.cpus import compute_in_one_thread
 
     compute_in_one_thread()
     from weir.policy.cost.objective import Prices

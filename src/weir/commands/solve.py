@@ -58,7 +58,7 @@ def solve(
     The cost is latency weight x mean response time (ms) + energy weight x mean power (W). Tables are solved for a range of
     arrival rates; the server estimates the rate and uses its table.
     """
-    from weir.workers.process.launch import compute_in_one_thread
+    from weir.workers.cpus import compute_in_one_thread
 
     compute_in_one_thread()
     from weir.policy.cost.objective import Prices

@@ -26,7 +26,7 @@ from weir.model import Model
 from weir.profiling.machine import cpu_name
 from weir.serving.service import Service
 from weir.telemetry.recorder import SilentObserver
-from weir.workers.process.launch import available_cpus
+from weir.workers.cpus import cpu_count
 
 SHORT_TEXT = 8  # tokens; max_batch_size is that many times less than max_batch_cost
 MAX_ROWS = 256  # the largest max_batch_size
@@ -312,7 +312,7 @@ async def budget_for(
 
 def _key(identity: Mapping[str, Any]) -> str:
     """Return a hash of what is measured, the method, the hardware and onnxruntime's version."""
-    decides = [VERSION, dict(identity), platform.machine(), cpu_name(), len(available_cpus()), _version()]
+    decides = [VERSION, dict(identity), platform.machine(), cpu_name(), cpu_count(), _version()]
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:32]
 
 

@@ -33,7 +33,7 @@ from weir.embedding.runtime import may_use_gpu
 from weir.embedding.settings import ComputingSettings, TextSettings
 from weir.embedding.texts import ModelFacts, TextOutput, TextTask, TokenizerOptions, WorkersUse, server_prompt
 from weir.errors import SettingsError
-from weir.workers.process.launch import available_cpus, cpu_limit
+from weir.workers.cpus import affinity, cpu_count, cpu_quota
 from weir.workers.process.shared import SharedPool
 from weir.workers.settings import WorkerSettings
 
@@ -63,7 +63,7 @@ class TextModelSpec(NamedTuple):
     @property
     def own_cpus(self) -> int:
         """How many CPUs its workers and their threads may use together."""
-        return self.cpus or len(available_cpus())
+        return self.cpus or cpu_count()
 
     @property
     def workers(self) -> int:
@@ -95,7 +95,7 @@ class TextModelSpec(NamedTuple):
             )
         if stated is not None:
             return stated
-        limited = cpu_limit() < len(available_cpus())
+        limited = cpu_quota() < len(affinity())
         return 0 if not self._share_weights or self.pool is not None or limited else self.workers
 
     @property
@@ -160,7 +160,7 @@ def share_workers(specs: Sequence[TextModelSpec], count: int | None = None) -> l
     They are one budget of threads. Models that state neither workers nor threads share workers, if their other settings of workers agree; a model that
     states either has workers of its own, and those that share have what it leaves. Where settings differ there are several pools, which divide that.
     """
-    left = count or len(available_cpus())
+    left = count or cpu_count()
     alike: dict[str, list[TextModelSpec]] = {}
     for spec in specs:
         if {"workers", "threads"} & spec.settings.keys():

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from weir._version import __version__
 from weir.errors import SettingsError
 from weir.profiling.energy import Meter, find_nvml, find_rapl, load_library
-from weir.workers.process.launch import available_cpus
+from weir.workers.cpus import cpu_count
 
 NOTED = (
     "numpy",
@@ -51,7 +51,7 @@ def describe_machine() -> dict[str, Any]:
     """Return the CPU, the versions and the date, as texts and numbers."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": f"{cpu_name()}, {len(os.sched_getaffinity(0))} of {os.cpu_count()} CPUs",
+        "machine": f"{cpu_name()}, {cpu_count()} of {os.cpu_count()} CPUs",
         "system": f"{platform.system()} {platform.release()}",
         "versions": {"weir": __version__, "python": platform.python_version(), **_installed()},
     }
@@ -106,7 +106,7 @@ def find_hardware(library: Any = None) -> list[Hardware]:
     `library` replaces pynvml. Without it (nvidia-ml-py, the extra `gpu`), or without a driver, there are CPUs only.
     """
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    cpus = Hardware("CPU", cpu_name(), len(available_cpus()), memory_bytes)
+    cpus = Hardware("CPU", cpu_name(), cpu_count(), memory_bytes)
     try:
         library = library or load_library()
     except SettingsError:

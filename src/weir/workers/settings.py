@@ -167,7 +167,9 @@ class WorkerSettings:
         [], "CPU numbers of the workers: one list for all, or one each", metavar="NUMBERS",
         rule=(lambda value: all(number >= 0 for numbers in value for number in numbers), "must be numbers from 0 on"),
     )  # fmt: skip
-    threads: int | None = setting(None, "threads of numeric libraries in each worker", rule=AT_LEAST_ONE)
+    threads: int | None = setting(
+        None, "threads of numeric libraries in each worker process (default: CPUs / workers)", rule=AT_LEAST_ONE
+    )
     retry_in_halves: bool = setting(True, "run a failed batch again in halves, so that only bad items fail")
     load_niceness: int | None = setting(
         None,

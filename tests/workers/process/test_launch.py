@@ -16,21 +16,18 @@ from tests.workers.models import Forked, SharesNothing, Square, forked_from
 from tests.workers.pools import Pool, Recorder, make_pool, started
 
 import weir
-from weir.errors import ModelError, SettingsError
+from weir.errors import ModelError
 from weir.messages import OBJECT, Batch
 from weir.policy.cost.profile import Profile
+from weir.workers.cpus import THREAD_VARIABLES
 from weir.workers.local import make_runner
 from weir.workers.process.launch import (
     MALLOC,
     SILENCE,
-    THREAD_VARIABLES,
     Launch,
     Popen,
     Template,
-    available_cpus,
-    pinned,
     start_process,
-    unpinned,
 )
 from weir.workers.process.program import _obey
 from weir.workers.settings import WorkerSettings
@@ -60,7 +57,6 @@ def test_thread_limits_are_variables_that_the_workers_own_environment_overrides(
         **dict.fromkeys(THREAD_VARIABLES, "2"),
         "OMP_NUM_THREADS": "5",
     }
-    assert not set(THREAD_VARIABLES) & set(environment(WorkerSettings()))
 
 
 def test_memory_is_kept_between_batches_by_default() -> None:
@@ -117,23 +113,6 @@ def test_a_process_whose_server_has_gone_already_does_not_start() -> None:
     done = subprocess.run(program, capture_output=True, text=True, check=False)
 
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
-def test_what_computes_for_a_server_that_is_pinned_is_not() -> None:
-    allowed = sorted(os.sched_getaffinity(0))
-    chosen = Launch("tried", 0, b"", WorkerSettings(cpu_affinity=[allowed[:1]]), 64)
-    free = Launch("tried", 0, b"", WorkerSettings(), 64)
-
-    assert (unpinned(), available_cpus(), free._cpus) == ([], allowed, [])
-    with pinned([]):
-        assert unpinned() == []
-    with pinned(allowed[:1]):
-        assert sorted(os.sched_getaffinity(0)) == allowed[:1]
-        assert unpinned() == available_cpus() == free._cpus == allowed
-        assert chosen._cpus == allowed[:1]
-    assert (sorted(os.sched_getaffinity(0)), unpinned()) == (allowed, [])
-    with pytest.raises(SettingsError, match=r"server_cpu_affinity=\[999\]: must be among the CPUs"), pinned([999]):
-        pass
 
 
 def test_a_command_that_solves_computes_in_one_thread(tmp_path: Path) -> None:

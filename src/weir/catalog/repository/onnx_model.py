@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from weir.errors import SettingsError
 from weir.model import DATATYPES as NUMPY
 from weir.model import NONE, Model, Tensor
+from weir.workers.cpus import threads_here
 from weir.workers.process.launch import SILENCE
 
 # The datatypes of the Open Inference Protocol by the names of onnxruntime's element types.
@@ -39,7 +40,7 @@ class OnnxModel(Model):
     path: ClassVar[str] = ""
 
     def __init__(self, threads: int | None = None, intra_op: int | None = None, inter_op: int | None = None) -> None:
-        self._intra_op = intra_op or threads or len(os.sched_getaffinity(0))
+        self._intra_op = intra_op or threads or threads_here()
         self._inter_op = inter_op
 
     def load(self) -> None:

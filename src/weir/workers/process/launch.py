@@ -10,7 +10,6 @@ import asyncio
 import errno
 import json
 import logging
-import math
 import os
 import signal
 import socket
@@ -19,8 +18,7 @@ import sys
 import sysconfig
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,29 +27,12 @@ from typing import Any, NamedTuple
 
 import weir
 from weir.wire.frames import Start, encode_control
-from weir.workers.process.entry import lower, set_affinity
+from weir.workers.cpus import THREAD_VARIABLES, share_of_cpus, unpinned
+from weir.workers.process.entry import lower
 from weir.workers.settings import WorkerSettings, for_worker
 
 Popen = subprocess.Popen[bytes]
 Done = Callable[[Popen | OSError], None]
-
-# Environment variables that numeric libraries read once, when they are first imported.
-THREAD_VARIABLES = (
-    "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS",
-    "NUMEXPR_NUM_THREADS", "RAYON_NUM_THREADS",
-)  # fmt: skip
-
-
-def compute_in_one_thread() -> None:
-    """Have numeric libraries that are not loaded yet compute in one thread, unless the environment says otherwise.
-
-    The matrices of a solver are too small to gain from more threads, and on a busy machine threads that wait for each other spin: a bank of
-    tables took 11 s of processor time instead of 1.5.
-    """
-    if "numpy" not in sys.modules:
-        for name in THREAD_VARIABLES:
-            os.environ.setdefault(name, "1")
-
 
 # Keep the memory that a batch frees for the next batch. By default glibc gives blocks of over 128 KB back to the system at once, and to get
 # them again costs more than all other work: 16 bodies of 600 KB took 375 µs each, and take 25 µs with this. Other C libraries ignore it.
@@ -59,54 +40,6 @@ MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str
 
 # From version 1.29 onnxruntime reports its use over the network, unless this is set before it is loaded.
 SILENCE = {"ORT_DISABLE_TELEMETRY": "1"}
-
-# The CPUs that this process had before it was pinned; empty if it is not pinned.
-_before: list[int] = []
-
-
-@contextmanager
-def pinned(cpus: list[int]) -> Iterator[None]:
-    """Within the block, run this thread and those that it starts on `cpus` only (empty: on all that the process has).
-
-    Worker processes may use all CPUs that this process had before. Raises SettingsError when the machine refuses.
-    """
-    if not cpus:
-        yield
-        return
-    before = sorted(os.sched_getaffinity(0))
-    refusal = set_affinity(cpus, "server_cpu_affinity")
-    if refusal is not None:
-        raise refusal
-    _before[:] = before
-    try:
-        yield
-    finally:
-        _before.clear()
-        os.sched_setaffinity(0, before)
-
-
-def unpinned() -> list[int]:
-    """Return the CPUs of workers that have no setting of their own; empty if they are those of this process."""
-    return list(_before)
-
-
-def available_cpus() -> list[int]:
-    """Return the numbers of the CPUs that workers may use."""
-    return unpinned() or sorted(os.sched_getaffinity(0))
-
-
-def cpu_limit(groups: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> float:
-    """Return the time of how many CPUs the kernel gives the control group of this process; infinity without a limit. A container has such a limit
-    where its CPUs are limited, but not chosen."""
-    limit = math.inf
-    with suppress(OSError, ValueError):
-        paths = [line[3:] for line in groups.read_text().splitlines() if line.startswith("0::")]
-        own = root.joinpath(*[path.strip("/") for path in paths])
-        for folder in (own, *own.parents):
-            with suppress(OSError, ValueError):  # "max 100000" is no limit
-                quota, period = (folder / "cpu.max").read_text().split()
-                limit = min(limit, int(quota) / int(period))
-    return limit
 
 
 class Starter:
@@ -416,8 +349,20 @@ class Launch:
         }
 
     def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
-        """Return the process's environment. The thread limit overrides what is `inherited`; the worker's own settings override both."""
-        environment = {**MALLOC, **SILENCE, **inherited, "PYTHONPATH": python_path(inherited.get("PYTHONPATH", ""))}
+        """Return the process's environment. The thread limit overrides what is `inherited`; the worker's own settings override both.
+
+        Without a limit, numeric libraries have as many threads as OMP_NUM_THREADS says, or else the worker's share of the CPUs.
+        """
+        own = {**inherited, **self.variables()}
+        count = own.get("OMP_NUM_THREADS") or str(share_of_cpus(self.settings, self.index))
+        limit = dict.fromkeys(THREAD_VARIABLES, count)
+        environment = {
+            **MALLOC,
+            **SILENCE,
+            **limit,
+            **inherited,
+            "PYTHONPATH": python_path(inherited.get("PYTHONPATH", "")),
+        }
         if not environment["PYTHONPATH"]:
             del environment["PYTHONPATH"]
         return environment | self.variables()

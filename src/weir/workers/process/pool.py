@@ -12,8 +12,9 @@ from weir.messages import Batch, takes_bulk_only
 from weir.model import Model, is_tensor_model, overrides
 from weir.wire.frames import Start
 from weir.workers.arena import Arena, SharedBlock, create_memory
+from weir.workers.cpus import unpinned
 from weir.workers.executor import Listener, free_index
-from weir.workers.process.launch import Launch, Template, unpinned
+from weir.workers.process.launch import Launch, Template
 from weir.workers.process.supervision import SupervisedWorker
 from weir.workers.settings import WorkerSettings
 from weir.workers.source import pack_source
