@@ -2,6 +2,7 @@ import asyncio
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -21,7 +22,11 @@ from tests.served import MODELS, Served, serving, still_running, until, weir, we
 from weir.client import AsyncHttpClient, AsyncWebSocketClient, HttpClient, WebSocketClient
 from weir.client.calls import NEVER, Unreachable
 from weir.commands import COMMANDS
+from weir.commands.options import EXAMPLES
+from weir.config import from_texts
+from weir.embedding.server_settings import TEXTS
 from weir.errors import SettingsError
+from weir.settings import declared_settings
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
@@ -100,8 +105,39 @@ def test_version_and_help() -> None:
     assert re.fullmatch(r"weir \d+\.\d+\.\d+\S*\n", weir("--version").stdout)
     assert "serve" in weir().stdout and "check" in weir("--help").stdout
     shown = weir("serve", "--help", env={"COLUMNS": "300"}).stdout
-    assert "--max-batch-size" in shown and "Largest batch, in rows; 1 switches batching off (default: 64)" in shown
-    assert "--no-metrics" in shown and "WEIR_MAX_BATCH_SIZE" in shown
+    assert "(default: 64). Example: --max-batch-size 32" in shown
+    assert "WEIR_MAX_BATCH_SIZE" in shown and "--help=all: every option" in shown
+    assert "--metrics" not in shown and "--arena-bytes" not in shown
+
+
+def shown_flags(*words: str) -> set[str]:
+    shown = weir_here(*words, env={"COLUMNS": "300"}).stdout
+    return set(re.findall(r"^│ (--[a-z-]+)", shown, re.MULTILINE)) - {"--config", "--help"}
+
+
+def test_help_shows_what_people_use_and_by_a_word_everything() -> None:
+    declared = declared_settings()
+    assert shown_flags("serve", "--help") == {each.flag for each in declared.values() if each.name in EXAMPLES}
+    assert len(shown_flags("serve", "--help")) == 15
+    assert shown_flags("serve", "--help=all") == {each.flag for each in declared.values()}
+    assert shown_flags("serve", "--help=batching") == {
+        each.flag for each in declared.values() if each.part == "Batching"
+    }
+    assert shown_flags("serve", "--help=jobs") == {each.flag for each in declared.values() if each.part == "Batch jobs"}
+    assert shown_flags("serve", "square:Square", "--help=tls") == {"--tls-certfile", "--tls-keyfile"}
+    assert shown_flags("check", "--help=pickle") == {"--allow-pickle"}
+    nothing = weir_here("serve", "--help=swagger")
+    assert nothing.returncode == 2
+    assert "--help=swagger: no option has this word; must be all, a word, or a heading: Access" in nothing.stderr
+
+
+def test_each_example_of_the_help_is_valid() -> None:
+    declared = {**declared_settings(TEXTS), **declared_settings()}
+    assert set(EXAMPLES) <= set(declared)
+    for name, example in EXAMPLES.items():
+        each = declared[name]
+        value = True if each.is_switch else from_texts(each.hint, shlex.split(example), each.flag)
+        assert each.rule is None or each.rule[0](value)
 
 
 @pytest.mark.parametrize(("name", "example"), COMMANDS.items())

@@ -15,7 +15,16 @@ import typer
 
 from weir._version import __version__
 from weir.commands import COMMANDS
-from weir.commands.options import EPILOG, parameter, register, settings_of, settings_parameters, with_signature
+from weir.commands.options import (
+    EPILOG,
+    Command,
+    paragraphs,
+    parameter,
+    register,
+    settings_of,
+    settings_parameters,
+    with_signature,
+)
 from weir.errors import ModelError, SettingsError, WeirError
 from weir.settings import TRUST, Declared, Settings, declared_settings
 from weir.telemetry.output import open_standard_descriptors
@@ -120,7 +129,7 @@ def _command(name: str, run: Callable[[Settings], int], declared: Iterable[Decla
 
     targets = parameter("targets", list[str], typer.Argument(None, metavar="TARGET...", help="The models to run."))
     described = with_signature(command, [targets, *settings_parameters(declared)])
-    cli.command(name, help=run.__doc__, epilog=EPILOG)(described)
+    cli.command(name, cls=Command, help=paragraphs(run), epilog=EPILOG)(described)
 
 
 _command("serve", _serve, declared_settings().values())

@@ -195,7 +195,7 @@ def test_its_own_settings_have_names_of_their_own() -> None:
 
 @pytest.mark.parametrize("kind", ["kubernetes", "kserve"])
 def test_help_shows_what_there_is(kind: str) -> None:
-    shown = weir_here("manifest", kind, "--help", env={"COLUMNS": "200"})
+    shown = weir_here("manifest", kind, "--help=all", env={"COLUMNS": "200"})
     assert shown.returncode == 0
     parts = OF_KSERVE if kind == "kserve" else {key: part for key, part in OF_KSERVE.items() if key != "KServe"}
     for declared in [*manifest_settings(parts).values(), *declared_settings().values()]:

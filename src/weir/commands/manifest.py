@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
-from weir.commands.options import only, paragraphs, parameter, settings_parameters, text_of, with_signature
+from weir.commands.options import Command, only, paragraphs, parameter, settings_parameters, text_of, with_signature
 from weir.embedding.server_settings import TEXT_VARIABLES
 from weir.manifests.settings import OF_KSERVE, OF_KUBERNETES, OF_RAY, manifest_settings
 from weir.settings import declared_settings
@@ -103,4 +103,6 @@ for _name, _kind in _KINDS.items():
     _declared = [*manifest_settings(_kind.parts).values(), *declared_settings().values()]
     _targets = parameter("targets", list[str], typer.Argument(None, metavar="TARGET...", help="The models to serve."))
     _command = with_signature(_printing(_kind), [_targets, *settings_parameters(_declared)])
-    manifest.command(_name, help=paragraphs(_kind.make), epilog=_EPILOG.format(f"{_name} {_kind.example}"))(_command)
+    manifest.command(
+        _name, cls=Command, help=paragraphs(_kind.make), epilog=_EPILOG.format(f"{_name} {_kind.example}")
+    )(_command)

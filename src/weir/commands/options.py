@@ -4,25 +4,36 @@ and how they write files and tables.
 Files are checked before the work begins. No column of a table is cut off.
 """
 
+import copy
 import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperCommand
 
-from weir.embedding.server_settings import TEXT_VARIABLES
+from weir.embedding.server_settings import TEXT_VARIABLES, TEXTS
 from weir.errors import SettingsError
-from weir.settings import MODELS, Declared, ServerKind, Settings, read_settings
+from weir.settings import MODELS, Declared, ServerKind, Settings, declared_settings, read_settings
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
 
+# The settings that `--help` shows, with an example of each; the others follow by --help=all, a heading or a word.
+EXAMPLES: Mapping[str, str] = MappingProxyType({
+    "name": "sentiment", "params": "threshold=0.5",
+    "max_batch_size": "32", "policy": "size-or-delay:size=32,delay=5ms", "max_queue_size": "2000",
+    "workers": "1..4", "threads": "2", "predict_timeout": "10", "timeout": "5",
+    "host": "0.0.0.0", "port": "8080", "grpc_port": "8001", "development": "", "api_key_file": "keys.txt",
+    "log_format": "json",
+    "pooling": "cls", "max_length": "512", "prompt": "'query: '", "precision": "int8", "device_map": "auto", "zmq_port": "5555",
+})  # fmt: skip
 EPILOG = (
     "Each option is also a TOML key and a variable: --max-batch-size is max_batch_size and WEIR_MAX_BATCH_SIZE. "
     "An option overrides a variable, a variable the file, and the file the model's class."
@@ -70,19 +81,22 @@ def flag(help: str, panel: str, *names: str, metavar: str | None = None) -> Any:
 def option(declared: Declared) -> Any:
     """Return the option of one setting."""
     names = f"{declared.flag}/--no-{declared.flag[2:]}" if declared.is_switch else declared.flag
+    rare = declared.name not in EXAMPLES and declared.name in {**declared_settings(), **declared_settings(TEXTS)}
     kinds = [kind for kind in getattr(declared.hint, "__args__", (declared.hint,)) if kind in _PLACEHOLDERS]
     return typer.Option(
         None, names, metavar=declared.metavar or (_PLACEHOLDERS[kinds[0]] if kinds else " " if declared.is_switch else None), help=_help(declared),
-        rich_help_panel=declared.part, show_default=False,
+        rich_help_panel=declared.part, show_default=False, hidden=rare,
     )  # fmt: skip
 
 
 def _help(declared: Declared) -> str:
     text = declared.help[0].upper() + declared.help[1:]
     default = declared.found or declared.default
-    if default in (None, [], {}):
-        return text
-    return f"{text} (default: {text_of(default)})"
+    if default not in (None, [], {}):
+        text = f"{text} (default: {text_of(default)})"
+    if example := EXAMPLES.get(declared.name):
+        text = f"{text}. Example: {declared.flag} {example}"
+    return text
 
 
 def text_of(value: Any) -> str:
@@ -97,9 +111,60 @@ def only(config: list[str] | None) -> str | None:
     return config[0] if config else None
 
 
-def register(
-    cli: typer.Typer, commands: Mapping[str, str], package: str, kind: type[TyperCommand] = TyperCommand
-) -> None:
+class Command(TyperCommand):
+    """A command whose `--help` shows the options that people use most, and `--help=WHAT` all, those of a heading, or
+    those with a word.
+    """
+
+    def get_help_option(self, context: Any) -> Any:
+        """Return the option --help, whose own help says what else there is; see click's Command.get_help_option."""
+        found: Any = super().get_help_option(context)
+        if found is not None and any(each.hidden for each in self._options()):
+            found.metavar, found.help = " ", _MORE_HELP
+        return found
+
+    def parse_args(self, context: Any, words: list[str]) -> list[str]:
+        """Parse `words`; see click's Command.parse_args. Raises SettingsError if no option has the word of --help=WORD."""
+        own = words[: words.index("--")] if "--" in words else words
+        for word in own:
+            if word.startswith("--help="):
+                self._show(context, word.partition("=")[2].strip().lower())
+                context.exit()
+        return super().parse_args(context, words)
+
+    def _options(self) -> list[Any]:
+        """Return the options that are explained; those without a help are old names."""
+        options: list[Any] = [each for each in self.params if each.param_type_name == "option"]
+        return [each for each in options if each.help]
+
+    def _show(self, context: Any, what: str) -> None:
+        headings = {_heading(each) for each in self._options()}
+        chosen = {each for each in headings if what and (each.lower().startswith(what) or what in each.lower().split())}
+
+        def wanted(each: Any) -> bool:
+            if chosen or what == "all":
+                return what == "all" or _heading(each) in chosen
+            return bool(what) and what in f"{' '.join(each.opts)} {each.help}".lower()
+
+        found = {each.name for each in self._options() if wanted(each)}
+        if not found:
+            known = ", ".join(sorted(headings, key=str.lower))
+            raise SettingsError(f"--help={what}: no option has this word; must be all, a word, or a heading: {known}")
+        whole = copy.copy(self)
+        whole.params = [copy.copy(each) for each in self.params]
+        for each in whole._options():
+            each.hidden = each.name not in found
+        whole.format_help(context, context.make_formatter())
+
+
+_MORE_HELP = "Show the options used most. --help=all: every option; --help=batching: those of a heading; --help=WORD: those with a word."
+
+
+def _heading(each: Any) -> str:
+    return each.rich_help_panel or "Options"
+
+
+def register(cli: typer.Typer, commands: Mapping[str, str], package: str, kind: type[Command] = Command) -> None:
     """Add `commands` to `cli`: an example of each, by name.
 
     Each is a function in the module of its name in `package`. Its options are the function's arguments, and its help is the

@@ -18,7 +18,7 @@ def test_the_help_of_a_command_has_an_example(name: str, example: str) -> None:
 
 
 def test_the_help_shows_the_settings_and_not_the_old_flags() -> None:
-    shown = weir_here("embed", "serve", "--help", env={"COLUMNS": "300"}).stdout
+    shown = weir_here("embed", "serve", "--help=all", env={"COLUMNS": "300"}).stdout
     for flag in (
         "--pooling",
         "--max-length",

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from typer.core import TyperCommand
 
-from weir.commands.options import register
+from weir.commands.options import Command, register
 from weir.embedding.bert_as_service.settings import server_last, with_commas
 from weir.errors import SettingsError
 
@@ -26,7 +25,7 @@ COMMANDS = {  # an example of each command, by name
 }
 
 
-class StockCommand(TyperCommand):
+class StockCommand(Command):
     """A command that also accepts words as the commands of bert-as-service do: several values separated by spaces, and for
     `benchmark` the server's flags mixed with its own."""
 
