@@ -44,7 +44,7 @@ from weir.jobs.settings import JobSettings
 from weir.messages import Observer
 from weir.model import Model
 from weir.protocols.access import Access, AccessSettings, Control, ControlSettings
-from weir.protocols.account import allow_descriptors
+from weir.protocols.account import Account, allow_descriptors
 from weir.protocols.kserve.context import KserveContext
 from weir.protocols.settings import HttpSettings, KserveSettings
 from weir.serving.service import Service
@@ -126,7 +126,9 @@ class App:
             self.registry, settings, notified, self.control, kserve, self.manager, self.end, self.access
         )
         websockets = WebSockets(self.registry, settings.http, kserve.account)
-        self._jobs = _batch_jobs(settings.jobs, settings.http, self.registry, self.call, self._logger.info)
+        self._jobs = _batch_jobs(
+            settings.jobs, settings.http, self.registry, self.call, self._logger.info, kserve.account
+        )
         self._added = _with_jobs(_added(product, context, metrics, exposition, self._jobs), self._jobs)
         self.asgi = asgi = make_app(
             self.registry, settings.http, metrics=None if exposition is None else exposition.render, context=kserve,
@@ -326,13 +328,13 @@ def _added(
 
 
 def _batch_jobs(
-    settings: JobSettings, http: HttpSettings, registry: Registry, ask: Ask, log: Callable[..., None]
+    settings: JobSettings, http: HttpSettings, registry: Registry, ask: Ask, log: Callable[..., None], account: Account
 ) -> JobRoutes | None:
     """Return the routes of batch jobs, whose requests go to `ask`; None without a directory for them. Raises SettingsError."""
     if settings.batch_dir is None:
         return None
     registry.reserve(["v1"])
-    return JobRoutes(settings, http, ask, log, lambda: registry.routes)
+    return JobRoutes(settings, http, ask, log, account, lambda: registry.routes)
 
 
 def _shown(jobs: JobRoutes | None) -> ListJobs:
@@ -453,7 +455,7 @@ def asgi(
                     await jobs.stop()
 
     context = KserveContext(registry, http, control, settings=kserve, access=access)
-    jobs = _batch_jobs(job_settings, http, registry, ask, get_logger("weir").info)
+    jobs = _batch_jobs(job_settings, http, registry, ask, get_logger("weir").info, context.account)
     added = _with_jobs(make_dashboard(registry, recorded, jobs=_shown(jobs)), jobs)
     app = make_app(registry, http, metrics=render, context=context, lifespan=lifespan, added=added, log=log)
     return app

@@ -58,6 +58,8 @@ def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, line: bytes, code:
 
 def test_an_empty_file_and_one_with_too_many_requests(tmp_path: Path) -> None:
     assert read(tmp_path, b"\n\n")[1] == [("empty_file", None)]
+    assert read(tmp_path, b"\n" * 9 + GOOD)[1] == []
+    assert read(tmp_path, b"\n" * 10_000_000 + GOOD)[1] == [("too_many_lines", 10)]
     assert read(tmp_path, GOOD * 3, max_requests=2)[1] == [("too_many_requests", 3)]
     assert len(read(tmp_path, b"x\n" * 90, max_requests=99)[1]) == 50
 
@@ -80,7 +82,15 @@ def test_other_paths_are_not(endpoint: str) -> None:
 
 @pytest.mark.parametrize(
     ("body", "shown"),
-    [(b'{"a":1}', {"a": 1}), (b'{"a":\n1}', {"a": 1}), (b"null", None), (b"\xff\x00", "\ufffd\x00"), (b"oops", "oops")],
+    [
+        (b'{"a":1}', {"a": 1}),
+        (b'{"a":\n1}', {"a": 1}),
+        (b"null", None),
+        (b"\xff\x00", "\ufffd\x00"),
+        (b"oops", "oops"),
+        (b'["\xff"]', '["\ufffd"]'),
+        (b"[" * 5000, "[" * 5000),
+    ],
 )
 def test_a_line_of_the_output(body: bytes, shown: object) -> None:
     answer = answer_of("batch_7", JobRequest(3, "ä", 0, 1), 200, body)

@@ -1,14 +1,18 @@
 """running.py: what has expired goes while the server runs; the rest is tried on real servers in test_batch_api.py."""
 
 import asyncio
+import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from weir.jobs import running
-from weir.jobs.running import JobRunner, Reply
+from weir.jobs.running import Ask, JobRunner, Reply
 from weir.jobs.settings import JobSettings
-from weir.jobs.store import JobStore
+from weir.jobs.store import Job, JobStore
+from weir.protocols.account import Account
+from weir.protocols.settings import HttpSettings
 
 
 def test_files_go_when_they_expire(tmp_path: Path) -> None:
@@ -70,3 +74,94 @@ def test_a_job_that_a_full_disk_interrupts_goes_on_when_there_is_room(
         await runner.stop()
 
     asyncio.run(play())
+
+
+class Played:
+    """A job that runs with an account of 1 MB."""
+
+    def __init__(self, tmp_path: Path, lines: Sequence[bytes], ask: Ask) -> None:
+        self.account = Account(HttpSettings(max_waiting_bytes=1_000_000))
+        store = JobStore(tmp_path, max_bytes=1 << 30)
+        self.runner = JobRunner(store, JobSettings(), ask, max_line=200_000, account=self.account)
+        name, self.input = store.begin_file()
+        self.input.write_bytes(b"\n".join(lines))
+        file = store.add_file(name, "in.jsonl", "batch", self.runner.now, self.runner.expires_at())
+        self.input = store.path(file.id)
+        self.job = store.add_job("/infer/m", file.id, "24h", None, self.runner.now, self.runner.expires_at()).id
+
+    async def end(self) -> Job:
+        """Run it to its end."""
+        async with asyncio.timeout(60.0):
+            ended = await self.runner.finish(self.job)
+            await self.runner.stop()
+        return ended
+
+
+def line_of(number: int, size: int) -> bytes:
+    return b'{"custom_id": "%d", "url": "/infer/m", "body": "%b"}' % (number, b"x" * size)
+
+
+def test_lines_and_answers_are_charged_while_they_are_in_memory(tmp_path: Path) -> None:
+    most = at_once = 0
+    under_way = list[None]()
+
+    async def answered(path: str, body: bytes) -> Reply:
+        nonlocal most, at_once
+        under_way.append(None)
+        await asyncio.sleep(0)
+        assert played.account.held_bytes >= 100_000 * len(under_way)
+        most, at_once = max(most, played.account.held_bytes), max(at_once, len(under_way))
+        under_way.pop()
+        return Reply(200, b"1" * 50_000)
+
+    played = Played(tmp_path, [line_of(number, 100_000) for number in range(20)], answered)
+    ended = asyncio.run(played.end())
+    assert (ended.completed, ended.failed) == (20, 0)
+    assert most <= 1_000_000
+    assert at_once == 2  # a quarter of the account
+    assert played.account.held_bytes == 0
+
+
+def test_a_line_is_given_up_before_it_is_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "RETRY_MIN", 0.0)
+    tried, held = 0, list[int]()
+
+    async def refused(path: str, body: bytes) -> Reply:
+        nonlocal tried
+        tried += 1
+        held.append(played.account.held_bytes)
+        return Reply(200 if tried > 3 else 429, b"1")
+
+    played = Played(tmp_path, [line_of(0, 100_000)], refused)
+    assert asyncio.run(played.end()).completed == 1
+    assert len(set(held)) == 1
+    assert played.account.held_bytes == 0
+
+
+def test_a_line_waits_until_the_server_has_memory(tmp_path: Path) -> None:
+    async def answered(path: str, body: bytes) -> Reply:
+        return Reply(200, b"1")
+
+    async def play() -> Job:
+        played = Played(tmp_path, [line_of(0, 100_000)], answered)
+        with played.account.claim() as others:
+            others.take(900_000)
+            ending = asyncio.create_task(played.end())
+            while not played.account.refused:
+                await played.runner.use(int)
+        return await ending
+
+    assert asyncio.run(play()).completed == 1
+
+
+def test_a_file_that_was_cut_fails_its_job(tmp_path: Path) -> None:
+    async def answered(path: str, body: bytes) -> Reply:
+        os.truncate(played.input, 150_000)
+        return Reply(200, b"1")
+
+    played = Played(tmp_path, [line_of(number, 100_000) for number in range(9)], answered)
+    ended = asyncio.run(played.end())
+    assert ended.status == "failed"
+    assert ended.errors is not None
+    assert "the file was changed or cut after it was validated" in ended.errors[0]["message"]
+    assert played.account.held_bytes == 0

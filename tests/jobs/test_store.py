@@ -24,7 +24,8 @@ def upload(store: JobStore, body: bytes = b"x" * 10, now: int = 100, expires_at:
 
 def begun(store: JobStore, count: int = 3) -> str:
     job = store.add_job("/infer/m", upload(store).id, "24h", {"a": "b"}, 100, 900)
-    store.add_requests(job.id, [JobRequest(number, f"r{number}", 10 * number, 10) for number in range(count)], 101)
+    store.add_requests(job.id, [JobRequest(number, f"r{number}", 10 * number, 10) for number in range(count)])
+    assert store.begin_job(job.id, 101).total == count
     return job.id
 
 
@@ -103,16 +104,20 @@ def test_a_custom_id_that_comes_twice_stores_no_request(tmp_path: Path) -> None:
     store = opened(tmp_path)
     job = store.add_job("/infer/m", upload(store).id, "24h", None, 100, 900).id
     with pytest.raises(InvalidRequest, match=r"^custom_id 'a': must differ") as raised:
-        store.add_requests(job, [JobRequest(0, "a", 0, 1), JobRequest(1, "a", 1, 1)], 101)
+        store.add_requests(job, [JobRequest(0, "a", 0, 1), JobRequest(1, "a", 1, 1)])
     assert raised.value.details == {"line": 2, "code": "duplicate_custom_id"}
-    assert (store.job(job).total, store.job(job).status) == (0, "validating")
+    assert store.pending(job, -1, 9) == []
+    store.add_requests(job, [JobRequest(0, "a", 0, 1)])
+    store.forget_requests(job)
+    assert (store.pending(job, -1, 9), store.job(job).status) == ([], "validating")
 
 
 def test_a_job_that_was_cancelled_while_it_was_read_stays_so(tmp_path: Path) -> None:
     store = opened(tmp_path)
     job = store.add_job("/infer/m", upload(store).id, "24h", None, 100, 900).id
     store.step(job, "cancelling", 101)
-    store.add_requests(job, [JobRequest(0, "a", 0, 1)], 102)
+    store.add_requests(job, [JobRequest(0, "a", 0, 1)])
+    assert store.begin_job(job, 102).status == "cancelling"
     assert store.step(job, "finalizing", 103).status == "cancelling"
     ended = store.end(job, "cancelled", 104, 1000)
     assert (ended.status, ended.output_file_id, ended.error_file_id) == ("cancelled", None, None)
@@ -125,13 +130,35 @@ def test_files_and_answers_are_bounded_together(tmp_path: Path) -> None:
     store.reserve(80)
     with pytest.raises(Overloaded, match="take 80 bytes, 30 more would exceed 100"):
         store.reserve(30)
+    job = begun(opened(tmp_path, max_bytes=100))
+    store.put(job, [line(0), Answer(2, 200, b"y" * 70)])  # not where uploads under way are: they fail no job
+    name, path = store.begin_file()
+    path.write_bytes(b"x" * 20)
+    with pytest.raises(Overloaded, match="take 87 bytes, 20 more would exceed 100"):
+        store.add_file(name, "in.jsonl", "batch", 100, 1000)
     store.give_back(80)
-    job = begun(store)
-    store.put(job, [line(0)])
-    assert store.used_bytes == 10 + 7
+    assert store.kept_bytes == 10 + 7 + 70
     with pytest.raises(TooLarge, match="the answers would exceed 100 bytes"):
         store.put(job, [Answer(1, 200, b"y" * 90)])
-    assert store.job(job).completed == 1
+    assert store.job(job).completed == 2
+
+
+def test_only_their_user_can_read_files_and_answers(tmp_path: Path) -> None:
+    for made in (True, False):  # a directory that exists keeps its mode
+        directory = tmp_path / str(made) / "jobs"
+        directory.parent.mkdir()
+        if not made:
+            directory.mkdir(mode=0o755)
+        store = JobStore(directory, max_bytes=1 << 20)
+        assert store.lead()
+        job = begun(store)
+        store.put(job, [line(0)])
+        store.end(job, "completed", 103, 1000)
+        modes = {path.name: path.stat().st_mode & 0o077 for path in directory.rglob("*") if path.parent == directory}
+        assert set(modes) >= {"jobs.sqlite", "jobs.sqlite-wal", "files", "lock"}
+        assert set(modes.values()) == {0}
+        assert directory.stat().st_mode & 0o077 == (0 if made else 0o055)
+        store.close()
 
 
 def test_the_oldest_job_that_has_ended_makes_room(tmp_path: Path) -> None:

@@ -23,13 +23,20 @@ FILE = ('name="file"; filename="../../etc/in.jsonl"', b"one\r\n--two\r\n" * 50)
 PURPOSE = ('name="purpose"', b"batch")
 
 
-def read(tmp_path: Path, body: bytes, size: int = 7, most: int = 10_000, kind: str = TYPE) -> Upload:
+def read(
+    tmp_path: Path, body: bytes, size: int = 7, most: int = 10_000, kind: str = TYPE, reserved: list[int] | None = None
+) -> Upload:
+    reserved = [] if reserved is None else reserved
+
     async def chunks() -> AsyncIterator[bytes]:
         for start in range(0, len(body), size):
             yield body[start : start + size]
 
+    async def reserve(size: int) -> None:
+        reserved.append(size)
+
     async def main() -> Upload:
-        upload = Upload(kind, tmp_path / "file", most)
+        upload = Upload(kind, tmp_path / "file", most, reserve)
         await upload.read(chunks(), 5.0)
         return upload
 
@@ -59,6 +66,19 @@ def test_a_form_in_pieces_of_any_size(tmp_path: Path, size: int) -> None:
 def test_wrong_forms(tmp_path: Path, body: bytes, kind: type[WeirError], error: str) -> None:
     with pytest.raises(kind, match=error):
         read(tmp_path, body)
+
+
+def test_room_is_kept_for_what_has_arrived(tmp_path: Path) -> None:
+    reserved = list[int]()
+    read(tmp_path, form(('name="file"; filename="f"', b"x" * 1_000_000)), 100_000, 2_000_000, reserved=reserved)
+    assert (len(reserved), sum(reserved)) == (4, 1_000_000)
+    assert (tmp_path / "file").read_bytes() == b"x" * 1_000_000
+    assert (tmp_path / "file").stat().st_mode & 0o077 == 0
+
+
+def test_a_boundary_that_is_too_long(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="Boundary length 300 exceeds maximum of 256"):
+        read(tmp_path, b"", kind="multipart/form-data; boundary=" + "b" * 300)
 
 
 @pytest.mark.parametrize("kind", ["application/json", "multipart/form-data", ""])

@@ -20,7 +20,7 @@ from weir.errors import InvalidRequest, SettingsError
 from weir.jobs.requests import NO_REQUESTS, begin_of_text, check_endpoint
 from weir.jobs.running import Ask, JobRunner
 from weir.jobs.settings import JobSettings
-from weir.jobs.store import ACTIVE, Job, JobStore
+from weir.jobs.store import ACTIVE, Job, JobStore, create
 
 STATE = ".weir-batch"  # what the name of the directory has behind that of the output
 _LOOK = 0.25  # seconds between two looks at the progress
@@ -151,7 +151,7 @@ def _write_input(source: Source, path: Path) -> str:
         return _endpoint(_url_of(source))
     endpoint = _endpoint(source.url or "")
     values = _csv_values(source) if kind == ".csv" else _parquet_values(source)
-    with path.open("wb") as file:
+    with create(path) as file:
         for number, value in enumerate(values):
             line = {
                 "custom_id": str(number),

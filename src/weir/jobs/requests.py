@@ -57,7 +57,7 @@ def begin_of_text(file: BinaryIO) -> int:
 class InputFile:
     """An input file of a job whose requests go to `endpoint`. Iterating reads its requests, and collects what is wrong in `errors`.
 
-    A line has at most `max_line` bytes, and the file at most `max_requests` requests. Raises nothing for what a file holds: whoever reads it looks at
+    A line has at most `max_line` bytes, and the file at most `max_requests` requests and as many blank lines. Raises nothing for what a file holds: whoever reads it looks at
     `errors`, each with code, line and message.
     """
 
@@ -87,6 +87,13 @@ class InputFile:
                     number += 1
                     if request is not None:
                         yield request
+                elif place - number > self._max_requests:
+                    self._note(
+                        "too_many_lines",
+                        place,
+                        f"a file has at most {self._max_requests} blank lines (batch_max_requests)",
+                    )
+                    return
                 start += len(line)
         if not number:
             self._note("empty_file", None, NO_REQUESTS)
@@ -115,19 +122,23 @@ class InputFile:
 
 
 def body_of(file: int, request: JobRequest) -> bytes:
-    """Return the body of a request, from the input file with this descriptor."""
-    return bytes(_DECODER.decode(os.pread(file, request.length, request.start)).body)
+    """Return the body of a request, from the input file with this descriptor. Raises InvalidRequest if the file is no longer what it was when it was read
+    first."""
+    try:
+        return bytes(_DECODER.decode(os.pread(file, request.length, request.start)).body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(
+            f"input file: the request {request.custom_id[:80]!r} is no longer there: the file was changed or cut after it was validated"
+        ) from error
 
 
 def answer_of(job: str, request: JobRequest, status: int, body: bytes) -> Answer:
     """Return what is kept of the answer to a request: its line in the output file. A body that is no JSON becomes a JSON string."""
+    shown: Any
     try:
-        shown = (
-            msgspec.Raw(body)
-            if b"\n" not in body and msgspec.json.decode(body) is not None
-            else msgspec.json.decode(body)
-        )
-    except (msgspec.DecodeError, UnicodeDecodeError):
+        body.decode()
+        shown = msgspec.json.decode(msgspec.json.format(body, indent=-1) if b"\n" in body else body, type=msgspec.Raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         shown = body.decode("utf-8", "replace")
     name = f"batch_req_{job.removeprefix('batch_')}_{request.number}"
     line = {

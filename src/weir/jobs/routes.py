@@ -5,12 +5,13 @@ import re
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from pathlib import Path
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from weir.errors import (
@@ -26,12 +27,15 @@ from weir.jobs.requests import check_endpoint
 from weir.jobs.running import Ask, JobRunner
 from weir.jobs.settings import JobSettings
 from weir.jobs.store import Job, JobStore, StoredFile
-from weir.jobs.uploads import OVERHEAD, Upload
+from weir.jobs.uploads import OVERHEAD, Download, Upload
+from weir.protocols.account import Account
+from weir.protocols.native import content_length
+from weir.protocols.offloading import off_loop
 from weir.protocols.response import HttpResponse
 from weir.protocols.settings import HttpSettings
 from weir.protocols.status import http_code
 
-_WINDOW = re.compile(r"(\d{1,4})([mhd])")
+_WINDOW = re.compile(r"([0-9]{1,4})([mhd])")
 _UNITS = {"m": 60, "h": 3600, "d": 86400}
 _LONGEST_WINDOW = 30 * 86400  # seconds
 _MOST_LISTED, _LISTED = 100, 20
@@ -39,6 +43,8 @@ _MOST_FILES = 10_000
 _MOST_METADATA, _LONGEST_KEY, _LONGEST_VALUE = 16, 64, 512
 _MAX_BODY = 65536
 _SHOWN = 20  # jobs on the dashboard
+
+T = TypeVar("T")
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -99,13 +105,14 @@ def shown_job(job: Job) -> dict[str, Any]:
 
 
 class JobRoutes:
-    """The routes of batch jobs. They keep jobs in `store`, and wake the runner, which `start` makes on the event loop of the server.
+    """The routes of batch jobs. They keep jobs in a JobStore and wake the runner, which `begin` makes on the event loop of the server.
 
-    `routes_of_models` returns further paths of inference.
+    The runner has a store of its own in the same directory, and so a thread of its own: nobody waits for the files that it reads and writes. `account` is
+    that of the server. `routes_of_models` returns further paths of inference.
     """
 
     def __init__(
-        self, settings: JobSettings, http: HttpSettings, ask: Ask, log: Callable[..., None],
+        self, settings: JobSettings, http: HttpSettings, ask: Ask, log: Callable[..., None], account: Account,
         routes_of_models: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:  # fmt: skip
         """Open the directory of the settings. Raises SettingsError if it cannot be used."""
@@ -114,17 +121,27 @@ class JobRoutes:
         self._http = http
         self._ask = ask
         self._log = log
+        self._account = account
         self._routes_of_models = routes_of_models
-        self._store = JobStore(
-            settings.batch_dir, max_bytes=settings.batch_max_bytes, max_files=settings.batch_max_files, max_jobs=settings.batch_max_jobs
-        )  # fmt: skip
+        self._store = self._opened(settings.batch_dir)
+        self._thread = ThreadPoolExecutor(1, "weir-files")
         self._made: JobRunner | None = None
         self._shown: Mapping[str, Any] | None = None
         self._showing: asyncio.Task[None] | None = None
 
+    def _opened(self, directory: str) -> JobStore:
+        settings = self._settings
+        return JobStore(
+            directory, max_bytes=settings.batch_max_bytes, max_files=settings.batch_max_files, max_jobs=settings.batch_max_jobs
+        )  # fmt: skip
+
     def begin(self) -> None:
         """Begin to serve files and jobs; this is called on the event loop. No job runs before `start`."""
-        self._made = JobRunner(self._store, self._settings, self._ask, max_line=self._http.max_body_size, log=self._log)
+        assert self._settings.batch_dir is not None
+        self._made = JobRunner(
+            self._opened(self._settings.batch_dir), self._settings, self._ask, max_line=self._http.max_body_size,
+            account=self._account, log=self._log,
+        )  # fmt: skip
 
     def start(self) -> None:
         """Begin to run the jobs: the models are ready."""
@@ -137,6 +154,13 @@ class JobRoutes:
             await asyncio.wait([self._showing])
         if made is not None:
             await made.stop()
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._store.close)
+            self._thread.shutdown()
+
+    async def _use(self, work: Callable[..., T], *arguments: Any, **named: Any) -> T:
+        """Return what `work` returns, a method of the store: it runs in the thread that uses the store. Raises DeadlineExceeded if the server does not run."""
+        assert self._runner  # it runs
+        return await asyncio.get_running_loop().run_in_executor(self._thread, partial(work, *arguments, **named))
 
     def overview(self) -> Mapping[str, Any] | None:
         """Return what the dashboard shows of the jobs: `counts` by state and `jobs`, as the store had them at the call before this one.
@@ -148,7 +172,7 @@ class JobRoutes:
         return self._shown
 
     async def _look(self) -> None:
-        counts, jobs = await self._runner.use(self._store.overview, _SHOWN)
+        counts, jobs = await self._use(self._store.overview, _SHOWN)
         fields = ("id", "endpoint", "status", "total", "completed", "failed", "created_at", "expires_at")
         shown = [{name: getattr(job, name) for name in fields} for job in jobs]
         self._shown = {"counts": counts, "jobs": shown}
@@ -190,48 +214,55 @@ class JobRoutes:
 
     async def _upload(self, request: Request) -> Response:
         store, most = self._store, self._settings.batch_max_file_size
-        stated = request.headers.get("content-length", "")
-        size = int(stated) if stated.isdigit() and len(stated) < 19 else most + OVERHEAD
+        size = content_length(request.headers.get("content-length", "0").encode("latin-1"))
         if size > most + OVERHEAD:
             raise TooLarge(f"file: must have at most {most} bytes (batch_max_file_size)")
-        runner = self._runner
-        await runner.use(store.reserve, size)
+        await self._use(store.check_room, size)
         name, path = store.begin_file()
+        reserved = 0
+
+        async def reserve(more: int) -> None:
+            nonlocal reserved
+            await self._use(store.reserve, more)
+            reserved += more
+
         try:
-            upload = Upload(request.headers.get("content-type", ""), path, most)
+            upload = Upload(request.headers.get("content-type", ""), path, most, reserve)
             await upload.read(_chunks(request), self._http.body_timeout)
             purpose = upload.fields.get("purpose", "")
             if purpose != "batch":
                 raise InvalidRequest(f"purpose={purpose[:40]!r}: must be batch", details={"param": "purpose"})
+            runner = self._runner
             expires_at = _expiry(upload.fields, runner)
-            kept = await runner.use(store.add_file, name, upload.filename, purpose, runner.now, expires_at)
+            kept = await self._use(store.add_file, name, upload.filename, purpose, runner.now, expires_at)
         except TimeoutError:
             raise DeadlineExceeded(f"body: nothing came for {self._http.body_timeout:g} s (body_timeout)") from None
         finally:
             path.unlink(missing_ok=True)
-            store.give_back(size)
+            store.give_back(reserved)
         return _json(shown_file(kept))
 
     async def _files(self, request: Request) -> Response:
         limit = _limit(request, _MOST_FILES, _MOST_FILES)
         ascending = request.query_params.get("order", "desc") == "asc"
-        found = await self._runner.use(
+        found = await self._use(
             self._store.files, purpose=request.query_params.get("purpose"), after=request.query_params.get("after"),
             limit=limit + 1, ascending=ascending,
         )  # fmt: skip
-        return _listed([shown_file(file) for file in found], limit)
+        return await off_loop(200 * len(found), lambda: _listed([shown_file(file) for file in found], limit))
 
     async def _file(self, request: Request) -> Response:
-        return _json(shown_file(await self._runner.use(self._store.file, request.path_params["file"])))
+        return _json(shown_file(await self._use(self._store.file, request.path_params["file"])))
 
     async def _delete(self, request: Request) -> Response:
         name = request.path_params["file"]
-        await self._runner.use(self._store.delete_file, name)
+        await self._use(self._store.delete_file, name)
         return _json({"id": name, "object": "file", "deleted": True})
 
     async def _content(self, request: Request) -> Response:
-        path: Path = await self._runner.use(self._store.path, request.path_params["file"])
-        return FileResponse(path, media_type="application/octet-stream")
+        name, store = request.path_params["file"], self._store
+        file, path = await self._use(lambda: (store.file(name), store.path(name)))
+        return Download(path, file.bytes)
 
     # Jobs.
 
@@ -249,7 +280,7 @@ class JobRoutes:
         check_endpoint(read.endpoint, self._routes_of_models())
         runner = self._runner
         ends = runner.now + seconds_of(read.completion_window)
-        job = await runner.use(
+        job = await self._use(
             self._store.add_job,
             read.endpoint,
             read.input_file_id,
@@ -263,14 +294,14 @@ class JobRoutes:
 
     async def _batches(self, request: Request) -> Response:
         limit = _limit(request, _LISTED, _MOST_LISTED)
-        found = await self._runner.use(self._store.jobs, after=request.query_params.get("after"), limit=limit + 1)
+        found = await self._use(self._store.jobs, after=request.query_params.get("after"), limit=limit + 1)
         return _listed([shown_job(job) for job in found], limit)
 
     async def _batch(self, request: Request) -> Response:
-        return _json(shown_job(await self._runner.use(self._store.job, request.path_params["batch"])))
+        return _json(shown_job(await self._use(self._store.job, request.path_params["batch"])))
 
     async def _cancel(self, request: Request) -> Response:
-        job = await self._runner.use(self._store.step, request.path_params["batch"], "cancelling", self._runner.now)
+        job = await self._use(self._store.step, request.path_params["batch"], "cancelling", self._runner.now)
         self._runner.wake()
         return _json(shown_job(job))
 

@@ -2,6 +2,9 @@
 
 A job is validated, run, and finalized. Its state is in the JobStore alone: after a restart, also one by `kill -9`, a job goes on where its last stored answer
 was. Answers that came meanwhile are stored together, in one transaction, while further requests run.
+
+A request is in memory only while it is answered: its line is charged to the server's account when it is read, and given up before the request waits to be
+sent again.
 """
 
 import asyncio
@@ -10,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 from starlette.types import ASGIApp, Message
@@ -18,6 +22,11 @@ from weir.errors import InvalidRequest, WeirError
 from weir.jobs.requests import EXPIRED, STOPPED, InputFile, answer_of, body_of
 from weir.jobs.settings import JobSettings
 from weir.jobs.store import Answer, Job, JobRequest, JobStore
+from weir.protocols.account import Account, Claim
+from weir.protocols.offloading import off_loop
+from weir.protocols.response import error_body
+from weir.protocols.settings import HttpSettings
+from weir.protocols.status import http_code
 
 T = TypeVar("T")
 
@@ -26,7 +35,8 @@ LOOK_AGAIN = 5.0  # seconds after which another process is looked for that no lo
 CLEAN_EVERY = 600.0  # seconds, or sooner where files expire sooner
 RETRIED = (429, 503)  # statuses with which a server says that it has no room now; such a request is sent again
 RETRY_MIN, RETRY_MAX = 0.05, 5.0  # seconds until then
-CHUNK = 512  # requests that are read from the store at once
+CHUNK = 512  # requests that are read from the store, or from a file, at once
+_PART = 4  # the lines that are being answered may take one such part of the account; a job may always have one
 LONGEST_CALL = 86400.0  # seconds
 
 
@@ -36,6 +46,13 @@ class Reply(NamedTuple):
     status: int
     body: bytes
     retry_after: float = 0.0
+
+
+class Answered(NamedTuple):
+    """An answer, and the bytes that it holds until it is stored."""
+
+    answer: Answer
+    claim: Claim
 
 
 Ask = Callable[[str, bytes], Awaitable[Reply]]  # sends a body to a path
@@ -79,11 +96,12 @@ async def call(app: ASGIApp, path: str, body: bytes, key: str | None = None) -> 
 class JobRunner:
     """Runs the jobs of a store on the present event loop, each request by `ask`.
 
-    `log` is called with an event and its fields. `clock` returns seconds since 1970. The store is used by one thread, through `use`.
+    `log` is called with an event and its fields. `clock` returns seconds since 1970. The store is used by one thread, through `use`, and input files are read
+    by another. Requests and answers are charged to `account`.
     """
 
     def __init__(
-        self, store: JobStore, settings: JobSettings, ask: Ask, *, max_line: int, log: Callable[..., None] = lambda event, **fields: None,
+        self, store: JobStore, settings: JobSettings, ask: Ask, *, max_line: int, account: Account | None = None, log: Callable[..., None] = lambda event, **fields: None,
         clock: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
         self.store = store
@@ -92,7 +110,10 @@ class JobRunner:
         self._ask = ask
         self._max_line = max_line
         self._log = log
+        self._account = account or Account(HttpSettings(max_body_size=max_line))
+        self._line_bytes = 0  # of the requests that are being answered
         self._thread = ThreadPoolExecutor(1, "weir-jobs")
+        self._reader = ThreadPoolExecutor(1, "weir-jobs-read")
         self._room = asyncio.Semaphore(settings.batch_concurrency)
         self._wake = asyncio.Event()
         self._jobs: dict[str, asyncio.Task[None]] = {}
@@ -121,6 +142,7 @@ class JobRunner:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.use(self.store.close)
         self._thread.shutdown()
+        self._reader.shutdown(wait=False, cancel_futures=True)
 
     async def finish(self, job: str) -> Job:
         """Run one job to its end, and return it."""
@@ -195,39 +217,32 @@ class JobRunner:
 
     async def _validated(self, job: Job) -> Job:
         """Read the input file and store the places of its requests."""
-        settings = self.settings
-
-        def read() -> list[dict[str, Any]]:
-            lines = InputFile(
-                self.store.path(job.input_file_id),
-                job.endpoint,
-                max_requests=settings.batch_max_requests,
-                max_line=self._max_line,
-            )
-            try:
-                self.store.add_requests(job.id, _unless_wrong(lines), self.now)
-            except InvalidRequest as error:
-                details = error.details or {}
-                known = {
-                    "code": details.get("code", "invalid"),
-                    "line": details.get("line"),
-                    "message": error.message,
-                    "param": None,
-                }
-                return lines.errors or [known]
-            return []
-
-        errors = await self.use(read)
-        if errors:
-            return await self.use(self.store.step, job.id, "failed", self.now, errors)
-        return await self.use(self.store.job, job.id)
+        settings, store = self.settings, self.store
+        path = await self.use(store.path, job.input_file_id)
+        lines = InputFile(path, job.endpoint, max_requests=settings.batch_max_requests, max_line=self._max_line)
+        found, loop = iter(lines), asyncio.get_running_loop()
+        await self.use(store.forget_requests, job.id)  # of a process that ended meanwhile
+        try:
+            while chunk := await loop.run_in_executor(self._reader, lambda: list(islice(found, CHUNK))):
+                await self.use(store.add_requests, job.id, chunk)
+                if job.id in self._cancelled:
+                    break
+            errors = lines.errors
+        except InvalidRequest as error:
+            details = error.details or {}
+            code, line = details.get("code", "invalid"), details.get("line")
+            errors = lines.errors or [{"code": code, "line": line, "message": error.message, "param": None}]
+        if not errors:
+            return await self.use(store.begin_job, job.id, self.now)
+        await self.use(store.forget_requests, job.id)
+        return await self.use(store.step, job.id, "failed", self.now, errors)
 
     async def _work(self, job: Job) -> Job:
         """Run the requests that have no answer yet. Return the job in the state in which it is to be finalized."""
         path = await self.use(self.store.path, job.input_file_id)
         file = os.open(path, os.O_RDONLY)
-        running: set[asyncio.Task[Answer]] = set()
-        answered: list[Answer] = []
+        running: set[asyncio.Task[Answered]] = set()
+        answered: list[Answered] = []
         try:
             async with asyncio.timeout(max(0.0, job.expires_at - self.clock())):
                 await self._run_all(job, file, running, answered)
@@ -236,60 +251,100 @@ class JobRunner:
         finally:
             await self._withdraw(running, answered)
             os.close(file)
-            if answered:
-                await asyncio.shield(self.use(self.store.put, job.id, answered))
+            await self._store_answers(job, answered)
         if await self._is_cancelled(job):
             return await self.use(self.store.job, job.id)
         return await self.use(self.store.step, job.id, "finalizing", self.now)
 
-    async def _run_all(self, job: Job, file: int, running: set[asyncio.Task[Answer]], answered: list[Answer]) -> None:
+    async def _run_all(
+        self, job: Job, file: int, running: set[asyncio.Task[Answered]], answered: list[Answered]
+    ) -> None:
         last, waiting = -1, list[JobRequest]()
         while not await self._is_cancelled(job):
             if not waiting:
                 waiting = await self.use(self.store.pending, job.id, last, CHUNK)
                 last = waiting[-1].number if waiting else last
                 waiting.reverse()
-            while waiting and (not running or not self._room.locked()):
-                await self._room.acquire()
-                task = asyncio.create_task(self._answered(job, file, waiting.pop()))
-                task.add_done_callback(lambda _: self._room.release())
-                running.add(task)
+            while waiting and (not running or self._has_room(waiting[-1])):
+                running.add(await self._begun(job, file, waiting.pop()))
             if not running:
                 return
             done, _ = await asyncio.wait(running, timeout=LOOK_AGAIN, return_when=asyncio.FIRST_COMPLETED)
             await asyncio.sleep(0)  # the answers of a batch come together: store them together
             done |= {task for task in running if task.done()}
             running -= done
-            answered += [task.result() for task in done]
-            if answered:
-                storing, answered[:] = answered[:], []
-                await asyncio.shield(self.use(self.store.put, job.id, storing))
+            failed = next((task for task in done if task.exception()), None)
+            answered += [task.result() for task in done if not task.exception()]
+            await self._store_answers(job, answered)
+            if failed is not None:
+                failed.result()
 
-    async def _withdraw(self, running: set[asyncio.Task[Answer]], answered: list[Answer]) -> None:
+    async def _store_answers(self, job: Job, answered: list[Answered]) -> None:
+        """Store `answered`, which is empty then."""
+        storing, answered[:] = answered[:], []
+        try:
+            if storing:
+                await asyncio.shield(self.use(self.store.put, job.id, [each.answer for each in storing]))
+        finally:
+            for each in storing:
+                each.claim.close()
+
+    def _has_room(self, request: JobRequest) -> bool:
+        """Whether a further request may be answered now."""
+        return not self._room.locked() and self._line_bytes + request.length <= self._account.max_bytes // _PART
+
+    async def _begun(self, job: Job, file: int, request: JobRequest) -> asyncio.Task[Answered]:
+        await self._room.acquire()
+        self._line_bytes += request.length
+
+        def ended(_: object) -> None:
+            self._room.release()
+            self._line_bytes -= request.length
+
+        task = asyncio.create_task(self._answered(job, file, request))
+        task.add_done_callback(ended)
+        return task
+
+    async def _withdraw(self, running: set[asyncio.Task[Answered]], answered: list[Answered]) -> None:
         """End the requests that still run; keep the answers that came before that."""
         for task in running:
             task.cancel()
         ends = await asyncio.gather(*running, return_exceptions=True)
-        answered += [end for end in ends if isinstance(end, Answer)]
+        answered += [end for end in ends if isinstance(end, Answered)]
 
     async def _is_cancelled(self, job: Job) -> bool:
         if job.id in self._cancelled:
             return True
         return (await self.use(self.store.job, job.id)).status == "cancelling"
 
-    async def _answered(self, job: Job, file: int, request: JobRequest) -> Answer:
+    async def _answered(self, job: Job, file: int, request: JobRequest) -> Answered:
         """Return the answer to a request, which is sent again while the server has no room for it."""
-        body, wait = body_of(file, request), RETRY_MIN
-        while True:
-            reply = await self._ask(job.endpoint, body)
-            if reply.status not in RETRIED:
-                return answer_of(job.id, request, reply.status, reply.body)
-            await asyncio.sleep(min(max(wait, reply.retry_after), RETRY_MAX))
-            wait *= 2.0
+        wait, claim = RETRY_MIN, self._account.claim()
+        try:
+            while True:
+                reply = await self._reply(job, file, request, claim)
+                if reply.status not in RETRIED:
+                    break
+                claim.close()
+                await asyncio.sleep(min(max(wait, reply.retry_after), RETRY_MAX))
+                wait *= 2.0
+            status, body = reply.status, reply.body
+            answer = await off_loop(len(body), partial(answer_of, job.id, request, status, body), writes=True)
+            claim.hold(min(claim.held_bytes, len(answer.line)))
+        except BaseException:
+            claim.close()
+            raise
+        return Answered(answer, claim)
 
-
-def _unless_wrong(lines: InputFile) -> Any:
-    """Yield the requests of a file; raise InvalidRequest at its end if something in it is wrong, so that none of them is kept."""
-    yield from lines
-    if lines.errors:
-        raise InvalidRequest(lines.errors[0]["message"])
+    async def _reply(self, job: Job, file: int, request: JobRequest, claim: Claim) -> Reply:
+        """Read a request and send it once. `claim` then holds what the reply takes, and its line in the output."""
+        try:
+            claim.take(2 * request.length)  # the line, and the body in it
+        except WeirError as error:  # for a line that never has room, this is the answer
+            return Reply(http_code(error), error_body(error))
+        body = await off_loop(request.length, partial(body_of, file, request))
+        claim.hold(len(body))
+        reply = await self._ask(job.endpoint, body)
+        claim.close()
+        claim.add(2 * len(reply.body))
+        return reply

@@ -4,7 +4,8 @@ The directory survives the process at any moment. An answer is stored together w
 whose answer was stored runs again, and none is lost. An output is written to a new file, which gets its name before the transaction that ends the job: if
 the process ends between the two, the file has no row, is removed at the next start, and is written again.
 
-A JobStore is used from one thread at a time. Instants are whole seconds since 1970, sizes are in bytes.
+A JobStore is used from one thread at a time; several may use the same directory, in one process or more. Only the user of the process can read what it
+keeps. Instants are whole seconds since 1970, sizes are in bytes.
 """
 
 import fcntl
@@ -12,10 +13,10 @@ import json
 import os
 import secrets
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 from weir.errors import Conflict, InvalidRequest, ModelNotFound, Overloaded, SettingsError, TooLarge
 
@@ -113,7 +114,9 @@ class JobStore:
         self._reserved = 0  # bytes of uploads under way
         self._lock: BinaryIO | None = None
         try:
-            self._files.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._files.mkdir(exist_ok=True, mode=0o700)
+            create(self._directory / "jobs.sqlite", "ab").close()  # SQLite gives its mode to the files beside it
             self._database = sqlite3.connect(
                 self._directory / "jobs.sqlite", check_same_thread=False, isolation_level=None
             )
@@ -133,7 +136,7 @@ class JobStore:
     def lead(self) -> bool:
         """Return whether this process runs the jobs: it is the first of those that use the directory."""
         if self._lock is None:
-            lock = (self._directory / "lock").open("wb")
+            lock = create(self._directory / "lock")
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
@@ -156,24 +159,31 @@ class JobStore:
     # Files.
 
     @property
-    def used_bytes(self) -> int:
-        """What files, answers and uploads under way take together."""
+    def kept_bytes(self) -> int:
+        """What files and answers take together."""
         (files,) = self._database.execute("SELECT coalesce(sum(bytes), 0) FROM files").fetchone()
         (answers,) = self._database.execute("SELECT coalesce(sum(answer_bytes), 0) FROM jobs").fetchone()
-        return int(files) + int(answers) + self._reserved
+        return int(files) + int(answers)
 
     def reserve(self, size: int) -> None:
-        """Keep room for `size` more bytes. Raises Overloaded if there is none now, and TooLarge if there never will be."""
+        """Keep room for `size` more bytes of an upload, which have arrived. Raises what `check_room` raises. Answers of jobs may take that room: a job that
+        runs does not fail because somebody uploads."""
+        self.check_room(size)
+        self._reserved += size
+
+    def check_room(self, size: int) -> None:
+        """Raise Overloaded if there is no room for `size` more bytes now, and TooLarge if there never will be."""
         if size > self._max_bytes:
             raise TooLarge(f"file of {size} bytes: must be at most {self._max_bytes} (batch_max_bytes)")
         self._check_files(1)
-        used = self.used_bytes
+        self._check_bytes(self.kept_bytes + self._reserved, size)
+
+    def _check_bytes(self, used: int, size: int) -> None:
         if used + size > self._max_bytes:
             raise Overloaded(
                 f"files of batch jobs take {used} bytes, {size} more would exceed {self._max_bytes} (batch_max_bytes); delete some",
                 retry_after=60.0,
             )
-        self._reserved += size
 
     def _check_files(self, more: int) -> None:
         """Raise Overloaded if `more` files would be too many beside those that are kept and those that active jobs may write."""
@@ -209,7 +219,9 @@ class JobStore:
         return name, self._files / f"{name}.part"
 
     def add_file(self, name: str, filename: str, purpose: str, now: int, expires_at: int) -> StoredFile:
-        """Keep the file that was written for the id `name`, under a `filename` that is only shown. Return what is kept."""
+        """Keep the file that was written for the id `name`, under a `filename` that is only shown. Return what is kept. Raises Overloaded if answers have
+        taken the room meanwhile."""
+        self._check_bytes(self.kept_bytes, (self._files / f"{name}.part").stat().st_size)
         added = self._placed(name, filename, purpose, now, expires_at)
         with self._transaction() as database:
             _insert_file(database, added)
@@ -336,15 +348,10 @@ class JobStore:
         )
         return dict(counts), [_job_of(row) for row in rows.fetchall()]
 
-    def add_requests(self, job: str, requests: Iterable[JobRequest], now: int) -> int:
-        """Store the requests of a job that is valid, all or none of them, and begin it. Return how many there are.
-
-        Raises InvalidRequest naming a custom_id that comes twice.
-        """
+    def add_requests(self, job: str, requests: Sequence[JobRequest]) -> None:
+        """Store some requests of a job, all or none of them. Raises InvalidRequest naming a custom_id that comes twice."""
         with self._transaction() as database:
-            count = 0
             for request in requests:
-                count += 1
                 try:
                     database.execute(
                         "INSERT INTO requests (job, number, custom_id, start, length) VALUES (?, ?, ?, ?, ?)",
@@ -355,10 +362,21 @@ class JobStore:
                         f"custom_id {request.custom_id[:80]!r}: must differ from those of all other requests",
                         details={"line": request.number + 1, "code": "duplicate_custom_id"},
                     ) from None
-            database.execute("UPDATE jobs SET total = ? WHERE id = ?", (count, job))
-            if self.job(job).status == "validating":  # it may have been cancelled meanwhile
+
+    def forget_requests(self, job: str) -> None:
+        """Remove what was stored of a job that did not come to its end, or that is not valid."""
+        with self._transaction() as database:
+            database.execute("DELETE FROM requests WHERE job = ?", (job,))
+
+    def begin_job(self, job: str, now: int) -> Job:
+        """Begin a job whose requests are all stored, unless it was cancelled meanwhile. Return it."""
+        with self._transaction() as database:
+            database.execute(
+                "UPDATE jobs SET total = (SELECT count(*) FROM requests WHERE job = id) WHERE id = ?", (job,)
+            )
+            if self.job(job).status == "validating":
                 _step(database, job, "in_progress", now)
-        return count
+        return self.job(job)
 
     def pending(self, job: str, after: int, limit: int) -> list[JobRequest]:
         """Return up to `limit` requests without an answer whose number is above `after`, in order."""
@@ -371,7 +389,7 @@ class JobStore:
     def put(self, job: str, answers: Sequence[Answer]) -> None:
         """Store answers, and mark their requests as done; those that have an answer keep it. Raises TooLarge if there is no room for them."""
         size = sum(len(answer.line) for answer in answers)
-        if self.used_bytes + size > self._max_bytes:
+        if self.kept_bytes + size > self._max_bytes:
             raise TooLarge(f"the answers would exceed {self._max_bytes} bytes in all (batch_max_bytes)")
         with self._transaction() as database:
             for number, status, line in answers:
@@ -434,7 +452,7 @@ class JobStore:
         )
         written = 0
         try:
-            with path.open("wb") as file:
+            with create(path) as file:
                 for custom_id, status, line in rows:
                     if status is None and not good and unanswered is not None:
                         line = b'{"custom_id":%s,%s' % (json.dumps(custom_id).encode(), unanswered)
@@ -445,6 +463,11 @@ class JobStore:
             return self._placed(name, filename, "batch_output", now, expires_at) if written else None
         finally:
             path.unlink(missing_ok=True)  # of no output, or of one for which the disk has no room
+
+
+def create(path: Path, mode: Literal["wb", "ab"] = "wb") -> BinaryIO:
+    """Open a file to write to it; a new one can be read by the user of this process alone."""
+    return open(path, mode, opener=lambda name, flags: os.open(name, flags, 0o600))
 
 
 _OUTPUTS = (("output_file_id", "output", True), ("error_file_id", "error", False))

@@ -1,26 +1,38 @@
-"""Reads an upload of `multipart/form-data` as it arrives: the file goes to disk in pieces, so memory does not grow with it."""
+"""Uploads of `multipart/form-data`, and downloads. A file goes to disk, or comes from it, in pieces, so memory does not grow with it.
+
+Between two pieces no file is open: a client that stalls holds its connection alone, and no descriptor that another one needs.
+"""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import IO
 
-from weir.errors import InvalidRequest, TooLarge, UnsupportedMediaType
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from weir.errors import Cancelled, InvalidRequest, TooLarge, UnsupportedMediaType
+from weir.frontends.http.asgi import unless_left
+from weir.jobs.store import create
+from weir.protocols.account import charge
 
 _MAX_FIELD = 1024  # bytes of a field beside the file
 _MAX_FIELDS = 16
 _MAX_NAME = 200  # characters of a file's name that are kept
+PIECE = 256 << 10  # bytes that are written or read at once
 OVERHEAD = 65536  # bytes that the other fields and the headers of the parts may take
 
 
 class Upload:
     """An upload of one file to `path`, at most `max_size` bytes, and of some short fields.
 
-    `content_type` is that of the body. After `read`, `fields` has the fields, and `filename` the name that the client gave, without folders; it is only
+    `content_type` is that of the body. `reserve` is called before each piece is written: it keeps room for so many bytes, or raises. After `read`, `fields` has the fields, and `filename` the name that the client gave, without folders; it is only
     shown. Raises UnsupportedMediaType if the body is no form with parts.
     """
 
-    def __init__(self, content_type: str, path: Path, max_size: int) -> None:
+    def __init__(self, content_type: str, path: Path, max_size: int, reserve: Callable[[int], Awaitable[None]]) -> None:
+        from python_multipart.exceptions import FormParserError
         from python_multipart.multipart import MultipartParser, parse_options_header
 
         kind, options = parse_options_header(content_type)
@@ -30,17 +42,22 @@ class Upload:
                 f"Content-Type {content_type[:80]!r}: must be multipart/form-data with a boundary"
             )
         self._parse = parse_options_header
-        self._parser = MultipartParser(
-            boundary,
-            {
-                "on_part_begin": self._begin_part, "on_header_field": self._header_name, "on_header_value": self._header_value,
-                "on_header_end": self._end_header, "on_headers_finished": self._end_headers, "on_part_data": self._data,
-                "on_end": self._end,
-            },
-        )  # fmt: skip
+        try:
+            self._parser = MultipartParser(
+                boundary,
+                {
+                    "on_part_begin": self._begin_part, "on_header_field": self._header_name, "on_header_value": self._header_value,
+                    "on_header_end": self._end_header, "on_headers_finished": self._end_headers, "on_part_data": self._data,
+                    "on_end": self._end,
+                },
+            )  # fmt: skip
+        except FormParserError as error:
+            raise InvalidRequest(f"Content-Type {content_type[:80]!r}: {error}") from error
         self._path = path
         self._max_size = max_size
-        self._file: IO[bytes] | None = None
+        self._reserve = reserve
+        self._piece = bytearray()  # of the file, to be written
+        self._written = 0
         self._name = self._value = b""
         self._headers: dict[bytes, bytes] = {}
         self._field: str | None = None  # the field of the present part; None for the file
@@ -56,6 +73,7 @@ class Upload:
         """
         from python_multipart.exceptions import FormParserError
 
+        charge(PIECE)
         received = 0
         try:
             while True:
@@ -67,16 +85,28 @@ class Upload:
                 if received > self._max_size + OVERHEAD:
                     raise TooLarge(f"body: must have at most {OVERHEAD} bytes beside a file of {self._max_size}")
                 self._parser.write(chunk)
+                if len(self._piece) >= PIECE:
+                    await self._write()
             self._parser.finalize()
         except FormParserError as error:
             raise InvalidRequest(f"body: is not a form with parts: {error}") from error
-        finally:
-            if self._file is not None:
-                self._file.close()
         if not self._ended:
             raise InvalidRequest("body: ends before its last boundary")
         if self.filename is None:
             raise InvalidRequest("file: is missing; must be a part with the name file", details={"param": "file"})
+        await self._write()
+
+    async def _write(self) -> None:
+        piece, self._piece = self._piece, bytearray()
+        await self._reserve(len(piece))
+        await asyncio.to_thread(self._append, piece)
+
+    def _append(self, piece: bytearray) -> None:
+        with create(self._path, "ab") as file:
+            if file.tell() != self._written:
+                raise OSError("somebody else has changed the file while it was uploaded")
+            file.write(piece)
+        self._written += len(piece)
 
     # What the parser finds. `data` holds more than the part that is meant.
 
@@ -106,12 +136,11 @@ class Upload:
             self._field = name
             self.fields[name] = ""
             return
-        if self._file is not None:
+        if self.filename is not None:
             raise InvalidRequest("file: comes twice; must come once", details={"param": "file"})
         given = options.get(b"filename", b"").decode("utf-8", "replace")
         self._field = None
         self.filename = given.replace("\\", "/").rpartition("/")[2][:_MAX_NAME] or "file"
-        self._file = self._path.open("wb")
 
     def _data(self, data: bytes, start: int, end: int) -> None:
         if self._field is not None:
@@ -122,5 +151,32 @@ class Upload:
         self.size += end - start
         if self.size > self._max_size:
             raise TooLarge(f"file: must have at most {self._max_size} bytes (batch_max_file_size)")
-        assert self._file is not None  # its headers have been read
-        self._file.write(data[start:end])
+        self._piece += memoryview(data)[start:end]
+
+
+class Download(Response):
+    """The answer with a file of `size` bytes."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        super().__init__(media_type="application/octet-stream", headers={"content-length": str(size)})
+        self._path = path
+        self._size = size
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it, until the client leaves."""
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        if scope["method"] == "HEAD" or not self._size:
+            return await send({"type": "http.response.body"})
+        with suppress(Cancelled):
+            await unless_left(self._send_pieces(send), receive)
+
+    async def _send_pieces(self, send: Send) -> None:
+        for start in range(0, self._size, PIECE):
+            piece = await asyncio.to_thread(partial(_read, self._path, start))
+            await send({"type": "http.response.body", "body": piece, "more_body": start + PIECE < self._size})
+
+
+def _read(path: Path, start: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(start)
+        return file.read(PIECE)

@@ -122,6 +122,11 @@ class Claim:
         self.account.take(size_bytes)
         self.held_bytes += size_bytes
 
+    def add(self, size_bytes: int) -> None:
+        """Charge `size_bytes` that exist already, even beyond the limit."""
+        self.account.add(size_bytes)
+        self.held_bytes += size_bytes
+
     def give(self, size_bytes: int) -> None:
         """Give back `size_bytes` of them."""
         self.account.give(size_bytes)
