@@ -104,7 +104,7 @@ class App:
         known = TargetRepository(settings.models, partial(read_config, read_settings=read_model_table))
         sources = all_sources(known, folder, InlineConfigs(read_model_table, settings.complete))
         opened = read_models_to_start(sources, settings.repository.load, make)
-        self.registry = Registry(opened.services, opened.routes, opened.defaults)
+        self.registry = Registry(opened.services, opened.routes, opened.defaults, opened.aliases)
         self.manager = Manager(self.registry, sources, make, allow_files=settings.control.allow_model_files)
         triton, namespace = settings.telemetry.triton_metrics, settings.telemetry.metrics_namespace
         exposition = (

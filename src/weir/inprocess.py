@@ -259,7 +259,7 @@ def make_manager(
     sources = all_sources(TargetRepository(known), folder, InlineConfigs(*reading))
     make = ServiceMaker(observers, kinds)
     opened = read_models_to_start(sources, load, make)
-    return Manager(Registry(opened.services, None, opened.defaults), sources, make, allow_files=True)
+    return Manager(Registry(opened.services, None, opened.defaults, opened.aliases), sources, make, allow_files=True)
 
 
 def _described(target: str, params: dict[str, Any], settings: dict[str, Any]) -> ModelToServe:

@@ -90,20 +90,22 @@ class ServerKind(NamedTuple):
     Attributes:
         model_parts: the dataclasses of the models' settings, by heading.
         server_parts: the dataclasses of the server's settings, by heading.
-        named: splits a TARGET into the model's name and the target itself.
+        named: splits a TARGET into the names of the model, its own first, and the target itself.
         key: the key of a target in the table of a model.
         form: the form of a target, for errors.
         fallback: returns the targets of a server that was given none, or raises SettingsError.
         found: by name, a text for the default of a setting that is determined at the start.
+        also: returns further names of the model that a target without names is, which it answers to whatever it is called.
     """
 
     model_parts: Mapping[str, type[Any]]
     server_parts: Mapping[str, type[Any]]
-    named: Callable[[str], tuple[str, str]]
+    named: Callable[[str], tuple[Sequence[str], str]]
     key: str
     form: str
     fallback: Callable[[], Sequence[str]]
     found: Mapping[str, str] = MappingProxyType({})
+    also: Callable[[str], Sequence[str]] = lambda target: ()
 
 
 class Declared(NamedTuple):
@@ -176,7 +178,7 @@ def _nothing() -> Sequence[str]:
 
 # The kind of `weir serve`.
 MODELS = ServerKind(
-    MODEL_PARTS, SERVER_PARTS, lambda target: (default_name(target), target), "target",
+    MODEL_PARTS, SERVER_PARTS, lambda target: ((default_name(target),), target), "target",
     ALL_FORMS, _nothing,
 )  # fmt: skip
 
@@ -299,34 +301,48 @@ def _models(
             where = f"{catalog[name].flag} or {catalog[name].variable}"
             raise SettingsError(f"{where}: {high[name]!r} is for one model, but {', '.join(named)} are served")
     models = []
-    for name, target in named.items():
-        values = _layered(_layered(general, tables.get(name, {})), high)
+    for name, (target, aliases) in named.items():
+        values = _layered(_layered(general, _table_of((name, *aliases), tables)), high)
         settings = _of_every_model(values, catalog)
-        model = ModelToServe(target, name, values.get("params", {}), values.get("route", []), settings)
+        model = ModelToServe(target, name, values.get("params", {}), values.get("route", []), settings, aliases=aliases)
         models.append(model._replace(platform=platform_of_target(target)) if kind is MODELS else model)
     return models
 
 
 def _named_targets(
     targets: Sequence[str], tables: dict[str, dict[str, Any]], high: dict[str, Any], kind: ServerKind
-) -> dict[str, str]:
-    """Return the target of each model by name: first those of the command line, then those of the file."""
-    named: dict[str, str] = {}
+) -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Return the target and the further names of each model by name: first those of the command line, then those of the file.
+
+    A model whose name is taken has its next one. A further name that another model has for its own is that one's.
+    """
+    named: dict[str, tuple[str, tuple[str, ...]]] = {}
     key = kind.key
     for given in targets or ([] if tables else kind.fallback()):
-        name, target = kind.named(given)
-        name = high["name"] if high.get("name") is not None else name
-        if name in named:
-            raise SettingsError(f"{target}: the name {name!r} is taken by {named[name]}; names must differ (--name)")
-        in_file = tables.get(name, {}).get(key, target)
+        names, target = kind.named(given)
+        names = [high["name"]] if high.get("name") is not None else [*names, *kind.also(target)]
+        taken = {each: model for own, (model, more) in named.items() for each in (*more, own)}
+        name = next((each for each in names if each not in taken), None)
+        if name is None:
+            by = taken[names[0]]
+            raise SettingsError(f"{target}: the name {names[0]!r} is taken by {by}; names must differ (--name)")
+        in_file = _table_of(names, tables).get(key, target)
         if in_file != target:
             raise SettingsError(f"{target}: [models.{name}] has {key}={in_file!r}; it must be given once")
-        named[name] = target
+        named[name] = target, tuple(dict.fromkeys(each for each in names if each != name and each not in taken))
+    known = {each for name, (_, aliases) in named.items() for each in (name, *aliases)}
     for name, table in tables.items():
-        if name not in named and key not in table:
+        if name in known:
+            continue
+        if key not in table:
             raise SettingsError(f"[models.{name}]: no {key}; must be {kind.form}")
-        named.setdefault(name, table.get(key, ""))
+        named[name] = table[key], tuple(each for each in kind.also(table[key]) if each not in known | {name})
     return named
+
+
+def _table_of(names: Sequence[str], tables: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return the table of the model with these names."""
+    return next((tables[name] for name in names if name in tables), {})
 
 
 def value_of(declared: Declared, texts: Sequence[str]) -> Any:

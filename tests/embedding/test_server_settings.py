@@ -27,7 +27,7 @@ def test_models_are_named_by_their_directories_or_by_the_given_names() -> None:
 
 def test_two_of_one_name_are_refused() -> None:
     with pytest.raises(SettingsError, match="the name 'small' is taken by a/small"):
-        text_settings(["a/small", "b/small"], {}, {})
+        text_settings(["a/small", "a/small"], {}, {})
 
 
 def test_what_is_found_out_is_a_setting_of_a_model() -> None:
@@ -43,7 +43,22 @@ def test_a_half_name_is_refused(target: str) -> None:
 
 
 def test_a_path_with_an_equals_sign_is_a_path() -> None:
-    assert split_target("models/a=b") == ("a=b", "models/a=b")
+    assert split_target("./models/a=b") == (["a=b"], "./models/a=b")
+
+
+def test_names_of_a_model_are_its_id_its_short_name_and_those_given() -> None:
+    settings = text_settings(["a/small", "b/small", "x/mine,other=c/big@main", "plain=./folder"], {}, {})
+    assert [(model.name, model.aliases) for model in settings.models] == [
+        ("small", ("a/small",)), ("b/small", ()), ("x/mine", ("other", "c/big", "big")), ("plain", ()),
+    ]  # fmt: skip
+
+
+def test_a_table_of_the_file_may_have_any_name_of_its_model(tmp_path: Path) -> None:
+    file = tmp_path / "weir.toml"
+    file.write_text('[models."a/small"]\nmax_length = 7\n[models.own]\ndirectory = "b/large"\n')
+    first, second = text_settings(["a/small"], {}, {}, str(file)).models
+    assert first.settings["max_length"] == 7
+    assert (second.name, second.aliases) == ("own", ("b/large", "large"))
 
 
 def test_a_file_may_say_all_and_flags_win(tmp_path: Path) -> None:

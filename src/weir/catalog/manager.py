@@ -341,7 +341,8 @@ class Manager:
             )
         check_allowed(config or {}, self._allow_files, "target")
         check_allowed(parameters or {}, self._allow_files)
-        await self._changes.make(lambda: self._load_model(name, version, config, files, parameters or {}))
+        own = self.registry.name_of(name)
+        await self._changes.make(lambda: self._load_model(own, version, config, files, parameters or {}))
 
     async def unload_model(self, name: str, *, version: str = "", unload_dependents: bool = False) -> None:
         """Accept no more requests for a model, finish the accepted ones, and stop it; with `version`, that version only.
@@ -350,7 +351,8 @@ class Manager:
         first. Raises ModelNotFound for an unknown name; and without `unload_dependents` Conflict for a step of a chain, when
         nothing has been stopped.
         """
-        await self._changes.make(lambda: self._unload_model(name, version, unload_dependents))
+        own = self.registry.name_of(name)
+        await self._changes.make(lambda: self._unload_model(own, version, unload_dependents))
 
     # Workers, as the AMD Inference Server has them.
 
@@ -368,7 +370,8 @@ class Manager:
         share = own.pop(SHARE, True)
         if not isinstance(share, bool):
             raise InvalidRequest(f"parameter {SHARE}={share!r}: must be true or false")
-        return await self._changes.make(lambda: self._load_worker(name, own, share))
+        model = self.registry.name_of(name)
+        return await self._changes.make(lambda: self._load_worker(model, own, share))
 
     async def unload_worker(self, endpoint: str) -> None:
         """Let one worker of `endpoint` finish its batches, and stop it; the last worker takes the endpoint with it. Raises
@@ -485,6 +488,7 @@ class Manager:
 
     async def _unload_worker(self, endpoint: str) -> None:
         service = self.registry.get(endpoint)
+        endpoint = service.name
         if service.worker_count > 1:
             await service.remove_worker()
             self._endpoints.resized(endpoint, -1)
@@ -511,6 +515,7 @@ class Manager:
             with self._states.during(name, versions, "LOADING"):
                 for model in models:
                     self.registry.check_claim(name, model.routes)
+                    self.registry.check_label(name, model.version)
                 for model in models:
                     services.append(await import_in_thread(partial(self._make, model, parameters, fresh=True)))
                 self.registry.join(services)

@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 from typing import Any
 
 from weir.catalog.chains import chain_of, stop_order
@@ -26,6 +27,7 @@ class Registry:
         routes: maps a model's name to its own path or paths.
         defaults: maps a model's name to the version that serves requests which name no version. Without an entry, the
             highest version does.
+        aliases: maps a further name to the model's name. A model's own name goes before a further name of another.
 
     Attributes:
         services: the default version of each model, by name.
@@ -33,6 +35,7 @@ class Registry:
             one of them may go on across a change.
         changed: functions that are called after every change.
         loading: names of models that are being loaded.
+        aliases: as given. The models need not be loaded.
 
     Raises SettingsError for a name and version given twice, a route of an unknown model, a route that two models claim,
     and a reserved path.
@@ -40,8 +43,9 @@ class Registry:
 
     def __init__(
         self, services: Sequence[Service], routes: Mapping[str, str | Sequence[str]] | None = None,
-        defaults: Mapping[str, str] | None = None,
+        defaults: Mapping[str, str] | None = None, aliases: Mapping[str, str] = MappingProxyType({}),
     ) -> None:  # fmt: skip
+        self.aliases = aliases
         self.services: dict[str, Service] = {}
         self.routes: dict[str, Service] = {}
         self.changed: list[Callable[[], None]] = []
@@ -52,6 +56,7 @@ class Registry:
         self._reserved = set(RESERVED)
         self._paths: dict[str, str] = {}  # the name of a model by path; the model need not be loaded
         for service in services:
+            self.check_label(service.name, service.version)
             versions = self._versions.setdefault(service.name, {})
             if service.version in versions:
                 raise SettingsError(f"name={service.label!r}: two models have this name; give one of them another")
@@ -91,7 +96,9 @@ class Registry:
 
         Raises ModelNotFound, which names the models or versions that exist, or ModelNotReady while the model is loading.
         """
-        service = self._versions.get(name, {}).get(version) if version else self.services.get(name)
+        service = self._find(name, version)
+        if service is None and (own := self.name_of(name)) != name:
+            name, service = own, self._find(own, version)
         if service is not None:
             return service
         if name in self.services:
@@ -101,13 +108,25 @@ class Registry:
             raise ModelNotReady(f"model {name!r} is not ready: loading")
         raise ModelNotFound(f"model {name!r}: there is none of this name; there are {', '.join(self.services)}")
 
+    def _find(self, name: str, version: str) -> Service | None:
+        return self._versions.get(name, {}).get(version) if version else self.services.get(name)
+
+    def name_of(self, name: str) -> str:
+        """Return the own name of the model that answers to `name`; `name` if there is none."""
+        return name if name in self._versions or name in self.loading else self.aliases.get(name, name)
+
+    def knows(self, name: str) -> bool:
+        """Return whether a model that runs or is being loaded answers to `name`."""
+        own = self.name_of(name)
+        return own in self._versions or own in self.loading
+
     def default_of(self, name: str) -> str | None:
         """Return the version that was set as the default of that name; None if the highest version is the default."""
         return self._default.get(name)
 
     def versions(self, name: str) -> dict[str, Service]:
         """Return the services of that name by version, the lowest version first. Raises ModelNotFound."""
-        self.get(name)
+        name = self.get(name).name
         return dict(sorted(self._versions[name].items(), key=lambda each: version_order(each[0])))
 
     def state(self) -> dict[str, Any]:
@@ -164,6 +183,13 @@ class Registry:
         """Forget all services of this name."""
         self._versions.pop(name, None)
         self._changed()
+
+    def check_label(self, name: str, version: str) -> None:
+        """Raise SettingsError if another name is that of this version: a name may have slashes."""
+        label = f"{name}/{version}" if version else name
+        for other, versions in self._versions.items():
+            if other != name and any(service.label == label for service in versions.values()):
+                raise SettingsError(f"name={label!r}: a version of {min(name, other)!r} is called so; choose another")
 
     def claim(self, name: str, paths: str | Sequence[str]) -> None:
         """Route these paths to the model `name` whenever it is loaded. Raises SettingsError, as the class says, and changes

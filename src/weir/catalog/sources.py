@@ -41,6 +41,7 @@ class ModelToServe(NamedTuple):
         folder: the folder that holds its files, or None.
         attributes: attributes for its class: tensors, examples, sizes to warm up at.
         trust: what its files may do.
+        aliases: further names that it answers to.
     """
 
     target: str
@@ -53,6 +54,7 @@ class ModelToServe(NamedTuple):
     folder: Path | None = None
     attributes: Mapping[str, Any] | None = None
     trust: Trust = Trust()
+    aliases: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
@@ -185,6 +187,12 @@ class ModelsToStart(NamedTuple):
     def defaults(self) -> dict[str, str]:
         """The default version by name, of the models that set one."""
         return {each.versions[0].name: each.default for each in self.readings if each.default is not None}
+
+    @property
+    def aliases(self) -> dict[str, str]:
+        """The models' own names, by their further ones. A name that two models have is that of the first."""
+        models = [model for reading in self.readings for model in reading.versions]
+        return {alias: model.name for model in reversed(models) for alias in model.aliases}
 
     @property
     def routes(self) -> dict[str, list[str]]:

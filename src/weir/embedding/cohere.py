@@ -271,7 +271,7 @@ class CohereRerank(CohereProtocol):
             results.append(rank)
         tokens = sum(encoded.counts)
         answer: CohereRanking = {
-            "id": str(uuid4()), "results": results, "meta": self._meta(search_units=1), "model": exchange.model, "object": "list",
+            "id": str(uuid4()), "results": results, "meta": self._meta(search_units=1), "model": exchange.listed_model, "object": "list",
             "usage": {"total_tokens": tokens, "prompt_tokens": tokens},
         }  # fmt: skip
         return HttpResponse(200, [JSON_HEADER], encode_safely(answer))

@@ -6,6 +6,7 @@ model's encoder, and counts the request and its answer.
 """
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -41,12 +42,14 @@ class EmbeddingContext:
         max_texts: the most texts of one request.
         counts: counts calls for metrics.
         clients: counts requests by client.
+        aliases: the models' own names, by their further ones.
     """
 
     def __init__(
         self, encoders: Mapping[str, Encodes], http: HttpSettings, max_texts: int, counts: TextCounts,
-        clients: TextClients | None = None,
+        clients: TextClients | None = None, aliases: Mapping[str, str] = MappingProxyType({}),
     ) -> None:  # fmt: skip
+        self.aliases = aliases
         self.encoders = encoders
         self.http = http
         self.max_texts = max_texts
@@ -63,6 +66,8 @@ class EmbeddingContext:
             name = next((each.name for each in [*(each for each in able if each.facts.tasks[0] == task), *able]), "")
         name = name or next(iter(self.encoders), "")
         if name not in self.encoders:
+            name = self.aliases.get(name, name)
+        if name not in self.encoders:
             known = ", ".join(self.encoders) or "no models of texts"
             raise ModelNotFound(f"model {name!r}: there is none of this name; there are {known}")
         if task is not None:
@@ -73,6 +78,11 @@ class EmbeddingContext:
         """Raise InvalidRequest naming `field` unless `count` is 1 to `max_texts`."""
         if not 1 <= count <= self.max_texts:
             raise InvalidRequest(f"{field}: has {count} texts, must have 1 to {self.max_texts} (max_texts)")
+
+
+def listed_name(encoder: Encodes) -> str:
+    """Return the name of a model as lists and answers have it."""
+    return encoder.facts.listed or encoder.name
 
 
 class TextOptions(NamedTuple):
@@ -179,6 +189,11 @@ class TextExchange:
     def model(self) -> str:
         """The name of the requested model; "" until it is known."""
         return "" if self.encoder is None else self.encoder.name
+
+    @property
+    def listed_model(self) -> str:
+        """The name of the requested model as lists and answers have it; "" until it is known."""
+        return "" if self.encoder is None else listed_name(self.encoder)
 
     async def vectors(self) -> Encoded:
         """Count the request, and return the vectors of its texts; none if it has `work` of another kind. Raises what computes raises."""

@@ -157,7 +157,7 @@ class ClassifyProtocol(InfinityProtocol):
 def _answer(exchange: TextExchange, encoded: Encoded) -> InfinityAnswer:
     tokens = sum(encoded.counts)
     return {
-        "model": exchange.model, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}, "id": f"weir-{uuid4()}",
+        "model": exchange.listed_model, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}, "id": f"weir-{uuid4()}",
         "created": int(time.time()),
     }  # fmt: skip
 

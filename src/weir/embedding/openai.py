@@ -18,6 +18,7 @@ from weir.embedding.exchange import (
     EmbeddingContext,
     TextExchange,
     check_text,
+    listed_name,
     options_of,
     read_json,
     truncated_places,
@@ -291,7 +292,8 @@ class OpenAI:
 
     def _card(self, encoder: Encodes) -> TextModelCard:
         card: TextModelCard = {
-            "id": encoder.name, "object": "model", "created": self._since, "owned_by": "weir",
+            "id": listed_name(encoder), "object": "model", "created": self._since,
+            "owned_by": encoder.facts.id.rpartition("/")[0] or "weir",
             "dimensions": encoder.dimensions, "max_length": encoder.max_length,
         }  # fmt: skip
         if encoder.facts.use is not None:
@@ -348,16 +350,16 @@ class OpenAIProtocol:
     def write(self, exchange: TextExchange, encoded: Encoded) -> Listing | HttpResponse:
         """Return the vectors in the requested `encoding_format`. Raises Unsupported if there is one for each token and `outputs` do not name them."""
         if encoded.written is not None:
-            return _written_one(exchange.model, encoded.counts[0], encoded.written)
+            return _written_one(exchange.listed_model, encoded.counts[0], encoded.written)
         if exchange.form.outputs:
-            return _written_outputs(exchange.model, exchange.form, encoded)
+            return _written_outputs(exchange.listed_model, exchange.form, encoded)
         if encoded.vectors.ndim != 2:
             raise Unsupported(
                 f"model {exchange.model!r} gives a vector for each token of a text: POST /encode has them"
             )
         if len(encoded.vectors) == 1 and exchange.form == _PLAIN_FORM and not encoded.truncated[0]:
-            return _written_one(exchange.model, encoded.counts[0], written_numbers(encoded.vectors[0]))
-        return _written(exchange.model, exchange.form, encoded)
+            return _written_one(exchange.listed_model, encoded.counts[0], written_numbers(encoded.vectors[0]))
+        return _written(exchange.listed_model, exchange.form, encoded)
 
     def error_answer(self, error: BaseException, identity: Any = None, *, development: bool = False) -> HttpResponse:
         """Return the answer for `error` in OpenAI's shape."""

@@ -37,7 +37,7 @@ from weir.embedding.recipe import OF_TOKENS, Pooling
 from weir.embedding.server_settings import given_settings
 from weir.embedding.settings import CallerSettings
 from weir.embedding.tei import Tei, tei_paths
-from weir.embedding.text_model import ServedTextModel, fetched, read_model, share_workers
+from weir.embedding.text_model import ServedTextModel, read_model, share_workers
 from weir.embedding.token_labels import LabelsOfTokens, token_label_paths
 from weir.errors import SettingsError
 from weir.frontends.frontend import Frontend, FrontendContext
@@ -76,7 +76,7 @@ class EmbeddingProduct:
 
     def __init__(self, models: Sequence[ModelToServe], callers: CallerSettings, zeromq: ZeroMqSettings) -> None:
         """Download what is named by its id, and read the models' files. Raises SettingsError naming the file of a model that cannot be used."""
-        self._specs = share_workers([read_model(fetched(model)) for model in models])
+        self._specs = share_workers([read_model(model) for model in models])
         self._models = [ServedTextModel(spec) for spec in self._specs]
         self._callers = callers
         self._zeromq = zeromq
@@ -126,7 +126,12 @@ class EmbeddingProduct:
         }
         self._status = Status(self._encoders, self._clients, self._stock_fields)
         self._shared = shared = EmbeddingContext(
-            self._encoders, context.settings.http, self._callers.max_texts, self._counts, self._clients
+            self._encoders,
+            context.settings.http,
+            self._callers.max_texts,
+            self._counts,
+            self._clients,
+            context.registry.aliases,
         )
         self._inferences = {model.name: model.inference(shared, self._encoders[model.name]) for model in self._models}
         self._told = methods_of(context.observers, "transferred")

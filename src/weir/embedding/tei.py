@@ -19,6 +19,7 @@ from weir.embedding.exchange import (
     TextExchange,
     TextOptions,
     check_text,
+    listed_name,
     options_of,
     read_json,
 )
@@ -467,6 +468,7 @@ class TeiInfo(TypedDict):
     """What TEI tells of its model."""
 
     model_id: str
+    served_model_name: str
     model_sha: str | None
     model_dtype: str
     model_type: dict[str, Any]
@@ -487,7 +489,7 @@ def model_info(encoder: Encodes, context: EmbeddingContext) -> TeiInfo:
     """Return what is known of a model, with TEI's fields."""
     facts = encoder.facts
     return {
-        "model_id": encoder.name, "model_sha": None, "model_dtype": facts.dtype, "model_type": _model_type(encoder),
+        "model_id": encoder.facts.id or encoder.name, "served_model_name": listed_name(encoder), "model_sha": None, "model_dtype": facts.dtype, "model_type": _model_type(encoder),
         "max_concurrent_requests": facts.max_waiting, "max_input_length": encoder.max_length,
         "max_batch_tokens": facts.max_batch_tokens, "max_batch_requests": facts.max_batch_size,
         "max_client_batch_size": context.max_texts, "auto_truncate": facts.truncates, "tokenization_workers": 2,

@@ -49,6 +49,7 @@ TARGET = "weir.embedding.model:TextEncoder"
 class TextModelSpec(NamedTuple):
     """A text model to serve: its name, its directory, and its settings. `settings` are those of its queue and workers, by name.
 
+    `repository` is its id on the hub, without a revision; "" for a directory.
     `cpus` is its share of the CPUs that this process may use; None for all. `pool` has the workers that it shares with other models; None if it has its own.
     """
 
@@ -57,8 +58,15 @@ class TextModelSpec(NamedTuple):
     text: TextSettings
     computing: ComputingSettings
     settings: dict[str, Any]
+    repository: str = ""
+    aliases: tuple[str, ...] = ()
     cpus: int | None = None
     pool: SharedPool | None = None
+
+    @property
+    def listed(self) -> str:
+        """The name that lists and answers have: one that it was given, else its id, else that of its directory."""
+        return self.repository if self.repository.rpartition("/")[2] == self.name else self.name
 
     @property
     def own_cpus(self) -> int:
@@ -151,7 +159,7 @@ class TextModelSpec(NamedTuple):
         settings = {**(budget.settings() if budget is not None else {}), **self.worker_settings()}
         run_tokens = None if budget is None else int(settings["max_batch_cost"])
         params = self.params(run_tokens, settings.get("padding_cost", 1.0))
-        return ModelToServe(TARGET, self.name, params, [], settings)
+        return ModelToServe(TARGET, self.name, params, [], settings, aliases=self.aliases)
 
 
 def share_workers(specs: Sequence[TextModelSpec], count: int | None = None) -> list[TextModelSpec]:
@@ -196,13 +204,17 @@ def fetched(model: ModelToServe) -> ModelToServe:
     return model if isinstance(source, Path) else model._replace(target=str(directory))
 
 
-def read_model(model: ModelToServe) -> TextModelSpec:
-    """Return the specification of a model whose target is a directory. Raises SettingsError naming a setting that breaks its rule."""
+def read_model(named: ModelToServe) -> TextModelSpec:
+    """Return the specification of a model whose target is a directory or an id, which is downloaded. Raises SettingsError naming a setting that breaks
+    its rule, and what `fetched` raises."""
+    source, model = parse_target(named.target), fetched(named)
     rest = dict(model.settings)
     text = TextSettings(**_take_fields(TextSettings, rest))
     computing = ComputingSettings(**_take_fields(ComputingSettings, rest))
     directory = Path(model.target).expanduser().resolve()
-    return TextModelSpec(model.name, directory, text, _with_onnx_file(model.name, directory, computing), rest)
+    computing = _with_onnx_file(model.name, directory, computing)
+    repository = "" if isinstance(source, Path) else source.repository
+    return TextModelSpec(model.name, directory, text, computing, rest, repository, model.aliases)
 
 
 def _with_onnx_file(name: str, directory: Path, computing: ComputingSettings) -> ComputingSettings:
@@ -369,6 +381,7 @@ class ServedTextModel:
         pooling, batching = self.recipe.pooling, service.batching
         max_tokens = batching.max_batch_cost
         return ModelFacts(
+            id=self._spec.repository, listed=self._spec.listed,
             tasks=self.tasks, outputs=tuple(map(TextOutput, poolings_of(self.recipe))), labels=self._checkpoint.labels if pooling in _LABELLED else (),
             independent_labels=self._checkpoint.independent_labels, prompts=self._checkpoint.prompts, pooling="+".join(each.value for each in self.recipe.poolings),
             dtype=_ONNX_DTYPES.get(self._spec.computing.dtype or "", _DTYPES[self.recipe.precision]), device="gpu" if may_use_gpu(self._spec.computing.device_map) else "cpu",

@@ -224,6 +224,8 @@ class ModelFacts(NamedTuple):
     """What a server tells of a text model, beside its name and its sizes.
 
     Attributes:
+        id: its id on the hub, without a revision; "" for the model of a directory.
+        listed: the name that lists and answers have; "" for its own.
         tasks: what it can be called for.
         outputs: what it makes of a text, its own first; none for a model of labels or scores.
         prompts: texts to put before a text, by name.
@@ -240,6 +242,8 @@ class ModelFacts(NamedTuple):
         use: returns what its workers take; None if nobody knows.
     """
 
+    id: str = ""
+    listed: str = ""
     tasks: tuple[TextTask, ...] = (TextTask.EMBED,)
     outputs: tuple[TextOutput, ...] = (TextOutput.DENSE,)
     prompts: Mapping[str, str] = MappingProxyType({})

@@ -14,11 +14,12 @@ import msgspec
 
 from weir.errors import InvalidRequest
 from weir.jobs.store import Answer, JobRequest
+from weir.serving.settings import NAME_IN_PATH
 
 # Paths of inference, of which one is the endpoint of a job. What answers with a stream, and what controls the server, is none.
 ENDPOINTS = re.compile(
     r"/(v1|v2)/(embeddings|embed|rerank|classify)|/(embed|embed_all|embed_sparse|embeddings|encode|rerank|predict|classify|similarity)"
-    r"|/inference|/infer/[^/?#]+|/v2/models/[^/?#]+(/versions/[^/?#]+)?/infer"
+    rf"|/inference|/infer/{NAME_IN_PATH}|/v2/models/{NAME_IN_PATH}(/versions/[^/?#]+)?/infer"
 )
 MOST_ERRORS = 50  # that are listed of one file
 LONGEST_ID = 512  # characters of a custom_id

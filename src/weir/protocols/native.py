@@ -49,7 +49,7 @@ from weir.serving.inference import (
     read_parts,
 )
 from weir.serving.service import Service
-from weir.serving.settings import LONGEST_TIMEOUT
+from weir.serving.settings import LONGEST_TIMEOUT, NAME_IN_PATH
 from weir.wire.sse import CONTENT_TYPE
 from weir.wire.tensors import text_size
 
@@ -161,6 +161,9 @@ def _read_as_stream(head: RequestHead, accept: str) -> None:
         raise Unsupported(f"Accept {accept!r}: model {name!r} is streaming, its answers are {CONTENT_TYPE}") from None
 
 
+_PATH = re.compile(f"/infer/({NAME_IN_PATH})")
+
+
 def find_service(registry: "Registry", path: str) -> tuple[Service, bool] | None:
     """Return the service that `path` names and whether the body is a list; None if it is not a path of inference.
 
@@ -174,9 +177,8 @@ def find_service(registry: "Registry", path: str) -> tuple[Service, bool] | None
         return registry.routes[base], batch
     if base == "/inference":
         return _sole(registry), batch
-    if not base.startswith("/infer/") or "/" in base[len("/infer/") :] or base == "/infer/":
-        return None
-    return registry.get(base[len("/infer/") :]), batch
+    named = _PATH.fullmatch(base)
+    return None if named is None else (registry.get(named[1]), batch)
 
 
 def _sole(registry: "Registry") -> Service:

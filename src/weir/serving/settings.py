@@ -99,14 +99,36 @@ def _chosen(kind: Any, model: type[Model], given: dict[str, Any]) -> dict[str, A
     return chosen
 
 
-NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._~-]{0,254}")  # also safe as the name of a file
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._~-]{0,254}")  # one segment of a path, also safe as the name of a file
+LONGEST_NAME = 255  # characters
+
+# The segments that may follow a model's name in a path. A name may have several segments, such as OWNER/NAME, but none of these
+# behind the first: so a path says where a name ends, and a slash in it need not be percent-encoded.
+PATH_WORDS = (
+    "batch", "config", "generate", "generate_stream", "infer", "infer_stream", "load", "policy", "ready", "stats", "trace",
+    "unload", "versions",
+)  # fmt: skip
+NAME_IN_PATH = rf"[^/?#]+(?:/(?!(?:{'|'.join(PATH_WORDS)})(?:/|$))[^/?#]+)*"
+
+
+def is_name(name: str) -> bool:
+    """Return whether a model may have this name."""
+    first, *more = name.split("/")
+    segments = all(NAME.fullmatch(each) for each in (first, *more))
+    return segments and len(name) <= LONGEST_NAME and not set(more) & set(PATH_WORDS)
 
 
 def check_name(name: str) -> str:
-    """Return `name` if it is valid as a segment of a path. Raises SettingsError otherwise."""
-    if not NAME.fullmatch(name):
+    """Return `name` if a model may have it. Raises SettingsError otherwise."""
+    if not is_name(name):
+        word = next((each for each in name.split("/")[1:] if each in PATH_WORDS), None)
+        rule = (
+            f"of up to {LONGEST_NAME} letters, digits and . _ ~ -, which no segment between slashes begins with but _"
+        )
         raise SettingsError(
-            f"name={name!r}: must be of up to 255 letters, digits and . _ ~ -, and must not begin with . ~ or -"
+            f"name={name!r}: must be {rule}"
+            if word is None
+            else f"name={name!r}: must not have /{word}, which follows names in paths"
         )
     return name
 

@@ -425,4 +425,5 @@ def recorders(path: str, models: Sequence[str]) -> list[ArrivalLog]:
     if len(models) == 1:
         return [ArrivalLog(path, models[0])]
     whole = Path(path)
-    return [ArrivalLog(whole.with_name(f"{whole.stem}.{model}{whole.suffix}"), model) for model in models]
+    named = {model: f"{whole.stem}.{model.replace('/', '--')}{whole.suffix}" for model in models}
+    return [ArrivalLog(whole.with_name(file), model) for model, file in named.items()]

@@ -147,16 +147,25 @@ def test_a_folder_of_one_model_is_a_repository_of_it(tmp_path: Path) -> None:
     for folder, name in (("one", "one"), ("two", "two"), ("three", "other-name")):
         repository = FolderRepository(tmp_path / folder, read_model_table)
         assert repository.names() == [name] and len(repository.read(name).versions) == 1
-        assert repository.model_of(tmp_path / folder / "1" / "model.py") == name
-        assert repository.model_of(tmp_path / folder / ".hidden") is None
+        assert repository.models_of(tmp_path / folder / "1" / "model.py") == [name]
+        assert repository.models_of(tmp_path / folder / ".hidden") == []
     several = FolderRepository(tmp_path, read_model_table)
     assert sorted(several.names()) == ["four", "one", "other-name", "two"]  # four's settings have a name that is taken
     assert several.folder_of("other-name") == tmp_path / "three"
-    assert several.model_of(tmp_path / "three" / "model-settings.json") == "other-name"
+    assert "other-name" in several.models_of(tmp_path / "three" / "model-settings.json")
     write(tmp_path, {"flat/model.py": plain(), "flat/config.pbtxt": ""})
     assert "flat/config.pbtxt: model.py: must be in the folder of a version: mkdir 1 && mv model.py 1/" in refused(
         several, "flat"
     )
+
+
+def test_a_model_may_be_in_the_folder_of_its_owner(tmp_path: Path) -> None:
+    write(tmp_path, {"owner/one/1/model.py": plain(), "two/1/model.py": plain(), "owner/three/config.toml": ""})
+    write(tmp_path, {"owner/four/config.pbtxt": 'name: "four"', "owner/four/1/model.py": plain()})
+    repository = FolderRepository(tmp_path, read_model_table)
+    assert sorted(repository.names()) == ["owner/four", "owner/one", "owner/three", "two"]
+    assert [model.name for model in repository.read("owner/four").versions] == ["owner/four"]
+    assert "owner/one" in repository.models_of(tmp_path / "owner" / "one" / "1" / "model.py")
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
@@ -245,7 +254,7 @@ def test_only_a_chain_can_be_described() -> None:
         sources.read("other")
 
 
-@pytest.mark.parametrize("name", ["../x", "", "a b", "a/b"])
+@pytest.mark.parametrize("name", ["../x", "", "a b", "a/", "a//b", "a/infer"])
 def test_a_name_is_a_name(name: str) -> None:
     with pytest.raises(ModelNotFound, match="must be of letters"):
         heard().read(name, CHAIN)

@@ -26,7 +26,7 @@ from weir.catalog.targets import platform_of_target
 from weir.errors import InvalidRequest, ModelNotFound, SettingsError, WeirError, brief
 from weir.model import NONE, OPTIONAL, REQUIRED
 from weir.serving.delivery import logger
-from weir.serving.settings import NAME
+from weir.serving.settings import NAME, is_name
 
 if TYPE_CHECKING:
     from weir.catalog.manager import Manager
@@ -114,7 +114,7 @@ def make_document(
     """Return what `content`, from the model's file, and `config`, from a load call, say together. `config` overrides. Raises
     SettingsError naming key, value and rule."""
     own = {**translated(content, source), **translated(config or {}, name)}
-    if own.get("name", name) != name:
+    if own.get("name", name) not in (name, name.rpartition("/")[2]):
         raise SettingsError(f"{source}: name={own['name']!r}: must be the name of the folder, {name!r}")
     settings = read_settings({key: value for key, value in own.items() if key not in (*KEYS, "decoupled")}, source)
     attributes: dict[str, Any] = {key: tuple(own[key]) for key in ("inputs", "outputs") if _tables(own, key, source)}
@@ -200,37 +200,60 @@ def _versions(value: Any, source: str) -> str | int | tuple[str, ...]:
 
 def _is_model(folder: Path) -> bool:
     """Tell whether `folder` is that of one model, rather than of several: it has a configuration of another server, or versions with files."""
+    if not folder.is_dir():
+        return False
     if any((folder / file).is_file() for file in (PBTXT, MLSERVER_FILE)):
         return True
     versions = versions_in(folder)
     return bool(versions) and not any(versions_in(folder / version) for version in versions)
 
 
-def _name_of(folder: Path) -> str:
-    """Return the name of the model in `folder`: MLServer's settings may have one, else it is the folder's."""
-    own = folder.resolve().name
+def _name_of(folder: Path, own: str) -> str:
+    """Return the name of the model in `folder`: MLServer's settings may have one, else it is `own`."""
     try:
         with (folder / MLSERVER_FILE).open("rb") as file:
             named = json.loads(file.read(MAX_FILE_BYTES)).get("name", own)
     except (OSError, ValueError, AttributeError, RecursionError):
         return own  # reading the model says what is wrong
-    return named if isinstance(named, str) and NAME.fullmatch(named) else own
+    return named if isinstance(named, str) and is_name(named) else own
+
+
+def _folders_in(folder: Path) -> list[Path]:
+    return sorted(each for each in folder.iterdir() if NAME.fullmatch(each.name) and each.is_dir())
+
+
+def _own_names(root: Path) -> dict[Path, str]:
+    """Return the folders of models with their paths as names: MODEL, or OWNER/MODEL where a folder has models in place of versions."""
+    if _is_model(root):
+        return {root: root.resolve().name}
+    own: dict[Path, str] = {}
+    for folder in _folders_in(root):
+        own |= {each: f"{folder.name}/{each.name}" for each in _models_of_owner(folder)} or {folder: folder.name}
+    return own
+
+
+def _models_of_owner(folder: Path) -> list[Path]:
+    """Return the folders of models in `folder`; none if it is that of a model itself, or if it cannot be read, which reading the model reports."""
+
+    def is_model(each: Path) -> bool:
+        return _is_model(each) or (each / TOML).is_file()
+
+    try:
+        return [] if is_model(folder) else [each for each in _folders_in(folder) if is_model(each)]
+    except OSError:
+        return []
 
 
 def models_in(root: Path) -> dict[str, Path]:
     """Return the folders of the models in `root` by name; `root` itself may be the folder of one. Raises OSError."""
-    folders = (
-        [root]
-        if _is_model(root)
-        else sorted(each for each in root.iterdir() if NAME.fullmatch(each.name) and each.is_dir())
-    )
-    named = {folder: _name_of(folder) for folder in folders}
-    own = {folder.name for folder, name in named.items() if folder.name == name}
+    own = _own_names(root)
+    named = {folder: _name_of(folder, name) for folder, name in own.items()}
+    kept = {name for folder, name in named.items() if own[folder] == name}
     found: dict[str, Path] = {}
     for folder, name in named.items():
         # A name that is taken: the folder has its own, and reading it says what is wrong.
-        is_taken = name in found or (name in own and folder.name != name)
-        found[folder.name if is_taken else name] = folder
+        is_taken = name in found or (name in kept and own[folder] != name)
+        found[own[folder] if is_taken else name] = folder
     return found
 
 
@@ -294,16 +317,18 @@ class FolderRepository:
         except OSError:
             return None
 
-    def model_of(self, path: Path) -> str | None:
-        """Return the name of the model that has the file `path`, which need not be there any more; None if no model has it."""
+    def models_of(self, path: Path) -> list[str]:
+        """Return the names of the models that may have the file `path`, as MODEL or as OWNER/MODEL. It need not be there any more."""
         try:
             parts = path.resolve().relative_to(self.root.resolve()).parts
         except ValueError:
-            return None
+            return []
         if not parts or any(_is_ignored(part) for part in parts):
-            return None
-        folder = self.root if _is_model(self.root) else self.root / parts[0]
-        return _name_of(folder) if folder == self.root or NAME.fullmatch(parts[0]) else None
+            return []
+        if _is_model(self.root):
+            return [_name_of(self.root, self.root.resolve().name)]
+        own = ["/".join(parts[:depth]) for depth in (1, 2)]
+        return [_name_of(self.root / name, name) for name in dict.fromkeys(own) if is_name(name)]
 
     def read(
         self, name: str, config: Mapping[str, Any] | None = None, files: Mapping[str, bytes] | None = None
@@ -352,9 +377,9 @@ class FolderRepository:
         """Write `files` into a new folder and return it. The folder is deleted at the second load after this one: until the
         next load is done, the running model may need it."""
         paths = {upload_path(file): content for file, content in files.items()}
-        if not NAME.fullmatch(name):
+        if not is_name(name):
             raise ModelNotFound(f"model {name!r}: must be of letters, digits and . _ ~ -")
-        folder = Path(mkdtemp(prefix=f"weir-{name[:40]}-"))
+        folder = Path(mkdtemp(prefix=f"weir-{name[:40].replace('/', '-')}-"))
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         for path, content in paths.items():
             target = folder / path
@@ -417,7 +442,7 @@ class InlineConfigs:
         for a file, InvalidRequest for `files` or too many chains, and ModelNotFound for a name that no model may have."""
         if files:
             raise InvalidRequest(f"model {brief(name)}: a chain has no files")
-        if not NAME.fullmatch(name):
+        if not is_name(name):
             raise ModelNotFound(f"model {brief(name)}: must be of letters, digits and . _ ~ -")
         if name not in self._contents and len(self._contents) >= MAX_CHAINS:
             raise InvalidRequest(
@@ -503,7 +528,7 @@ class Watcher:
     async def step(self, changed: Iterable[Path]) -> None:
         """Record that the files at these paths have changed, and load or unload the models that have settled."""
         now = self._clock()
-        for name in set(filter(None, map(self._folder.model_of, changed))):
+        for name in {name for path in changed for name in self._folder.models_of(path)}:
             self._settling.note(name, now, self._look(name))
         for name in self._settling.settled(self._clock(), self._look):
             await self._act(name)

@@ -25,7 +25,7 @@ from weir.errors import SettingsError
 # An id is NAME or OWNER/NAME, of letters, digits, "-", "_" and "."; a revision is a branch, a tag or a commit.
 _PART = r"[A-Za-z0-9](?:[\w.-]*\w)?"
 _ID = re.compile(rf"(?P<repository>{_PART}(?:/{_PART})?)(?:@(?P<revision>[\w./-]+))?", re.ASCII)
-_PATH_STARTS = ("/", "./", "../", "~")
+PATH_STARTS = ("/", "./", "../", "~")
 _LONGEST_ID = 96
 _ETAG = re.compile(r"[\w-]+", re.ASCII)
 
@@ -83,7 +83,7 @@ class RepositoryFile(NamedTuple):
 def parse_target(target: str) -> ModelId | Path:
     """Return the directory or the id that `target` names: a directory if it exists, looks like a path, or is no id."""
     path = Path(target).expanduser()
-    if path.exists() or target.startswith(_PATH_STARTS) or target in (".", ".."):
+    if path.exists() or target.startswith(PATH_STARTS) or target in (".", ".."):
         return path.resolve()
     found = _ID.fullmatch(target)
     if found is None or ".." in target or "--" in found["repository"] or len(found["repository"]) > _LONGEST_ID:

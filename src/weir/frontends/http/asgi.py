@@ -11,6 +11,7 @@ from contextlib import aclosing, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from starlette.convertors import Convertor, register_url_convertor
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -23,6 +24,7 @@ from weir.protocols.offloading import LONG_BODY, off_loop, unpack
 from weir.protocols.response import Headers, HttpResponse, compressed_off_loop
 from weir.protocols.settings import HttpSettings
 from weir.protocols.status import HEAD_TOO_LARGE
+from weir.serving.settings import NAME_IN_PATH
 from weir.telemetry.tracecontext import CURRENT, HEADER
 from weir.wire.kserve_json import read_object
 from weir.wire.schema import read_document
@@ -233,6 +235,26 @@ Handler = Callable[[AsgiCall], Awaitable[HttpResponse | None]]
 
 # Makes the response for an error, as the protocol of the request writes errors.
 Refuse = Callable[[BaseException], HttpResponse]
+
+
+class _NameConvertor(Convertor[str]):
+    """Takes the name of a model from a path, which may have several segments."""
+
+    regex = NAME_IN_PATH
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("model_name", _NameConvertor())
+
+
+def with_names(path: str) -> str:
+    """Return the path of a Route in which {model} and {worker} take names of several segments."""
+    return path.replace("{model}", "{model:model_name}").replace("{worker}", "{worker:model_name}")
 
 
 class Endpoint:

@@ -16,7 +16,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from weir.errors import MethodNotAllowed, ModelNotReady, Unsupported
-from weir.frontends.http.asgi import AsgiCall, Endpoint, Handler, as_response, inner_path
+from weir.frontends.http.asgi import AsgiCall, Endpoint, Handler, as_response, inner_path, with_names
 from weir.profiling.machine import find_hardware
 from weir.protocols.kserve import metadata as kserve
 from weir.protocols.kserve.context import KserveContext
@@ -222,10 +222,10 @@ class Kserve:
         refuse = partial(error_answer, development=context.http.development)
         self._kserve = Starlette(
             routes=[
-                Route(PREFIX + path, Endpoint(handler, context.http, refuse), methods=[method])
+                Route(PREFIX + with_names(path), Endpoint(handler, context.http, refuse), methods=[method])
                 for (method, path), handler in handlers(context).items()
             ],
-            exception_handlers={HTTPException: _router_error},
+            exception_handlers={HTTPException: partial(_router_error, context)},
         )
         self._kserve.router.redirect_slashes = False
         # Build it now: building it for the first request would delay others.
@@ -301,10 +301,13 @@ def not_offered(path: str) -> Handler:
     return refuse
 
 
-async def _router_error(request: Request, error: Exception) -> Response:
+async def _router_error(context: KserveContext, request: Request, error: Exception) -> Response:
     """Return the response for an error of the router: an unknown path, or a method that the path does not take."""
-    path = request.scope["path"]
-    if isinstance(error, HTTPException) and error.status_code == 405:
+    path, named = request.scope["path"], request.path_params.get("model", "")
+    is_path = "/" not in named or context.registry.knows(
+        named
+    )  # else the rest of a path was taken for a part of the name
+    if is_path and isinstance(error, HTTPException) and error.status_code == 405:
         allow = sorted((error.headers or {}).get("Allow", "").split(", "))
         refusal = MethodNotAllowed(f"{request.method} {path}: takes {', '.join(allow)} only", details={"allow": allow})
         return as_response(error_answer(refusal))

@@ -27,7 +27,7 @@ from weir.errors import (
     brief,
 )
 from weir.frontends.http import openapi as documents
-from weir.frontends.http.asgi import Body, as_response
+from weir.frontends.http.asgi import Body, as_response, with_names
 from weir.frontends.http.auth_middleware import with_key
 from weir.frontends.http.kserve_openapi import kserve_openapi
 from weir.messages import JSON, takes_bulk_only
@@ -83,7 +83,9 @@ class Pages:
         pages = self._pages()
         named = pages | {other: pages[path] for other, path in _OTHER_PATHS.items()}
         return [
-            Route(path, self._endpoint(page), methods=["GET", "PUT"] if path in documents.CHANGES else ["GET"])
+            Route(
+                with_names(path), self._endpoint(page), methods=["GET", "PUT"] if path in documents.CHANGES else ["GET"]
+            )
             for path, page in named.items()
         ]
 

@@ -27,6 +27,7 @@ from weir.protocols.settings import HttpSettings
 from weir.protocols.shared_memory import Memory, wants_regions
 from weir.protocols.status import kserve_code
 from weir.serving.inference import CLASS, CLASS_HEADER, QueueEntry, Schedule, StreamPart, class_offset
+from weir.serving.settings import NAME_IN_PATH
 from weir.wire import kserve_binary, kserve_json
 from weir.wire.inference import ERROR_NAME, InferenceRequest, InferenceResponse
 from weir.wire.kserve_binary import binary_outputs, bytes_to_write, contiguous_bytes, write_response
@@ -48,7 +49,7 @@ CODINGS = ("gzip", "deflate")
 
 # The last part of a path of inference, below the path of a model or of one of its versions.
 CALLS = ("infer", "generate", "infer_stream", "generate_stream")
-_PATH = re.compile(rf"/v2/models/([^/]+)(?:/versions/([^/]+))?/({'|'.join(CALLS)})")
+_PATH = re.compile(rf"/v2/models/({NAME_IN_PATH})(?:/versions/([^/]+))?/({'|'.join(CALLS)})")
 
 
 class KserveHead(RequestOptions):
