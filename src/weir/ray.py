@@ -23,9 +23,10 @@ from weir.serving.settings import LONGEST_TIMEOUT, known_settings
 from weir.wire.values import decode, encode
 from weir.workers.executor import ExecutorBase, Listener
 from weir.workers.local import LocalState
-from weir.workers.run.steps import copies, model_error
+from weir.workers.run.steps import answers_of, copies, model_error
 
 WAIT = 0.01  # seconds; the default of @serve.batch
+BATCHED = "the batched function"  # as messages call it
 ENDED = (StopIteration, StopAsyncIteration)  # what a generator yields for a caller who gets no more
 
 
@@ -122,7 +123,7 @@ class CoroutineExecutor(ExecutorBase):
         if len(gone) == len(batch.payloads):
             return Events(batch.batch_id, [None] * len(batch.payloads))
         results = await self._call(batch.payloads)
-        return Events(batch.batch_id, _checked(results, len(batch.payloads)))
+        return Events(batch.batch_id, answers_of(results, len(batch.payloads), BATCHED))
 
     async def _stream(self, worker: int, batch: Batch) -> Events:
         gone, open_ = self._cancelled[batch.batch_id], set(range(len(batch.payloads)))
@@ -131,7 +132,7 @@ class CoroutineExecutor(ExecutorBase):
         steps = self._call(batch.payloads)
         try:
             async for results in steps:
-                results = _checked(results, len(batch.payloads))
+                results = answers_of(results, len(batch.payloads), BATCHED)
                 ended = [index for index in sorted(open_) if any(results[index] is end for end in ENDED)]
                 open_ -= {*ended}
                 given = sorted(open_ - gone)
@@ -166,18 +167,7 @@ def _ended(batch: Batch, open_: set[int]) -> Events:
 
 
 def _as_model_error(error: Exception) -> WeirError:
-    return error if isinstance(error, WeirError) else model_error("the batched function", error)
-
-
-def _checked(results: Any, count: int) -> list[Any]:
-    """Return `results` as a list. Raises ModelError unless it has one result for each call."""
-    try:
-        length = len(results)
-    except TypeError:
-        raise ModelError(f"the batched function gave a {type(results).__name__}, must be a list of {count}") from None
-    if length != count:
-        raise ModelError(f"the batched function gave {length} results for a batch of {count}")
-    return list(results)
+    return error if isinstance(error, WeirError) else model_error(BATCHED, error)
 
 
 class BatchQueue:

@@ -18,7 +18,7 @@ def test_an_answer_without_a_form_in_the_callers_type_is_the_models_error() -> N
             rig.service.submit(request)
             await turns(6)
             assert isinstance(request.error, ModelError)
-            assert "has no form in application/json" in request.error.message
+            assert "has no form in JSON" in request.error.message
 
     class After(Service):
         async def after_batch(self, results: list[Any]) -> list[Any]:
@@ -53,8 +53,8 @@ def test_an_error_in_an_items_place_is_that_items_alone(all_fail: bool) -> None:
     [
         ("raises", "raised ZeroDivisionError"),
         ("refuses", "no more today"),
-        ("shortens", "must return a list of 3, not 2 values"),
-        ("returns nothing", "must return a list of 3, not None"),
+        ("shortens", "returned 2 answers for 3 items"),
+        ("returns nothing", "returned a NoneType for 3 items, must be a list of 3"),
     ],
 )
 def test_a_hook_that_fails_fails_its_batch_and_nothing_else(where: str, what: str, error: str) -> None:

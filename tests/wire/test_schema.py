@@ -1,5 +1,9 @@
+import datetime
+import decimal
+import enum
 import subprocess
 import sys
+import uuid
 from typing import Annotated, Any, Literal
 
 import annotated_types
@@ -239,3 +243,96 @@ def test_a_document_that_is_wrong_is_refused_with_field_value_and_rule(document:
     with pytest.raises(InvalidRequest) as caught:
         read_document(document, Plan)
     assert caught.value.message == says
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+class StrictModel(pydantic.BaseModel):
+    """What JSON has other types for."""
+
+    model_config = pydantic.ConfigDict(strict=True)
+
+    id: uuid.UUID
+    day: datetime.date
+    at: datetime.datetime
+    colour: Colour
+    price: decimal.Decimal
+    pair: tuple[int, int]
+    tags: set[str]
+    raw: bytes = b""
+
+
+DOCUMENT: dict[str, Any] = {
+    "id": "00000000-0000-0000-0000-000000000003", "day": "2026-01-02", "at": "2026-01-02T03:04:05Z", "colour": "red", "price": "1.50",
+    "pair": [1, 2], "tags": ["a"], "raw": "text",
+}  # fmt: skip
+READ = StrictModel(
+    id=uuid.UUID(int=3), day=datetime.date(2026, 1, 2), at=datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC),
+    colour=Colour.RED, price=decimal.Decimal("1.50"), pair=(1, 2), tags={"a"}, raw=b"text",
+)  # fmt: skip
+
+
+def read_in_each_form(schema: Any, document: Any) -> list[Any]:
+    """Return what `schema` reads from `document` as JSON, as msgpack, and given in this process."""
+    return [
+        schema.reader(JSON)(msgspec.json.encode(document)), schema.reader(MSGPACK)(msgspec.msgpack.encode(document)), schema.item(document),
+    ]  # fmt: skip
+
+
+def test_a_strict_type_takes_the_same_item_in_each_form() -> None:
+    schema = schema_of(StrictModel, "Input")
+    assert read_in_each_form(schema, DOCUMENT) == [READ] * 3
+    assert schema.item(dict(READ)) == READ
+    assert (
+        schema.item(
+            {
+                **DOCUMENT,
+                "day": datetime.date(2026, 1, 2),
+                "pair": (1, 2),
+                "tags": {"a"},
+                "price": decimal.Decimal("1.50"),
+            }
+        )
+        == READ
+    )
+    assert schema.reader(MSGPACK)(msgspec.msgpack.encode({**DOCUMENT, "raw": b"text", "at": READ.at})) == READ
+    assert schema_of(list[StrictModel], "Input").item([DOCUMENT, dict(READ)]) == [READ, READ]
+
+
+@pytest.mark.parametrize(
+    "change", [{"pair": ["1", 2]}, {"pair": 3}, {"id": "no"}, {"colour": "green"}, {"raw": 3}, {"day": None}]
+)
+def test_and_refuses_the_same_item_in_each_form(change: dict[str, Any]) -> None:
+    schema = schema_of(StrictModel, "Input")
+    document = DOCUMENT | change
+    forms = [
+        (schema.reader(JSON), msgspec.json.encode(document)), (schema.reader(MSGPACK), msgspec.msgpack.encode(document)), (schema.item, document),
+    ]  # fmt: skip
+    for read, form in forms:
+        with pytest.raises(ValidationFailed) as caught:
+            read(form)
+        assert {each["loc"][0] for each in caught.value.details} == set(change)
+
+
+def test_bytes_that_are_no_text_are_not_made_one() -> None:
+    with pytest.raises(ValidationFailed):
+        schema_of(StrictModel, "Input").item({**DOCUMENT, "raw": b"\xff"})
+
+    class InBase64(pydantic.BaseModel):
+        model_config = pydantic.ConfigDict(strict=True, val_json_bytes="base64")
+
+        id: uuid.UUID
+        raw: bytes
+
+    schema = schema_of(InBase64, "Input")
+    with pytest.raises(ValidationFailed):  # "QUJD" would be read as "ABC"
+        schema.item({"id": DOCUMENT["id"], "raw": b"QUJD"})
+    assert schema.item({"id": uuid.UUID(int=3), "raw": b"QUJD"}).raw == b"QUJD"
+
+
+@pytest.mark.parametrize("value", [object(), float("nan"), {"id": float("nan")}, {1: object()}])
+def test_what_json_cannot_say_is_judged_as_pythons(value: Any) -> None:
+    with pytest.raises(ValidationFailed):
+        schema_of(StrictModel, "Input").item(value)

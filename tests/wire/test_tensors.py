@@ -464,3 +464,30 @@ def test_what_cannot_be(shape: Sequence[int], words: str) -> None:
         element_count("x", shape, 8)
     assert words in caught.value.message
     assert len(caught.value.message) < 300
+
+
+@pytest.mark.parametrize(
+    ("datatype", "numbers", "fits"),
+    [
+        ("FP32", numpy.array([2**24, -(2**24), 2**40], "int64"), True),
+        ("FP32", numpy.array([1, 2**24 + 1], "int64"), False),
+        ("FP32", numpy.array([2**63 - 1], "int64"), False),
+        ("FP32", numpy.array([2**64 - 1], "uint64"), False),
+        ("FP32", numpy.array([2**63], "uint64"), True),
+        ("FP64", numpy.array([2**53 + 1], "int64"), False),
+        ("FP64", numpy.array([-(2**63)], "int64"), True),
+        ("FP64", numpy.array([2**31 - 1, -(2**31)], "int32"), True),
+        ("FP16", numpy.array([2049], "int16"), False),
+        ("FP16", numpy.array([-70000], "int32"), False),
+        ("BF16", numpy.array([2**24 + 1], "int64"), False),
+        ("FP32", numpy.array([0.1], "float64"), True),  # to the nearest, as any float
+    ],
+)
+def test_integers_that_a_float_can_only_round_are_refused(datatype: str, numbers: Any, fits: bool) -> None:
+    declared = [Tensor("x", datatype, [-1])]
+    if fits:
+        exact = [float(numpy.float32(number) if number == 0.1 else number) for number in numbers]
+        assert to_arrays({"x": numbers}, declared)["x"].tolist() == exact
+    else:
+        with pytest.raises(InvalidRequest, match=f"which {datatype} cannot hold exactly"):
+            to_arrays({"x": numbers}, declared)

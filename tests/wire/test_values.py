@@ -1,7 +1,9 @@
 import gc
 import json
 import math
+import re
 import tracemalloc
+from collections import deque
 from typing import Any
 
 import msgspec
@@ -449,3 +451,42 @@ def test_a_nul_stands_where_a_half_stood() -> None:
 def test_a_text_without_nul_is_what_it_was() -> None:
     assert [without_nul(text) for text in ("a", "a\0b", "\0", "")] == ["a", "ab", " ", ""]
     assert words_without_nul(["a", "\0", "b\0", 3]) == ["a", "\ufffd", "\ufffd", 3]
+
+
+NS = numpy.datetime64("2026-01-02T03:04:05.000000006", "ns")
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        (numpy.longdouble(1.5), 1.5),
+        (numpy.array([1.5, 2], numpy.longdouble), [1.5, 2.0]),
+        (NS, "2026-01-02T03:04:05.000000006"),
+        (NS.astype("datetime64[s]"), "2026-01-02T03:04:05"),
+        (NS.astype("datetime64[D]"), "2026-01-02"),
+        (NS.astype("datetime64[Y]"), "2026"),
+        (numpy.array([NS, numpy.datetime64("NaT")]), ["2026-01-02T03:04:05.000000006", None]),
+        (numpy.array([[NS]], "datetime64[h]"), [["2026-01-02T03"]]),
+        (numpy.datetime64("20260-01-01", "D"), "20260-01-01"),
+        (numpy.timedelta64(1500, "ms"), "PT1.5S"),
+        (numpy.timedelta64(3000, "ns"), "PT0.000003S"),
+        (numpy.array([1, "NaT"], "timedelta64[D]"), ["P1D", None]),
+    ],
+)  # fmt: skip
+def test_numpys_own_numbers_and_times_have_one_form_whatever_their_unit(value: Any, written: Any) -> None:
+    assert decode(encode({"x": value}, JSON), JSON) == {"x": written}
+    in_msgpack = msgspec.json.decode(msgspec.json.encode(decode(encode([value], MSGPACK), MSGPACK)))
+    assert in_msgpack == [written]
+
+
+@pytest.mark.parametrize(
+    "value", [numpy.clongdouble(1), numpy.complex64(1), numpy.timedelta64(1, "ns"), numpy.timedelta64(1, "M")]
+)
+def test_what_has_no_form_says_so(value: Any) -> None:
+    for content_type in (JSON, MSGPACK):
+        with pytest.raises(TypeError, match="form in JSON or msgpack"):
+            encode(value, content_type)
+
+
+def test_containers_and_patterns_have_forms() -> None:
+    assert encode([deque([1, 2]), re.compile("a+")], JSON) == b'[[1,2],"a+"]'

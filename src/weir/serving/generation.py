@@ -19,6 +19,7 @@ from weir.serving.settings import Composed
 from weir.telemetry.recorder import Metrics, Recorder, RollingWindow
 from weir.tuning.report import explain_policy
 from weir.workers.executor import Executor, SharesWorkers, StartsBulkWorkers, shortage, suspension
+from weir.workers.run.codecs import AnswerWriter
 from weir.workers.settings import WorkerSettings
 
 if TYPE_CHECKING:
@@ -168,7 +169,9 @@ class Generation:
         if self.tuner is not None:
             self.tuner.attach(self._policy_solved, watch=not any(hooks))
         if any(hooks):
-            driver.executor = HookedExecutor(executor, hooks.before, hooks.after, driver.handed)
+            driver.executor = HookedExecutor(
+                executor, hooks.before, hooks.after, driver.handed, AnswerWriter(self.model, (KeyboardInterrupt,), self.label)
+            )  # fmt: skip
             driver.handed_later = True
         if self.scaler is not None:
             self.scaler.attach(

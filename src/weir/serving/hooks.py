@@ -17,11 +17,13 @@ from weir.errors import ModelError, WeirError
 from weir.messages import LENT, OBJECT, Batch, EventKind, Events, Timing
 from weir.metrics import MetricReport
 from weir.serving.delivery import discard, is_block
-from weir.wire.values import DECODE, UNWRITABLE, decode, encode
+from weir.wire.values import DECODE, decode
 from weir.workers.executor import Block, Executor, Listener, WorkerState
-from weir.workers.run.steps import copies, model_error
+from weir.workers.run.codecs import AnswerWriter
+from weir.workers.run.steps import answers_of, copies, model_error
 
 MISSING = object()
+_VALUES = frozenset({OBJECT, LENT, *DECODE})  # what `after_batch` gets as values, and is written after it
 
 
 class HookedBatch:
@@ -95,7 +97,7 @@ class HookedBatch:
             return None
         accepts = [self._accepts[index] for index in self._inner]
         if self._encodes:
-            accepts = [OBJECT if accept in DECODE or accept == LENT else accept for accept in accepts]
+            accepts = [OBJECT if accept in _VALUES else accept for accept in accepts]
         payloads = [self._payloads[index] for index in self._inner]
         content_types = [self._content_types[index] for index in self._inner]
         return Batch(self.batch_id, payloads, _joined(content_types), _joined(accepts), self._attempt)
@@ -126,17 +128,13 @@ class HookedBatch:
         for index, answer in zip(self._answered(), answers, strict=True):
             self._outputs[index] = answer
 
-    def encode(self) -> None:
-        """Encode the answers in the content types that their callers accept; an answer that has no such form becomes a
-        ModelError."""
+    def encode(self, writer: AnswerWriter) -> None:
+        """Encode the answers in the content types that their callers accept. An answer that is not as declared, or has no such form,
+        becomes a ModelError."""
         for index in self._answered():
             accept, output = self._accepts[index], self._outputs[index]
-            if accept not in DECODE or is_block(output):
-                continue
-            try:
-                self._outputs[index] = encode(output, accept)
-            except UNWRITABLE as error:
-                self._outputs[index] = ModelError(f"the answer has no form in {accept}: {error}")
+            if accept in _VALUES and not is_block(output):
+                (self._outputs[index],) = writer.write([output], accept)
 
     def events(self) -> Events:
         """Return the final events of the batch."""
@@ -186,11 +184,14 @@ class WorkerSlots:
 class HookedExecutor:
     """An executor that runs hooks around the executor `inner`, whose Listener it is. See the protocols Executor and Listener.
 
-    `handed` is called with the batch id when a batch goes to its worker, or needs none because the hook answered every entry.
+    `writer` writes the answers after a hook. `handed` is called with the batch id when a batch goes to its worker, or needs none because the hook answered every entry.
     """
 
-    def __init__(self, inner: Executor, before: Hook | None, after: Hook | None, handed: Callable[[int], None]) -> None:
+    def __init__(
+        self, inner: Executor, before: Hook | None, after: Hook | None, handed: Callable[[int], None], writer: AnswerWriter
+    ) -> None:  # fmt: skip
         self._inner = inner
+        self._writer = writer
         self._before = before
         self._after = after
         self._handed = handed
@@ -319,7 +320,7 @@ class HookedExecutor:
             answers = batch.answers
             if answers:
                 batch.place_answers(await hooked(self._after, answers))
-            batch.encode()
+            batch.encode(self._writer)
         del self._batches[batch.batch_id]
         self._listener.received(batch.worker, batch.events())
 
@@ -361,7 +362,7 @@ async def hooked(hook: Hook, values: list[Any]) -> list[Any]:
         return list(copies(model_error(hook.__name__, error), len(values)))
     except Exception as error:
         return list(copies(model_error(hook.__name__, error), len(values)))
-    if not isinstance(returned, list) or len(returned) != len(values):
-        what = f"{len(returned)} values" if isinstance(returned, list) else f"{returned!r:.100}"
-        return [ModelError(f"{hook.__name__} must return a list of {len(values)}, not {what}") for _ in values]
-    return returned
+    try:
+        return answers_of(returned, len(values), hook.__name__)
+    except ModelError as error:
+        return list(copies(error, len(values)))

@@ -4,15 +4,21 @@ pydantic checks its own types and is imported only for them; msgspec checks all 
 `{"loc": [...], "msg": ..., "type": ...}`. For one of Weir's own documents, `read_document` makes a text that names field, value and rule.
 """
 
+import json
 import re
 import typing
 from collections.abc import Callable, Iterable
+from datetime import date, time, timedelta
+from decimal import Decimal
+from enum import Enum
 from typing import Any, Protocol, TypeVar
+from uuid import UUID
 
 import msgspec
 
 from weir.errors import InvalidRequest, RequestError, SettingsError, TooLarge, ValidationFailed, brief
 from weir.messages import JSON, MSGPACK
+from weir.wire.pydantic_forms import PydanticForms, mentions
 from weir.wire.values import (
     ANY_CONTAINERS,
     DECODE,
@@ -50,6 +56,18 @@ class Schema(Protocol):
 
     def check(self, value: Any) -> Any:
         """Return `value` as a value of the type. Raises ValidationFailed."""
+
+    def item(self, value: Any) -> Any:
+        """Return `value`, which a caller in this process has given, or which msgpack carried, as a value of the type. Raises ValidationFailed.
+
+        What a JSON document of the same content may have, such as a text for a date, it may have too, also where the type is strict.
+        """
+
+    def writer(self, content_type: str) -> Callable[[Any], bytes]:
+        """Return a function that writes a value of the type, which `check` has returned, as JSON or msgpack, as the JSON schema says.
+
+        What is written is what the type declares, not what the value's own class has beside it. The function raises one of UNWRITABLE.
+        """
 
     def json_schema(self, *, output: bool) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the JSON schema of the type as it is read, or with `output` as it is written, and the components to which it refers by REF_TEMPLATE."""
@@ -115,6 +133,8 @@ class _MsgspecSchema:
             self._check_deeply(value)
         return checked
 
+    item = check  # which takes the forms of JSON anyway
+
     def _check_plain(self, value: Any, error: msgspec.ValidationError) -> Any:
         """Check `value` again with numpy's numbers and arrays converted to Python's. Raises the failure of the first `error`."""
         try:
@@ -133,6 +153,9 @@ class _MsgspecSchema:
             raise _msgspec_failure(error) from None
         except UNWRITABLE:
             return  # it contains values that only the model can read
+
+    def writer(self, content_type: str) -> Callable[[Any], bytes]:
+        return ENCODE[content_type]  # `check` has made it a value of exactly the declared type
 
     def json_schema(self, *, output: bool) -> tuple[dict[str, Any], dict[str, Any]]:
         (schema,), components = json_schemas([self._type])
@@ -256,6 +279,8 @@ class _PydanticSchema:
 
         self._adapter: Any = pydantic.TypeAdapter(declared)
         self._error: type[Any] = pydantic.ValidationError
+        self._reads_bytes_as_texts = not mentions(self._adapter.core_schema, "val_json_bytes")
+        self._forms = PydanticForms(self._adapter.serializer, self._adapter.core_schema, writable)
 
     def reader(self, content_type: str) -> Callable[[Any], Any]:
         return self._read_json if content_type == JSON else self._read_msgpack
@@ -268,7 +293,19 @@ class _PydanticSchema:
             raise _pydantic_failure(error) from None
 
     def _read_msgpack(self, body: bytes | memoryview) -> Any:
-        return self.check(DECODE[MSGPACK](body))
+        return self.item(DECODE[MSGPACK](body))
+
+    def item(self, value: Any) -> Any:
+        try:
+            return self._adapter.validate_python(value)
+        except self._error as error:
+            document = _document_of(value, with_bytes=self._reads_bytes_as_texts)
+            if document is None:
+                raise _pydantic_failure(error) from None
+        try:
+            return self._adapter.validate_json(document)
+        except self._error as error:
+            raise _pydantic_failure(error) from None
 
     def check(self, value: Any) -> Any:
         try:
@@ -276,10 +313,36 @@ class _PydanticSchema:
         except self._error as error:
             raise _pydantic_failure(error) from None
 
+    def writer(self, content_type: str) -> Callable[[Any], bytes]:
+        encode, form, as_json = ENCODE[content_type], self._forms.form, content_type == JSON
+        return lambda value: encode(form(value, as_json=as_json))
+
     def json_schema(self, *, output: bool) -> tuple[dict[str, Any], dict[str, Any]]:
         mode = "serialization" if output else "validation"
         schema = self._adapter.json_schema(mode=mode, ref_template=REF_TEMPLATE.format("{model}"))
         return schema, schema.pop("$defs", {})
+
+
+_DOCUMENTS = (dict, list, tuple, str, int, float, bool, type(None))
+_TEXTS = (date, time, timedelta, UUID, Decimal, Enum, set, frozenset)  # which JSON has as texts, numbers and lists
+
+
+def _document_of(value: Any, *, with_bytes: bool) -> bytes | None:
+    """Return a JSON document of the content of `value`; None if it has more than JSON can say. Bytes are in it as texts, for `with_bytes` only."""
+
+    def in_json(part: Any) -> Any:
+        if isinstance(part, _TEXTS):
+            return msgspec.to_builtins(part)
+        if isinstance(part, bytes) and with_bytes:
+            return part.decode()
+        raise TypeError
+
+    if type(value) not in _DOCUMENTS:
+        return None
+    try:
+        return json.dumps(value, default=in_json, allow_nan=False).encode()
+    except UNWRITABLE:
+        return None
 
 
 def _pydantic_failure(error: Any) -> ValidationFailed:

@@ -330,6 +330,8 @@ def _described(array: numpy.ndarray[Any, Any]) -> str:
 def _cast(
     array: numpy.ndarray[Any, Any], dtype: numpy.dtype[Any], tensor: Tensor, complain: Complain
 ) -> numpy.ndarray[Any, Any]:
+    if dtype.kind == "f" and array.dtype.kind in "ui":
+        return _as_floats(array, dtype, tensor, complain)
     if numpy.can_cast(array.dtype, dtype, "safe"):
         return array.astype(dtype)
     if dtype.kind in "ui" and array.size:
@@ -341,6 +343,20 @@ def _cast(
         lost = numpy.isinf(cast) & numpy.isfinite(array)
         if lost.any():
             raise complain(f"tensor {tensor.name!r}: has {array[lost][0]}, out of the range of {tensor.datatype}")
+    return cast
+
+
+def _as_floats(
+    integers: numpy.ndarray[Any, Any], dtype: numpy.dtype[Any], tensor: Tensor, complain: Complain
+) -> numpy.ndarray[Any, Any]:
+    with numpy.errstate(over="ignore"):
+        cast = integers.astype(dtype)
+    wide = cast.astype(numpy.float64, copy=False)
+    above = 2.0 ** numpy.iinfo(integers.dtype).max.bit_length()  # a float that was rounded up to it cannot be cast back
+    lost = ~numpy.isfinite(wide) | (wide >= above)
+    lost |= numpy.where(lost, 0, wide).astype(integers.dtype) != integers
+    if lost.any():
+        raise complain(f"tensor {tensor.name!r}: has {integers[lost][0]}, which {tensor.datatype} cannot hold exactly")
     return cast
 
 

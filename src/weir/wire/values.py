@@ -7,6 +7,7 @@ import gc
 import json
 import math
 import re
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
@@ -16,6 +17,7 @@ import msgspec
 
 from weir.errors import InvalidRequest, TooLarge
 from weir.messages import JSON, MSGPACK
+from weir.wire.pydantic_forms import forms_of, leaf_of
 
 # A "half" is an escape of half of a surrogate pair without the other half, which is no Unicode character (RFC 8259, section 8.2).
 
@@ -145,13 +147,68 @@ UNWRITABLE = (TypeError, ValueError, OverflowError, RecursionError)
 
 def writable(value: Any) -> Any:
     """Return a writable form of a `value` whose type JSON and msgpack do not have. Raises TypeError if there is none."""
+    return _writable(value, as_json=False)
+
+
+def writable_as_json(value: Any) -> Any:
+    """Do what `writable` does, for JSON only."""
+    return _writable(value, as_json=True)
+
+
+def _writable(value: Any, *, as_json: bool) -> Any:
     tolist = getattr(value, "tolist", None)  # numpy, torch, jax, array
     if callable(tolist):
-        return tolist()
-    dump = getattr(value, "model_dump", None)  # pydantic, which is imported only if the user does
-    if callable(dump):
-        return dump(mode="json", by_alias=True)
-    raise TypeError(f"{type(value).__module__}.{type(value).__qualname__} has no form in JSON or msgpack")
+        return _listed(value, tolist)
+    forms = forms_of(value, writable)
+    if forms is not None:
+        return forms.form(value, as_json=as_json)
+    leaf = leaf_of(value)
+    if leaf is not value:
+        return leaf
+    if isinstance(value, deque):
+        return list(value)
+    if isinstance(value, re.Pattern):
+        return value.pattern
+    raise _formless(value)
+
+
+def _formless(value: Any) -> TypeError:
+    return TypeError(f"{type(value).__module__}.{type(value).__qualname__} has no form in JSON or msgpack")
+
+
+def _listed(value: Any, tolist: Callable[[], Any]) -> Any:
+    """Return an array as lists, and one of its elements as a value of Python's."""
+    kind = value.dtype.kind if type(value).__module__ == "numpy" else ""
+    if kind == "M":
+        return _instants(value)
+    if kind == "m":
+        return _durations(value)
+    plain = tolist()
+    if type(plain) is not type(value):
+        return plain
+    if kind != "f":  # complex numbers of more than 128 bits
+        raise _formless(value)
+    return float(value)  # numpy.longdouble, which Python does not have
+
+
+def _instants(value: Any) -> Any:
+    """Return numpy's datetime64 as texts, whatever their unit: Python has none for nanoseconds. NaT is None."""
+    import numpy  # not at the top: workers of models without tensors do not load it
+
+    texts: Any = numpy.where(numpy.isnat(value), numpy.array(None), numpy.datetime_as_string(value))
+    return texts.tolist()
+
+
+def _durations(value: Any) -> Any:
+    """Return numpy's timedelta64 as Python's. NaT is None. Raises TypeError for what Python cannot express: months, and parts of microseconds."""
+    if value.dtype.str[3:] in ("[M]", "[Y]"):
+        raise _formless(value)
+    exact = value.astype("timedelta64[us]")
+    if not ((exact == value) | (value != value)).all():
+        raise TypeError(
+            f"a duration of unit {value.dtype} has no exact form in JSON or msgpack: it has parts of microseconds"
+        )
+    return exact.tolist()
 
 
 # msgspec takes ten microseconds for a float such as -1e308 or 4.9e-324, so a megabyte of them blocks the interpreter for more than a second.
@@ -335,7 +392,7 @@ DECODE: dict[str, Callable[[Any], Any]] = {
     MSGPACK: _read_msgpack,
 }
 ENCODE: dict[str, Callable[[Any], bytes]] = {
-    JSON: msgspec.json.Encoder(enc_hook=writable).encode,
+    JSON: msgspec.json.Encoder(enc_hook=writable_as_json).encode,
     MSGPACK: msgspec.msgpack.Encoder(enc_hook=writable).encode,
 }
 _DECODE_LIST: dict[str, Callable[[Any], list[msgspec.Raw]]] = {

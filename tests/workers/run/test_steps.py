@@ -1,8 +1,13 @@
+import array
+import itertools
 import math
-from collections.abc import Callable
-from typing import Any
+from collections import UserDict
+from collections.abc import Callable, Iterator
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy
+import pydantic
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -310,13 +315,65 @@ def test_batch_forms() -> None:
     assert unlucky.message == "preprocess_batch raised LookupError: unlucky"
 
 
-@pytest.mark.parametrize("returned", [tuple, iter, numpy.array, lambda b: range(len(b))])
-def test_anything_like_a_list_is_taken(returned: Callable[[Any], Any]) -> None:
+@pytest.mark.parametrize("returned", [tuple, iter, numpy.array, lambda b: map(int, b), lambda b: (x for x in b)])
+def test_a_list_a_tuple_an_array_and_an_iterator_are_taken(returned: Callable[[Any], Any]) -> None:
     class Odd(Model):
         def predict(self, batch: list[int]) -> Any:
             return returned(batch)
 
     assert run(Odd, [0, 1]) == [0, 1]
+
+
+class Both(NamedTuple):
+    """What is one object, though a tuple."""
+
+    labels: int
+    scores: int
+
+
+class AnswerModel(pydantic.BaseModel):
+    """What is one object, though it can be iterated: over its fields."""
+
+    a: int
+    b: int
+
+
+class Table:
+    """Is to numpy and to `len` what pandas.DataFrame is: two rows, and iterating yields the names of two columns."""
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        return numpy.zeros((2, 2))
+
+    def __len__(self) -> int:
+        return 2
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(("labels", "scores"))
+
+
+def test_an_iterator_without_an_end_is_not_read_to_it_where_batches_are_filled_up() -> None:
+    class Filled(Model):
+        allowed_batch_sizes = (4,)
+
+        def predict(self, batch: list[int]) -> Any:
+            return (x for x in batch) if batch[0] else itertools.count()
+
+    assert run(Filled, [1, 2]) == [1, 2]
+    (error, _) = run(Filled, [0, 2])
+    assert error.message == "predict returned more than 4 answers for 4 items"
+
+
+def test_the_batch_forms_of_steps_are_judged_alike() -> None:
+    class Divided(Model):
+        def postprocess_batch(self, items: list[int]) -> Any:
+            return UserDict(enumerate(items))
+
+        def predict(self, batch: list[int]) -> Any:
+            return batch
+
+    assert [error.message for error in run(Divided, [1, 2])] == [
+        "postprocess_batch returned a UserDict for 2 items, must be a list of 2 (or a tuple, an array or a generator)"
+    ] * 2
 
 
 def broken_generator() -> Any:
@@ -334,6 +391,18 @@ def broken_generator() -> Any:
         ("ab", "predict returned a str for 2 items"),
         ({1: 2, 3: 4}, "predict returned a dict for 2 items"),
         (numpy.array(3), "is no list"),
+        (UserDict({0: "a", 1: "b"}), "predict returned a UserDict for 2 items, must be a list of 2"),
+        (MappingProxyType({0: "a", 1: "b"}), "returned a mappingproxy"),
+        (bytearray(b"ab"), "returned a bytearray"),
+        (memoryview(b"ab"), "returned a memoryview"),
+        (array.array("d", [1, 2]), "returned a array"),
+        (numpy.str_("ab"), "returned a str_"),
+        (numpy.bytes_(b"ab"), "returned a bytes_"),
+        (Both(1, 2), "returned a Both"),
+        (AnswerModel(a=1, b=2), "returned a AnswerModel"),
+        (Table(), "returned a Table"),
+        (range(2), "returned a range"),
+        (itertools.count(), "predict returned more than 2 answers for 2 items"),
     ],
 )
 def test_a_wrong_count_or_type_names_both_numbers_and_is_not_retried(returned: Any, text: str) -> None:

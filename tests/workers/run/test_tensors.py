@@ -444,8 +444,8 @@ def test_read_and_write() -> None:
     assert readers(model)[JSON](b'{"x": [1]}')["x"].tolist() == [1]
     entry = readers(model)[OBJECT]({"x": [2, 3]})
     assert entry["x"].tolist() == [2, 3]
-    assert writers(model, "doubled")[JSON](entry) == b'{"x":[2,3]}'
-    assert writers(model, "doubled")[MSGPACK](entry) == b"\x81\xa1x\x92\x02\x03"
+    assert writers(Doubled, "doubled")[JSON](entry) == b'{"x":[2,3]}'
+    assert writers(Doubled, "doubled")[MSGPACK](entry) == b"\x81\xa1x\x92\x02\x03"
 
 
 def test_an_example_is_repeated_at_least_once() -> None:

@@ -8,7 +8,7 @@ from weir.messages import JSON, KSERVE, LENT, MSGPACK, OBJECT, OCTETS
 from weir.model import Model, is_tensor_model, overrides
 from weir.wire.schema import Schema, refusal, schema_of
 from weir.wire.values import DECODE, ENCODE, UNREADABLE, UNWRITABLE, unreadable
-from weir.workers.run.steps import Fatal, Fault, ValuesOrErrors, each, model_error, takes
+from weir.workers.run.steps import Fatal, Fault, ValuesOrErrors, each, fault_of, model_error, takes
 
 Read = Callable[[Any], Any]
 
@@ -73,7 +73,7 @@ class Reader:
             return schema.check(bytes(payload))
 
         return {
-            OBJECT: schema.check, OCTETS: from_bytes, JSON: schema.reader(JSON), MSGPACK: schema.reader(MSGPACK),
+            OBJECT: schema.item, OCTETS: from_bytes, JSON: schema.reader(JSON), MSGPACK: schema.reader(MSGPACK),
         }  # fmt: skip
 
     def _decoded_by_model(self, content_type: str, finish: Read | None) -> Read:
@@ -110,18 +110,19 @@ class Reader:
 Write = Callable[..., bytes]
 
 
-class Writer:
-    """Writes answers: JSON, msgpack, bytes, Python values, and content types that the model writes itself (`encode`)."""
+class AnswerWriter:
+    """Writes the answers of the models `kind`, by the declared types: JSON, msgpack, bytes and Python values.
 
-    def __init__(self, model: Model, fatal: Fatal, label: str = "") -> None:
-        self._model = model
-        self._label = label  # the name of the service, and after a slash its version, if it has one
+    It is the one writer of answers: workers use it, and the server for answers that a hook has changed. `label` is the name of the service,
+    and after a slash its version, if it has one.
+    """
+
+    def __init__(self, kind: type[Model], fatal: Fatal, label: str = "") -> None:
         self._fatal = fatal
-        self._own = tuple(model.content_types) if overrides(type(model), "encode") else ()
-        self._takes_type = takes(model.encode, "content_type", 1)
-        declared = type(model).Output
-        self._schema = None if declared is None else schema_of(declared, f"{type(model).__name__}.Output")
-        self._steps = {accept: (write, self._fault(accept)) for accept, write in self._writes().items()}
+        declared = kind.Output
+        self._schema = None if declared is None else schema_of(declared, f"{kind.__name__}.Output")
+        writes = self._writes_of(kind, label)
+        self._steps = {accept: (write, self._fault(accept)) for accept, write in writes.items()}
 
     def write(
         self, answers: ValuesOrErrors, accepts: str | list[str], heads: ValuesOrErrors | None = None
@@ -148,13 +149,37 @@ class Writer:
         more = () if heads is None or accept != KSERVE else (heads,)
         return each(write, answers, fault, *more, fatal=self._fatal)
 
-    def _writes(self) -> dict[str, Write]:
-        own = {content_type: self._encoded_by_model(content_type) for content_type in self._own}
-        if is_tensor_model(type(self._model)):
+    def _writes_of(self, kind: type[Model], label: str) -> dict[str, Write]:
+        """Return how an answer is written in each content type."""
+        if is_tensor_model(kind):
             from weir.workers.run import tensors
 
-            return tensors.writers(self._model, self._label) | own
-        return {JSON: ENCODE[JSON], MSGPACK: ENCODE[MSGPACK], OCTETS: _octets, **own}
+            return {**tensors.writers(kind, label)}
+        if self._schema is not None:
+            return {JSON: self._schema.writer(JSON), MSGPACK: self._schema.writer(MSGPACK), OCTETS: _octets}
+        return {JSON: ENCODE[JSON], MSGPACK: ENCODE[MSGPACK], OCTETS: _octets}
+
+    def _fault(self, accept: str) -> Fault:
+        def fault(error: BaseException, answer: Any) -> WeirError:
+            if isinstance(error, WeirError):
+                return error
+            if not isinstance(error, UNWRITABLE):
+                return model_error("encode", error)
+            return model_error(f"writing the answer (a {type(answer).__name__}) as {accept}", error)
+
+        return fault
+
+
+class Writer(AnswerWriter):
+    """Writes the answers of one model instance, also in the content types that it writes itself (`encode`)."""
+
+    def __init__(self, model: Model, fatal: Fatal, label: str = "") -> None:
+        super().__init__(type(model), fatal, label)
+        self._model = model
+        self._takes_type = takes(model.encode, "content_type", 1)
+        if overrides(type(model), "encode"):
+            own = {content_type: self._encoded_by_model(content_type) for content_type in model.content_types}
+            self._steps |= {content_type: (write, fault_of("encode")) for content_type, write in own.items()}
 
     def _encoded_by_model(self, content_type: str) -> Write:
         def write(answer: Any) -> bytes:
@@ -165,18 +190,6 @@ class Writer:
             return bytes(body)
 
         return write
-
-    def _fault(self, accept: str) -> Fault:
-        own = accept in self._own
-
-        def fault(error: BaseException, answer: Any) -> WeirError:
-            if isinstance(error, WeirError):
-                return error
-            if own or not isinstance(error, UNWRITABLE):
-                return model_error("encode", error)
-            return model_error(f"writing the answer (a {type(answer).__name__}) as {accept}", error)
-
-        return fault
 
 
 def _octets(answer: Any) -> bytes:

@@ -7,7 +7,9 @@ that the model does not override is skipped. What a model raises becomes the err
 import copy
 import inspect
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
+from functools import lru_cache
+from itertools import islice
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -165,7 +167,7 @@ class TogetherStep:
         try:
             returned = self._call(values[:])  # a copy: a model may do what it likes with its list
             if isinstance(returned, Iterator):  # a generator runs the model's own code only now
-                returned = list(returned)
+                returned = listed(returned, len(values))
         except BaseException as error:
             if isinstance(error, self._fatal):
                 raise
@@ -232,7 +234,12 @@ def filling(
     def filled(items: list[Any]) -> list[Any]:
         return items + items[-1:] * (sizes.filled(len(items)) - len(items))
 
-    return lambda items: call(filled(items)), lambda returned, items: judge(returned, filled(items))[: len(items)]
+    def called(items: list[Any]) -> Any:
+        more = filled(items)
+        returned = call(more)
+        return listed(returned, len(more)) if isinstance(returned, Iterator) else returned
+
+    return called, lambda returned, items: judge(returned, filled(items))[: len(items)]
 
 
 class Prediction:
@@ -292,21 +299,46 @@ class Prediction:
 
 
 def judge_of(name: str) -> Callable[[Any, list[Any]], ValuesOrErrors]:
-    """Return the function that makes a column of what the model's method `name` returned: anything iterable with one value per item. It raises
-    ModelError for anything else."""
+    """Return the function that makes a column of what the model's method `name` returned. See `answers_of`."""
+    return lambda returned, items: answers_of(returned, len(items), name)
 
-    def judge(returned: Any, items: list[Any]) -> ValuesOrErrors:
-        if type(returned) is not list:
-            if isinstance(returned, (str, bytes, dict, set, frozenset)) or not hasattr(returned, "__iter__"):
-                raise ModelError(
-                    f"{name} returned a {type(returned).__name__} for {len(items)} items, must be a list of {len(items)}"
-                )
-            try:
-                returned = list(returned)
-            except Exception as error:  # a generator has the model's own code in it; an array of no dimensions
-                raise ModelError(f"{name} returned a {type(returned).__name__} that is no list ({error})") from error
-        if len(returned) != len(items):
-            raise ModelError(f"{name} returned {len(returned)} answers for {len(items)} items")
-        return returned  # type: ignore[no-any-return]  # narrowed by `type(...) is`, which mypy does not follow
 
-    return judge
+def answers_of(returned: Any, count: int, name: str) -> list[Any]:
+    """Return the answers in what `name` returned for `count` items: a list, a tuple, an array or tensor, or an iterator, of so many.
+
+    Raises ModelError for anything else. Other types that have as many elements are refused too: a mapping, a table, a text or a named tuple
+    is one object about the whole batch, and its parts would go to the wrong callers.
+    """
+    if type(returned) is list and len(returned) == count:
+        return returned
+    kind: Any = type(returned)
+    if not (isinstance(returned, (list, Iterator)) or kind is tuple or _is_array(kind)):
+        raise ModelError(
+            f"{name} returned a {kind.__name__} for {count} items, must be a list of {count} (or a tuple, an array or a generator)"
+        )
+    try:
+        answers = listed(returned, count)
+    except Exception as error:  # a generator has the model's own code in it; an array of no dimensions
+        raise ModelError(f"{name} returned a {kind.__name__} that is no list ({error})") from error
+    if len(answers) != count:
+        found = f"more than {count}" if isinstance(answers, Beginning) else len(answers)
+        raise ModelError(f"{name} returned {found} answers for {count} items")
+    return answers
+
+
+class Beginning(list[Any]):
+    """The beginning of an iterator that has more elements than it should; perhaps it has no end."""
+
+
+def listed(returned: Any, count: int) -> list[Any]:
+    """Return what `returned` iterates over as a list; of an iterator that has more elements than `count`, its Beginning."""
+    if not isinstance(returned, Iterator):
+        return returned if isinstance(returned, list) else list(returned)
+    answers = list(islice(returned, count + 1))
+    return answers if len(answers) <= count else Beginning(answers)
+
+
+@lru_cache(maxsize=256)
+def _is_array(kind: Hashable) -> bool:
+    """Tell whether `kind` is an array of numpy or jax, or a tensor of torch or TensorFlow: what other libraries may read as one."""
+    return hasattr(kind, "__dlpack__") or (kind.__module__.partition(".")[0] == "tensorflow" and hasattr(kind, "numpy"))

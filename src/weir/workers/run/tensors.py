@@ -343,15 +343,15 @@ def readers(model: Model) -> dict[str, Callable[[Any], Any]]:
     }  # fmt: skip
 
 
-def writers(model: Model, label: str) -> dict[str, Callable[..., bytes]]:
+def writers(kind: type[Model], label: str) -> dict[str, Callable[..., bytes]]:
     """Return how an entry's answer is written for each content type; for KSERVE with the entry's head. `label` is the name of the service, and
     after a slash its version, if it has one."""
     json, msgpack = ENCODE[JSON], ENCODE[MSGPACK]
     name, _, version = label.partition("/")
     return {
-        JSON: lambda arrays: json(to_text(arrays, model.outputs)),
-        MSGPACK: lambda arrays: msgpack(to_plain(arrays, model.outputs)),
-        KSERVE: BodyWriter(type(model), name, version),
+        JSON: lambda arrays: json(to_text(arrays, kind.outputs)),
+        MSGPACK: lambda arrays: msgpack(to_plain(arrays, kind.outputs)),
+        KSERVE: BodyWriter(kind, name, version),
     }
 
 
