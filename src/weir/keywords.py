@@ -181,7 +181,7 @@ class ServerKeywords(ServiceKeywords, total=False):
     route: list[str]
     """The model's own path, besides /infer/NAME"""
     host: str
-    """Address to listen on"""
+    """Address to listen on; ::: every address, of IPv6 and IPv4"""
     port: int
     """Port to listen on; 0: any free one"""
     uds: str | None
@@ -227,7 +227,7 @@ class ServerKeywords(ServiceKeywords, total=False):
     grpc_port: int | None
     """Port for gRPC; 0: any free one (default: no gRPC)"""
     grpc_host: str | None
-    """Address that gRPC listens on, if not that of HTTP"""
+    """Address that gRPC listens on, if not that of HTTP; 0.0.0.0 is IPv6 too"""
     grpc_max_message_size: int
     """Largest message that a client may send"""
     grpc_keepalive: float

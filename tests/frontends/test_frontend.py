@@ -1,9 +1,11 @@
 """Doors that packages bring are found, made and refused by name."""
 
+import socket
 from importlib.metadata import EntryPoint, EntryPoints
 from typing import Any
 
 import pytest
+from tests.served import MODELS, Served
 
 from weir.catalog.registry import Registry
 from weir.errors import SettingsError
@@ -88,3 +90,14 @@ def test_what_a_factory_says_is_passed_on() -> None:
 def test_one_that_cannot_be_loaded_is_named() -> None:
     with pytest.raises(SettingsError, match=r"door='broken': .*:nothing: AttributeError"):
         open_frontends({"broken": 5}, CONTEXT)
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+@pytest.mark.parametrize("host", ["::", "0::0"])
+def test_every_address_is_one_of_ipv4_too_in_all_frontends(host: str) -> None:
+    with Served(f"{MODELS}:Square", "--host", host, "--grpc-port", "0", "--no-metrics") as served:
+        http = served.until_logged(r"listening.*address=http://\[\S+\]:(\d+)")[1]
+        grpc = served.until_grpc().grpc.rpartition(":")[2]
+        for port in (int(http), int(grpc)):
+            for address in ("127.0.0.1", "::1"):
+                socket.create_connection((address, port), timeout=5.0).close()

@@ -10,6 +10,7 @@ from tests.served import weir_here
 
 from weir.manifests.settings import OF_KSERVE, manifest_settings, parse_replicas
 from weir.settings import CONFIG, declared_settings, read_settings
+from weir.workers.settings import OF_RAY
 
 TARGET = "models:Square"
 ADDED = ["--port=8000", "--host=0.0.0.0", "--log-format=json", "--liveness=models", "--drain-timeout=30"]
@@ -36,10 +37,16 @@ def sample_of(name: str) -> list[str]:
 
 @pytest.mark.parametrize(("kind", "left_out"), [("kubernetes", "allow_control"), ("kserve", "control_token_file")])
 def test_every_flag_of_serve_is_handed_on(kind: str, left_out: str) -> None:
-    words = [word for name in declared_settings().keys() - REFUSED - {left_out} for word in sample_of(name)]
+    named = declared_settings().keys() - REFUSED - {left_out, *OF_RAY}
+    words = [word for name in named for word in sample_of(name)]
     command = command_of(printed(kind, TARGET, *words))
     assert command[0] == "serve" and TARGET in command
     assert sorted(set(command) - {"serve", TARGET}) == sorted(words)  # all is stated, so nothing is added
+
+
+def test_every_flag_of_ray_is_handed_on() -> None:
+    words = ["--executor=ray", *[word for name in OF_RAY for word in sample_of(name)]]
+    assert set(words) < set(command_of(printed("kubernetes", TARGET, *words)))
 
 
 def test_the_command_has_the_settings_that_it_was_printed_with() -> None:
@@ -160,6 +167,9 @@ def test_a_key_comes_from_a_secret() -> None:
         ([TARGET, "--target-waiting-rows=5"], "--target-waiting-rows=5: nothing scales without a range, such as --replicas 2..10"),
         ([TARGET, "--replicas=1..2", "--autoscaler=cron"], "--autoscaler='cron': must be one of keda, hpa"),
         ([TARGET, "--replicas=1..2", "--no-metrics"], "--replicas=1..2: needs the metrics that --no-metrics switches off"),
+        ([TARGET, "--replicas=1..2"], "--replicas=1..2: KEDA asks Prometheus for metrics of the job 'square', which a PodMonitor collects: add --monitor"),
+        ([TARGET, "--num-gpus=1"], "num_gpus=1.0, executor='process': only Ray reads num_gpus; state executor ray"),
+        ([TARGET, "--ray-address=auto"], "ray_address='auto', executor='process': only Ray reads ray_address"),
         ([TARGET, "--monitor", "--no-metrics"], "--monitor: needs the metrics that --no-metrics switches off"),
         ([TARGET, "--target-latency=0.1"], "--target-latency=0.1: nothing would keep it"),
         ([TARGET, "--image=a", "--image=b"], "--image: given 2 times (a, b); must be given once"),

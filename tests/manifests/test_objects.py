@@ -48,6 +48,24 @@ def test_every_object_is_valid(made: Made) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("kind", ["kubernetes", "kserve"])
+def test_a_model_on_ray_has_an_image_with_ray(kind: str) -> None:
+    def container(*words: str) -> Any:
+        return pod_of(printed(kind, TARGET, *words))["spec"]["containers"][0]
+
+    on_ray = container("--executor=ray", "--num-gpus=0.5", "--ray-address=head:6379")
+    assert on_ray["image"].startswith("weir-ray:")
+    assert on_ray["resources"]["limits"]["memory"] == "4Gi"
+    assert container("--executor=ray", "--image=own:1")["image"] == "own:1"
+    assert container()["image"].startswith("weir:")
+
+
+@pytest.mark.parametrize("kind", ["kubernetes", "kserve"])
+def test_something_else_may_collect_the_metrics(kind: str) -> None:
+    objects = printed(kind, TARGET, "--replicas=1..2", "--no-monitor")
+    assert not [each for each in objects if each["kind"] == "PodMonitor"]
+
+
 def test_the_checks_find_what_is_wrong(made: Made) -> None:
     def broken(of: tuple[str, str], kind: str, *path: Any, value: Any = 1) -> Object:
         each = copy.deepcopy(of_kind(made[of], kind))
@@ -172,5 +190,5 @@ def test_what_scales(made: Made) -> None:
 
 
 def test_a_queue_may_hold_what_the_workers_take_at_once() -> None:
-    objects = printed("kubernetes", TARGET, "--replicas=1..2", "--max-batch-size=32", "--workers=3")
+    objects = printed("kubernetes", TARGET, "--replicas=1..2", "--monitor", "--max-batch-size=32", "--workers=3")
     assert of_kind(objects, "ScaledObject")["spec"]["triggers"][0]["metadata"]["threshold"] == "96"

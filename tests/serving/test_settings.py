@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy
 import pytest
 
@@ -81,3 +83,24 @@ def test_one_value_for_all_workers_needs_no_list() -> None:
     assert (workers.env, workers.cpu_affinity) == ([{"A": "b"}], [[0, 1]])
     assert compose(Plain, {"env": {}, "cpu_affinity": []}).workers.env == []
     assert compose(Plain, {"max_batch_size": numpy.int64(3), "timeout": 2}).service.timeout == 2
+
+
+class OnRay(Model):
+    num_gpus = 0.5
+
+    def predict(self, batch: list[int]) -> list[int]:
+        return batch
+
+
+@pytest.mark.parametrize(
+    "given", [{"num_gpus": 1.0}, {"ray_address": "auto"}, {"num_cpus": 0.5}, {"resources": {"A10": 1.0}}, {"placement": "pack"}]
+)  # fmt: skip
+def test_what_only_ray_reads_is_refused_elsewhere(given: dict[str, Any]) -> None:
+    (name,) = given
+    with pytest.raises(SettingsError, match=f"{name}=.*, executor='process': only Ray reads {name}"):
+        compose(Plain, given)
+    assert getattr(compose(Plain, {**given, "executor": "ray"}).workers, name) == given[name]
+
+
+def test_a_class_may_state_what_it_needs_on_ray_wherever_it_runs() -> None:
+    assert compose(OnRay, {}).workers.executor == "process"

@@ -4,6 +4,9 @@ HTTP and gRPC are frontends. A package adds a frontend with an entry point of th
 protocol over HTTP with an entry point of the group `weir.protocols`; `--protocols NAME` serves it. Text embedding is a product.
 """
 
+import asyncio
+import ipaddress
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -26,6 +29,32 @@ if TYPE_CHECKING:
     from weir.frontends.http.fast.plan import RouteHandler
     from weir.protocols.exchange import HttpProtocol
     from weir.protocols.kserve.context import KserveContext
+
+
+async def listen(
+    connect: Callable[[], asyncio.BaseProtocol], host: str, port: int, *, backlog: int
+) -> asyncio.Server:  # fmt: skip
+    """Return a server at a TCP address. The host `::` is every address of this machine, those of IPv4 too, as it is for gRPC.
+
+    Raises OSError.
+    """
+    loop = asyncio.get_running_loop()
+    if not _is_any(host):
+        return await loop.create_server(connect, host, port, backlog=backlog)
+    listening = socket.create_server((host, port), family=socket.AF_INET6, backlog=backlog, dualstack_ipv6=True)
+    try:
+        return await loop.create_server(connect, sock=listening, backlog=backlog)
+    except BaseException:
+        listening.close()
+        raise
+
+
+def _is_any(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host) == ipaddress.IPv6Address("::") and socket.has_dualstack_ipv6()
+    except ValueError:  # a name
+        return False
+
 
 ENTRY_POINTS = "weir.doors"
 PROTOCOLS = "weir.protocols"

@@ -15,7 +15,7 @@ from weir.errors import SettingsError
 from weir.protocols.access import is_loopback
 from weir.serving.settings import END_LIMIT, ServiceSettings
 from weir.settings import Declared, Settings, config_variable, declared_settings, read_settings, variables_of
-from weir.workers.settings import WorkerSettings
+from weir.workers.settings import WorkerSettings, check_ray
 
 PRE_STOP = 5  # seconds in which a pod that ends still takes requests: balancers learn of its end at about the same time as it does itself
 MARGIN = 3  # seconds beyond the server's own last limit
@@ -141,5 +141,7 @@ def _refuse(settings: Settings, catalog: Mapping[str, Declared], stated: Collect
     for flag, port in (("--port", http.port), ("--grpc-port", settings.grpc.grpc_port)):
         if port == 0:
             raise SettingsError(f"{flag}=0: a Service has to name the port; must be 1 to 65535")
+    for model in settings.models:
+        check_ray(model.settings, str(model.settings.get("executor", WorkerSettings.executor)))
     if settings.grpc.grpc_port == http.port:
         raise SettingsError(f"--grpc-port={http.port}: is the port of HTTP; they must differ")

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from weir.errors import SettingsError
 from weir.manifests.settings import Manifest
 
 SERVER_FAILED = (
@@ -129,7 +130,13 @@ def _alert(name: str, expression: str, sustained: str, severity: str, summary: s
 
 
 def queries_of(manifest: Manifest) -> Queries:
-    """Return the queries of the pods of `manifest`, as Prometheus knows them by the PodMonitor: `job` is the name of the objects."""
+    """Return the queries of the pods of `manifest`, as Prometheus knows them by the PodMonitor: `job` is the name of the objects. Raises SettingsError
+    if nothing is stated about the PodMonitor."""
+    if manifest.monitoring.monitor is None:
+        raise SettingsError(
+            f"--replicas={manifest.objects.replicas}: KEDA asks Prometheus for metrics of the job {manifest.name!r}, which a "
+            "PodMonitor collects: add --monitor, or --no-monitor where something else collects them under this name"
+        )
     prefix = manifest.command.settings.telemetry.metrics_namespace
     return Queries(manifest.name, manifest.objects.namespace, prefix)
 

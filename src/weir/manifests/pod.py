@@ -26,12 +26,12 @@ def container(manifest: Manifest, name: str, args: list[str]) -> dict[str, Any]:
         ports.append({"name": "grpc", "containerPort": command.grpc_port})
     return {
         "name": name,
-        "image": manifest.objects.image or f"weir:{__version__}",
+        "image": manifest.objects.image or f"{'weir-ray' if manifest.uses_ray else 'weir'}:{__version__}",
         "command": ["weir", "serve"],
         "args": args,
         **environment(manifest),
         "ports": ports,
-        "resources": resources(manifest),
+        "resources": resources(manifest, "4Gi" if manifest.uses_ray else "1Gi"),
         **probes(manifest),
         "lifecycle": {"preStop": {"sleep": {"seconds": PRE_STOP}}},
         "securityContext": {
@@ -74,7 +74,7 @@ def config_name(manifest: Manifest) -> str:
     return f"{manifest.name}-config"
 
 
-def resources(manifest: Manifest, memory: str = "1Gi") -> dict[str, Any]:
+def resources(manifest: Manifest, memory: str) -> dict[str, Any]:
     """Return what a pod asks for, with `memory` unless another is stated. There is no limit of CPUs: it would stop the server in the middle of a batch."""
     objects = manifest.objects
     memory = objects.memory or memory

@@ -127,7 +127,10 @@ class AutoscalingSettings:
 class MonitoringSettings:
     """What the Prometheus Operator is told."""
 
-    monitor: bool = setting(False, "also print a PodMonitor and a PrometheusRule, for the Prometheus Operator")
+    monitor: bool | None = setting(
+        None,
+        "also print a PodMonitor and a PrometheusRule, for the Prometheus Operator, from which KEDA has the metrics",
+    )
 
     def __post_init__(self) -> None:
         check(self)
@@ -203,6 +206,11 @@ class Manifest(NamedTuple):
         if not _NAME.fullmatch(name):
             raise SettingsError(f"{names[0]}: is no name for objects of Kubernetes; give one (--object-name)")
         return name
+
+    @property
+    def uses_ray(self) -> bool:
+        """Whether a model runs on Ray, which the image must have then."""
+        return any(settings.get("executor") == "ray" for settings in self.command.of_models)
 
     @property
     def target_waiting_rows(self) -> int:

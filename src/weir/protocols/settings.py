@@ -16,7 +16,7 @@ PORT: Rule = (lambda value: 0 <= value <= 65535, "must be a port number, 0 to 65
 class HttpSettings:
     """Where and how HTTP is served. Durations are in seconds, sizes in bytes."""
 
-    host: str = setting("127.0.0.1", "address to listen on")
+    host: str = setting("127.0.0.1", "address to listen on; ::: every address, of IPv6 and IPv4")
     port: int = setting(8000, "port to listen on; 0: any free one", rule=PORT)
     uds: str | None = setting(None, "Unix socket to listen on, instead of host and port", metavar="PATH")
     uds_mode: str = setting(

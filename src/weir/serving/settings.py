@@ -9,7 +9,7 @@ from weir.batching.settings import BatchingSettings
 from weir.config import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, check, setting
 from weir.errors import SettingsError
 from weir.model import Model, check_attributes, is_batched
-from weir.workers.settings import WorkerSettings
+from weir.workers.settings import WorkerSettings, check_ray
 
 LONGEST_TIMEOUT = 1e8  # seconds, three years; the timers of event loops do not reach much further
 # Seconds after the drain_timeout at which a server ends in any case: workers get five seconds to unload, and five to exit.
@@ -75,9 +75,11 @@ def compose(model: type[Model], given: dict[str, Any]) -> Composed:
             f"max_batch_size={batching.max_batch_size}: must be at most {max(sizes)}, the largest of the model's "
             "allowed_batch_sizes"
         )
+    workers = WorkerSettings(**_chosen(WorkerSettings, model, given))
+    check_ray(given, workers.executor)
     return Composed(
         batching,
-        WorkerSettings(**_chosen(WorkerSettings, model, given)),
+        workers,
         ServiceSettings(**_chosen(ServiceSettings, model, given)),
     )
 

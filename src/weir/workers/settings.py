@@ -96,6 +96,22 @@ def is_workers(value: Any) -> bool:
     return as_workers(value) is not None
 
 
+# What only Ray reads.
+OF_RAY = ("ray_address", "num_cpus", "num_gpus", "resources", "placement", "ray_runtime_env", "ray_detached")
+
+
+def check_ray(given: Mapping[str, Any], executor: str) -> None:
+    """Raise SettingsError if `given`, settings that somebody has stated, has one that only Ray reads, and `executor` is another.
+
+    What a model's class states is not checked: it says what the model needs wherever it runs on Ray.
+    """
+    for name in OF_RAY:
+        if executor != "ray" and name in given and given[name] not in (None, {}, getattr(WorkerSettings, name, None)):
+            raise SettingsError(
+                f"{name}={given[name]!r}, executor={executor!r}: only Ray reads {name}; state executor ray for the same models"
+            )
+
+
 @dataclass(frozen=True)
 class WorkerSettings:
     """How batches are run. Durations are in seconds."""

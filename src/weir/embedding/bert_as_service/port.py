@@ -14,6 +14,7 @@ from structlog.stdlib import BoundLogger
 
 from weir.embedding.bert_as_service.zmtp import GREETING, Event, Received, ZmtpParser, ZmtpReply, ready
 from weir.errors import SettingsError, WeirError
+from weir.frontends.frontend import listen
 from weir.protocols.account import Account
 
 LOG_INTERVAL = 1.0  # seconds between two log lines about drops of one kind
@@ -113,9 +114,8 @@ class Port:
 
     async def start(self, host: str, port: int, key: str) -> None:
         """Listen. Raises SettingsError naming the setting `key` of the port if the address is taken or unusable."""
-        loop = asyncio.get_running_loop()
         try:
-            self._server = await loop.create_server(lambda: Peer(self), host, port, backlog=_BACKLOG)
+            self._server = await listen(lambda: Peer(self), host, port, backlog=_BACKLOG)
         except socket.gaierror as error:
             raise SettingsError(f"host={host!r}, {key}={port}: cannot listen there: {error.strerror}") from error
         except OSError as error:

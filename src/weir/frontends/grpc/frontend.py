@@ -23,7 +23,7 @@ class GrpcSettings:
     """Where and how gRPC is served. Durations are in seconds, sizes in bytes."""
 
     grpc_port: int | None = setting(None, "port for gRPC; 0: any free one (default: no gRPC)", rule=PORT)
-    grpc_host: str | None = setting(None, "address that gRPC listens on, if not that of HTTP")
+    grpc_host: str | None = setting(None, "address that gRPC listens on, if not that of HTTP; 0.0.0.0 is IPv6 too")
     grpc_max_message_size: int = setting(16 << 20, "largest message that a client may send", rule=AT_LEAST_ONE)
     grpc_keepalive: float = setting(30.0, "silence after which a client is pinged", rule=POSITIVE)
     grpc_keepalive_timeout: float = setting(20.0, "longest time to answer the ping", rule=POSITIVE)

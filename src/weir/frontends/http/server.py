@@ -15,6 +15,7 @@ from operator import methodcaller
 from typing import TYPE_CHECKING, Any, cast
 
 from weir.errors import Overloaded, SettingsError, bounded
+from weir.frontends.frontend import listen
 from weir.frontends.http.access_log import HttpLog
 from weir.frontends.http.fast.connection import Connection, LoggedConnection
 from weir.frontends.http.fast.handover import HandOver
@@ -97,7 +98,7 @@ class HttpServer:
             if settings.uds is not None:
                 listener = unix_socket(settings.uds, int(settings.uds_mode, 8))
                 return await loop.create_unix_server(connect, sock=listener, backlog=_BACKLOG)
-            return await loop.create_server(connect, settings.host, settings.port, backlog=_BACKLOG)
+            return await listen(connect, settings.host, settings.port, backlog=_BACKLOG)
         except socket.gaierror as error:  # its error numbers are not those of `os.strerror`
             raise SettingsError(f"{self._wanted()}: cannot listen there: {error.strerror}") from error
         except OSError as error:
