@@ -75,10 +75,10 @@ test-browser: $(VENV)/.browser
 	$(BIN)/python -m pytest -m browser tests/frontends/dashboard/browser $(ARGS)
 
 test-torch: .venvs/torch/.test
-	.venvs/torch/bin/python -m pytest -m torch tests/catalog tests/commands/test_new.py tests/embedding/runtime tests/embedding/test_langchain.py tests/examples/test_mteb_model.py $(ARGS)
+	.venvs/torch/bin/python -m pytest -m torch tests/catalog tests/commands/test_new.py tests/embedding/runtime tests/embedding/test_langchain.py tests/examples $(ARGS)
 
 test-sklearn: .venvs/sklearn/.test
-	.venvs/sklearn/bin/python -m pytest -m sklearn tests/catalog tests/commands/test_new.py $(ARGS)
+	.venvs/sklearn/bin/python -m pytest -m sklearn tests/catalog tests/commands/test_new.py tests/examples/test_folders.py $(ARGS)
 
 test-ray: .venvs/ray/.test
 	.venvs/ray/bin/python -m pytest -m ray -n2 tests/workers/ray tests/manifests/test_on_ray.py $(ARGS)
