@@ -12,7 +12,8 @@ from tests.workers.models import Square
 
 from weir.errors import SettingsError
 from weir.model import Model
-from weir.workers.source import Named, Text, import_text, pack_source, parse_target, pickler, unpack_source
+from weir.workers.imports import folder_of
+from weir.workers.source import Named, import_text, pack_source, parse_target, pickler, unpack_source
 
 
 def unpacked_elsewhere(packed: bytes, path: list[str]) -> str:
@@ -99,15 +100,15 @@ def test_what_is_no_model_is_refused_where_it_is_found() -> None:
 def test_a_text_that_was_read_travels_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = write_module(tmp_path, "times_read", 5)
     monkeypatch.delitem(sys.modules, "times_read", raising=False)
-    module = import_text("times_read", str(file), Text(file.read_bytes(), str(tmp_path)))
+    module = import_text("times_read", str(file), file.read_bytes(), folder_of(str(tmp_path)))
     packed = pack_source(module.Times, {})
     file.write_text("raise ValueError('half-written')")
     assert unpacked_elsewhere(packed, sys.path) == "[15]"
     with pytest.raises(ValueError, match="half-written"):
-        import_text("times_read", str(file), Text(file.read_bytes()))
+        import_text("times_read", str(file), file.read_bytes())
     assert sys.modules["times_read"] is module
     with pytest.raises(ValueError, match="half-written"):
-        import_text("times_other", str(file), Text(file.read_bytes()))
+        import_text("times_other", str(file), file.read_bytes())
     assert "times_other" not in sys.modules
 
 
@@ -115,7 +116,7 @@ def test_a_text_may_import_its_neighbours(tmp_path: Path) -> None:
     write_module(tmp_path, "times_neighbour", 7)
     file = tmp_path / "times_model.py"
     file.write_text("from times_neighbour import Times as Base\nclass Times(Base): pass\n")
-    source = Named("times_alone", "Times", str(file), Text(file.read_bytes(), str(tmp_path)))
+    source = Named("times_alone", "Times", str(file), file.read_bytes(), None, str(tmp_path))
     assert unpacked_elsewhere(pickle.dumps((source, {})), sys.path) == "[21]"
 
 

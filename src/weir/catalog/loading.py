@@ -19,7 +19,6 @@ from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType, ModuleType, NoneType
 from typing import Any, get_args, get_type_hints
-from zlib import crc32
 
 from weir.adapters import adapter_of
 from weir.catalog.chains import chain_of
@@ -37,9 +36,11 @@ from weir.profiling.sampling import Measuring
 from weir.serving.service import Service
 from weir.serving.settings import KINDS
 from weir.telemetry.logs import redacted
+from weir.workers import imports
 from weir.workers.cpus import share_of_cpus
+from weir.workers.imports import FOLDER, ModelFolder, folder_of
 from weir.workers.settings import WorkerAddress, WorkerSettings, parse_address
-from weir.workers.source import Text, import_text
+from weir.workers.source import import_text
 
 _FORM = f"must be {ALL_FORMS}"
 
@@ -59,6 +60,7 @@ def load_target(target: str, *, fresh: bool = False, trust: Trust | None = None)
     place, _, name = target.rpartition(":")
     if not (place and name):
         raise SettingsError(f"TARGET {target!r}: {_FORM}{_named_apart(target)}")
+    importlib.invalidate_caches()
     before = set(sys.modules)
     module = _load_file(target, Path(place)) if place.endswith(".py") else _load_module(target, place)
     is_own = module.__name__.partition(".")[0] == "weir"
@@ -89,40 +91,27 @@ def _load_file(target: str, path: Path) -> ModuleType:
     while (folder / "__init__.py").is_file():  # a file of a package may use relative imports
         parts.insert(0, folder.name)
         folder = folder.parent
-    _add_to_path(folder)
-    module = _import(target, ".".join(parts))
-    loaded_from = getattr(module, "__file__", None)
-    if loaded_from is not None and os.path.samefile(loaded_from, path):
-        return module
-    if len(parts) > 1:
+    _add_to_path(folder)  # for what loads modules by name, such as pickles
+    models = folder_of(str(folder))
+    name = models.name_of(parts[0], is_own=True)
+    if len(parts) > 1 and name != parts[0]:
         raise SettingsError(
-            f"TARGET {target!r}: its name is taken by module {module.__name__!r} of "
-            f"{loaded_from or 'the interpreter'}; the names of packages must differ"
+            f"TARGET {target!r}: its name is taken by module {parts[0]!r} of "
+            f"{getattr(sys.modules[parts[0]], '__file__', None) or 'the interpreter'}; the names of packages must differ"
         )
-    return _import_apart(target, path.resolve())
-
-
-def _import_apart(target: str, path: Path) -> ModuleType:
-    """Import a file under a name of its own, as another module already has its name: files are often all called model.py."""
-    name = f"{path.stem}_{crc32(bytes(path)):08x}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise SettingsError(f"TARGET {target!r}: {path} cannot be imported as a module")
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        del sys.modules[name]
-        raise SettingsError(f"TARGET {target!r}: importing {path} raised {_describe(error)}") from error
-    return module
+    return _import(target, ".".join([name, *parts[1:]]))
 
 
 def _load_module(target: str, name: str) -> ModuleType:
     _add_to_path(Path.cwd())
     if not all(part.isidentifier() for part in name.split(".")):
         raise SettingsError(f"TARGET {target!r}: {_FORM}; {name!r} is neither a module's name nor a .py file")
+    top, _, rest = name.partition(".")
+    present = sys.modules.get(top)
+    if not rest and (
+        present is None or hasattr(present, FOLDER)
+    ):  # a file of the working directory, as far as is known
+        name = folder_of(str(Path.cwd())).name_of(top)
     for depth, part in enumerate(parts := name.split(".")):
         if _is_missing(".".join(parts[: depth + 1]), target):
             where = f"package {'.'.join(parts[:depth])!r}" if depth else f"{Path.cwd()} or on sys.path"
@@ -130,18 +119,21 @@ def _load_module(target: str, name: str) -> ModuleType:
     return _import(target, name)
 
 
-def read_anew(target: str, name: str, path: Path, folder: str | None = None) -> ModuleType:
+def read_anew(target: str, name: str, path: Path, folder: ModelFolder | None = None) -> ModuleType:
     """Read the code at `path` and make it the module `name`. Classes of the former module stay valid where they are in use.
 
-    `folder` is where workers first look for the modules that it imports. Raises SettingsError; the former module stays then.
+    `folder` is where it first looks for the modules that it imports (None: where the former one does). Raises SettingsError; the former
+    module stays then.
     """
+    if folder is None:
+        folder = getattr(sys.modules.get(name), FOLDER, None)
     try:
-        text = Text(path.read_bytes(), folder)
+        text = path.read_bytes()
     except OSError as error:
         raise SettingsError(f"TARGET {target!r}: {path} cannot be read: {error.strerror}") from error
     linecache.checkcache(str(path))
     try:
-        return import_text(name, str(path), text)
+        return import_text(name, str(path), text, folder)
     except SettingsError:
         raise
     except (Exception, SystemExit) as error:
@@ -167,7 +159,6 @@ def _similar_file(name: str, depth: int) -> str:
 
 
 def _import(target: str, name: str) -> ModuleType:
-    importlib.invalidate_caches()
     try:
         return importlib.import_module(name)
     except SettingsError:
@@ -182,7 +173,7 @@ def _describe(error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         return text
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
-    inside = [frame for frame in frames if frame.filename != __file__]
+    inside = [frame for frame in frames if frame.filename not in (__file__, imports.__file__)]
     return f"{text} ({inside[-1].filename}, line {inside[-1].lineno})" if inside else text
 
 

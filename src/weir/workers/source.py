@@ -19,8 +19,9 @@ import msgspec
 
 from weir.errors import SettingsError
 from weir.model import ATTRIBUTES, Model, check_model, function_of
+from weir.workers.imports import FOLDER, ModelFolder
 
-# The attribute of a module that was loaded from a file: its code as it was then, a `Text`.
+# The attribute of a module that was loaded from a file: its code as it was then.
 READ = "__weir_read__"
 # The attribute of a class that `declared` has made: the class that it was given, and the attributes.
 DECLARED = "__weir_declared__"
@@ -32,24 +33,19 @@ OPTIONS = (
 )  # fmt: skip
 
 
-class Text(NamedTuple):
-    """The code of a module as it was when the server read it, and the folder from which it imports first."""
-
-    code: bytes
-    folder: str | None = None
-
-
 class Named(NamedTuple):
     """A class that can be imported: from `module` on the path, or else from `file` under that module's name.
 
     `text` is the module's code, whatever the file holds by now: a worker that replaces another runs the same code. `attributes`: see `declared`.
+    `folder` is where it finds its other modules first.
     """
 
     module: str
     qualname: str
     file: str | None
-    text: Text | None = None
+    text: bytes | None = None
     attributes: dict[str, Any] | None = None
+    folder: str | None = None
 
 
 def declared(model: type[Model], attributes: dict[str, Any]) -> type[Model]:
@@ -91,7 +87,8 @@ def _named(model: type) -> Named | None:
         return None
     file, text = getattr(module, "__file__", None), getattr(module, READ, None)
     given = None if found is model else vars(model)[ATTRIBUTES] or None
-    return Named(model.__module__, model.__qualname__, file, text, given)
+    folder: ModelFolder | None = getattr(module, FOLDER, None)
+    return Named(model.__module__, model.__qualname__, file, text, given, None if folder is None else folder.path)
 
 
 def unpack_source(packed: bytes) -> tuple[type[Model], dict[str, Any]]:
@@ -114,9 +111,9 @@ def unpack_source(packed: bytes) -> tuple[type[Model], dict[str, Any]]:
 
 def _imported(source: Named) -> types.ModuleType:
     """Import the module by name, unless that would find another file than the server's, or other code."""
+    if source.folder is not None:
+        sys.path.insert(0, source.folder)
     if source.text is not None and source.file is not None:
-        if source.text.folder is not None:
-            sys.path.insert(0, source.text.folder)
         return import_text(source.module, source.file, source.text)
     if source.file is None or _finds(source.module, source.file):
         return importlib.import_module(source.module)
@@ -129,9 +126,9 @@ def _imported(source: Named) -> types.ModuleType:
     return module
 
 
-def import_text(name: str, file: str, text: Text) -> types.ModuleType:
-    """Run `text` as the module `name`, as if it was the content of `file`. Raises what the code raises; the module that had the name before is
-    in its place again then."""
+def import_text(name: str, file: str, text: bytes, folder: ModelFolder | None = None) -> types.ModuleType:
+    """Run `text` as the module `name`, as if it was the content of `file`, which imports from `folder` first. Raises what the code raises; the
+    module that had the name before is in its place again then."""
     parent, _, last = name.rpartition(".")
     if parent:
         importlib.import_module(parent)
@@ -140,10 +137,12 @@ def import_text(name: str, file: str, text: Text) -> types.ModuleType:
         raise SettingsError(f"{file}: cannot be imported as a module")
     module, before = importlib.util.module_from_spec(spec), sys.modules.get(name)
     setattr(module, READ, text)
+    if folder is not None:
+        folder.adopt(module)
     sys.modules[name] = module
     try:
         # Not by the loader: its cache may hold older code that was written in the same second.
-        exec(compile(text.code, file, "exec", dont_inherit=True), vars(module))  # noqa: S102 - the user's model
+        exec(compile(text, file, "exec", dont_inherit=True), vars(module))  # noqa: S102 - the user's model
     except BaseException:
         del sys.modules[name]
         if before is not None:

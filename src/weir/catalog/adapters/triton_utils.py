@@ -28,6 +28,7 @@ from weir.errors import (
     WeirError,
 )
 from weir.metrics import ModelMetrics
+from weir.workers.imports import folder_of
 from weir.workers.settings import SERVER_ADDRESS
 
 NAME = "triton_python_backend_utils"
@@ -614,12 +615,14 @@ def make_module(folder: str) -> ModuleType:
 def load_class(code: bytes, path: str, metrics: ModelMetrics | None = None) -> Any:
     """Run the code of a model's file and return its class TritonPythonModel. Raises what the code raises."""
     folder = os.path.dirname(path)
-    sys.modules[NAME] = make_module(folder)
+    models = folder_of(folder)  # for the modules beside it
+    sys.modules[NAME] = models.given[NAME] = make_module(folder)
     PbMetricFamily.owner = metrics
     if folder not in sys.path:
-        sys.path.insert(0, folder)  # for the modules beside it
+        sys.path.insert(0, folder)  # for what loads modules by name, such as pickles
     module = sys.modules["triton_model"] = ModuleType("triton_model")
     module.__file__ = path
+    models.adopt(module)
     exec(compile(code, path, "exec", dont_inherit=True), vars(module))  # noqa: S102 - the user's model
     return module.TritonPythonModel
 

@@ -5,8 +5,8 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
@@ -20,6 +20,7 @@ from weir.catalog.targets import PLATFORMS
 from weir.errors import SettingsError, WeirError
 from weir.model import NONE, OPTIONAL, RAGGED, REQUIRED, Model, Tensor, check_model, overrides
 from weir.serving.service import Service
+from weir.workers.imports import ModelFolder, forget, loaded_apart
 from weir.workers.source import declared
 
 MAX_PATH_LENGTH = 1024  # bytes of a file's path below its model's folder
@@ -236,24 +237,20 @@ class PythonPlatform:
 
 def _read_module(model: ModelToServe, path: Path) -> ModuleType:
     name = "weir_model_" + re.sub(r"\W", "_", f"{model.name}_{model.version}")
-    with _neighbours(path.parent):
-        return read_anew(f"{model.label}/{path.name}", name, path, str(path.parent))
-
-
-@contextmanager
-def _neighbours(folder: Path) -> Iterator[None]:
-    """Let imports in the block find the modules of `folder`. Forget these modules afterwards: those of another version may have
-    the same names."""
-    before = set(sys.modules)
-    sys.path.insert(0, str(folder))
+    former, folder = _folders.get(name, ()), loaded_apart(str(path.parent), name)
     try:
-        yield
-    finally:
-        sys.path.remove(str(folder))
-        for name in set(sys.modules) - before:
-            file: Any = getattr(sys.modules[name], "__file__", None)
-            if file and Path(file).is_relative_to(folder) and not name.startswith("weir_model_"):
-                del sys.modules[name]
+        module = read_anew(f"{model.label}/{path.name}", name, path, folder)
+    except BaseException:
+        forget(folder)
+        raise
+    for each in former[:-1]:  # the last one may still serve
+        forget(each)
+    _folders[name] = (*former[-1:], folder)
+    return module
+
+
+# By the name of a model's module: the folder of its present code, and before it that of its former code.
+_folders: dict[str, tuple[ModelFolder, ...]] = {}
 
 
 def _only_model(module: ModuleType, source: str) -> type[Model]:

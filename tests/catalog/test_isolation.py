@@ -1,0 +1,145 @@
+"""Each model sees the modules of its own folder first, whatever else is served beside it."""
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.catalog.repository.shelf import services
+from tests.served import Served
+
+from weir.catalog.loading import load_target
+from weir.catalog.repository.folder import FolderRepository
+from weir.settings import read_model_table
+from weir.workers.imports import FOLDER, folder_of
+
+MODEL = """
+import weir
+import utils
+from helpers.inner import NAME as inner
+from spaces.deep import NAME as deep
+
+class {name}(weir.Model):
+    def predict(self, batch):
+        import late
+        import helpers.later as later
+        from utils import NAME
+        return [[utils.NAME, NAME, inner, deep, late.NAME, later.NAME, later.sibling()] for _ in batch]
+"""
+FILES = {
+    "utils.py": "import other\nNAME = other.NAME\n",
+    "other.py": "NAME = {name!r}\n",
+    "late.py": "NAME = {name!r}\n",
+    "helpers/__init__.py": "",
+    "helpers/inner.py": "from .own import NAME\n",
+    "helpers/own.py": "NAME = {name!r}\n",
+    "helpers/later.py": "from . import own\nNAME = own.NAME\ndef sibling():\n    import other\n    return other.NAME\n",
+    "spaces/deep.py": "from spaces.far import NAME\n",  # without an __init__.py
+    "spaces/far.py": "NAME = {name!r}\n",
+}
+
+
+def write(folder: Path, name: str, main: str = "model.py") -> Path:
+    for path, text in {main: MODEL, **FILES}.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text.format(name=name))
+    return folder / main
+
+
+def answer(served: Served, name: str) -> set[str]:
+    found = httpx.post(f"{served.url}/infer/{name}", json=1, timeout=30)
+    assert found.status_code == 200, found.text
+    return set(found.json())
+
+
+@pytest.mark.parametrize("executor", ["process", "thread"])
+def test_models_with_modules_of_the_same_names(tmp_path: Path, executor: str) -> None:
+    targets = [f"{write(tmp_path / name.lower(), name)}:{name}" for name in ("Alpha", "Beta")]
+    with Served(*targets, "--executor", executor, "--allow-control") as served:
+        served.until_ready()
+        for _ in range(2):
+            assert (answer(served, "alpha"), answer(served, "beta")) == ({"Alpha"}, {"Beta"})
+            for name in ("alpha", "beta"):  # its code is read again
+                loaded = httpx.post(f"{served.url}/v2/repository/models/{name}/load", timeout=30)
+                assert loaded.status_code == 200, loaded.text
+
+
+@pytest.mark.parametrize("executor", ["process", "thread"])
+def test_models_of_a_repository_with_modules_of_the_same_names(tmp_path: Path, executor: str) -> None:
+    for name in ("alpha", "beta"):
+        write(tmp_path / name / "1", name)
+    with Served("--model-repository", tmp_path, "--executor", executor, "--allow-control") as served:
+        served.until_ready()
+        assert (answer(served, "alpha"), answer(served, "beta")) == ({"alpha"}, {"beta"})
+        write(tmp_path / "alpha" / "1", "changed")
+        loaded = httpx.post(f"{served.url}/v2/repository/models/alpha/load", timeout=30)
+        assert loaded.status_code == 200, loaded.text
+        assert (answer(served, "alpha"), answer(served, "beta")) == ({"changed"}, {"beta"})
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+SIMPLE = """
+import weir
+import {module}
+
+class {name}(weir.Model):
+    def predict(self, batch):
+        return [{module}.NAME for _ in batch]
+"""
+
+
+def test_a_module_of_the_working_directory_beside_a_file(folder: Path) -> None:
+    for where, name in ((folder, "Here"), (folder / "there", "There")):
+        where.mkdir(exist_ok=True)
+        (where / "isolated_model.py").write_text(SIMPLE.format(name=name, module="isolated_utils"))
+        (where / "isolated_utils.py").write_text(f"NAME = {name!r}\n")
+    there = load_target("there/isolated_model.py:There")
+    here = load_target("isolated_model:Here")
+    for model, name in ((there, "There"), (here, "Here")):
+        assert [
+            module.NAME for key, module in vars(sys.modules[model.__module__]).items() if key == "isolated_utils"
+        ] == [name]
+
+
+def test_a_module_that_the_program_has_already_keeps_its_place(folder: Path) -> None:
+    (folder / "isolated_json").mkdir()
+    (folder / "isolated_json" / "json.py").write_text("raise ValueError('not the one')")
+    (folder / "isolated_json" / "weir.py").write_text("raise ValueError('not the one')")
+    (folder / "isolated_json" / "model.py").write_text(SIMPLE.format(name="Plain", module="json"))
+    model = load_target("isolated_json/model.py:Plain")
+    assert sys.modules[model.__module__].json is importlib.import_module("json")
+
+
+def test_a_name_is_apart_only_where_it_is_taken(folder: Path) -> None:
+    for where in ("one", "two"):
+        (folder / where).mkdir()
+        (folder / where / "isolated_taken.py").write_text("NAME = 1\n")
+    one, two = folder_of(str(folder / "one")), folder_of(str(folder / "two"))
+    assert one.name_of("isolated_taken") == "isolated_taken" != two.name_of("isolated_taken")
+    assert one.name_of("isolated_missing") == "isolated_missing"
+    module = importlib.import_module(two.name_of("isolated_taken"))
+    assert getattr(module, FOLDER) is two and module.__file__ == str(folder / "two" / "isolated_taken.py")
+
+
+def test_what_was_loaded_before_the_last_time_is_forgotten(tmp_path: Path) -> None:
+    def loaded() -> int:
+        return sum(name.startswith("weir_model_grows_1_") for name in sys.modules)
+
+    write(tmp_path / "grows" / "1", "grows")
+    folder = FolderRepository(tmp_path, read_model_table)
+    counts = []
+    for _ in range(5):
+        services(folder, "grows")
+        counts.append(loaded())
+    assert counts[0] > 0 and counts[1:] == [2 * counts[0]] * 4
