@@ -264,7 +264,7 @@ class CohereRerank(CohereProtocol):
         """Return the ranking."""
         top_n, documents = exchange.form
         results: list[CohereRank] = []
-        for index, score in ranking(relevance(encoded, raw=False), top_n):
+        for index, score in ranking(relevance(exchange, encoded, raw=False), top_n):
             rank = CohereRank(index=index, relevance_score=score)
             if documents is not None:
                 rank["document"] = {"text": documents[index]}

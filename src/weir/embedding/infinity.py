@@ -121,7 +121,7 @@ class InfinityRerank(InfinityProtocol):
         top_n, documents, raw = exchange.form
         results: list[Relevance] = [
             {"relevance_score": score, "index": index, "document": None if documents is None else documents[index]}
-            for index, score in ranking(relevance(encoded, raw=raw), top_n)
+            for index, score in ranking(relevance(exchange, encoded, raw=raw), top_n)
         ]
         answer = RerankAnswer(object="rerank", results=results, **_answer(exchange, encoded))
         return HttpResponse(200, [JSON_HEADER], encode_safely(answer))

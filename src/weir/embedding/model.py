@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from weir.embedding.late_interaction import QUERY, LateInteraction, maxsim
 from weir.embedding.packing import written_numbers
 from weir.embedding.recipe import OF_SPECIAL_TOKENS, OF_TOKENS, WITH_CLASSIFIER, Pooling, chosen_recipe
 from weir.embedding.runtime import CPU, RuntimeOptions, check_devices, device_of, may_use_gpu, open_runtime
@@ -112,6 +113,8 @@ class TextEncoder(Model):
         self._checkpoint: Checkpoint
         self._recipe: Recipe
         self._hides_special: bool
+        self._late: LateInteraction | None = None
+        self._filling: int | None
         self._reader: ItemReader
         self._runtime: Runtime | None = None
 
@@ -132,8 +135,11 @@ class TextEncoder(Model):
         self._max_length = min(self.max_length or checkpoint.max_length, checkpoint.architecture.max_length)
         self._pad_id = checkpoint.architecture.pad_id
         prompt = server_prompt(self.prompt, checkpoint.prompts)
+        late = checkpoint.layout.late if self._recipe.pooling is Pooling.TOKENS else None
         tokenizer = checkpoint.tokenizer(
-            TokenizerOptions(**self.tokenizer_options, prompt=prompt, judges=self._recipe.pooling is Pooling.YES_NO)
+            TokenizerOptions(
+                **self.tokenizer_options, prompt=prompt, judges=self._recipe.pooling is Pooling.YES_NO, late=late
+            )
         )
         vocabulary = checkpoint.architecture.vocab_size
         tokens = checkpoint.heads.tokens
@@ -142,8 +148,13 @@ class TextEncoder(Model):
         self._type_lead = tokenizer.type_lead
         self._unweighted_ids = np.array(sorted(tokenizer.unweighted_ids), np.int64)
         self._reader = ItemReader(
-            tokenizer, max_length=self._max_length, truncate=self.truncate, vocabulary=vocabulary, outputs=poolings_of(self._recipe)
+            tokenizer, max_length=self._max_length, truncate=self.truncate, vocabulary=vocabulary, outputs=poolings_of(self._recipe),
+            before=0 if late is None else max(late.query_length or self._max_length, late.expands_to),
         )  # fmt: skip
+        self._late, self._filling = late, None
+        if late is not None and tokenizer.late is not None:
+            self._skipped_ids = np.array(sorted(tokenizer.late.skipped), np.int64)
+            self._filling = None if late.attends else tokenizer.late.filling
         if self.runtime_options.threads == 1 and not self.runtime_options.compiled and not may_use_gpu(self.devices):
             self._runtime = open_runtime(checkpoint, self._recipe, self.runtime_options, CPU)
 
@@ -163,8 +174,19 @@ class TextEncoder(Model):
         """Return the vector of each text, float32 [dimensions], or [tokens, dimensions] for the pooling `none`.
 
         Of a text that asks for outputs, see Tokens, it is a tuple with the result of each; one pass makes them all. Texts of similar length are computed
-        together, so that there is little padding.
+        together, so that there is little padding. Of a pair of late interaction it is the score [1].
         """
+        if self._late is None:
+            return self._computed(batch)
+        parts: dict[tuple[bytes, bool], TokenIds] = {}
+        keys = [[(each.ids.tobytes(), each.second == QUERY) for each in parts_of(text)] for text in batch]
+        for text, own in zip(batch, keys, strict=True):  # a query that is ranked with many documents is computed once
+            parts.update(zip(own, parts_of(text), strict=True))
+        results = dict(zip(parts, self._computed(list(parts.values())), strict=True))
+        found = [[results[key] for key in own] for own in keys]
+        return [each[0] if len(each) == 1 else maxsim(*each, mean=self._late.mean) for each in found]
+
+    def _computed(self, batch: "list[TokenIds]") -> list[Any]:
         assert self._runtime is not None
         answers: list[Any] = [None] * len(batch)
         fixed = self._max_length if self.fixed_length else None
@@ -173,7 +195,7 @@ class TextEncoder(Model):
             texts = [batch[place] for place in places]
             inputs = padded_inputs(
                 texts, pad_id=self._pad_id, mask_special=self._recipe.mask_special, length=fixed, hide_special=self._hides_special,
-                type_lead=self._type_lead,
+                type_lead=self._type_lead, filling=self._filling,
             )  # fmt: skip
             wanted = list(dict.fromkeys(output for text in texts for output in text.outputs or (_OWN,)))
             if wanted == [_OWN]:
@@ -196,6 +218,9 @@ class TextEncoder(Model):
         if pooling not in OF_TOKENS:
             return numbers
         count = len(text.ids)
+        if pooling is Pooling.TOKENS and self._late is not None:
+            own = numbers[:count]
+            return own if text.second == QUERY else own[~np.isin(text.ids, self._skipped_ids)]
         if pooling is Pooling.NONE and pooling in self._recipe.beside:  # computed without weights
             return numbers[:count] * pool[:count, None]
         return self._trim(numbers, count)[self._skipped if pooling is Pooling.TOKENS else 0 :]
@@ -274,6 +299,13 @@ def poolings_of(recipe: "Recipe") -> dict[str, Pooling]:
     return {} if recipe.pooling in _NO_OUTPUT else {output.value: pooling for output, pooling in found}
 
 
+def parts_of(text: TokenIds) -> list[TokenIds]:
+    """Return the query and the document of a pair of late interaction; of a single text that text."""
+    if text.second <= 0:
+        return [text]
+    return [TokenIds(text.ids[: text.second], QUERY), TokenIds(text.ids[text.second :], 0)]
+
+
 def runs(lengths: Sequence[int], run_tokens: int, padding_cost: float = 1.0) -> Iterator[list[int]]:
     """Divide texts of these lengths, in tokens, into runs of the network. Yield the indices of the texts of each run, the shortest texts first.
 
@@ -295,13 +327,14 @@ def runs(lengths: Sequence[int], run_tokens: int, padding_cost: float = 1.0) -> 
 
 def padded_inputs(
     texts: Sequence[TokenIds], *, pad_id: int, mask_special: bool, length: int | None = None, hide_special: bool = False,
-    type_lead: int | None = 0,
+    type_lead: int | None = 0, filling: int | None = None,
 ) -> Inputs:  # fmt: skip
     """Return the arrays of one run, padded with `pad_id` to its longest text, or to `length` tokens.
 
     With `mask_special` the first and the last token of a text have the weight 0 in the pooling, unless the text has no other token. With
     `hide_special` these tokens, and the one before the second text of a pair, are also masked in attention; positions do not change. The second
     text of a pair has the type 1, with `type_lead` tokens before it; None: all tokens have the type 0.
+    To the tokens `filling` at the end of a query of late interaction no token attends.
     """
     shape = len(texts), length or max(len(text.ids) for text in texts)
     ids = np.full(shape, pad_id, np.int32)
@@ -311,12 +344,15 @@ def padded_inputs(
         count = len(tokens)
         ids[row, :count] = tokens
         mask[row, :count] = 1
-        if second and type_lead is not None:
+        if second == QUERY:
+            others = np.flatnonzero(tokens != filling)
+            mask[row, others[-1] + 1 if len(others) else 0 : count] = 0
+        elif second and type_lead is not None:
             types[row, second - type_lead : count] = 1
         inner = slice(1, count - 1) if mask_special and count > 2 else slice(0, count)
         pool[row, inner] = 1
         if hide_special and count > 2:
-            mask[row, [0, count - 1, *([second - 1] if second else [])]] = 0
+            mask[row, [0, count - 1, *([second - 1] if second > 0 else [])]] = 0
             pool[row] *= mask[row]
     return Inputs(ids, mask, types, pool)
 
@@ -327,13 +363,15 @@ ITEM_RULE = "must be a text, a list of words or of token ids, or an object with 
 class ItemReader:
     """Turns items into token ids. Token ids must be below `vocabulary`; a text has at most `max_length` tokens, and longer ones are cut if `truncate`.
 
-    `outputs` are the names of what a text may ask for.
+    `outputs` are the names of what a text may ask for. Of a pair of late interaction the query has at most `before` tokens, and the document `max_length`.
     """
 
     def __init__(
-        self, tokenizer: "Tokenizer", *, max_length: int, truncate: bool, vocabulary: int, outputs: Collection[str] = ()
-    ) -> None:
+        self, tokenizer: "Tokenizer", *, max_length: int, truncate: bool, vocabulary: int, outputs: Collection[str] = (),
+        before: int = 0,
+    ) -> None:  # fmt: skip
         self._outputs = outputs
+        self._before = before
         self._tokenizer = tokenizer
         self._max_length = max_length
         self._truncate = truncate
@@ -369,7 +407,7 @@ class ItemReader:
                 f"token ids of {len(tokens.ids)} bytes: must be one or more, each an int32 of 4 bytes"
             )
         ids = np.frombuffer(tokens.ids, "<i4")
-        if len(ids) > self._max_length:
+        if len(ids) > self._max_length + (self._before if tokens.second else 0):
             return InvalidRequest(f"{len(ids)} token ids: must be at most {self._max_length}")
         if int(ids.min()) < 0 or int(ids.max()) >= self._vocabulary:
             return InvalidRequest(f"token ids from {ids.min()} to {ids.max()}: must be 0 to {self._vocabulary - 1}")

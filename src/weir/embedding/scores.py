@@ -7,6 +7,7 @@ import numpy
 from numpy.typing import NDArray
 
 from weir.embedding.exchange import TextExchange, TextOptions, check_text
+from weir.embedding.late_interaction import MAXSIM, MEAN_MAXSIM
 from weir.embedding.texts import Encoded, ModelFacts, TextOutput, TextTask
 from weir.errors import InvalidRequest, ModelError, brief
 
@@ -59,10 +60,13 @@ def check_top_n(top_n: int | None) -> None:
         raise InvalidRequest(f"top_n={top_n}: must be 1 or more", details={"param": "top_n"})
 
 
-def relevance(encoded: Encoded, *, raw: bool) -> list[float]:
-    """Return the score of each document: the model's number with `raw`, else its sigmoid. Raises ModelError for a score that is no number."""
-    logits = encoded.vectors[:, 0]
-    scores: list[float] = _checked(logits if raw else _sigmoid(logits)).tolist()
+def relevance(exchange: TextExchange, encoded: Encoded, *, raw: bool) -> list[float]:
+    """Return the score of each document: the model's number with `raw` and in late interaction, else its sigmoid. Raises ModelError for a score that is
+    no number."""
+    numbers = encoded.vectors[:, 0]
+    assert exchange.encoder is not None  # read_pairs sets it
+    as_it_is = raw or exchange.encoder.facts.similarity in (MAXSIM, MEAN_MAXSIM)
+    scores: list[float] = _checked(numbers if as_it_is else _sigmoid(numbers)).tolist()
     return scores
 
 

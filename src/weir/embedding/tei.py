@@ -304,7 +304,7 @@ class RerankProtocol(TeiProtocol):
         if not isinstance(form, Shown):
             return INFINITY_RERANK.write(exchange, encoded)
         ranks: list[TeiRank] = []
-        for index, score in ranking(relevance(encoded, raw=form.raw)):
+        for index, score in ranking(relevance(exchange, encoded, raw=form.raw)):
             rank = TeiRank(index=index, score=score)
             ranks.append(rank if form.documents is None else {**rank, "text": form.documents[index]})
         return _answer(ranks, compute_headers(exchange, encoded))
@@ -502,7 +502,7 @@ _POOLINGS = {"sep": "last_token", "sparse": "splade"}  # TEI's names where ours 
 
 def _model_type(encoder: Encodes) -> dict[str, Any]:
     facts = encoder.facts
-    if not {TextTask.RERANK, TextTask.PREDICT}.intersection(facts.tasks):
+    if facts.tasks[0] not in (TextTask.RERANK, TextTask.PREDICT):
         return {"embedding": {"pooling": _POOLINGS.get(facts.pooling, facts.pooling)}}
     names = {str(place): label for place, label in enumerate(facts.labels)}
     kind = "reranker" if TextTask.RERANK in facts.tasks else "classifier"

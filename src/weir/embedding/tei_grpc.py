@@ -185,7 +185,7 @@ class TeiCalls:
         documents = read_pairs(exchange, request.query, texts, "texts", None, request.truncate, left=left)
         encoded = await self._computed(exchange)
         ranks = []
-        for place, score in ranking(relevance(encoded, raw=request.raw_scores)):
+        for place, score in ranking(relevance(exchange, encoded, raw=request.raw_scores)):
             rank = message("tei.v1.Rank")(index=place, score=score)
             if request.return_text:
                 rank.text = documents[place]

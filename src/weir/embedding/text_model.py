@@ -275,11 +275,17 @@ class ServedTextModel:
         self.max_length = text.max_length or checkpoint.max_length
         self._spec = spec
         self._checkpoint = checkpoint
+        self._late = checkpoint.layout.late if self.recipe.pooling is Pooling.TOKENS else None
+        if self._late is not None and text.split:
+            raise SettingsError(
+                f"{spec.name}: split=True: texts of late interaction are not read in pieces: leave it out"
+            )
         self._tokenizer = checkpoint.tokenizer(
             TokenizerOptions(
                 lowercase=None if text.cased is None else not text.cased, special_tokens=text.special_tokens,
                 word_special_tokens=text.word_special_tokens, pair_separator=text.pair_separator,
                 prompt=server_prompt(text.prompt, checkpoint.prompts), judges=self.recipe.pooling is Pooling.YES_NO,
+                late=self._late,
             )
         )  # fmt: skip
 
@@ -297,6 +303,8 @@ class ServedTextModel:
                 if self._checkpoint.architecture.labels == 1
                 else (TextTask.PREDICT,)
             )
+        if self._late is not None:
+            return (TextTask.EMBED_ALL, TextTask.RERANK)
         return tuple(_TASKS.get(pooling, TextTask.EMBED) for pooling in (self.recipe.pooling, *self.recipe.beside))
 
     @property

@@ -9,6 +9,7 @@ from typing import Annotated, Any, NamedTuple, Protocol
 from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
+from weir.embedding.late_interaction import LateInteraction
 from weir.errors import InvalidRequest, SettingsError, WeirError
 from weir.messages import Dispatch
 from weir.telemetry.tracecontext import Trace
@@ -96,6 +97,7 @@ class Tokens(NamedTuple):
     """The tokens of one text, as an item that waits in the queue for the model.
 
     `ids` are int32, little-endian, special tokens included. `second` is the index of the first token of a pair's second text, 0 for a single text.
+    It is QUERY for a query of late interaction.
     `outputs` are the TextOutputs that the model makes of it, none for the model's own alone.
     """
 
@@ -238,7 +240,7 @@ class ModelFacts(NamedTuple):
         truncates: whether texts that are too long are cut, for callers who do not state it.
         max_batch_size, max_batch_tokens: the most texts and tokens of a batch; None for no limit.
         max_waiting: how many texts may wait.
-        similarity: how two of its vectors are compared: cosine, dot, euclidean or manhattan.
+        similarity: how two of its vectors are compared: cosine, dot, euclidean or manhattan; those of late interaction by maxsim or meanmaxsim.
         use: returns what its workers take; None if nobody knows.
     """
 
@@ -441,6 +443,7 @@ class TokenizerOptions:
         pair_separator: a separator such as "|||" that makes a pair of a text: in a string it stands between spaces, in a list it is a word.
         whole_words: treat each given word as one token, the unknown token if the vocabulary lacks it.
         prompt: the text that is put before every string that is not part of a pair; None for the default prompt of the model's files, "" for none.
+        late: a text is a query or a document of late interaction, and a pair is one of each, with the tokens of both one after the other.
         judges: a pair is a query and a document, about which the model is asked whether one answers the other; see JUDGE_BEFORE.
     """
 
@@ -452,6 +455,7 @@ class TokenizerOptions:
     whole_words: bool = False
     prompt: str | None = None
     judges: bool = False
+    late: LateInteraction | None = None
 
 
 NO_TOKENIZER_OPTIONS = TokenizerOptions()

@@ -72,6 +72,7 @@ class TokenHead:
     Attributes:
         weight, bias: [out, hidden size] and [out]; `bias` may be None.
         skips_first: the first token has no vector.
+        activation: that of the layer.
         before: ModernBERT's dense layer with gelu and normalization before it: `dense` and `norm`, each with .weight and perhaps .bias.
     """
 
@@ -79,6 +80,7 @@ class TokenHead:
     bias: Array | None
     skips_first: bool = False
     before: Mapping[str, Array] | None = None
+    activation: str = "identity"
 
 
 @dataclass(frozen=True)

@@ -4,17 +4,27 @@
 """
 
 import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 from numpy.typing import NDArray
 
 from weir.embedding.checkpoint.config import Architecture, JsonDocument, read_document, read_json
 from weir.embedding.checkpoint.families import JINA, SIZES, read_architecture, read_family
 from weir.embedding.checkpoint.heads import ModelHeads, TokenHead, is_token_classifier, read_answers, read_heads
+from weir.embedding.checkpoint.late import (
+    MASK_MODULE,
+    METADATA,
+    STANFORD,
+    read_multi_vector,
+    read_pylate,
+    read_stanford,
+)
 from weir.embedding.checkpoint.onnx_files import (
     RUNTIME,
     OnnxFile,
@@ -27,6 +37,7 @@ from weir.embedding.checkpoint.onnx_files import (
 )
 from weir.embedding.checkpoint.tensors import open_pickled, open_tensors
 from weir.embedding.checkpoint.weights import PICKLED_WEIGHTS, WEIGHTS, Store, Weights, no_weights_error
+from weir.embedding.late_interaction import LateInteraction
 from weir.embedding.recipe import Pooling
 from weir.embedding.texts import NO_TOKENIZER_OPTIONS, TokenizerOptions
 from weir.embedding.tokens.tokenizer import Tokenizer
@@ -94,6 +105,7 @@ class ModelLayout:
         similarity: how two vectors are compared, one of SIMILARITIES.
         splade: the configuration of the module that makes sparse vectors, if there is one.
         answers: the token ids of yes and no, if a module compares a decoder's numbers for them.
+        late: how queries and documents become vectors of tokens, if the model was trained for late interaction.
 
     A dense layer without a pooling makes token vectors.
     """
@@ -111,18 +123,20 @@ class ModelLayout:
     splade: Path | None = None
     similarity: str = SIMILARITIES[0]
     answers: tuple[int, int] | None = None
+    late: LateInteraction | None = None
 
 
 def read_layout(directory: Path, *, allow_pickle: bool = False, router: str | None = None) -> ModelLayout:
     """Read modules.json and the folders that it names. A directory without modules.json holds a network alone.
 
-    Of a Router the modules of the route `router` count, None for its default.     The modules must be a Transformer, a Pooling, any number of Dense, and at last optionally a Normalize; a Dropout is skipped. Raises
+    Of a Router the modules of the route `router` count, None for its default. The modules must be a Transformer, a Pooling, any number of Dense, and at last optionally a Normalize;
+    or without a Pooling those of late interaction; a Dropout is skipped. Raises
     SettingsError naming the file and the module for any other sequence, and the file, key and rule for a broken file.
     """
     if not directory.is_dir():
         raise no_weights_error(directory)
     if not (directory / MODULES).is_file():
-        return ModelLayout(directory)
+        return _bare_layout(directory)
     modules = _modules(directory, router)
     (network_path, first), rest = modules[0], modules[1:]
     if first == "MLMTransformer" and [kind for _, kind in rest] == ["SpladePooling"]:
@@ -131,7 +145,11 @@ def read_layout(directory: Path, *, allow_pickle: bool = False, router: str | No
         return _answering_layout(directory, network_path, read_document(directory / rest[0][0] / CONFIG))
     if first != "Transformer":
         raise _unknown(directory, first, "must begin with a Transformer")
-    late = bool(rest) and rest[0][1] == "Dense" and {kind for _, kind in rest} <= {"Dense", "Normalize"}
+    late = (
+        bool(rest)
+        and rest[0][1] in ("Dense", MASK_MODULE)
+        and {kind for _, kind in rest} <= {"Dense", "Normalize", MASK_MODULE}
+    )
     network, pooled, normalize = directory / network_path, None, False
     dense: list[Dense] = []
     files: list[Path] = [directory / MODULES]
@@ -143,11 +161,15 @@ def read_layout(directory: Path, *, allow_pickle: bool = False, router: str | No
             pooled = _poolings(read_document(folder / "config.json"))
             files.append(folder / "config.json")
         elif kind == "Dense" and (pooled is not None or late):
-            layer, path_of_weights = _dense(folder, allow_pickle)
+            layer, path_of_weights = _dense(
+                folder, allow_pickle, ("sentence_embedding", "token_embeddings") if late else ("sentence_embedding",)
+            )
             dense.append(layer)
             files += [folder / "config.json", path_of_weights]
         elif kind == "Normalize" and (pooled is not None or late):
             normalize = True
+        elif kind == MASK_MODULE and late:
+            files.append(folder / CONFIG)
         elif kind != "Dropout":  # has no effect after training
             raise _unknown(directory, kind, "must be Transformer, Pooling, Dense or Normalize, in this order")
     if late and len(dense) > 1:
@@ -156,10 +178,40 @@ def read_layout(directory: Path, *, allow_pickle: bool = False, router: str | No
         raise _unknown(directory, first, "must be followed by a Pooling, or by a Dense for token vectors")
     max_length, lowercase = _text_settings(network)
     prompts, default, dimensions = _encoding_settings(directory)
+    interaction = _late_interaction(directory, network, rest, prompts) if late else None
+    if interaction is not None:
+        prompts |= {"query": interaction.query, "document": interaction.document}
+        files += [path for path in (directory / ENCODING_SETTINGS, network / TEXT_SETTINGS[0]) if path.is_file()]
     return ModelLayout(
         network, pooled, normalize, tuple(dense), max_length, lowercase, prompts, default, dimensions, tuple(files),
-        similarity=_similarity(directory),
+        similarity=_similarity(directory) if interaction is None else interaction.similarity, late=interaction,
     )  # fmt: skip
+
+
+def _bare_layout(directory: Path) -> ModelLayout:
+    """Return the layout of a network alone; Stanford's ColBERT has late interaction."""
+    config = read_document(directory / CONFIG).values if (directory / CONFIG).is_file() else {}
+    if STANFORD not in (config.get("architectures") or ()):
+        return ModelLayout(directory)
+    late = read_stanford(directory)
+    prompts = {"query": late.query, "document": late.document}
+    files = (directory / METADATA,) if (directory / METADATA).is_file() else ()
+    return ModelLayout(directory, prompts=prompts, files=files, similarity=late.similarity, late=late)
+
+
+def _late_interaction(
+    directory: Path, network: Path, rest: Sequence[tuple[str, str]], prompts: Mapping[str, str]
+) -> LateInteraction | None:
+    """Return how queries and documents become vectors, if PyLate or a MultiVectorEncoder saved the model."""
+    path = directory / ENCODING_SETTINGS
+    settings = read_document(path) if path.is_file() else JsonDocument(path, {})
+    masks = [directory / folder / CONFIG for folder, kind in rest if kind == MASK_MODULE]
+    if masks:
+        found = network / TEXT_SETTINGS[0]
+        own = read_document(found) if found.is_file() else JsonDocument(found, {})
+        return read_multi_vector(settings, own, read_document(masks[0]), prompts)
+    types = [str(module.get("type")) for module in read_json(directory / MODULES)]
+    return read_pylate(settings, types, prompts)
 
 
 def _sparse_layout(directory: Path, network_path: str, pooling: Path) -> ModelLayout:
@@ -257,14 +309,14 @@ def _poolings(config: JsonDocument) -> tuple[Pooling, ...]:
     return chosen or (Pooling.MEAN,)
 
 
-def _dense(folder: Path, allow_pickle: bool) -> tuple[Dense, Path]:
-    """Return the dense layer in a folder, and the file of its weights."""
+def _dense(folder: Path, allow_pickle: bool, inputs: Sequence[str]) -> tuple[Dense, Path]:
+    """Return the dense layer in a folder, and the file of its weights. It reads one of `inputs`, and puts its output in the place of that."""
     config = read_document(folder / "config.json")
     if config.switch("use_residual"):
         raise config.wrong("use_residual", True, "must be false")
-    read = config.text("module_input_name", default="sentence_embedding")
-    if read != "sentence_embedding" or config.text("module_output_name", default=read) != read:
-        raise config.wrong("module_input_name", read, "must be sentence_embedding, and so must its output")
+    read = config.text("module_input_name", default=inputs[0])
+    if read not in inputs or config.text("module_output_name", default=read) != read:
+        raise config.wrong("module_input_name", read, f"must be {' or '.join(inputs)}, and so must its output")
     name = config.text("activation_function", default="torch.nn.modules.activation.Tanh")
     activation = ACTIVATIONS.get(name.rsplit(".", 1)[-1])
     if activation is None or not name.startswith("torch.nn."):
@@ -368,7 +420,9 @@ class Checkpoint:
         found = read_heads(self.directory, self._config, self.architecture, self.store, splade, self.allow_pickle)
         if self.layout.dense and not self.layout.pooled:
             layer = self.layout.dense[0]
-            return replace(found, tokens=TokenHead(layer.weight, layer.bias))
+            return replace(found, tokens=TokenHead(layer.weight, layer.bias, activation=layer.activation))
+        if self.layout.late is not None and found.tokens is None:  # the vectors are those of the network
+            return replace(found, tokens=TokenHead(np.eye(self.architecture.hidden_size, dtype=np.float32), None))
         return found
 
     @cached_property
@@ -408,7 +462,7 @@ class Checkpoint:
         """The pooling of the head that the files say the model was trained with; None if it was trained for vectors."""
         if self.layout.splade is not None:
             return Pooling.SPARSE
-        if self.layout.dense and not self.layout.pooled:
+        if self.layout.late is not None or (self.layout.dense and not self.layout.pooled):
             return Pooling.TOKENS
         if is_token_classifier(self._config) and self.heads.labels is not None:
             return Pooling.TOKEN_LOGITS
@@ -467,6 +521,8 @@ class Checkpoint:
     def max_length(self) -> int:
         """The most tokens of a text, special tokens included: as the files state, and at most `architecture.max_length`."""
         stated = self.layout.max_length
+        if self.layout.late is not None:
+            stated = self.layout.late.document_length or stated
         path = self.layout.network / "tokenizer_config.json"
         if stated is None and path.is_file():
             # transformers writes the float 1e30 for a tokenizer without a limit.
@@ -486,6 +542,8 @@ class Checkpoint:
         """
         if options.prompt is None and self.layout.default_prompt is not None:
             options = replace(options, prompt=self.prompts[self.layout.default_prompt])
+        if options.prompt is None and options.late is not None:
+            options = replace(options, prompt=options.late.document)
         if self.layout.lowercase:
             options = replace(options, lowercase_text=True)
         return Tokenizer(self.layout.network, options, vocab_size=self.architecture.vocab_size)

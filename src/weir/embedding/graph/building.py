@@ -47,14 +47,14 @@ if TYPE_CHECKING:
 
 
 Array = NDArray[Any]
-_INT64 = 7  # onnx.TensorProto's number
+_INT32, _INT64 = 6, 7  # onnx.TensorProto's numbers
 
 WEIGHTS = "weights.bin"  # the file beside the graph
 GRAPH = "graph.onnx"
 WHOLE = "whole.onnx"  # a second graph with the same weights, which makes all outputs; only where GRAPH does not
 VECTORS = "vectors"
 ALLOW_PICKLE = "allow-pickle"
-VERSION = 9  # of the graphs that this module builds. Raise it with each change of a graph, so that cached graphs are built again
+VERSION = 10  # of the graphs that this module builds. Raise it with each change of a graph, so that cached graphs are built again
 _NAME = "sentence-encoder"
 _LEAST = 1e-9  # the least divisor of a mean, so that a text without any counted token becomes zeros
 _LEAST_LENGTH = 1e-12  # the least divisor in normalization, as in torch.nn.functional.normalize
@@ -136,7 +136,7 @@ class OutputLayers:
                 rows, f"{name}.dense", head.before["dense.weight"], head.before.get("dense.bias"), "gelu"
             )
             rows = self._norm_by(rows, f"{name}.norm", head.before, "norm")
-        return self._layer(rows, name, head.weight, head.bias, "identity")
+        return self._layer(rows, name, head.weight, head.bias, head.activation)
 
     def dense(self, value: str, layers: Sequence[Any]) -> str:
         """Return `value` after dense layers in order, see checkpoint.reading.Dense."""
@@ -311,7 +311,9 @@ def build(checkpoint: "Checkpoint", recipe: Recipe, device: str = "cpu") -> Grap
     numbers = Numbers(assembly, recipe.precision, device)
     weights = checkpoint.weights()
     kind = EncoderLayers if checkpoint.architecture.like_bert else GeneralLayers
-    encoder = kind(assembly, numbers, checkpoint.architecture, weights, device=device, positions=recipe.positions)
+    encoder = kind(
+        assembly, numbers, checkpoint.architecture, weights, device=device, positions=recipe.positions, computed=_computed(assembly, checkpoint, recipe)
+    )  # fmt: skip
     finisher = OutputLayers(assembly, numbers, weights, checkpoint.architecture.epsilon)
     layers = used_layers(checkpoint.architecture, recipe)
     values = {layer: encoder.add_layer(layer) for layer in range(max(layers))}
@@ -324,6 +326,15 @@ def build(checkpoint: "Checkpoint", recipe: Recipe, device: str = "cpu") -> Grap
     whole, first = encoder.add_last_layer_both_ways(max(layers))
     vectors = {VECTORS: parts.vectors(parts.single(first), dimensions, first_alone=True)}
     return assembly.finish(_NAME, vectors, parts.outputs(parts.single(whole), dimensions) if recipe.beside else None)
+
+
+def _computed(assembly: Assembly, checkpoint: "Checkpoint", recipe: Recipe) -> str:
+    """Return which tokens are computed; "" for those that others attend to. Tokens that fill up a query of late interaction have vectors, too."""
+    late = checkpoint.layout.late
+    if recipe.pooling is not Pooling.TOKENS or late is None or not late.expands_to or late.attends:
+        return ""
+    pool = assembly.input("pool", "float32", ("batch", "length"))
+    return assembly.add("Cast", assembly.add("Greater", pool, assembly.constant(0, "float32")), to=_INT32)
 
 
 class _Parts:

@@ -119,12 +119,12 @@ class EncoderLayers:
     """Adds an encoder to a graph: the embeddings at once, then layer by layer in order.
 
     `value` is the output of the last part added, in the layout `rows` with the hidden size. Without `positions` no position embeddings are
-    added. `device` is "cpu" or "cuda".
+    added. `device` is "cpu" or "cuda". `computed` is 1 for each token that has a value, int32 [batch, length]; "": for those that others attend to.
     """
 
     def __init__(
         self, assembly: Assembly, numbers: Numbers, architecture: "Architecture", weights: Mapping[str, Array], *,
-        device: str, positions: bool,
+        device: str, positions: bool, computed: str = "",
     ) -> None:  # fmt: skip
         self._assembly = assembly
         self._numbers = numbers
@@ -135,7 +135,9 @@ class EncoderLayers:
         self._last_norm = ""
         self._ids = assembly.input("ids", "int32", ("batch", "length"))
         self._mask = assembly.input("mask", "int32", ("batch", "length"))
-        self.rows = PaddedRows(assembly, self._ids) if self._fused else PackedRows(assembly, self._ids, self._mask)
+        self.rows = (
+            PaddedRows(assembly, self._ids) if self._fused else PackedRows(assembly, self._ids, computed or self._mask)
+        )
         self.value = self._embed()
         self._distances = self._distance_bias() if positions and architecture.relative_buckets else ""
 
@@ -336,11 +338,15 @@ class GeneralLayers(EncoderLayers):
 
     def __init__(
         self, assembly: Assembly, numbers: Numbers, architecture: "Architecture", weights: Mapping[str, Array], *,
-        device: str, positions: bool,
+        device: str, positions: bool, computed: str = "",
     ) -> None:  # fmt: skip
-        super().__init__(assembly, numbers, architecture, weights, device=device, positions=positions)
+        super().__init__(
+            assembly, numbers, architecture, weights, device=device, positions=positions, computed=computed
+        )
         self._fused = False
+        self._fills_up = bool(computed)  # there are tokens to which no token attends, but which have a value
         self._masks: dict[int, str] = {}
+        self._seeing: dict[int, str] = {}
         self._rows_of_distances: list[str] = []
         self._turns: dict[Any, list[str]] = {}
 
@@ -422,7 +428,18 @@ class GeneralLayers(EncoderLayers):
         )
         scale = sizes.scale / compared**0.5
         out = self._assembly.add("MultiHeadAttention", *inputs, domain=FUSED, num_heads=sizes.heads, scale=scale)
-        return rows.pack(out)
+        window = sizes.windows[index] if sizes.windows else 0
+        return rows.pack(self._assembly.add("Mul", out, self._sees(window)) if window and self._fills_up else out)
+
+    def _sees(self, window: int) -> str:
+        """Return 1 for a token with a key in its window that tokens attend to, else 0: what attends to nothing gets zeros. [batch, length, 1]."""
+        if window not in self._seeing:
+            add, constant = self._assembly.add, self._assembly.constant
+            near = add("Less", add("Abs", self._pairs()), constant(window, "int64"))
+            attended = add("Unsqueeze", add("Greater", self._mask, constant(0, "int32")), constant([1], "int64"))
+            both = self._numbers.cast(add("And", near, attended), self._numbers.dtype)
+            self._seeing[window] = add("ReduceMax", both, constant([2], "int64"), keepdims=1)
+        return self._seeing[window]
 
     def _norm_heads(self, rows: str, name: str, heads: int) -> str:
         """Return `rows` with each head normalized by itself."""

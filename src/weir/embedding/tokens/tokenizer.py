@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from weir.embedding.late_interaction import QUERY
 from weir.embedding.texts import (
     JUDGE_AFTER,
     JUDGE_BEFORE,
@@ -28,6 +29,7 @@ from weir.embedding.texts import (
     TokenizerOptions,
 )
 from weir.embedding.tokens.files import as_settings_error, gives_types, load_tokenizer
+from weir.embedding.tokens.late import LateTokens
 from weir.embedding.tokens.words import NEW_AT_ONCE, KnownWords, pack_ids, splits_into_words, unpack_ids
 from weir.errors import InvalidRequest, SettingsError
 
@@ -248,6 +250,7 @@ class Tokenizer:
         vocab_size: all valid token ids are below this.
         full_template: the special tokens that the model's files put around texts.
         template: the special tokens that this tokenizer puts around texts: none if the options switch them off.
+        late: how it makes queries and documents of late interaction; None for others.
         type_lead: how many special tokens before the second text of a pair have the type of that text; None if the model is given no types.
         cls_id, sep_id: the first and the last special token around one text; -1 if there is none.
         pad_id: the padding token; 0 if the vocabulary has none.
@@ -294,9 +297,19 @@ class Tokenizer:
         if error := self._without_row(self.template):
             raise SettingsError(f"{directory}: the tokenizer adds to every text {error}: they are of different models")
         self.pad_id = next((self.vocabulary[name] for name in ("[PAD]", "<pad>") if name in self.vocabulary), 0)
+        self.late = self._late_tokens(options)
         self.special_ids = frozenset(number for number, token in added.items() if token.special)
         around = {*self.full_template.first, *self.full_template.last}
         self.unweighted_ids = self.special_ids & {*around, self.pad_id, self._unknown}
+
+    def _late_tokens(self, options: TokenizerOptions) -> LateTokens | None:
+        if options.late is None:
+            return None
+        mask = next((self.vocabulary[name] for name in ("[MASK]", "<mask>") if name in self.vocabulary), None)
+        try:
+            return LateTokens(options.late, self.vocabulary, mask, self._unknown)
+        except SettingsError as error:
+            raise SettingsError(f"{self.directory}: {error.message}") from None
 
     @property
     def cased(self) -> bool:
@@ -343,7 +356,7 @@ class Tokenizer:
     ) -> Tokenized | InvalidRequest | None:
         """Return the tokens of a text by its words alone, as most are; None if it may be a pair, or must be tokenized as a whole."""
         words = self._known_words
-        if words is None or self.separator is not None or tokenize_options.whole_words:
+        if words is None or self.separator is not None or tokenize_options.whole_words or self.late is not None:
             return None
         prompt = self.options.prompt if tokenize_options.prompt is None else tokenize_options.prompt
         packed = words.packed(prompt + text if prompt else text, NEW_AT_ONCE)
@@ -368,6 +381,7 @@ class Tokenizer:
         """Return the tokens or the error of each text; None if one would have to be tokenized as a whole and `new`, see KnownWords.ids, is limited."""
         whole_words, separator = self._word_rules(tokenize_options)
         left = tokenize_options.truncate_left
+        prompt = self.options.prompt if tokenize_options.prompt is None else tokenize_options.prompt
         checked: list[CheckedText | InvalidRequest] = []
         for text in texts:
             try:
@@ -379,6 +393,13 @@ class Tokenizer:
         if ids is None:
             return None
         parts = iter(ids)
+        if self.late is not None:
+            query = self.late.is_query(prompt)
+            return [
+                self._interacting(next(parts), max_length, truncate, each.ids is not None, left, query)
+                if isinstance(each, CheckedText) else each
+                for each in checked
+            ]  # fmt: skip
         return [
             self._with_special_tokens(
                 next(parts), max_length, truncate, self._is_bare(each, whole_words), each.ids is not None, left
@@ -402,6 +423,8 @@ class Tokenizer:
         whole_words, separator = self._word_rules(tokenize_options)
         try:
             checked = self._check(text, separator, tokenize_options.prompt)
+            if self.late is not None:
+                raise InvalidRequest("texts of late interaction are not split: leave split out")
             if checked.ids is not None:
                 raise InvalidRequest("token ids are not split: their special tokens are the caller's")
             template = SpecialTokens() if self._is_bare(checked, whole_words) else self.template
@@ -484,6 +507,10 @@ class Tokenizer:
             return CheckedText(
                 texts=(JUDGE_PAIR.format(instruction=prompt or JUDGE_INSTRUCTION, query=query, document=document),)
             )
+        if self.late is not None and len(checked.texts) == 2:
+            befores = (self.late.query.text, self.late.document.text)
+            return CheckedText(texts=tuple(before + part for before, part in zip(befores, checked.texts, strict=True)))
+        prompt = self.late.before(prompt) if self.late is not None and prompt is not None else prompt
         return CheckedText(texts=(prompt + checked.texts[0],)) if prompt and len(checked.texts) == 1 else checked
 
     def _ids(
@@ -604,14 +631,39 @@ class Tokenizer:
             [number for ids in each for number in ids], [place for place, ids in enumerate(each) for _ in ids]
         )
 
-    def _with_special_tokens(
-        self, parts: list[list[int]], max_length: int, truncate: bool, bare: bool, ready: bool, left: bool
+    def _interacting(
+        self, parts: list[list[int]], max_length: int, truncate: bool, ready: bool, left: bool, query: bool
     ) -> Tokenized | InvalidRequest:
+        """Return the tokens of a query or a document of late interaction, or of a pair of both; see `_with_special_tokens` for the rest."""
+        assert self.late is not None
+        if len(parts) == 2:
+            both = [
+                self._interacting([part], max_length, truncate, False, left, place == 0)
+                for place, part in enumerate(parts)
+            ]
+            for each in both:
+                if isinstance(each, InvalidRequest):
+                    return each
+            first, second = (each for each in both if isinstance(each, Tokenized))
+            return Tokenized(first.ids + second.ids, len(first.ids) // 4, first.truncated or second.truncated)
+        role = self.late.query if query else self.late.document
+        template = self.template._replace(first=(*self.template.first, *role.marker))
+        length = (role.length or max_length) if query else max_length
+        found = self._with_special_tokens(parts, length, truncate, False, ready, left, template)
+        if isinstance(found, InvalidRequest) or ready or not query:
+            return found
+        missing = max(self.late.expands_to - len(found.ids) // 4, 0)
+        return found._replace(ids=found.ids + pack_ids([self.late.filling] * missing), second=QUERY)
+
+    def _with_special_tokens(
+        self, parts: list[list[int]], max_length: int, truncate: bool, bare: bool, ready: bool, left: bool,
+        template: SpecialTokens | None = None,
+    ) -> Tokenized | InvalidRequest:  # fmt: skip
         """Cut the one or two `parts` of a text to `max_length`, with `left` at their beginnings, and add the special tokens, none if `bare`.
 
         `ready` ids are the caller's, special tokens included. Return an error if the text is too long and not to be cut, if it has no token, or if
         `max_length` has no room for it."""
-        template = SpecialTokens() if bare else self.template
+        template = SpecialTokens() if bare else template or self.template
         pair = len(parts) == 2
         room = template.room(max_length, pair=pair)
         length = sum(map(len, parts))
