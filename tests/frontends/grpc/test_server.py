@@ -307,19 +307,30 @@ def test_calls_that_nobody_has_looked_at_are_not_cancelled() -> None:
     assert codes == {"OK": 2000}
 
 
-async def _burst(address: str, pid: int, calls: int, channels: int) -> dict[str, int]:
+def test_a_burst_of_calls_on_one_connection_is_queued() -> None:
+    """More calls than may be in flight on one connection: the client keeps the others back, and none is cancelled."""
+    with Served(f"{MODELS}:Square", "--grpc-port", "0", "--max-queue-size", "5000") as served:
+        served.until_grpc().until_ready()
+        codes = [asyncio.run(_burst(served.grpc, None, 4000, 1)) for _ in range(2)]
+    assert codes == [{"OK": 4000}] * 2
+
+
+async def _burst(address: str, pid: int | None, calls: int, channels: int) -> dict[str, int]:
+    """Return how the calls end. The process `pid`, if any, stands still while they are sent."""
     options = [("grpc.use_local_subchannel_pool", 1)]
     opened = [grpc.aio.insecure_channel(address, options=options) for _ in range(channels)]
     for channel in opened:
         await channel.channel_ready()
     element = numpy.array([b"3"], object)
     body = write_request(InferenceRequest("square", [TensorValue("input", "BYTES", element)]))
-    os.kill(pid, signal.SIGSTOP)
+    if pid is not None:
+        os.kill(pid, signal.SIGSTOP)
     try:
         pending = [channel.unary_unary(INFER, None, None)(body, timeout=60) for channel in opened for _ in range(calls)]
-        await asyncio.sleep(0.5)  # the server stands still, and says nothing of what has reached its sockets
+        await asyncio.sleep(0.5)  # a server that stands still says nothing of what has reached its sockets
     finally:
-        os.kill(pid, signal.SIGCONT)
+        if pid is not None:
+            os.kill(pid, signal.SIGCONT)
     codes = Counter([(await call.code()).name for call in pending])
     for channel in opened:
         await channel.close(None)

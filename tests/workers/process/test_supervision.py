@@ -113,11 +113,19 @@ def test_a_model_all_of_whose_workers_are_suspended_is_not_ready(soon: None) -> 
 
 
 def test_the_first_death_costs_no_wait_and_the_next_ones_twice_as_long_each() -> None:
-    backoff = Backoff(first=0.1, longest=1.0)
+    backoff = Backoff(first=0.1, longest_after_load=1.0)
 
     waits = [backoff.died(suspect=False) for _ in range(7)]
 
     assert waits == [0.0, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
+
+
+def test_a_model_that_loads_is_never_away_for_long() -> None:
+    backoff = Backoff()
+    for _ in range(100):
+        backoff.loaded()
+
+        assert backoff.died(suspect=False) <= 1.0
 
 
 def test_a_death_with_a_suspect_batch_does_not_count() -> None:

@@ -105,6 +105,9 @@ def channel_options(settings: GrpcSettings, http: HttpSettings) -> list[tuple[st
         # A client keeps further calls back. By default gRPC cancels some of the calls that wait to be accepted from 1,000 on, with a status
         # that does not say why.
         ("grpc.max_concurrent_streams", _MOST_STREAMS),
+        # gRPC also counts calls that have ended and that it has not freed yet, and would refuse a client that keeps to the limit. The
+        # limit of calls in core.py refuses with a reason.
+        ("grpc.http.overload_protection", 0),
         ("grpc.server.max_pending_requests", _NO_LIMIT),
         ("grpc.server.max_pending_requests_hard_limit", _NO_LIMIT),
         ("grpc.so_reuseport", 0),  # otherwise two servers could share one port, which must be an error

@@ -28,13 +28,17 @@ from weir.workers.process.launch import Launch
 class Backoff:
     """Says how many seconds to wait before a worker is started again, from how often it has died or failed since it last succeeded.
 
-    After the first death the wait is 0, after the next one `first`, then twice as long each time, at most `longest` seconds. There is always another
-    try, because what a model needs to load may be there again. After `patience` failures to load in a row no request should wait for it.
+    After the first death the wait is 0, after the next one `first`, then twice as long each time. It is at most `longest` seconds after a failure to load,
+    and at most `longest_after_load` after the death of a worker that had loaded: its model is healthy, and requests are refused meanwhile. There is always
+    another try, because what a model needs to load may be there again. After `patience` failures to load in a row no request should wait for it.
     """
 
-    def __init__(self, *, first: float = 0.1, longest: float = 30.0, patience: int = 5) -> None:
+    def __init__(
+        self, *, first: float = 0.1, longest: float = 30.0, longest_after_load: float = 1.0, patience: int = 5
+    ) -> None:
         self._first = first
         self._longest = longest
+        self._longest_after_load = longest_after_load
         self._patience = patience
         self._deaths = 0
         self._failures = 0
@@ -48,7 +52,7 @@ class Backoff:
         if suspect:
             return 0.0
         self._deaths += 1
-        return self._wait(self._deaths - 1)
+        return min(self._wait(self._deaths - 1), self._longest_after_load)
 
     @property
     def failures(self) -> int:
