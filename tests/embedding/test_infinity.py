@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 from tests.embedding.hashing import HashingEncoder
-from tests.embedding.test_tei import labeller, post, ranker
+from tests.embedding.served_texts import Served
+from tests.embedding.test_tei import asked, labeller, post, ranker
 
 
 def test_documents_are_ranked() -> None:
@@ -49,3 +50,35 @@ def test_what_is_wrong_is_named(path: str, document: Any, rule: str) -> None:
     encoder.facts = encoder.facts._replace(tasks=encoder.facts.tasks[:1])
     answer = post(path, document, encoder)
     assert answer.status_code in (400, 422) and rule in str(answer.json())
+
+
+def test_what_its_client_states_without_being_asked_changes_nothing() -> None:
+    stated = {"model": "default/not-specified", "encoding_format": "float", "dimensions": 0, "modality": "text"}
+    encoder = HashingEncoder()
+    plain = post("/embeddings", {"input": ["dam"]}, encoder).json()
+    answer = post("/embeddings", {"input": ["dam"], **stated}, encoder).json()
+    assert answer["data"] == plain["data"] and isinstance(answer["id"], str) and isinstance(answer["created"], int)
+    ranked = post("/rerank", {"query": "q", "documents": ["dam"], "model": "default/not-specified"}, ranker())
+    assert ranked.json()["model"] == "ranker"
+
+
+def test_models_have_what_its_client_reads() -> None:
+    async def ask(server: Served) -> Any:
+        return (await server.client.get("/models")).json()
+
+    encoder = ranker()
+    encoder.facts = encoder.facts._replace(waiting=lambda: 3, max_waiting=12, max_batch_size=8)
+    (card,) = asked(ask, encoder)["data"]
+    assert card["stats"] == {"queue_fraction": 0.25, "queue_absolute": 3, "results_pending": 3, "batch_size": 8}
+    assert (card["id"], card["owned_by"], card["object"]) == ("ranker", "infinity", "model")
+    assert card["capabilities"] == ["rerank", "classify"]
+
+
+def test_an_empty_document_is_ranked_as_any_other() -> None:
+    encoder = ranker()
+    encoder.scores = {"dam": [2.0], "": [-3.0]}
+    for body in ({"query": "q", "documents": ["dam", ""]}, {"query": "q", "texts": ["dam", ""]}):
+        answer = post("/rerank", body, encoder)
+        assert answer.status_code == 200, answer.text
+        assert encoder.heard[-1].texts == [("q", "dam"), ("q", "")]
+    assert post("/rerank", {"query": "", "documents": ["dam"]}, encoder).status_code in (400, 422)

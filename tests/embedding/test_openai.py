@@ -127,6 +127,27 @@ def test_the_vectors_may_be_scaled_to_length_one() -> None:
     np.testing.assert_allclose([np.linalg.norm(each["embedding"]) for each in found], 1, rtol=1e-6)
 
 
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/embeddings"])
+@pytest.mark.parametrize("said", [{}, {"encoding_format": "base64"}, {"dimensions": 3}, {"outputs": ["dense"]}])
+def test_vectors_have_length_one_unless_the_caller_wants_them_as_they_are(path: str, said: Any) -> None:
+    encoder = HashingEncoder()
+    encoder.facts = encoder.facts._replace(unscaled=True)
+    for texts in ("one", ["one"], ["one", "two", "three"]):
+
+        async def ask(server: Served, texts: Any = texts) -> list[Any]:
+            bodies = ({"input": texts, **said}, {"input": texts, "normalized": False, **said})
+            return [(await server.client.post(path, json=body)).json()["data"] for body in bodies]
+
+        scaled, plain = (np.array([numbers_of(each["embedding"]) for each in data]) for data in asking(encoder)(ask))
+        np.testing.assert_allclose(np.linalg.norm(scaled, axis=-1), 1, rtol=1e-6)
+        np.testing.assert_allclose(scaled, plain / np.linalg.norm(plain, axis=-1, keepdims=True), atol=1e-6)
+        assert abs(np.linalg.norm(plain, axis=-1) - 1).max() > 0.01
+
+
+def numbers_of(embedding: Any) -> Any:
+    return np.frombuffer(base64.b64decode(embedding), "<f4") if isinstance(embedding, str) else np.array(embedding)
+
+
 def test_infinitys_and_jinas_ways_to_ask_are_answered_alike() -> None:
     async def ask(server: Served) -> list[Any]:
         plain = await server.client.post("/v1/embeddings", json={"input": ["one"]})
@@ -137,6 +158,7 @@ def test_infinitys_and_jinas_ways_to_ask_are_answered_alike() -> None:
         return [plain.json(), infinity.json(), jina.json(), (await server.client.get("/models")).json()]
 
     plain, infinity, jina, models = asking(HashingEncoder())(ask)
+    assert infinity.pop("id").startswith("weir-") and infinity.pop("created") > 0
     assert plain == infinity == jina
     assert [each["id"] for each in models["data"]] == ["hashing"]
 
@@ -181,7 +203,7 @@ WRONG: list[tuple[Any, str | None, str]] = [
     ({"input": [[3], []]}, "input", r"input\[1\]: must not be empty"),
     ({"input": {"a": 1}}, "input", "must be a text or a list"),
     ({"input": "a", "encoding_format": "hex"}, "encoding_format", "must be one of float, base64"),
-    ({"input": "a", "dimensions": 0}, "dimensions", "must be 1 or more"),
+    ({"input": "a", "dimensions": -1}, "dimensions", "must be 1 or more"),
     ({"input": "a", "user": "x" * 513}, "user", "has 513 characters, must have at most 512"),
     ({"input": "a", "dimensions": 9}, "dimensions", "must be 1 to 8"),
     ({"input": "a", "dimensions": True}, "dimensions", "dimensions=True: must be an integer or null"),
@@ -332,7 +354,7 @@ def sent(method: str, path: str, **said: Any) -> httpx.Response:
 
 
 @pytest.mark.parametrize(("method", "path", "status", "code", "rule"), [
-    ("POST", "/v1/chat/completions", 404, "unknown_url", "no such path; there are POST /v1/embeddings, GET /v1/models"),
+    ("POST", "/v1/chat/completions", 404, "unknown_url", "no such path; there are POST /v1/embed, POST /v1/rerank, POST /v1/embeddings, GET /v1/models, GET /v1/models/{model}"),
     ("GET", "/v1/", 404, "unknown_url", "/v1/: there is no such path"),
     ("GET", "/v1/embeddings", 405, "method_not_allowed", "/v1/embeddings: takes POST only"),
     ("POST", "/v1/models", 405, "method_not_allowed", "takes GET only"),
@@ -350,7 +372,7 @@ def test_what_is_not_there_is_refused_in_its_shape(method: str, path: str, statu
 def test_the_stock_client_shows_the_reason() -> None:
     async def ask(server: Served) -> None:
         async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
-            with pytest.raises(openai.NotFoundError, match="there are POST /v1/embeddings") as caught:
+            with pytest.raises(openai.NotFoundError, match=r"there are .*POST /v1/embeddings") as caught:
                 await client.chat.completions.create(model="any", messages=[])
             assert caught.value.code == "unknown_url"
             long: Any = {"input": "a b c d e f g", "extra_body": {"truncate": False}}

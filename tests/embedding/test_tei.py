@@ -154,6 +154,15 @@ def test_tokens_are_shown_and_put_together_again() -> None:
     assert post("/decode", {"ids": [[0, 4], [5]], "skip_special_tokens": False}).json() == ["0 4", "5"]
 
 
+def test_offsets_of_tokens_are_bytes_of_utf_8() -> None:
+    text = "ein Wehr für Größe 🐟 da"
+    encoder = HashingEncoder(facts=ModelFacts(prompts={"query": "für: "}))
+    for prompt_name, whole in ((None, text), ("query", f"für: {text}")):
+        (tokens,) = post("/tokenize", {"inputs": text, "prompt_name": prompt_name}, encoder).json()
+        body = whole.encode()
+        assert [body[each["start"] : each["stop"]].decode() for each in tokens if not each["special"]] == whole.split()
+
+
 def test_the_first_model_is_described() -> None:
     def info(*encoders: HashingEncoder) -> Any:
         return asked(lambda server: server.client.get("/info"), *encoders).json()

@@ -31,6 +31,7 @@ from weir.wire.values import decode_json, find_half, uncollected, without_halves
 TRUNCATED = b"x-weir-truncated"
 FOREIGN = b"x-weir-foreign-ids"
 _MAX_CLIENT_ID = 128
+NOT_SPECIFIED = "default/not-specified"  # what infinity's client sends for a model that its user did not name
 
 
 class EmbeddingContext:
@@ -61,6 +62,7 @@ class EmbeddingContext:
 
         Raises ModelNotFound naming the models that exist, and InvalidRequest naming the tasks of a model that cannot do `task`.
         """
+        name = "" if name == NOT_SPECIFIED else name
         if not name and task is not None:
             able = [each for each in self.encoders.values() if task in each.facts.tasks]
             name = next((each.name for each in [*(each for each in able if each.facts.tasks[0] == task), *able]), "")
@@ -260,11 +262,11 @@ class TextExchange:
 # What protocols read.
 
 
-def check_text(text: Any, where: str) -> str:
-    """Return `text` if it is a string and not empty. Raises InvalidRequest naming its place `where` and the rule."""
+def check_text(text: Any, where: str, *, may_be_empty: bool = False) -> str:
+    """Return `text` if it is a string, and not empty unless it may be. Raises InvalidRequest naming its place `where` and the rule."""
     if not isinstance(text, str):
         raise InvalidRequest(f"{where}: must be a text, is {brief(text)}")
-    if not text:
+    if not (text or may_be_empty):
         raise InvalidRequest(f"{where}: must not be empty")
     return text
 

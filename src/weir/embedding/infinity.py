@@ -1,5 +1,6 @@
-"""The endpoints of infinity that OpenAI does not have: POST /rerank and POST /classify. Its /embeddings and /models are those of openai.py.
+"""The endpoints of infinity: POST /embeddings, /rerank and /classify, and GET /models.
 
+Its /embeddings takes what OpenAI's takes, and its answers have `id` and `created` besides.
 TEI has a /rerank, too: tei.py answers that path, and has the protocol here read and write bodies with `documents`.
 """
 
@@ -13,12 +14,24 @@ from msgspec import Meta, Struct
 from starlette.routing import Route
 
 from weir.embedding.exchange import EmbeddingContext, TextExchange, check_texts, read_json
-from weir.embedding.http import HttpTexts, described_call
-from weir.embedding.openai import JSON_HEADER, OpenAIError, TokenUsage, error_answer, with_input_field
+from weir.embedding.http import HttpTexts, Listing, described_call
+from weir.embedding.openai import (
+    JSON_HEADER,
+    EmbeddingsAnswer,
+    EmbeddingsRequest,
+    OpenAIError,
+    OpenAIProtocol,
+    TextModelCard,
+    TokenUsage,
+    error_answer,
+    model_card,
+    with_input_field,
+)
 from weir.embedding.scores import check_top_n, labelled, ranking, read_pairs, relevance, without_nulls
-from weir.embedding.texts import Encoded, PlainText, TextTask
+from weir.embedding.texts import Encoded, Encodes, PlainText, TextTask
 from weir.errors import InvalidRequest
-from weir.frontends.http.asgi import Endpoint
+from weir.frontends.http.asgi import AsgiCall, Endpoint
+from weir.frontends.http.openapi import operation
 from weir.protocols.response import Headers, HttpResponse, encode_safely
 from weir.wire.schema import read_document
 
@@ -162,8 +175,96 @@ def _answer(exchange: TextExchange, encoded: Encoded) -> InfinityAnswer:
     }  # fmt: skip
 
 
+class InfinityEmbeddingsAnswer(EmbeddingsAnswer):
+    """The vectors of texts, in order."""
+
+    id: str
+    created: int
+
+
+class EmbeddingsProtocol(OpenAIProtocol):
+    """POST /embeddings: OpenAI's, with the answers of infinity."""
+
+    paths = ("/embeddings",)
+
+    def write(self, exchange: TextExchange, encoded: Encoded) -> Listing | HttpResponse:
+        """Return what OpenAI's endpoint returns, with `id` and `created`."""
+        written = super().write(exchange, encoded)
+        more = b',"id":"weir-%b","created":%d}' % (uuid4().hex.encode(), time.time())
+        if isinstance(written, Listing):
+            return written._replace(closing=written.closing.removesuffix(b"}") + more)
+        return HttpResponse(written.status, written.headers, written.body.removesuffix(b"}") + more)
+
+
+# infinity's names of what a model can be called for.
+_CAPABILITIES = {TextTask.EMBED: "embed", TextTask.RERANK: "rerank", TextTask.PREDICT: "classify"}
+
+
+class ModelStats(TypedDict):
+    """How many texts wait for the model, and the most that a batch has; -1 if nobody knows."""
+
+    queue_fraction: float
+    queue_absolute: int
+    results_pending: int
+    batch_size: int
+
+
+class InfinityModelCard(TextModelCard):
+    """A model as infinity describes it. Its client knows no other owner than infinity."""
+
+    stats: ModelStats
+    backend: str
+    capabilities: list[str]
+    dtype: str
+    device: str
+
+
+class InfinityModelList(TypedDict):
+    """The models of texts."""
+
+    object: Literal["list"]
+    data: list[InfinityModelCard]
+
+
+def _card(encoder: Encodes, since: int) -> InfinityModelCard:
+    facts = encoder.facts
+    waiting = -1 if facts.waiting is None else facts.waiting()
+    stats: ModelStats = {
+        "queue_fraction": waiting / facts.max_waiting if facts.max_waiting else 0.0, "queue_absolute": waiting,
+        "results_pending": waiting, "batch_size": facts.max_batch_size or -1,
+    }  # fmt: skip
+    return {
+        **model_card(encoder, since), "owned_by": "infinity", "stats": stats, "backend": "weir",
+        "capabilities": [_CAPABILITIES[task] for task in facts.tasks if task in _CAPABILITIES],
+        "dtype": facts.dtype, "device": facts.device,
+    }  # fmt: skip
+
+
+class InfinityEmbeddings:
+    """The endpoints of infinity that are beside those of OpenAI: its /embeddings and /models."""
+
+    def __init__(self, context: EmbeddingContext) -> None:
+        self._context = context
+        self._since = int(time.time())
+        self.texts = [HttpTexts(EmbeddingsProtocol(), context)]
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        (embeddings,) = self.texts
+        endpoint = partial(Endpoint, settings=self._context.http, refuse=embeddings.refusal)
+        return [
+            Route("/embeddings", endpoint(embeddings), methods=["POST"]),
+            Route("/models", endpoint(self.list_models), methods=["GET"]),
+        ]
+
+    async def list_models(self, call: AsgiCall) -> HttpResponse:
+        """Return the list of the models, with what waits for them."""
+        cards = [_card(encoder, self._since) for encoder in self._context.encoders.values()]
+        return HttpResponse(200, [JSON_HEADER], encode_safely(InfinityModelList(object="list", data=cards)))
+
+
 class Infinity:
-    """The endpoints of infinity."""
+    """The endpoints of infinity for labels; tei.py has those for rankings."""
 
     def __init__(self, context: EmbeddingContext) -> None:
         self._context = context
@@ -179,6 +280,18 @@ def infinity_paths() -> Mapping[str, Any]:
     """Return the paths of infinity's endpoints, described for OpenAPI with the types in place of their schemas."""
     example = {"input": ["I am happy"]}
     text = "Label texts, as infinity does"
+    vectors = described_call(
+        "/embeddings", "Encode texts, as infinity does", EmbeddingsRequest, {"input": ["I am happy"]}, InfinityEmbeddingsAnswer, OpenAIError,
+    )  # fmt: skip
+    models = operation(
+        "get",
+        "/models",
+        "List the models of texts, as infinity does",
+        InfinityModelList,
+        error=OpenAIError,
+        tag="texts",
+    )
     return {
-        "/classify": {"post": described_call("/classify", text, ClassifyRequest, example, ClassifyAnswer, OpenAIError)}
-    }
+        "/embeddings": {"post": vectors}, "/models": {"get": models},
+        "/classify": {"post": described_call("/classify", text, ClassifyRequest, example, ClassifyAnswer, OpenAIError)},
+    }  # fmt: skip

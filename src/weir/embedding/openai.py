@@ -1,18 +1,22 @@
-"""OpenAI's endpoints: POST /v1/embeddings, GET /v1/models; and the same without /v1, as infinity has them. Jina's fields are read, too.
+"""OpenAI's endpoints: POST /v1/embeddings, GET /v1/models. Jina's fields are read, too. infinity.py has the same without /v1.
 
 A text that is longer than the model reads is cut, unless the settings refuse it. The answer names the texts that were cut in `truncated`, and their number
 in the header X-Weir-Truncated. OpenAI itself refuses such texts.
 """
 
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
 
 import msgspec
 from msgspec import Meta, Struct
 from numpy.typing import NDArray
-from starlette.routing import Route
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Match, Route
+from starlette.types import Receive, Scope, Send
 
 from weir.embedding.exchange import (
     EmbeddingContext,
@@ -60,7 +64,7 @@ from weir.errors import (
     WeirError,
     brief,
 )  # fmt: skip
-from weir.frontends.http.asgi import AsgiCall, Endpoint
+from weir.frontends.http.asgi import AsgiCall, Endpoint, as_response, identified
 from weir.frontends.http.openapi import operation
 from weir.protocols.response import Headers, HttpResponse, encode_safely, error_headers, error_value
 from weir.protocols.status import http_code
@@ -144,7 +148,7 @@ _CODES: dict[type[BaseException], str] = {
 
 
 NAME = "openai"
-_PATHS = {"embeddings": "POST", "models": "GET"}  # below /v1
+UNKNOWN = "/v1/{path:path}"
 _SOME = Meta(min_length=1)
 _NO = Meta(extra_json_schema={"enum": [False, None]})
 _LONGEST_USER = 512  # characters, as the latest users are kept in memory
@@ -176,9 +180,7 @@ class EmbeddingsRequest(TextOptionFields, forbid_unknown_fields=True):
     # Jina's names of the above, and its further fields.
     embedding_type: Annotated[str | None, Meta(extra_json_schema={"enum": [*PACKINGS, None]})] = None
     task: Annotated[str | None, Meta(description="as input_type")] = None
-    normalized: Annotated[
-        bool | None, Meta(description="true scales the vectors to length 1, whatever the model does")
-    ] = None
+    normalized: Annotated[bool | None, Meta(description="false leaves the vectors as the model makes them")] = None
     late_chunking: Annotated[bool | None, _NO] = None
     return_multivector: Annotated[bool | None, _NO] = None
     # Infinity's.
@@ -205,8 +207,9 @@ class EmbeddingsForm(NamedTuple):
     """How the vectors of a request are written."""
 
     packing: Packing
-    unit_length: bool
+    unit_length: bool  # of the vectors of texts
     outputs: tuple[TextOutput, ...] = ()
+    unit_tokens: bool = False  # whether the vectors of tokens have length 1, too
 
 
 class TokenUsage(TypedDict):
@@ -266,40 +269,72 @@ class OpenAI:
         endpoint = partial(Endpoint, settings=self._context.http, refuse=embeddings.refusal)
         return [
             *[Route(path, endpoint(embeddings), methods=["POST"]) for path in OPENAI.paths],
-            *[Route(path, endpoint(self.list_models), methods=["GET"]) for path in ("/v1/models", "/models")],
+            Route("/v1/models", endpoint(self.list_models), methods=["GET"]),
             Route("/v1/models/{model:path}", endpoint(self.show_model), methods=["GET"]),
-            Route("/v1/{path:path}", endpoint(self.refuse_path)),  # last: whatever the others do not take
+            Route(UNKNOWN, _Pages(self.refuse_path)),  # last: whatever the others do not take
         ]
 
     async def list_models(self, call: AsgiCall) -> HttpResponse:
         """Return the list of the models."""
-        cards = [self._card(encoder) for encoder in self._context.encoders.values()]
+        cards = [model_card(encoder, self._since) for encoder in self._context.encoders.values()]
         return HttpResponse(200, [JSON_HEADER], encode_safely(TextModelList(object="list", data=cards)))
 
     async def show_model(self, call: AsgiCall) -> HttpResponse:
         """Return the description of one model. Raises ModelNotFound."""
-        return HttpResponse(200, [JSON_HEADER], encode_safely(self._card(self._context.encoder(call.path["model"]))))
+        return HttpResponse(
+            200, [JSON_HEADER], encode_safely(model_card(self._context.encoder(call.path["model"]), self._since))
+        )
 
-    async def refuse_path(self, call: AsgiCall) -> HttpResponse:
-        """Answer a path that does not exist. Raises MethodNotAllowed for a path that does."""
-        path = call.path["path"]
-        name = "models" if path.startswith("models/") else path
-        if name in _PATHS:
-            raise MethodNotAllowed(f"/v1/{path}: takes {_PATHS[name]} only", details={"allow": [_PATHS[name]]})
-        known = ", ".join(f"{method} /v1/{name}" for name, method in _PATHS.items())
-        self._context.counts.refused("", NAME, 404)
-        return no_such_path(f"/v1/{path}", known)
+    async def refuse_path(self, request: Request) -> Response:
+        """Answer a path that does not exist, or that does not take the method, from the routes of the application."""
+        path, scope = request.url.path, request.scope
+        routes = [each for each in request.app.routes if isinstance(each, Route) and each.path != UNKNOWN]
+        below = [each for each in routes if each.path.startswith("/v1/")]
+        methods = {
+            method for each in below if each.matches(dict(scope))[0] is Match.PARTIAL for method in _methods(each)
+        }
+        if methods:
+            allow = sorted(methods)
+            refusal = MethodNotAllowed(f"{path}: takes {', '.join(allow)} only", details={"allow": allow})
+            answer = self.texts[0].refusal(refusal)
+        else:
+            known = [f"{method} {with_braces(each)}" for each in below for method in sorted(_methods(each))]
+            self._context.counts.refused("", NAME, 404)
+            answer = no_such_path(path, ", ".join(dict.fromkeys(known)))
+        return as_response(identified(answer, request.headers.raw))
 
-    def _card(self, encoder: Encodes) -> TextModelCard:
-        card: TextModelCard = {
-            "id": listed_name(encoder), "object": "model", "created": self._since,
-            "owned_by": encoder.facts.id.rpartition("/")[0] or "weir",
-            "dimensions": encoder.dimensions, "max_length": encoder.max_length,
-        }  # fmt: skip
-        if encoder.facts.use is not None:
-            use = encoder.facts.use()
-            card["workers"], card["threads_per_worker"], card["memory_bytes"] = use
-        return card
+
+class _Pages:
+    """An ASGI application whose requests of all methods `answer` answers."""
+
+    def __init__(self, answer: Callable[[Request], Awaitable[Response]]) -> None:
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        await (await self._answer(Request(scope, receive)))(scope, receive, send)
+
+
+def _methods(route: Route) -> set[str]:
+    return (route.methods or set()) - {"HEAD"}
+
+
+def with_braces(route: Route) -> str:
+    """Return the path of a route as OpenAPI writes it."""
+    return re.sub(r":\w+}", "}", route.path)
+
+
+def model_card(encoder: Encodes, since: int) -> TextModelCard:
+    """Return the description of a model, which was loaded at `since`, in seconds since 1970."""
+    card: TextModelCard = {
+        "id": listed_name(encoder), "object": "model", "created": since,
+        "owned_by": encoder.facts.id.rpartition("/")[0] or "weir",
+        "dimensions": encoder.dimensions, "max_length": encoder.max_length,
+    }  # fmt: skip
+    if encoder.facts.use is not None:
+        use = encoder.facts.use()
+        card["workers"], card["threads_per_worker"], card["memory_bytes"] = use
+    return card
 
 
 class PlainRequest(Struct, forbid_unknown_fields=True):
@@ -326,15 +361,16 @@ class OpenAIProtocol:
     """OpenAI's protocol for embeddings; see TextProtocol."""
 
     name = NAME
-    paths = ("/v1/embeddings", "/embeddings")
+    paths: Sequence[str] = ("/v1/embeddings",)
 
     def read(self, exchange: TextExchange, headers: Headers, body: bytes) -> None:
         """Read the body into `exchange`. Raises InvalidRequest whose details name the field as `param`, and ModelNotFound."""
         if (plain := _read_plain(body)) is not None:
             exchange.texts = [plain.input]
             exchange.encoder = exchange.context.encoder(plain.model, TextTask.EMBED)
-            exchange.as_json = plain.encoding_format == "float"
-            exchange.form = _PLAIN_FORM if exchange.as_json else _BASE64_FORM
+            is_json, unscaled = plain.encoding_format == "float", exchange.encoder.facts.unscaled
+            exchange.as_json = is_json and not unscaled
+            exchange.form = _PLAIN_FORMS[is_json, unscaled]
             return
         request = read_body(body)
         exchange.texts = _read_input(request.input, exchange.context)
@@ -345,10 +381,11 @@ class OpenAIProtocol:
         exchange.encoder = encoder = exchange.context.encoder(request.model or "", task)
         exchange.options = options_of(request, encoder, outputs=request.outputs)
         outputs = exchange.options.outputs or (encoder.facts.outputs[:1] if request.outputs else ())
-        exchange.form = EmbeddingsForm(packing_named(packing, field), bool(request.normalized), outputs)
+        unit_length = encoder.facts.unscaled if request.normalized is None else request.normalized
+        exchange.form = EmbeddingsForm(packing_named(packing, field), unit_length, outputs, bool(request.normalized))
 
     def write(self, exchange: TextExchange, encoded: Encoded) -> Listing | HttpResponse:
-        """Return the vectors in the requested `encoding_format`. Raises Unsupported if there is one for each token and `outputs` do not name them."""
+        """Return the vectors in the requested `encoding_format`, with length 1 unless `normalized` is false. Raises Unsupported if there is one for each token and `outputs` do not name them."""
         if encoded.written is not None:
             return _written_one(exchange.listed_model, encoded.counts[0], encoded.written)
         if exchange.form.outputs:
@@ -357,8 +394,10 @@ class OpenAIProtocol:
             raise Unsupported(
                 f"model {exchange.model!r} gives a vector for each token of a text: POST /encode has them"
             )
-        if len(encoded.vectors) == 1 and exchange.form == _PLAIN_FORM and not encoded.truncated[0]:
-            return _written_one(exchange.listed_model, encoded.counts[0], written_numbers(encoded.vectors[0]))
+        form = exchange.form
+        if len(encoded.vectors) == 1 and form.packing is Packing.FLOAT and not encoded.truncated[0]:
+            vector = unit_vectors(encoded.vectors[0]) if form.unit_length else encoded.vectors[0]
+            return _written_one(exchange.listed_model, encoded.counts[0], written_numbers(vector))
         return _written(exchange.listed_model, exchange.form, encoded)
 
     def error_answer(self, error: BaseException, identity: Any = None, *, development: bool = False) -> HttpResponse:
@@ -369,7 +408,10 @@ class OpenAIProtocol:
 OPENAI = OpenAIProtocol()
 
 
-_PLAIN_FORM, _BASE64_FORM = EmbeddingsForm(Packing.FLOAT, False), EmbeddingsForm(Packing.BASE64, False)
+_PLAIN_FORMS = {
+    (is_json, unit_length): EmbeddingsForm(Packing.FLOAT if is_json else Packing.BASE64, unit_length)
+    for is_json in (True, False) for unit_length in (True, False)
+}  # fmt: skip
 _ONE = b'{"object":"list","model":%b,"usage":{"prompt_tokens":%d,"total_tokens":%d},"data":[{"object":"embedding","index":0,"embedding":%b}]}'
 
 
@@ -407,18 +449,18 @@ def _lead(model: str, encoded: Encoded) -> EmbeddingsLead:
 def _written_outputs(model: str, form: EmbeddingsForm, encoded: Encoded) -> Listing:
     """Return what the request's `outputs` name of each text. Vectors of texts and of tokens have the requested form."""
 
-    def vectors(found: NDArray[Any]) -> list[Any]:
-        return packed(unit_vectors(found) if form.unit_length else found, form.packing)
+    def vectors(found: NDArray[Any], unit_length: bool) -> list[Any]:
+        return packed(unit_vectors(found) if unit_length else found, form.packing)
 
     def item(place: int) -> NumberedVector:
         made: NumberedVector = {"object": "embedding", "index": place}
         for output, found in each_output(encoded, form.outputs, place).items():
             if output is TextOutput.DENSE:
-                made["embedding"] = vectors(found[None])[0]
+                made["embedding"] = vectors(found[None], form.unit_length)[0]
             elif output is TextOutput.SPARSE:
                 made["sparse"] = sparse_vector(found)
             else:
-                made["tokens"] = vectors(found)
+                made["tokens"] = vectors(found, form.unit_tokens)
         return made
 
     largest = encoded.vectors[0].size + sum(max(each.size for each in found) for found in encoded.beside.values())
@@ -456,6 +498,7 @@ def read_body(body: bytes) -> EmbeddingsRequest:
     request.input_type = request.input_type or request.task
     if request.user and len(request.user) > _LONGEST_USER:
         raise wrong(f"user: has {len(request.user)} characters, must have at most {_LONGEST_USER}", "user")
+    request.dimensions = request.dimensions or None  # infinity's client sends 0 for all
     if request.dimensions is not None and request.dimensions < 1:
         raise wrong(f"dimensions={request.dimensions}: must be 1 or more", "dimensions")
     return request
@@ -498,6 +541,6 @@ def openai_paths() -> Mapping[str, Any]:
     call = partial(described_call, summary=summary, body=EmbeddingsRequest, example=example, answer=EmbeddingsAnswer)
     return {
         **{path: {"post": call(path, error=OpenAIError)} for path in OPENAI.paths},
-        **{path: {"get": page(path, "List the models of texts", TextModelList)} for path in ("/v1/models", "/models")},
+        "/v1/models": {"get": page("/v1/models", "List the models of texts", TextModelList)},
         "/v1/models/{model}": {"get": page("/v1/models/{model}", "Describe a model of texts", TextModelCard)},
     }

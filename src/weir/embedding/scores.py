@@ -30,7 +30,7 @@ def read_pairs(
     exchange: TextExchange, query: Any, documents: Any, field: str, model: str | None, truncate: bool | None = None, *,
     left: bool = False,
 ) -> list[str]:  # fmt: skip
-    """Read the pairs of `query` with each of `documents` into `exchange`; return the documents. A document is a text, or an object with `text`.
+    """Read the pairs of `query` with each of `documents` into `exchange`; return the documents. A document is a text, or an object with `text`; it may be empty.
 
     Each pair is tokenized, batched and cut as any other pair of texts: the longer of both first. Raises InvalidRequest naming the field, and
     ModelNotFound, also if the model does not rank.
@@ -50,8 +50,8 @@ def _document(value: Any, where: str) -> str:
     if isinstance(value, dict):
         if "text" not in value:
             raise InvalidRequest(f"{where}.text: is missing")
-        return check_text(value["text"], f"{where}.text")
-    return check_text(value, where)
+        return check_text(value["text"], f"{where}.text", may_be_empty=True)
+    return check_text(value, where, may_be_empty=True)
 
 
 def check_top_n(top_n: int | None) -> None:

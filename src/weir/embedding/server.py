@@ -30,7 +30,7 @@ from weir.embedding.encoder import Encoder
 from weir.embedding.exchange import EmbeddingContext
 from weir.embedding.http import FastTexts, HttpTexts
 from weir.embedding.inference import TextInference
-from weir.embedding.infinity import Infinity, infinity_paths
+from weir.embedding.infinity import Infinity, InfinityEmbeddings, infinity_paths
 from weir.embedding.metrics import PaddingMetrics, TextClients, TextCounts
 from weir.embedding.openai import OpenAI, openai_paths
 from weir.embedding.recipe import OF_TOKENS, Pooling
@@ -58,9 +58,11 @@ _ZMQ_PORT = 5555  # of bert-as-service
 
 def text_routes(context: EmbeddingContext) -> tuple[list[list[HttpTexts]], list[BaseRoute]]:
     """Return what answers requests for vectors, scores and labels, in lists whose protocols write errors alike, and the routes of them all."""
-    openai, others = OpenAI(context), (Cohere(context), Tei(context), Infinity(context), LabelsOfTokens(context))
-    # OpenAI's route takes every other path below /v1, and its /embeddings begins as TEI's /embed does.
-    return [part.texts for part in (openai, *others)], [route for part in (*others, openai) for route in part.routes()]
+    openai, infinity = OpenAI(context), InfinityEmbeddings(context)
+    others = (Cohere(context), Tei(context), Infinity(context), LabelsOfTokens(context))
+    # OpenAI's route takes every other path below /v1, and infinity's /embeddings begins as TEI's /embed does.
+    texts = [part.texts for part in (openai, infinity, *others)]
+    return texts, [route for part in (infinity, *others, openai) for route in part.routes()]
 
 
 def text_paths() -> Mapping[str, Any]:
@@ -170,7 +172,7 @@ class EmbeddingProduct:
             "/status": "/encode",
             "/terminate": "/encode",
             "/vertex": "/embed",
-            "/v1": "/embeddings",
+            "/v1": "/v1/embeddings",
         }
         refusals |= {path: refusals[other] for path, other in alike.items()}
         return dict(sorted(refusals.items(), key=lambda item: -len(item[0])))  # /embeddings before /embed

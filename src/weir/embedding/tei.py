@@ -8,6 +8,7 @@ A request names no model there: the first model of the server that can do what t
 import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
 from msgspec import Meta, Struct
@@ -37,6 +38,7 @@ from weir.embedding.texts import (
     TextOptionFields,
     TextTask,
     TokenDetail,
+    prompt_text,
 )
 from weir.errors import (
     Cancelled,
@@ -99,7 +101,7 @@ class TeiRerankRequest(TextOptionFields, forbid_unknown_fields=False):
     """A request for the ranking of texts by how well they answer a query."""
 
     query: PlainText
-    texts: Annotated[list[PlainText], _SOME]
+    texts: Annotated[list[str], _SOME]
     raw_scores: bool | None = None
     return_text: bool | None = None
     model: str | None = None
@@ -169,7 +171,7 @@ class TeiTerm(TypedDict):
 
 
 class TeiToken(TypedDict):
-    """One token of a text. A special token stands for no characters."""
+    """One token of a text: it stands for the bytes of UTF-8 from `start` to `stop`. A special token stands for none."""
 
     id: int
     text: str
@@ -355,6 +357,7 @@ class TokenizeProtocol(TeiProtocol):
         exchange.encoder = encoder = exchange.context.encoder(request.model or "")
         options = options_of(TextOptionFields(prompt_name=request.prompt_name), encoder)
         exchange.texts = texts
+        exchange.form = prompt_text(options.prompt or "", encoder.facts.prompts)
         exchange.work = partial(
             encoder.tokenize, texts, special=request.add_special_tokens is not False, prompt=options.prompt or ""
         )
@@ -362,7 +365,24 @@ class TokenizeProtocol(TeiProtocol):
     def write(self, exchange: TextExchange, encoded: Encoded) -> HttpResponse:
         """Return the tokens of each text."""
         tokens: list[list[TokenDetail]] = exchange.found
-        return _answer([[each._asdict() for each in text] for text in tokens], [])
+        shown = [
+            with_byte_offsets(f"{exchange.form}{text}", tokens_of)
+            for text, tokens_of in zip(exchange.texts, tokens, strict=True)
+        ]
+        return _answer(shown, [])
+
+
+def with_byte_offsets(text: str, tokens: Sequence[TokenDetail]) -> list[TeiToken]:
+    """Return the tokens of `text`, behind its prompt, with their offsets in bytes of UTF-8, as those of TEI are, in place of characters."""
+    sizes = None if text.isascii() else [0, *accumulate(len(character.encode()) for character in text)]
+
+    def offset(place: int | None) -> int | None:
+        return place if place is None or sizes is None else sizes[place]
+
+    return [
+        {"id": each.id, "text": each.text, "special": each.special, "start": offset(each.start), "stop": offset(each.stop)}
+        for each in tokens
+    ]  # fmt: skip
 
 
 class DecodeProtocol(TeiProtocol):
@@ -588,7 +608,8 @@ def _sequences(value: Any, context: EmbeddingContext) -> tuple[list[Text], bool]
 def _sequence(value: Any, where: str) -> Text:
     if not isinstance(value, list) or not 1 <= len(value) <= 2:
         raise InvalidRequest(f"{where}={brief(value)}: must be a list of one text or two")
-    texts = [check_text(text, f"{where}[{place}]") for place, text in enumerate(value)]
+    is_pair = len(value) == 2
+    texts = [check_text(text, f"{where}[{place}]", may_be_empty=is_pair) for place, text in enumerate(value)]
     return texts[0] if len(texts) == 1 else (texts[0], texts[1])
 
 

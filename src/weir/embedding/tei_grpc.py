@@ -16,8 +16,8 @@ from weir.embedding.http import TextHead
 from weir.embedding.packing import unit_vectors
 from weir.embedding.requests import with_field_name
 from weir.embedding.scores import labelled, ranking, read_pairs, relevance, terms
-from weir.embedding.tei import NAME, OUTPUT_OF_TASK, model_info
-from weir.embedding.texts import Encoded, Text, TextOptionFields, TextTask
+from weir.embedding.tei import NAME, OUTPUT_OF_TASK, model_info, with_byte_offsets
+from weir.embedding.texts import Encoded, Text, TextOptionFields, TextTask, prompt_text
 from weir.errors import InvalidRequest, TooLarge, WeirError
 from weir.frontends.grpc.call import Handler, IncomingCall, headers_of, in_task, parse, unary
 from weir.protocols.status import http_code
@@ -109,7 +109,7 @@ class TeiCalls:
         """Describe the server and its first model."""
         known: dict[str, Any] = {**model_info(self._context.encoder(), self._context)}
         kind = next(iter(known.pop("model_type")))
-        del known["auto_truncate"], known["similarity_fn_name"]
+        del known["auto_truncate"], known["similarity_fn_name"], known["served_model_name"]
         stated = {name: value for name, value in known.items() if value is not None}
         return message("tei.v1.InfoResponse")(**stated, model_type=_TYPES[kind])
 
@@ -161,8 +161,9 @@ class TeiCalls:
         fields = TextOptionFields(prompt_name=_optional(request, "prompt_name"))
         prompt = options_of(fields, encoder).prompt or ""
         (tokens,) = await encoder.tokenize([text], special=request.add_special_tokens, prompt=prompt)
+        shown = with_byte_offsets(prompt_text(prompt, encoder.facts.prompts) + text, tokens)
         kind = message("tei.v1.SimpleToken")
-        return message("tei.v1.EncodeResponse")(tokens=[kind(**each._asdict()) for each in tokens])
+        return message("tei.v1.EncodeResponse")(tokens=[kind(**each) for each in shown])
 
     async def decode(self, request: Any, call: IncomingCall) -> Any:
         """Return the text of token ids."""

@@ -395,7 +395,8 @@ class ServedTextModel:
             dtype=_ONNX_DTYPES.get(self._spec.computing.dtype or "", _DTYPES[self.recipe.precision]), device="gpu" if may_use_gpu(self._spec.computing.device_map) else "cpu",
             truncates=self._spec.text.truncate, max_batch_size=batching.max_batch_size,
             max_batch_tokens=None if max_tokens is None else int(max_tokens), max_waiting=batching.max_queue_size,
-            similarity=self._checkpoint.layout.similarity, use=lambda: _use_of(service, self._spec.threads),
+            similarity=self._checkpoint.layout.similarity, use=lambda: _use_of(service, self._spec.threads), unscaled=not self.recipe.normalize,
+            waiting=lambda: int(service.state(brief=True)["waiting"]),
         )  # fmt: skip
 
 

@@ -241,7 +241,9 @@ class ModelFacts(NamedTuple):
         max_batch_size, max_batch_tokens: the most texts and tokens of a batch; None for no limit.
         max_waiting: how many texts may wait.
         similarity: how two of its vectors are compared: cosine, dot, euclidean or manhattan; those of late interaction by maxsim or meanmaxsim.
+        unscaled: whether its vectors may have other lengths than 1, so that a protocol whose vectors have length 1 must scale them.
         use: returns what its workers take; None if nobody knows.
+        waiting: returns how many texts wait; None if nobody knows.
     """
 
     id: str = ""
@@ -259,7 +261,9 @@ class ModelFacts(NamedTuple):
     max_batch_tokens: int | None = None
     max_waiting: int = 0
     similarity: str = "cosine"
+    unscaled: bool = False
     use: Callable[[], WorkersUse] | None = None
+    waiting: Callable[[], int] | None = None
 
 
 class Encodes(Protocol):

@@ -34,7 +34,7 @@ BAD: list[tuple[Any, str]] = [
     ("ab\0c", "the text has a NUL at character 2: texts must have none"),
     ("ab\ud800c", "the text is not valid Unicode: character 2 is half of a surrogate pair"),
     ("\udfff", "the text is not valid Unicode: character 0"),
-    (("", "b"), "the first text of the pair is empty"),
+    (("", ""), "the first text of the pair is empty"),
     (("a", "b\0"), "the second text of the pair has a NUL at character 1"),
     ([], "the list is empty: it must have at least one word or token id"),
     (["a", ""], "word 1 is empty"),

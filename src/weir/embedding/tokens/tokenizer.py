@@ -150,16 +150,16 @@ def parse_text(text: Any, separator: str | None, vocab_size: int) -> CheckedText
         return CheckedText(texts=_cut_string(text, separator))
     if isinstance(text, tuple) and len(text) == 2 and all(isinstance(part, str) for part in text):
         for part, name in zip(text, ("the first text of the pair", "the second text of the pair"), strict=True):
-            check_string(part, name)
+            check_string(part, name, may_be_empty=any(text))
         return CheckedText(texts=text)
     if isinstance(text, Sequence) and not isinstance(text, bytes | bytearray | memoryview):
         return _parse_list(text, separator, vocab_size)
     raise InvalidRequest(f"{_shown(text)} must be a string, a pair of strings, a list of words or a list of token ids")
 
 
-def check_string(text: str, name: str) -> None:
-    """Raise InvalidRequest if `text`, which the error calls `name`, is empty, has a NUL character, or is not valid Unicode."""
-    if not text:
+def check_string(text: str, name: str, *, may_be_empty: bool = False) -> None:
+    """Raise InvalidRequest if `text`, which the error calls `name`, is empty and may not be, has a NUL character, or is not valid Unicode."""
+    if not (text or may_be_empty):
         raise InvalidRequest(f"{name} is empty: it must have at least one character")
     if "\0" in text:
         raise InvalidRequest(f"{name} has a NUL at character {text.index(chr(0))}: texts must have none")
