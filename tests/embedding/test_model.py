@@ -11,8 +11,9 @@ import pytest
 from tests.embedding import tiny
 
 from weir.embedding.model import TextEncoder, TokenIds, estimated_tokens, padded_inputs, runs
+from weir.embedding.runtime import open_runtime
 from weir.embedding.texts import Tokens
-from weir.errors import InvalidRequest, SettingsError
+from weir.errors import InvalidRequest, ModelError, SettingsError
 from weir.messages import JSON, MSGPACK, OBJECT, OCTETS, Batch
 from weir.workers.local import make_runner
 from weir.workers.run.runner import Runner
@@ -266,3 +267,52 @@ def test_hidden_tokens_are_not_there_for_the_others() -> None:
 
 def test_a_fixed_length_fills_every_text_up() -> None:
     assert padded_inputs([read(2, 3)], pad_id=0, mask_special=False, length=4).ids.shape == (1, 4)
+
+
+class OddRuntime:
+    """A runtime that computes `number` for texts with the token id `odd`, and for padding."""
+
+    def __init__(self, runtime: Any, odd: int, number: float) -> None:
+        self.device, self._runtime, self._odd, self._number = runtime.device, runtime, odd, number
+
+    def run(self, *inputs: Any) -> Any:
+        return self._changed(self._runtime.run(*inputs), *inputs)
+
+    def run_several(self, ids: Any, mask: Any, types: Any, pool: Any, poolings: Any) -> Any:
+        found = self._runtime.run_several(ids, mask, types, pool, poolings)
+        return [self._changed(result, ids, mask, types, pool) for result in found]
+
+    def _changed(self, result: Any, ids: Any, mask: Any, *_: Any) -> Any:
+        result = np.array(result)
+        result[(ids == self._odd).any(axis=1), ..., -1] = self._number
+        if result.ndim == 3:
+            result[mask == 0] = self._number
+        return result
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("pooling", ["mean", "none"])
+@pytest.mark.parametrize("accept", [OBJECT, JSON])
+def test_numbers_that_are_none_are_the_error_of_their_text_alone(
+    directory: Path, cache: str, number: float, pooling: str, accept: str
+) -> None:
+    runner = loaded(directory, cache, pooling=pooling)
+    expected = encode(runner, *TEXTS, accept=accept)
+    model: Any = runner._model
+    others = {token for place in (0, 2, 3, 4) for token in ids_of(runner, TEXTS[place])}
+    model._runtime = OddRuntime(model._runtime, min({*ids_of(runner, TEXTS[1])} - others), number)
+    found = encode(runner, *TEXTS, accept=accept)
+    assert isinstance(found[1], ModelError) and "NaN or infinite numbers for this text" in found[1].message
+    for place in (0, 2, 3, 4):
+        assert found[place] == expected[place] if accept == JSON else same(found[place], expected[place])
+
+
+def test_a_model_whose_examples_have_such_numbers_does_not_start(
+    directory: Path, cache: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_every_text = 2  # the id of the first token, as tiny.py makes its vocabulary
+    monkeypatch.setattr(
+        "weir.embedding.model.open_runtime", lambda *given: OddRuntime(open_runtime(*given), of_every_text, np.nan)
+    )
+    with pytest.raises(ModelError, match=r"warm-up, example 0 .*NaN or infinite"):
+        loaded(directory, cache)

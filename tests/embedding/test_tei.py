@@ -219,13 +219,6 @@ def test_what_fails_has_teis_shape(error: Exception, status: int, kind: str) -> 
     assert (answer.status_code, answer.json()["error_type"]) == (status, kind)
 
 
-def test_a_score_that_is_no_number_is_an_error() -> None:
-    encoder = ranker()
-    encoder.scores = {"dam": [float("nan")]}
-    answer = post("/rerank", {"query": "q", "texts": ["dam"]}, encoder)
-    assert (answer.status_code, answer.json()["error"]) == (424, "a score of the model is not a number")
-
-
 def weigher() -> HashingEncoder:
     """Return a model that weighs the terms of texts."""
     encoder = HashingEncoder("weigher", facts=ModelFacts(tasks=(TextTask.EMBED_SPARSE,)))

@@ -3,6 +3,7 @@
 Texts are tokenized, texts of similar length are computed together, and shorter texts are padded.
 """
 
+import copy
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
@@ -15,7 +16,7 @@ from weir.embedding.packing import written_numbers
 from weir.embedding.recipe import OF_SPECIAL_TOKENS, OF_TOKENS, WITH_CLASSIFIER, Pooling, chosen_recipe
 from weir.embedding.runtime import CPU, RuntimeOptions, check_devices, device_of, may_use_gpu, open_runtime
 from weir.embedding.texts import Ids, PlainText, TextItem, TextOutput, Tokens, Words
-from weir.errors import InvalidRequest
+from weir.errors import InvalidRequest, ModelError
 from weir.messages import JSON
 from weir.model import Measure, Model
 from weir.wire.schema import any_of
@@ -174,7 +175,8 @@ class TextEncoder(Model):
         """Return the vector of each text, float32 [dimensions], or [tokens, dimensions] for the pooling `none`.
 
         Of a text that asks for outputs, see Tokens, it is a tuple with the result of each; one pass makes them all. Texts of similar length are computed
-        together, so that there is little padding. Of a pair of late interaction it is the score [1].
+        together, so that there is little padding. Of a pair of late interaction it is the score [1]. A text for which the network computes
+        numbers that are not finite gets a ModelError.
         """
         if self._late is None:
             return self._computed(batch)
@@ -184,7 +186,15 @@ class TextEncoder(Model):
             parts.update(zip(own, parts_of(text), strict=True))
         results = dict(zip(parts, self._computed(list(parts.values())), strict=True))
         found = [[results[key] for key in own] for own in keys]
-        return [each[0] if len(each) == 1 else maxsim(*each, mean=self._late.mean) for each in found]
+        return [self._late_result(each, mean=self._late.mean) for each in found]
+
+    @staticmethod
+    def _late_result(parts: list[Any], *, mean: bool) -> Any:
+        """Return the vectors of a text, or the score of a query and a document; the error of a part is that of the whole."""
+        failed = next((part for part in parts if isinstance(part, ModelError)), None)
+        if failed is not None:
+            return copy.copy(failed)  # each caller raises its own
+        return parts[0] if len(parts) == 1 else maxsim(*parts, mean=mean)
 
     def _computed(self, batch: "list[TokenIds]") -> list[Any]:
         assert self._runtime is not None
@@ -203,7 +213,13 @@ class TextEncoder(Model):
             else:
                 results = self._runtime.run_several(*inputs, [self._poolings[output] for output in wanted])
             computed = dict(zip(wanted, results, strict=True))
+            odd = _rows_not_finite(results, texts)
             for row, (place, text) in enumerate(zip(places, texts, strict=True)):
+                if row in odd:
+                    answers[place] = ModelError(
+                        "the model computed NaN or infinite numbers for this text, must be finite: a wider dtype may help"
+                    )
+                    continue
                 found = [
                     self._result(self._poolings[output], computed[output][row], text, inputs.pool[row])
                     for output in text.outputs or (_OWN,)
@@ -242,6 +258,20 @@ class TextEncoder(Model):
     def measure(cls, item: Any) -> Measure:
         """Return the number of tokens of an item as its cost: exact for tokens, else estimated from its size."""
         return Measure(cost=float(estimated_tokens(item)))
+
+
+def _rows_not_finite(results: Sequence[NDArray[Any]], texts: "Sequence[TokenIds]") -> set[int]:
+    """Return the rows of the texts for which the network has computed NaN or infinite numbers. Those of padding do not count.
+
+    This is the one check, of vectors, terms, scores and labels alike: no caller gets such a number, and a model whose examples have some does not start.
+    """
+    return {
+        row
+        for result in results
+        if not np.isfinite(result).all()
+        for row, text in enumerate(texts)
+        if not np.isfinite(result[row] if result.ndim < 3 else result[row][: len(text.ids)]).all()
+    }
 
 
 def estimated_tokens(item: Any) -> int:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from weir.embedding.exchange import TextExchange, TextOptions, check_text
 from weir.embedding.late_interaction import MAXSIM, MEAN_MAXSIM
 from weir.embedding.texts import Encoded, ModelFacts, TextOutput, TextTask
-from weir.errors import InvalidRequest, ModelError, brief
+from weir.errors import InvalidRequest, brief
 
 
 class Ranked(NamedTuple):
@@ -61,12 +61,11 @@ def check_top_n(top_n: int | None) -> None:
 
 
 def relevance(exchange: TextExchange, encoded: Encoded, *, raw: bool) -> list[float]:
-    """Return the score of each document: the model's number with `raw` and in late interaction, else its sigmoid. Raises ModelError for a score that is
-    no number."""
+    """Return the score of each document: the model's number with `raw` and in late interaction, else its sigmoid."""
     numbers = encoded.vectors[:, 0]
     assert exchange.encoder is not None  # read_pairs sets it
     as_it_is = raw or exchange.encoder.facts.similarity in (MAXSIM, MEAN_MAXSIM)
-    scores: list[float] = _checked(numbers if as_it_is else _sigmoid(numbers)).tolist()
+    scores: list[float] = (numbers if as_it_is else _sigmoid(numbers)).tolist()
     return scores
 
 
@@ -79,7 +78,7 @@ def ranking(scores: Sequence[float], top_n: int | None = None) -> list[Ranked]:
 def labelled(encoded: Encoded, facts: ModelFacts, *, raw: bool, independent: bool | None = None) -> list[list[Label]]:
     """Return the labels of each text with their scores, the likeliest first. Scores are the model's numbers with `raw`, else probabilities.
 
-    They are sigmoids if the labels are `independent`, else a softmax; None: as the model states. Raises ModelError for a score that is no number.
+    They are sigmoids if the labels are `independent`, else a softmax; None: as the model states.
     """
     logits = encoded.vectors
     if raw:
@@ -88,13 +87,12 @@ def labelled(encoded: Encoded, facts: ModelFacts, *, raw: bool, independent: boo
         if independent is None:
             independent = facts.independent_labels or logits.shape[1] == 1
         scores = _sigmoid(logits) if independent else _softmax(logits)
-    rows = _checked(scores).tolist()
-    return [[Label(facts.labels[each.place], each.score) for each in ranking(row)] for row in rows]
+    return [[Label(facts.labels[each.place], each.score) for each in ranking(row)] for row in scores.tolist()]
 
 
 def likeliest(logits: NDArray[Any], facts: ModelFacts) -> list[Label]:
-    """Return the likeliest label of each row of `logits` [tokens, labels], with its probability. Raises ModelError for a score that is no number."""
-    shares = _checked(_softmax(logits))
+    """Return the likeliest label of each row of `logits` [tokens, labels], with its probability."""
+    shares = _softmax(logits)
     best = shares.argmax(axis=-1).tolist()
     return [Label(facts.labels[place], share) for place, share in zip(best, shares.max(axis=-1).tolist(), strict=True)]
 
@@ -135,12 +133,6 @@ def _softmax(logits: NDArray[Any]) -> NDArray[Any]:
     powers = numpy.exp(logits - logits.max(axis=-1, keepdims=True))
     found: NDArray[Any] = powers / powers.sum(axis=-1, keepdims=True)
     return found
-
-
-def _checked(scores: NDArray[Any]) -> NDArray[Any]:
-    if numpy.isnan(scores).any():
-        raise ModelError("a score of the model is not a number")
-    return scores
 
 
 def without_nulls(document: Mapping[str, Any]) -> dict[str, Any]:
