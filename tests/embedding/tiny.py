@@ -67,6 +67,7 @@ MORE_FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2-both-ways": {
         **_SIZES, "model_type": "qwen2", "num_key_value_heads": 2, "rope_theta": 1e6, "hidden_act": "silu", "rms_norm_eps": 1e-6, "is_causal": False,
     },
+    "eurobert": {**_SIZES, "model_type": "eurobert", "num_key_value_heads": 2, "rope_theta": 250000, "hidden_act": "silu", "rms_norm_eps": 1e-5},
     "qwen3": {
         **_SIZES, "model_type": "qwen3", "num_key_value_heads": 2, "head_dim": 16, "rope_theta": 1e6, "hidden_act": "silu", "rms_norm_eps": 1e-6,
     },
@@ -76,7 +77,7 @@ MORE_FAMILIES: dict[str, dict[str, Any]] = {
 # Stored biases of those families that have them only in some layers of weights.
 _WITHOUT_BIAS = {
     "modernbert": ("",), "nomic-bert": ("Wqkv", "out_proj", "mlp"), "gte": ("up_gate_proj",), "jina-bert": ("gated_layers",), "qwen2": ("o_proj", "mlp", "norm"),
-    "qwen2-both-ways": ("o_proj", "mlp", "norm"), "qwen3": ("",), "gemma3": ("",), "gemma3-causal": ("",), "deberta-v2": (), "deberta-v3": (),
+    "qwen2-both-ways": ("o_proj", "mlp", "norm"), "qwen3": ("",), "eurobert": ("proj", "norm"), "gemma3": ("",), "gemma3-causal": ("",), "deberta-v2": (), "deberta-v3": (),
     "electra": (), "albert": (),
 }  # fmt: skip
 

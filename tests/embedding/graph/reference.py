@@ -92,6 +92,7 @@ class Network:
             "new": "gte",
             "qwen2": "decoder",
             "qwen3": "decoder",
+            "eurobert": "decoder",
             "gemma3_text": "decoder",
         }
         compute: Callable[[Array, Array], Array] = getattr(self, names.get(kind, kind))
@@ -290,9 +291,9 @@ class Network:
 
     def decoder(self, ids: Array, types: Array) -> Array:
         config, gemma, count = self.config, self.config["model_type"] == "gemma3_text", len(ids)
-        offset = 1.0 if gemma else 0.0
+        kind, offset = config["model_type"], 1.0 if gemma else 0.0
         value = self.weights["embed_tokens.weight"][ids] * (math.sqrt(config["hidden_size"]) if gemma else 1.0)
-        both_ways = config.get("use_bidirectional_attention", False) or not config.get("is_causal", True)
+        both_ways = config.get("use_bidirectional_attention", False) or not config.get("is_causal", kind != "eurobert")
         later = np.arange(count)[None] - np.arange(count)[:, None]
         for layer in range(self.layers):
             at = f"layers.{layer}."
@@ -306,7 +307,7 @@ class Network:
                     ("v", config["num_key_value_heads"]),
                 )
             )
-            if config["model_type"] != "qwen2":
+            if kind not in ("qwen2", "eurobert"):
                 query, key = (
                     self.rms_norm(query, at + "self_attn.q_norm", offset),
                     self.rms_norm(key, at + "self_attn.k_norm", offset),

@@ -10,6 +10,7 @@ import pytest
 from safetensors.numpy import load_file
 from tests.embedding import tiny
 from tests.embedding.checkpoint.test_tensors import save as save_pickle
+from tests.embedding.graph.reference import tanh_gelu
 from tests.embedding.graph.running import Array, cosines, running
 
 from weir.embedding.checkpoint.reading import Checkpoint, read_checkpoint
@@ -73,7 +74,11 @@ WORD_HEADS = {
     "xlm-roberta": ("lm_head.dense", "lm_head.layer_norm", "lm_head.bias"),
     "roberta": ("lm_head.dense", "lm_head.layer_norm", "lm_head.bias"),
     "modernbert": ("head.dense", "head.norm", "decoder.bias"),
+    "deberta-v2": ("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions.bias"),
+    "albert": ("predictions.dense", "predictions.LayerNorm", "predictions.bias"),
+    "electra": ("generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head.bias"),
 }
+INNER = {"albert": 16, "electra": 16}  # the size of the embeddings of words, where that is not the hidden size
 WORDS = {
     "modernbert": "embeddings.tok_embeddings.weight",
 }
@@ -84,11 +89,12 @@ def splade(directory: Path, family: str, **pooling: str) -> tuple[Checkpoint, di
     tiny.model(directory, family, tokenizer=False)
     count = json.loads((directory / "config.json").read_text())["vocab_size"]
     dense, normal, bias = WORD_HEADS[family]
+    inner = INNER.get(family, 32)
     head = {
-        f"{dense}.weight": drawn(32, 32),
-        f"{dense}.bias": drawn(32),
-        f"{normal}.weight": 1 + drawn(32),
-        f"{normal}.bias": drawn(32),
+        f"{dense}.weight": drawn(inner, 32),
+        f"{dense}.bias": drawn(inner),
+        f"{normal}.weight": 1 + drawn(inner),
+        f"{normal}.bias": drawn(inner),
     }
     with_weights(directory, {**head, bias: drawn(count)})
     kinds = (
@@ -113,7 +119,9 @@ def test_splade(family: str, strategy: str, function: str, tmp_path: Path) -> No
     table = weights[WORDS.get(family, "embeddings.word_embeddings.weight")]
     epsilon = checkpoint.architecture.epsilon
     for tokens, row in zip(tokens_of(checkpoint, tmp_path / "tokens"), found, strict=True):
-        value = gelu(tokens @ weights[f"{dense}.weight"].T + weights[f"{dense}.bias"])
+        value = (tanh_gelu if family == "albert" else gelu)(
+            tokens @ weights[f"{dense}.weight"].T + weights[f"{dense}.bias"]
+        )
         numbers = norm(value, weights[f"{normal}.weight"], weights[f"{normal}.bias"], epsilon) @ table.T + weights[bias]
         logs = np.log1p(np.maximum(numbers, 0))
         logs = np.log1p(logs) if function == "log1p_relu" else logs

@@ -40,6 +40,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3", {"num_key_value_heads": 2, "head_dim": 16}),
     "gemma3": ("Gemma3Text", {**_GEMMA, "use_bidirectional_attention": True}),
     "gemma3-causal": ("Gemma3Text", _GEMMA),
+    "eurobert": ("EuroBert", {"num_key_value_heads": 2}),
 }  # fmt: skip
 
 

@@ -52,6 +52,7 @@ def _opened(directory: Path, kind: str, pooling: Pooling, cache: Path) -> Runtim
     [
         *((family, {}) for family in ("electra", "albert", "deberta-v3", "nomic-bert", "gte", "qwen2", "qwen3", "gemma3-causal")),
         ("modernbert", {"classifier_pooling": "cls"}), ("modernbert", {"classifier_pooling": "mean"}),
+        *(("eurobert", {"classifier_pooling": reads}) for reads in ("bos", "mean", "late")),
     ],
 )  # fmt: skip
 def test_classifiers_are_those_of_transformers(family: str, more: dict[str, Any], tmp_path: Path) -> None:
@@ -115,7 +116,9 @@ def test_routes_are_those_of_sentence_transformers(whole: bool, tmp_path: Path) 
         assert cosines(found, encode(["First do it", "do"])).min() >= EXACT
 
 
-@pytest.mark.parametrize("family", ["bert", "distilbert", "xlm-roberta", "modernbert"])
+@pytest.mark.parametrize(
+    "family", ["bert", "distilbert", "xlm-roberta", "modernbert", "albert", "electra", "deberta-v2"]
+)
 @pytest.mark.parametrize("strategy", ["max", "sum"])
 def test_sparse_vectors_are_those_of_sentence_transformers(family: str, strategy: str, tmp_path: Path) -> None:
     import torch

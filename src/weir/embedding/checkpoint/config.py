@@ -158,7 +158,8 @@ class Architecture:
         causal: whether a token attends to no later one.
         alibi: whether a penalty for the distance, of another slope in each head, is added in attention.
         distances: DeBERTa's attention to distances, or None.
-        classifier_reads: what a classifier reads of the last layer: the first token, the last one (decoders), or the mean (ModernBERT may).
+        classifier_reads: what a classifier reads of the last layer: the first token, the last one (decoders), the mean (ModernBERT may), or with
+            NONE each token, of whose numbers the mean counts (EuroBERT).
         passed_over: the token that does not count as the last one for a classifier, as it is padding wherever it stands; -1 for none.
     """
 

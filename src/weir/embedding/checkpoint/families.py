@@ -37,6 +37,7 @@ FAMILIES = {
     "qwen2": "qwen2",
     "qwen3": "qwen3",
     "gemma3_text": "gemma3",
+    "eurobert": "eurobert",
 }
 JINA = "jina-bert"  # has the model_type bert, and position_embedding_type alibi
 
@@ -108,6 +109,7 @@ LAYERS: dict[str, dict[str, str]] = {
     },
     "qwen2": DECODER_LAYER,
     "qwen3": DECODER_LAYER | HEAD_NORMS,
+    "eurobert": DECODER_LAYER,
     "gemma3": DECODER_LAYER | HEAD_NORMS | {
         "attention_post_norm": "post_attention_layernorm", "norm": "pre_feedforward_layernorm", "post_norm": "post_feedforward_layernorm",
     },
@@ -121,6 +123,7 @@ ROOTS = {
     "qwen2": "layers.{}.",
     "qwen3": "layers.{}.",
     "gemma3": "layers.{}.",
+    "eurobert": "layers.{}.",
 }
 ROOT = "encoder.layer.{}."
 # Families in which each weight beside a matrix must be there. In others, what is not stored is not added.
@@ -153,6 +156,7 @@ HEADS: dict[str, tuple[str, ...]] = {
     "qwen2": ("score.weight",),
     "qwen3": ("score.weight",),
     "gemma3": ("score.weight",),
+    "eurobert": ("dense.weight", "dense.bias", *ONE_LAYER_HEAD),
 }
 
 
@@ -182,7 +186,7 @@ def names_of(architecture: Architecture) -> dict[str, str]:
     """Return the names in the files, without prefix, of all weights that a network of this architecture may have, by canonical name."""
     family = architecture.family
     layers = 1 if architecture.shared_layers else architecture.layers
-    if family in ("qwen2", "qwen3", "gemma3"):
+    if family in ("qwen2", "qwen3", "gemma3", "eurobert"):
         names = {"embeddings.word": "embed_tokens.weight", "final_norm.weight": "norm.weight"}
     elif family == "modernbert":
         names = {
@@ -524,7 +528,38 @@ def _read_decoder(config: JsonDocument, known: dict[str, Any]) -> Architecture:
     )
 
 
+def _read_eurobert(config: JsonDocument, known: dict[str, Any]) -> Architecture:
+    for key in ("attention_bias", "mlp_bias"):
+        if config.switch(key):
+            raise config.wrong(key, True, "must be false; others are served with --runtime torch")
+    attended = config.integer("num_key_value_heads", default=known["heads"])
+    if known["heads"] % attended:
+        raise config.wrong("num_key_value_heads", attended, f"must divide the {known['heads']} heads")
+    reads = config.text("classifier_pooling", default="late")
+    if reads not in EUROBERT_READS:
+        raise config.wrong("classifier_pooling", reads, f"must be one of {', '.join(EUROBERT_READS)}")
+    return Architecture(
+        **known,
+        max_length=config.integer("max_position_embeddings", default=8192),
+        type_vocab_size=0,
+        epsilon=config.number("rms_norm_eps", default=1e-5),
+        activation=config.text("hidden_act", default="silu"),
+        pad_id=config.integer("pad_token_id", default=0, least=0),
+        position_table=False,
+        order="pre",
+        final_norm=True,
+        rms=True,
+        gated=True,
+        key_value_heads=attended,
+        head_size=config.integer("head_dim", default=known["hidden_size"] // known["heads"]),
+        rotary=(_thetas(config, "full_attention", "rope_theta", 250_000.0),) * known["layers"],
+        classifier_reads=EUROBERT_READS[reads],
+    )
+
+
+# What EuroBERT's classifier reads, by classifier_pooling: "late" computes a number for each token, and their mean.
+EUROBERT_READS = {"bos": Pooling.CLS, "mean": Pooling.MEAN, "late": Pooling.NONE}
 READERS: Mapping[str, Callable[[JsonDocument, dict[str, Any]], Architecture]] = {
     "deberta-v2": _read_deberta, "modernbert": _read_modernbert, "nomic-bert": _read_nomic, "gte": _read_gte, JINA: _read_jina,
-    "qwen2": _read_decoder, "qwen3": _read_decoder, "gemma3": _read_decoder,
+    "qwen2": _read_decoder, "qwen3": _read_decoder, "gemma3": _read_decoder, "eurobert": _read_eurobert,
 }  # fmt: skip

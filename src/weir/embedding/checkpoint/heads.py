@@ -44,6 +44,14 @@ WORD_HEADS = {
     "xlm-roberta": ROBERTA_WORDS,
     "mpnet": ROBERTA_WORDS,
     "distilbert": {"dense": "vocab_transform", "norm": "vocab_layer_norm", "decoder": "vocab_projector", "bias": "vocab_projector.bias"},
+    "deberta-v2": BERT_WORDS,
+    "albert": {
+        "dense": "predictions.dense", "norm": "predictions.LayerNorm", "decoder": "predictions.decoder", "bias": "predictions.bias",
+    },
+    "electra": {
+        "dense": "generator_predictions.dense", "norm": "generator_predictions.LayerNorm", "decoder": "generator_lm_head",
+        "bias": "generator_lm_head.bias",
+    },
     "modernbert": {"dense": "head.dense", "norm": "head.norm", "decoder": "decoder", "bias": "decoder.bias"},
 }  # fmt: skip
 
@@ -202,16 +210,19 @@ def _word_head(
     found["decoder.weight"] = found["decoder.weight"] or store.stored.words()
     weights = {here: store.files[name][name] for here, name in found.items() if name is not None}
     hidden, words = architecture.hidden_size, architecture.vocab_size
+    inner = architecture.embedding_size or hidden
     for name, shape in (
-        ("dense.weight", (hidden, hidden)),
-        ("norm.weight", (hidden,)),
-        ("decoder.weight", (words, hidden)),
+        ("dense.weight", (inner, hidden)),
+        ("norm.weight", (inner,)),
+        ("decoder.weight", (words, inner)),
     ):
         if name not in weights or weights[name].shape != shape:
             raise SettingsError(f"{store.paths[0]}: the language model's head has no {name} of the shape {list(shape)}")
     activation = (
         config.text("classifier_activation", default="gelu")
         if architecture.family == "modernbert"
+        else "gelu"
+        if architecture.family == "electra"
         else architecture.activation
     )
     if splade is None:

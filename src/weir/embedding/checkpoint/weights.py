@@ -204,7 +204,7 @@ def weight_shapes(sizes: Architecture) -> dict[str, tuple[int, ...]]:
         "output": (hidden, queries), "up": (inner, hidden), "gate": (inner, hidden), "down": (hidden, inner),
         "position_query": (queries, hidden), "position_key": (queries, hidden), "pooler": (hidden, hidden), "pooler.dense": (hidden, hidden),
         "classifier": (labels, hidden), "classifier.dense": (hidden, hidden), "classifier.out_proj": (labels, hidden),
-        "pre_classifier": (hidden, hidden), "head.dense": (hidden, hidden), "score": (labels, hidden),
+        "pre_classifier": (hidden, hidden), "head.dense": (hidden, hidden), "dense": (hidden, hidden), "score": (labels, hidden),
     }  # fmt: skip
     vectors = dict.fromkeys(
         ("attention_norm", "norm", "attention_post_norm", "post_norm", "final_norm", "distances.norm", "head.norm"),

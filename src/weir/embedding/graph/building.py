@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 Array = NDArray[Any]
-_INT32, _INT64 = 6, 7  # onnx.TensorProto's numbers
+_FLOAT, _INT32, _INT64 = 1, 6, 7  # onnx.TensorProto's numbers
 
 WEIGHTS = "weights.bin"  # the file beside the graph
 GRAPH = "graph.onnx"
@@ -66,7 +66,7 @@ _OF_FIRST = (Pooling.CLS, *OF_LAST_LAYER)  # poolings that read the first token 
 _OWN_LAYERS = {
     "roberta": ("classifier.dense", "tanh"), "xlm-roberta": ("classifier.dense", "tanh"), "mpnet": ("classifier.dense", "tanh"),
     "electra": ("classifier.dense", "gelu"), "deberta-v2": ("pooler.dense", "gelu"), "distilbert": ("pre_classifier", "relu"),
-    "modernbert": ("head.dense", "gelu"),
+    "modernbert": ("head.dense", "gelu"), "eurobert": ("dense", "gelu"),
 }  # fmt: skip
 _ON_POOLER = ("bert", "albert", "nomic-bert", "gte", "jina-bert")
 _CLASSIFIERS = {
@@ -90,15 +90,19 @@ class OutputLayers:
         """Return the output of the model's pooler for the first tokens, both [batch, hidden size]."""
         return self._model_layer(first, "pooler", "tanh")
 
-    def classifier(self, read: str, pooling: Pooling, family: str) -> str:
+    def own_layer(self, read: str, family: str) -> str:
+        """Return the output of the dense layer that belongs to the classifier, if there is one."""
+        return self._model_layer(read, *_OWN_LAYERS[family]) if family in _OWN_LAYERS else read
+
+    def classifier(self, read: str, pooling: Pooling, family: str, *, own: bool = True) -> str:
         """Return the probability of each label, for Pooling.REGRESSION the sigmoid of each output, or for LOGITS the outputs, [batch, labels].
 
         `read` is the value of the tokens that the classifier reads, [batch, hidden size].
 
         The classifier follows the pooler (BERT), a dense layer of its own with tanh (RoBERTa, MPNet), gelu (ELECTRA, DeBERTa) or ReLU (DistilBERT), a dense
-        layer, gelu and a normalization (ModernBERT), or nothing (decoders).
+        layer, gelu and a normalization (ModernBERT), or nothing (decoders, and where `own` is False, as that layer has been added).
         """
-        out = self._model_layer(read, *_OWN_LAYERS[family]) if family in _OWN_LAYERS else read
+        out = self.own_layer(read, family) if own else read
         if family == "modernbert":
             out = self._norm_by(out, "head.norm", self._weights, "head.norm")
         elif family in _ON_POOLER:
@@ -174,7 +178,7 @@ class PoolingLayers:
 
     def __init__(self, assembly: Assembly, value: str, window: int) -> None:
         self._assembly = assembly
-        self._value = value
+        self.value = value
         self._window = window
         self._weights = ""
 
@@ -191,7 +195,7 @@ class PoolingLayers:
             return self._last()
         weights = self._weights = self._weights or self._assembly.input("pool", "float32", ("batch", "length"))
         if pooling is Pooling.NONE:
-            return self._assembly.add("Mul", self._value, self._column(weights))
+            return self._assembly.add("Mul", self.value, self._column(weights))
         if pooling is Pooling.MAX:
             return self._highest(weights)
         if pooling is Pooling.MEAN_MAX:
@@ -214,25 +218,29 @@ class PoolingLayers:
         add, one = self._assembly.add, self._assembly.constant(1.0, "float32")
         if not head.sums:  # the logarithm of the largest is the largest logarithm
             self._weights = self._weights or self._assembly.input("pool", "float32", ("batch", "length"))
-            self._value = self._highest(self._weights)
-        value = add("Relu", self._value)
+            self.value = self._highest(self._weights)
+        value = add("Relu", self.value)
         for _ in range(1 + head.twice):
             value = add("Log", add("Add", value, one))
         if not head.sums:
             return value
-        self._value = value
+        self.value = value
         return add("ReduceSum", self.counted(), self._assembly.constant([1], "int64"), keepdims=0)
+
+    def mean_of(self, value: str) -> str:
+        """Return the mean of another value [batch, length, size] over the tokens of each text."""
+        return self._mean(self._assembly.add("Cast", "mask", to=_FLOAT), value=value)
 
     def first(self) -> str:
         """Return the value of each text's first token, [batch, size]."""
-        return self._assembly.add("Gather", self._value, self._assembly.constant(0, "int64"), axis=1)
+        return self._assembly.add("Gather", self.value, self._assembly.constant(0, "int64"), axis=1)
 
     def _last(self) -> str:
         """Return the value of each text's last token, [batch, size]."""
         one = self._assembly.constant([1], "int64")
         count = self._assembly.add("ReduceSum", self._assembly.add("Cast", "mask", to=_INT64), one, keepdims=1)
         place = self._assembly.add("Sub", count, one)
-        return self._assembly.add("GatherND", self._value, place, batch_dims=1)
+        return self._assembly.add("GatherND", self.value, place, batch_dims=1)
 
     def last_but(self, passed_over: int) -> str:
         """Return the value of each text's last token other than `passed_over`, [batch, size]; of a text of nothing else that of its first."""
@@ -245,12 +253,12 @@ class PoolingLayers:
             add("Mul", mask, add("Cast", other, to=_INT64)),
         )
         last = add("Max", add("ReduceMax", counted, one, keepdims=1), one)
-        return add("GatherND", self._value, add("Sub", last, one), batch_dims=1)
+        return add("GatherND", self.value, add("Sub", last, one), batch_dims=1)
 
-    def _mean(self, weights: str, root: bool = False) -> str:
+    def _mean(self, weights: str, root: bool = False, value: str = "") -> str:
         row = self._assembly.add("Unsqueeze", weights, self._assembly.constant([1], "int64"))
         total = self._assembly.add(
-            "Squeeze", self._assembly.add("MatMul", row, self._value), self._assembly.constant([1], "int64")
+            "Squeeze", self._assembly.add("MatMul", row, value or self.value), self._assembly.constant([1], "int64")
         )
         count = self._assembly.add("ReduceSum", weights, self._assembly.constant([1], "int64"), keepdims=1)
         count = self._assembly.add("Max", count, self._assembly.constant(_LEAST, "float32"))
@@ -262,7 +270,7 @@ class PoolingLayers:
         A window counts if it is full, or if it holds all tokens of a text that is shorter than a window.
         """
         column = self._column(weights)
-        sums = self._in_windows(self._assembly.add("Mul", self._value, column))
+        sums = self._in_windows(self._assembly.add("Mul", self.value, column))
         counts = self._in_windows(column)
         least = self._assembly.constant(_LEAST, "float32")
         means = self._assembly.add("Div", sums, self._assembly.add("Max", counts, least))
@@ -284,7 +292,7 @@ class PoolingLayers:
 
     def _highest(self, weights: str) -> str:
         counts = self._assembly.add("Greater", self._column(weights), self._assembly.constant(0, "float32"))
-        return self._highest_of(self._value, counts)
+        return self._highest_of(self.value, counts)
 
     def _highest_of(self, value: str, counts: str) -> str:
         zero = self._assembly.constant(0, "float32")
@@ -421,12 +429,18 @@ def _pooled(finisher: OutputLayers, pooler: PoolingLayers, recipe: Recipe, archi
         return pooler.add_all(recipe.poolings)
     if recipe.pooling is Pooling.POOLER:
         return finisher.pooler(pooler.first())
+    family = architecture.family
+    if (
+        architecture.classifier_reads is Pooling.NONE
+    ):  # the layer after the dense one is linear, so the mean of its outputs is that of the mean
+        read = pooler.mean_of(finisher.own_layer(pooler.value, family))
+        return finisher.classifier(read, recipe.pooling, family, own=False)
     read = (
         pooler.add(architecture.classifier_reads)
         if architecture.passed_over < 0
         else pooler.last_but(architecture.passed_over)
     )
-    return finisher.classifier(read, recipe.pooling, architecture.family)
+    return finisher.classifier(read, recipe.pooling, family)
 
 
 def write(graph: Graph, folder: Path) -> Path:
