@@ -519,11 +519,11 @@ class Lengths:
     def encode_one(self, text: Text, done: Any, **said: Any) -> None:
         """Leave it to `encode`."""
 
-    async def tokenize(self, texts: Sequence[str], *, special: bool, prompt: str | None) -> list[list[TokenDetail]]:
+    async def tokenize(self, texts: Sequence[str], **said: Any) -> list[list[TokenDetail]]:
         """Nobody asks."""
         return []
 
-    async def decode(self, ids: Sequence[Sequence[int]], *, skip_special: bool) -> list[str]:
+    async def decode(self, ids: Sequence[Sequence[int]], **said: Any) -> list[str]:
         """Nobody asks."""
         return []
 

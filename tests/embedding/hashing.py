@@ -132,12 +132,16 @@ class HashingEncoder:
             },
         )  # fmt: skip
 
-    async def tokenize(self, texts: Sequence[str], *, special: bool, prompt: str | None) -> list[list[TokenDetail]]:
+    async def tokenize(
+        self, texts: Sequence[str], *, special: bool, prompt: str | None, timeout: float | None = None
+    ) -> list[list[TokenDetail]]:
         """Return the words of each text."""
         marks = [TokenDetail(0, "<s>", True, None, None)] if special else []
         return [[*marks, *_details(prompt_text(prompt or "", self.facts.prompts) + text)] for text in texts]
 
-    async def decode(self, ids: Sequence[Sequence[int]], *, skip_special: bool) -> list[str]:
+    async def decode(
+        self, ids: Sequence[Sequence[int]], *, skip_special: bool, timeout: float | None = None
+    ) -> list[str]:
         """Return the numbers, with 0 as a special token."""
         return [" ".join(str(number) for number in each if number or not skip_special) for each in ids]
 

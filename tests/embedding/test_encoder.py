@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -19,7 +20,7 @@ from weir.embedding import encoder as encoder_module
 from weir.embedding.encoder import Encoder, OpenRequests, release_free_memory
 from weir.embedding.recipe import Pooling
 from weir.embedding.requests import EncodeRequest, TextRequest, max_pooled_places
-from weir.embedding.texts import Encodes, Tokens
+from weir.embedding.texts import Encodes, TokenDetail, Tokens, texts_bytes
 from weir.embedding.tokens.threads import INLINE_CHARACTERS
 from weir.errors import (
     DeadlineExceeded,
@@ -370,13 +371,13 @@ def test_each_text_may_have_an_end_of_its_own() -> None:
 
 def test_vectors_of_tokens_are_charged_when_it_is_known_how_many_there_are() -> None:
     async def main() -> None:
-        account = Account(HttpSettings(max_waiting_bytes=DIMENSIONS * 4 * 1000))
+        account = Account(HttpSettings(max_waiting_bytes=DIMENSIONS * 4 * 1000 + texts_bytes(["a b c d"] * 403)))
         async with serving(PerToken, options={"of_tokens": True}) as encoder:
             with account.claim() as claim:
                 token = CLAIM.set(claim)
                 assert (await encoder.encode(["a b c d", "a", "a"], door="test")).vectors.shape[:2] == (3, 4)
-                assert claim.held_bytes == DIMENSIONS * 4 * 3 * 4
-                with pytest.raises(TooLarge, match="max_waiting_bytes"):
+                assert claim.held_bytes == DIMENSIONS * 4 * 3 * 4 + texts_bytes(["a b c d", "a", "a"])
+                with pytest.raises(Overloaded, match="max_waiting_bytes"):
                     await encoder.encode(["a b c d"] * 400, door="test")
                 CLAIM.reset(token)
             assert account.held_bytes == 0
@@ -386,12 +387,12 @@ def test_vectors_of_tokens_are_charged_when_it_is_known_how_many_there_are() -> 
 
 def test_vectors_are_charged_before_they_are_computed() -> None:
     async def main() -> None:
-        account = Account(HttpSettings(max_waiting_bytes=DIMENSIONS * 4 * 1000))
+        account = Account(HttpSettings(max_waiting_bytes=DIMENSIONS * 4 * 1000 + texts_bytes(["same"] * 1000)))
         async with serving() as encoder:
             with account.claim() as claim:
                 token = CLAIM.set(claim)
                 assert len((await encoder.encode(["same"] * 900, door="test")).vectors) == 900
-                assert claim.held_bytes == DIMENSIONS * 4 * 900
+                assert claim.held_bytes == DIMENSIONS * 4 * 900 + texts_bytes(["same"] * 900)
                 with pytest.raises(Overloaded, match="max_waiting_bytes"):
                     await encoder.encode(["same"] * 900, door="test")
                 with pytest.raises(TooLarge, match="max_waiting_bytes"):
@@ -400,6 +401,55 @@ def test_vectors_are_charged_before_they_are_computed() -> None:
             assert account.held_bytes == 0
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("way", ["encode", "decode", "tokenize"])
+def test_the_texts_themselves_are_charged(way: str) -> None:
+    ids, text = list(range(10_000)), "x" * 100_000
+
+    async def main() -> None:
+        account = Account(HttpSettings(max_waiting_bytes=1 << 30))
+        async with serving() as encoder:
+            with account.claim() as claim:
+                token = CLAIM.set(claim)
+                if way == "encode":
+                    with pytest.raises(ModelError):  # this tokenizer reads no ids
+                        await encoder.encode([ids], door="test", truncate=False)
+                elif way == "decode":
+                    await encoder.decode([ids], skip_special=True)
+                else:
+                    await encoder.tokenize([text], special=True, prompt=None)
+                assert claim.held_bytes >= 400_000
+                CLAIM.reset(token)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("way", ["decode", "tokenize"])
+def test_work_at_texts_has_a_deadline_and_ends_with_it(way: str) -> None:
+    goes_on, done = threading.Event(), list[str]()
+
+    class Slow(Words):
+        def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+            goes_on.wait(60.0)
+            done.append("one")
+            return "one"
+
+        def details(self, text: str, *, special: bool = True, prompt: str | None = None) -> list[TokenDetail]:
+            self.decode([])
+            return []
+
+    async def main() -> None:
+        async with serving(words=Slow()) as encoder:
+            with pytest.raises(DeadlineExceeded, match=r"timeout=0.01 s, which came with the request: the deadline"):
+                if way == "decode":
+                    await encoder.decode([[1]] * 5, skip_special=True, timeout=0.01)
+                else:
+                    await encoder.tokenize(["a"] * 5, special=True, prompt=None, timeout=0.01)
+            goes_on.set()
+
+    asyncio.run(main())  # it waits for the thread
+    assert done == ["one"]
 
 
 def test_a_request_that_says_no_timeout_has_longer_the_more_texts_it_has() -> None:

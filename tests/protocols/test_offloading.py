@@ -26,12 +26,13 @@ from weir.catalog.manager import Manager
 from weir.catalog.registry import Registry
 from weir.catalog.repository.folder import read_config
 from weir.catalog.sources import ModelToServe, TargetRepository
-from weir.errors import InvalidRequest, Overloaded
+from weir.errors import InvalidRequest, Overloaded, TooLarge
 from weir.frontends.http.application import make_app
 from weir.model import Model, Tensor
 from weir.protocols import offloading
+from weir.protocols.account import CLAIM, Account
 from weir.protocols.content_negotiation import compress, decompress
-from weir.protocols.offloading import LONG_ANSWER, LONG_BODY, off_loop, work_later
+from weir.protocols.offloading import LONG_ANSWER, LONG_BODY, off_loop, parsed, values_bytes, work_later
 from weir.protocols.settings import HttpSettings
 from weir.serving import inference
 from weir.serving.service import Service
@@ -587,3 +588,23 @@ def test_a_refused_body_is_freed_in_the_thread() -> None:
 
     asyncio.run(main())
     assert freed == ["weir-read-long_0"]
+
+
+def test_what_a_body_may_become_is_charged_while_it_is_read() -> None:
+    body = b"[" + b"[]," * LONG_BODY + b"[]]"
+    held = list[int]()
+
+    async def main() -> None:
+        account = Account(HttpSettings(max_waiting_bytes=100 * len(body)))
+        with account.claim() as claim:
+            token = CLAIM.set(claim)
+            assert await parsed(body, lambda: held.append(account.held_bytes)) is None
+            assert account.held_bytes == 0
+            assert await parsed(b"[1]", lambda: account.held_bytes) == 0
+            with pytest.raises(TooLarge, match="max_waiting_bytes"):
+                await parsed(body * 4, lambda: None)
+            CLAIM.reset(token)
+
+    asyncio.run(main())
+    assert held == [values_bytes(body)]
+    assert held[0] > 30 * len(body)

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any
+from threading import Event
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy
 
@@ -27,6 +28,7 @@ from weir.embedding.texts import (
     TokenizeOptions,
     Tokens,
     prompt_text,
+    texts_bytes,
 )
 from weir.embedding.tokens.threads import (
     AT_ONCE_CHARACTERS,
@@ -45,6 +47,9 @@ from weir.wire.cells import LARGE_BYTES
 
 if TYPE_CHECKING:
     from weir.serving.service import Service
+
+
+T = TypeVar("T")
 
 
 class OpenRequests:
@@ -92,6 +97,7 @@ _NO_TRACE: AbstractContextManager[None] = nullcontext()
 _FLOAT_BYTES = 4
 _LONGEST_NUMBER = 16  # bytes of a float32 as JSON, with the comma behind it
 _NO_VECTOR = numpy.empty((1, 0), numpy.float32)
+_DECODED_BYTES = 64  # of memory for a token id that is decoded: the string of its token
 DETAIL_BYTES = 200  # of memory for a token that is shown, and there are at most as many tokens as characters
 NO_FACTS = ModelFacts()
 
@@ -197,7 +203,9 @@ class Encoder:
         if dimensions is not None and not 0 < dimensions <= self.dimensions:
             raise InvalidRequest(f"dimensions={dimensions}: must be 1 to {self.dimensions}")
         # Charged for all texts, as the answer has a vector for each of several equal texts.
-        charge(_FLOAT_BYTES * len(texts) * (dimensions or self.dimensions))
+        many = len(texts) > self._large_request
+        size = await asyncio.to_thread(texts_bytes, texts) if many else texts_bytes(texts)
+        charge(size + _FLOAT_BYTES * len(texts) * (dimensions or self.dimensions))
         limit = "" if timeout is None else _stated_limit(timeout)
         if timeout is None:
             timeout, limit = self._default_timeout(len(texts))
@@ -206,7 +214,6 @@ class Encoder:
         tokenize_options = TokenizeOptions(self._prompt(prompt), whole_words, truncate_left)
         loop = asyncio.get_running_loop()
         began = self._service.now()
-        many = len(texts) > self._large_request
         distinct_texts, places = await asyncio.to_thread(distinct, texts) if many else distinct(texts)
         request = EncodeRequest(
             distinct_texts, places, door=door, caller=client or None, priority=priority,
@@ -345,16 +352,35 @@ class Encoder:
     def _prompt(self, prompt: str | None) -> str | None:
         return None if prompt is None else prompt_text(prompt, self.facts.prompts)
 
-    async def tokenize(self, texts: Sequence[str], *, special: bool, prompt: str | None) -> list[list[TokenDetail]]:
+    async def tokenize(
+        self, texts: Sequence[str], *, special: bool, prompt: str | None, timeout: float | None = None
+    ) -> list[list[TokenDetail]]:
         """Return the tokens of each text, see Encodes. Their memory is charged to the current claim."""
         charge(DETAIL_BYTES * sum(map(len, texts)))
         text_of_prompt = self._prompt(prompt)
         show = partial(self._tokenizer.details, special=special, prompt=text_of_prompt)
-        return await asyncio.to_thread(_each, show, texts)
+        return await self._each(show, texts, timeout)
 
-    async def decode(self, ids: Sequence[Sequence[int]], *, skip_special: bool) -> list[str]:
-        """Return the text of each list of token ids, see Encodes."""
-        return await asyncio.to_thread(_each, partial(self._tokenizer.decode, skip_special=skip_special), ids)
+    async def decode(
+        self, ids: Sequence[Sequence[int]], *, skip_special: bool, timeout: float | None = None
+    ) -> list[str]:
+        """Return the text of each list of token ids, see Encodes. The memory of the tokens is charged to the current claim."""
+        charge(_DECODED_BYTES * sum(map(len, ids)))
+        return await self._each(partial(self._tokenizer.decode, skip_special=skip_special), ids, timeout)
+
+    async def _each(self, work: Callable[[Any], T], values: Sequence[Any], timeout: float | None) -> list[T]:
+        """Return the result of `work` for each value, which is done in a thread. Raises its error with the place of the value, and DeadlineExceeded; then no
+        further value is worked at."""
+        limit = _own_limit(self._service.settings.timeout) if timeout is None else _stated_limit(timeout)
+        goes_on = Event()
+        goes_on.set()
+        try:
+            async with asyncio.timeout(self._service.settings.timeout if timeout is None else timeout):
+                return await asyncio.to_thread(_each, work, values, goes_on.is_set)
+        except TimeoutError:
+            raise DeadlineExceeded(f"{limit}: the deadline passed before all of {len(values)} were done") from None
+        finally:
+            goes_on.clear()
 
     def _default_timeout(self, count: int) -> tuple[float, str]:
         """Return the timeout, in seconds, of a request of `count` texts that states none, and its description for errors."""
@@ -659,10 +685,12 @@ def release_free_memory() -> None:
         malloc_trim(0)
 
 
-def _each(work: Callable[[Any], Any], values: Sequence[Any]) -> list[Any]:
-    """Return the result of `work` for each value. Raises its error with the place of the value."""
-    results = []
+def _each(work: Callable[[Any], T], values: Sequence[Any], goes_on: Callable[[], bool]) -> list[T]:
+    """Return the result of `work` for each value, as long as it `goes_on`. Raises its error with the place of the value."""
+    results = list[T]()
     for place, value in enumerate(values):
+        if not goes_on():
+            break
         try:
             results.append(work(value))
         except WeirError as error:

@@ -158,7 +158,7 @@ class TextExchange:
         priority: higher goes first.
         timeout: in seconds; None for the server's setting.
         trace: the caller's `traceparent`, or the Trace that the channel has begun.
-        work: computes what the request asks for, if that is not vectors; its result is then in `found`. With `with_vectors` it is asked for both.
+        work: computes what the request asks for within a `timeout`, if that is not vectors; its result is then in `found`. With `with_vectors` it is asked for both.
     """
 
     __slots__ = (
@@ -183,7 +183,7 @@ class TextExchange:
         self.identity: Any = None
         self.form: Any = None
         self.as_json = False
-        self.work: Callable[[], Coroutine[Any, Any, Any]] | None = None
+        self.work: Callable[..., Coroutine[Any, Any, Any]] | None = None
         self.found: Any = None
         self.with_vectors = False
 
@@ -202,7 +202,7 @@ class TextExchange:
         count = len(self.texts)
         self.received(count)
         if self.work is not None:
-            self.found = await self.work()
+            self.found = await self.work(timeout=self.timeout)
         if self.work is not None and not self.with_vectors:
             return Encoded(numpy.empty((count, 0), numpy.float32), [0] * count, [False] * count)
         encoded = await self.encode(self.texts, self.options, self.timeout, self.trace)

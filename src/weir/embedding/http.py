@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import msgspec
 from starlette.types import Send
 
-from weir.embedding.encoder import SMALL_REQUEST
+from weir.embedding.encoder import DETAIL_BYTES, SMALL_REQUEST
 from weir.embedding.exchange import EmbeddingContext, TextExchange, check_client, mark_headers
 from weir.embedding.texts import Encoded, TextOutput
 from weir.errors import WeirError
@@ -23,7 +23,7 @@ from weir.frontends.http.openapi import described_headers, operation
 from weir.messages import JSON
 from weir.protocols.account import CLAIM
 from weir.protocols.native import RequestOptions
-from weir.protocols.offloading import LONG_ANSWER, off_loop, written
+from weir.protocols.offloading import LONG_ANSWER, parsed, written
 from weir.protocols.response import Headers, HttpResponse, compressed_off_loop, echo_headers, start_headers
 from weir.wire.cells import LARGE_BYTES
 from weir.wire.tensors import TEXT_BYTES
@@ -177,7 +177,7 @@ class HttpTexts:
         """Return the answer to `call`, also for an error; None if it has been sent already or the caller has left."""
         exchange = TextExchange(self.context, self.protocol.name)
         try:
-            await off_loop(len(call.body), partial(self.protocol.read, exchange, call.headers, call.body))
+            await parsed(call.body, partial(self.protocol.read, exchange, call.headers, call.body))
             head = TextHead(call.headers)
             head.apply_to(exchange, call.peer)
             encoded = await unless_left(exchange.vectors(), call.receive)
@@ -212,7 +212,7 @@ class HttpTexts:
     ) -> HttpResponse:
         """Return the answer with the vectors, compressed if the caller accepts that, and count it. A long one is encoded in a thread."""
         write = partial(self.whole, exchange, encoded)
-        size_bytes = _size(encoded)
+        size_bytes = _size(encoded) + _found_size(exchange.found)
         answer = await written(size_bytes, write) if size_bytes > LONG_ANSWER else write()
         if head.accept_coding and len(answer.body) > self.context.http.compress_above:
             answer = await compressed_off_loop(answer, head.accept_coding)
@@ -237,6 +237,11 @@ def _marks(encoded: Encoded) -> Headers:
 def _size(encoded: Encoded) -> int:
     """Return about how many bytes the vectors take as JSON."""
     return TEXT_BYTES * _numbers(encoded) if encoded.written is None else len(encoded.written)
+
+
+def _found_size(found: Any) -> int:
+    """Return about how many bytes the texts, or the tokens of texts, that were found take as JSON."""
+    return sum([len(each) if isinstance(each, str) else DETAIL_BYTES * len(each) for each in found or ()])
 
 
 def _numbers(encoded: Encoded) -> int:

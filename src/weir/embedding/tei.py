@@ -362,14 +362,15 @@ class TokenizeProtocol(TeiProtocol):
             encoder.tokenize, texts, special=request.add_special_tokens is not False, prompt=options.prompt or ""
         )
 
-    def write(self, exchange: TextExchange, encoded: Encoded) -> HttpResponse:
+    def write(self, exchange: TextExchange, encoded: Encoded) -> Listing:
         """Return the tokens of each text."""
         tokens: list[list[TokenDetail]] = exchange.found
-        shown = [
-            with_byte_offsets(f"{exchange.form}{text}", tokens_of)
-            for text, tokens_of in zip(exchange.texts, tokens, strict=True)
-        ]
-        return _answer(shown, [])
+
+        def items(start: int, stop: int) -> list[Any]:
+            texts = zip(exchange.texts[start:stop], tokens[start:stop], strict=True)
+            return [with_byte_offsets(f"{exchange.form}{text}", tokens_of) for text, tokens_of in texts]
+
+        return listing(None, "", len(tokens), len(TokenDetail._fields) * max(map(len, tokens)), items)
 
 
 def with_byte_offsets(text: str, tokens: Sequence[TokenDetail]) -> list[TeiToken]:

@@ -18,6 +18,21 @@ from weir.wire.schema import any_of
 # A text, a pair of texts, a list of words, or a list of token ids that includes all special tokens.
 Text = str | tuple[str, str] | Sequence[str] | Sequence[int]
 
+
+def texts_bytes(texts: Sequence[Text]) -> int:
+    """Return about how many bytes of memory texts take: an object for each, and for each word and token id."""
+    return sum([_OBJECT_BYTES + _bytes_of(text) for text in texts])
+
+
+def _bytes_of(text: Any) -> int:
+    if isinstance(text, str) or not isinstance(text, Sequence):  # what is no text is refused later
+        return len(text) if isinstance(text, str) else 0
+    first = text[0] if len(text) else 0
+    return sum([_OBJECT_BYTES + _bytes_of(each) for each in text]) if isinstance(first, str) else _ID_BYTES * len(text)
+
+
+_OBJECT_BYTES, _ID_BYTES = 56, 40
+
 # The fields of requests and answers, as OpenAPI describes them. Some rules are only described here: what reads the field says more of them.
 PlainText = Annotated[str, Meta(min_length=1, description="a text")]
 Words = Annotated[list[str], Meta(min_length=1, description="a text as words")]
@@ -321,14 +336,21 @@ class Encodes(Protocol):
         Return a function that takes the text back; None if it must go to `encode`. Raises the errors of `encode` that come before the queue.
         """
 
-    async def tokenize(self, texts: Sequence[str], *, special: bool, prompt: str | None) -> list[list[TokenDetail]]:
-        """Return the tokens of each text, none cut off; with `special` also the model's special tokens. For `prompt` see `encode`.
+    async def tokenize(
+        self, texts: Sequence[str], *, special: bool, prompt: str | None, timeout: float | None = None
+    ) -> list[list[TokenDetail]]:
+        """Return the tokens of each text, none cut off; with `special` also the model's special tokens. For `prompt` and `timeout` see `encode`.
 
-        Raises InvalidRequest naming the place of the text and the rule.
+        Raises InvalidRequest naming the place of the text and the rule, and DeadlineExceeded.
         """
 
-    async def decode(self, ids: Sequence[Sequence[int]], *, skip_special: bool) -> list[str]:
-        """Return the text of each list of token ids, with `skip_special` without the special tokens. Raises InvalidRequest for a number that is no id."""
+    async def decode(
+        self, ids: Sequence[Sequence[int]], *, skip_special: bool, timeout: float | None = None
+    ) -> list[str]:
+        """Return the text of each list of token ids, with `skip_special` without the special tokens. For `timeout` see `encode`.
+
+        Raises InvalidRequest for a number that is no id, and DeadlineExceeded.
+        """
 
 
 MAX_PROMPT_CHARACTERS = 4096  # of a prompt that a request states in full, as each of its texts is tokenized with it

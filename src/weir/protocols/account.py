@@ -9,7 +9,7 @@ import asyncio
 import os
 import resource
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from types import TracebackType
@@ -173,6 +173,18 @@ def charge(size_bytes: int) -> None:
         claim.take(size_bytes)
 
 
+@contextmanager
+def room(size_bytes: int) -> Iterator[None]:
+    """Charge `size_bytes` while the block runs, if the context answers a request. Raises what Account.take raises."""
+    claim = CLAIM.get()
+    if claim is None:
+        yield
+        return
+    with claim.account.claim() as more:
+        more.take(size_bytes)
+        yield
+
+
 @asynccontextmanager
 async def unpacking(max_size_bytes: int) -> AsyncGenerator[None, None]:
     """Wait until a body may be decompressed. Charge `max_size_bytes` while it is decompressed; the caller charges its real size afterwards, with `charge`.
@@ -184,8 +196,7 @@ async def unpacking(max_size_bytes: int) -> AsyncGenerator[None, None]:
         yield
         return
     async with claim.account.unpacking:
-        with claim.account.claim() as most:
-            most.take(max_size_bytes)
+        with room(max_size_bytes):
             yield
 
 

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, TypeVar
 
 from weir.errors import Overloaded, WeirError
-from weir.protocols.account import charge
+from weir.protocols.account import charge, room
 
 LONG_BODY = 32 << 10  # bytes
 LONG_ANSWER = 8 * LONG_BODY
@@ -55,6 +55,24 @@ async def off_loop(size_bytes: int, work: Callable[[], T], *, writes: bool = Fal
     job, begun = _begin(size_bytes, work, writes)
     del work  # only the job refers to it now, until it is dropped
     return await _ended(job, begun)
+
+
+async def parsed(body: bytes, read: Callable[[], T]) -> T:
+    """Return the result of `read`, which reads the JSON `body`, in a thread if it is long. What its values may take is charged to the current request
+    meanwhile; whoever keeps them charges what they have become.
+
+    Raises what `read` raises and what Account.take raises.
+    """
+    if len(body) <= LONG_BODY:
+        return read()
+    with room(values_bytes(body)):
+        return await off_loop(len(body), read)
+
+
+def values_bytes(body: bytes) -> int:
+    """Return about how many bytes the values of a long JSON `body` take at most: an object and its place for each comma, a list or a dict for each
+    bracket."""
+    return len(body) + 40 * body.count(b",") + 72 * (body.count(b"[") + body.count(b"{"))
 
 
 async def unpack(size_bytes: int, work: Callable[[], T]) -> T:

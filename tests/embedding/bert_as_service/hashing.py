@@ -69,11 +69,15 @@ class Hashing:
         tokens = [each[:MAX_LENGTH] for each in words] if want_tokens else None
         return Encoded(vectors, [min(len(each), MAX_LENGTH) for each in words], cut, tokens)
 
-    async def tokenize(self, texts: Sequence[str], *, special: bool, prompt: str | None) -> list[list[TokenDetail]]:
+    async def tokenize(
+        self, texts: Sequence[str], *, special: bool, prompt: str | None, timeout: float | None = None
+    ) -> list[list[TokenDetail]]:
         """Nobody asks."""
         return []
 
-    async def decode(self, ids: Sequence[Sequence[int]], *, skip_special: bool) -> list[str]:
+    async def decode(
+        self, ids: Sequence[Sequence[int]], *, skip_special: bool, timeout: float | None = None
+    ) -> list[str]:
         """Nobody asks."""
         return []
 

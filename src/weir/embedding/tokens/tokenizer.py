@@ -193,10 +193,12 @@ def _parse_list(items: Sequence[Any], separator: str | None, vocab_size: int) ->
 
 def _cut_string(text: str, separator: str | None) -> tuple[str, ...]:
     """Split at the last separator that stands between spaces, as bert-as-service does. Without text on both sides the string is one text."""
-    if separator is None or separator not in text:
+    if separator is None:
         return (text,)
-    found = re.fullmatch(rf"(.*\S.*) {re.escape(separator)} (.*\S.*)", text, re.DOTALL)
-    return (found[1].strip(), found[2].strip()) if found else (text,)
+    between = f" {separator} "
+    begin, end = len(text) - len(text.lstrip()), len(text.rstrip())
+    place = text.rfind(between, begin + 1, max(end - 1, 0))
+    return (text,) if place < 0 else (text[:place].strip(), text[place + len(between) :].strip())
 
 
 def _cut_words(words: list[str], separator: str | None) -> tuple[list[str], ...]:
@@ -222,8 +224,10 @@ CHARACTERS_PER_TOKEN = 12
 BETWEEN_WORDS = re.compile(r"(?<=\w) (?=[^\W_])")
 SPACES = re.compile(r"\s{2,}")
 LONGEST_WORD = 1_000  # characters; WordPiece makes the unknown token of a word of more than 100
-# A run of letters, digits and emoji that WordPiece takes for one word. East Asian characters are words of their own.
-LONG_WORD = re.compile(rf"(?:[^\W_\u2e80-\U0010ffff]|[\u2600-\u2767\U0001f000-\U0001faff]){{{LONGEST_WORD},}}")
+# A run of letters, digits and emoji that WordPiece takes for one word. East Asian characters are words of their own. A search that could begin within a
+# word would read each word as many times as it has characters.
+_OF_WORD = r"(?:[^\W_\u2e80-\U0010ffff]|[\u2600-\u2767\U0001f000-\U0001faff])"
+LONG_WORD = re.compile(rf"(?<!{_OF_WORD}){_OF_WORD}{{{LONGEST_WORD},}}")
 UNCERTAIN_TOKENS = 128  # tokens before a cut inside a word that the rest of the word may change; a word has at most 100
 GROWTH = 8  # if the start of a text has too few tokens, this many times as much of the text is tokenized
 NONLOCAL_FACTOR = 64  # the start is this many times as long where tokens may depend on text behind a space
@@ -471,7 +475,7 @@ class Tokenizer:
                 f"the text has {len(whole)} characters, must have at most {RUNS_FROM} to be shown in tokens"
             )
         with as_settings_error(self.directory):
-            found = self.backend.encode(whole, add_special_tokens=special)
+            found = self.backend.encode_batch([whole], add_special_tokens=special)[0]  # only this releases the GIL
         rows = zip(found.ids, found.tokens, found.special_tokens_mask, found.offsets, strict=True)
         return [
             TokenDetail(number, token, True, None, None)
@@ -487,7 +491,11 @@ class Tokenizer:
                 raise InvalidRequest(
                     f"token id {place} is {number!r:.40}: the model's vocabulary has 0 to {self.vocab_size - 1}"
                 )
-        return str(self.backend.decode(list(ids), skip_special_tokens=skip_special))
+        return self._decoded(ids, skip_special)
+
+    def _decoded(self, ids: Sequence[int], skip_special: bool) -> str:
+        (text,) = self.backend.decode_batch([list(ids)], skip_special_tokens=skip_special)  # only this releases the GIL
+        return str(text)
 
     def tokens(self, ids: bytes | Sequence[int]) -> list[str]:
         """Return the tokens of these ids, which are integers or int32 little-endian bytes; "" for an id that the vocabulary lacks."""
@@ -536,7 +544,7 @@ class Tokenizer:
             if each.ids is not None:
                 parts.append([each.ids])
             elif each.words:
-                parts.append([self._words(words, whole_words) for words in each.words])
+                parts.append([self._words_for(words, whole_words, max_length, left) for words in each.words])
             else:
                 parts.append(
                     [
@@ -600,12 +608,22 @@ class Tokenizer:
             return text
         return LONG_WORD.sub(lambda match: match[0][:LONGEST_WORD], SPACES.sub(" ", text))
 
+    def _words_for(self, words: list[str], whole: bool, max_length: int, left: bool) -> list[int]:
+        """Return the ids of words, or of so many of the first, with `left` of the last, that they have more than `max_length` tokens."""
+        size = max_length + 1
+        while True:
+            ids = self._words(words[-size:] if left else words[:size], whole)
+            if len(ids) > max_length or size >= len(words):
+                return ids
+            size *= GROWTH  # some words have no tokens
+
     def _words(self, words: list[str], whole: bool) -> list[int]:
         """Return the ids of words. A word of the vocabulary is one token; another word is tokenized, or with `whole` is the unknown token."""
         if whole:
             return [self.vocabulary.get(word, self._unknown) for word in words]
         if not self._is_wordpiece:
-            ids: list[int] = self._word_tokenizer.encode(words, is_pretokenized=True, add_special_tokens=False).ids
+            (found,) = self._word_tokenizer.encode_batch_fast([words], is_pretokenized=True, add_special_tokens=False)
+            ids: list[int] = found.ids
             return ids
         unknown = [word for word in words if word not in self.vocabulary]
         encoded = iter(self._encode(unknown) if unknown else [])
@@ -688,25 +706,27 @@ class Tokenizer:
                 if ready
                 else [*template.first, *_kept(first, room, left), *template.last]
             )
-            return Tokenized(pack_ids(ids), 0, length > room, ready and self._is_foreign(first))
+            return Tokenized(pack_ids(ids), 0, length > room, ready and self._is_foreign(first, max_length))
         keep, other = pair_lengths(len(first), len(parts[1]), room)
         return _pack_pair(template, _kept(first, keep, left), _kept(parts[1], other, left), length > room)
 
-    def _is_foreign(self, ids: list[int]) -> bool:
+    def _is_foreign(self, ids: list[int], max_length: int) -> bool:
         """Return whether the ids seem to be those of another tokenizer: decoded to a text and tokenized again, they differ.
 
-        Special tokens do not count. Ids with more special tokens than one text has, such as pairs and texts with unknown words, cannot be
+        Of more than `max_length` ids the first `max_length` are judged: the model reads no more, and a caller may send millions. Special tokens do not count. Ids with more special tokens than one text has, such as pairs and texts with unknown words, cannot be
         decoded without loss and are not foreign.
         """
+        ids, is_long = ids[: max_length + UNCERTAIN_TOKENS], len(ids) > max_length + UNCERTAIN_TOKENS
         own = [number for number in ids if number not in self.special_ids]
         if len(ids) - len(own) > len(self.template.first) + len(self.template.last):
             return False
-        text = self.backend.decode(own, skip_special_tokens=True)
+        text = self._decoded(own, True)
         if not text or "\0" in text:
             return bool(own)
         again = self._ids([CheckedText(texts=(text,))], 2 * len(ids), whole_words=False)
         assert again is not None  # it is None only where new words are limited
-        return [number for number in again[0][0] if number not in self.special_ids] != own
+        found = [number for number in again[0][0] if number not in self.special_ids]
+        return found[:max_length] != own[:max_length] if is_long else found != own
 
     def _truncated_ids(self, ids: list[int], room: int, left: bool) -> list[int]:
         """Cut the end of ids that include special tokens, with `left` their beginning. If the last id there is a special token, it is kept."""

@@ -20,7 +20,7 @@ from weir.protocols.account import charge, unpacking
 from weir.protocols.content_negotiation import coding_of, decompress
 from weir.protocols.exchange import EventSource, Exchange, HttpProtocol, HttpRequestHead
 from weir.protocols.native import FRONTEND, MAX_REQUEST_ID_LENGTH, check_length, content_length, head_size, too_large
-from weir.protocols.offloading import LONG_BODY, off_loop, unpack
+from weir.protocols.offloading import LONG_BODY, parsed, unpack
 from weir.protocols.response import Headers, HttpResponse, compressed_off_loop
 from weir.protocols.settings import HttpSettings
 from weir.protocols.status import HEAD_TOO_LARGE
@@ -225,7 +225,7 @@ class AsgiCall(NamedTuple):
 
         Raises InvalidRequest naming field, value and rule.
         """
-        return await off_loop(len(self.body), lambda: read_document(self._document(), declared))
+        return await parsed(self.body, lambda: read_document(self._document(), declared))
 
     def _document(self) -> dict[str, Any]:
         return {} if self.body.strip() in (b"", b"null") else read_object(self.body)
