@@ -1,17 +1,22 @@
 """Several text models of one server: they share workers and one budget of threads, and the server says what each of them takes."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 from tests.embedding import tiny
+from tests.hosted import Square
 
 import weir.embedding
+from weir.embedding import text_model
 from weir.embedding.settings import ComputingSettings, TextSettings
 from weir.embedding.text_model import TextModelSpec, memory_of, share_workers
 from weir.errors import SettingsError
+from weir.serving.service import Service
+from weir.testing import FakeExecutor
 from weir.workers.cpus import cpu_count
 
 
@@ -92,3 +97,22 @@ def test_two_models_of_a_server_share_its_workers(tmp_path: Path) -> None:
 
 def test_the_memory_of_a_process_that_there_is_not_is_unknown() -> None:
     assert memory_of(1 << 30) is None
+
+
+def test_the_memory_of_workers_is_not_measured_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = list[int]()
+
+    def memory_of(pid: int) -> int:
+        measured.append(pid)
+        return pid
+
+    monkeypatch.setattr(text_model, "memory_of", memory_of)
+    executor = FakeExecutor()
+    service = Service(Square, executor=executor)
+    use = text_model._Use(service, 1)
+    pids = [7]
+    monkeypatch.setattr(executor, "states", lambda: [SimpleNamespace(pid=pid) for pid in pids])
+    assert [use().memory_bytes for _ in range(3)] == [[7]] * 3
+    pids.append(8)
+    assert [use().memory_bytes for _ in range(3)] == [[7, 8]] * 3
+    assert measured == [7, 7, 8]

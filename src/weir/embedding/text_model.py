@@ -1,6 +1,7 @@
 """A text model in the server's process: its settings, and what the server needs of its files. Only the workers load the weights."""
 
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from functools import partial
@@ -395,7 +396,7 @@ class ServedTextModel:
             dtype=_ONNX_DTYPES.get(self._spec.computing.dtype or "", _DTYPES[self.recipe.precision]), device="gpu" if may_use_gpu(self._spec.computing.device_map) else "cpu",
             truncates=self._spec.text.truncate, max_batch_size=batching.max_batch_size,
             max_batch_tokens=None if max_tokens is None else int(max_tokens), max_waiting=batching.max_queue_size,
-            similarity=self._checkpoint.layout.similarity, use=lambda: _use_of(service, self._spec.threads), unscaled=not self.recipe.normalize,
+            similarity=self._checkpoint.layout.similarity, use=_Use(service, self._spec.threads), unscaled=not self.recipe.normalize,
             waiting=lambda: int(service.state(brief=True)["waiting"]),
         )  # fmt: skip
 
@@ -428,10 +429,28 @@ def described(checkpoint: "Checkpoint", recipe: Recipe, text: TextSettings) -> s
     return f"{served}, {whose}: its files state no pooling, which --pooling and --layers choose{more}"
 
 
-def _use_of(service: "Service", threads: int) -> WorkersUse:
-    pids = dict.fromkeys(state.pid for state in service.executor.states() if state.pid is not None)
-    memory = [bytes_of for pid in pids if (bytes_of := memory_of(pid)) is not None]
-    return WorkersUse(service.workers.most_workers, threads, memory)
+_USE_IS_NEWS = (
+    1.0  # seconds in which what workers take is not measured again: the kernel counts all pages of a process each time
+)
+
+
+class _Use:
+    """Returns what the workers of `service` take, as it was at most _USE_IS_NEWS seconds ago."""
+
+    def __init__(self, service: "Service", threads: int) -> None:
+        self._service = service
+        self._threads = threads
+        self._at = -_USE_IS_NEWS
+        self._memory: dict[int, int | None] = {}
+
+    def __call__(self) -> WorkersUse:
+        now = time.monotonic()
+        states = self._service.executor.states()
+        pids = dict.fromkeys(state.pid for state in states if state.pid is not None)
+        if now - self._at >= _USE_IS_NEWS or pids.keys() != self._memory.keys():
+            self._at, self._memory = now, {pid: memory_of(pid) for pid in pids}
+        memory = [bytes_of for bytes_of in self._memory.values() if bytes_of is not None]
+        return WorkersUse(self._service.workers.most_workers, self._threads, memory)
 
 
 def memory_of(pid: int) -> int | None:

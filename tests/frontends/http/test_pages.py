@@ -13,6 +13,7 @@ from tests.frontends.http.servers import Serve
 import weir
 from weir.catalog.registry import Registry
 from weir.errors import Cancelled, DeadlineExceeded, ModelCrashed, Overloaded, WeirError, WorkerLost
+from weir.frontends.http import openapi as documents
 from weir.frontends.http.application import make_app
 from weir.frontends.http.pages import Held, code_of, make_exposition
 from weir.policy.cost.objective import Prices
@@ -418,3 +419,23 @@ def test_metrics_show_it(serve: Serve) -> None:
     assert 'weir_policy_drift{model="rule"}' not in text
     for name in ("rate", "limit", "predicted_response_time_seconds", "predicted_power_watts"):
         assert f'weir_policy_{name}{{model="square"}}' in text
+
+
+def test_the_description_is_made_once_for_the_models_that_there_are(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, describe = list[Any](), documents.openapi
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        made.append(arguments)
+        return describe(*arguments, **named)
+
+    monkeypatch.setattr(documents, "openapi", counted)
+    server = serve(squares())
+    first = server.client.get("/openapi.json").json()
+    assert [server.client.get("/openapi.json").json() for _ in range(3)] == [first] * 3
+    assert first["servers"] == [{"url": "/"}]
+    assert len(made) == 1
+    server.call(server.registry.put, [Service(Echo, executor=FakeExecutor())])
+    assert "/infer/echo" in server.client.get("/openapi.json").json()["paths"]
+    assert len(made) == 2

@@ -371,10 +371,15 @@ def openapi(
     return {
         "openapi": "3.1.0",
         "info": {"title": "Weir", "version": __version__, "description": "Models served with dynamic batching."},
-        "servers": [{"url": root or "/"}],
+        "servers": servers(root),
         "paths": {**paths, **_with_schemas(others, schemas)},
         "components": {"schemas": schemas},
     }
+
+
+def servers(root: str) -> list[dict[str, str]]:
+    """Return where the described paths are: below `root`, the path that the application is mounted at."""
+    return [{"url": root or "/"}]
 
 
 def _with_schemas(paths: Mapping[str, Any], components: dict[str, Schema]) -> dict[str, Any]:

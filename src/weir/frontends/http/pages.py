@@ -34,7 +34,7 @@ from weir.messages import JSON, takes_bulk_only
 from weir.protocols.account import Account
 from weir.protocols.content_negotiation import accepted_coding
 from weir.protocols.kserve.context import KserveContext
-from weir.protocols.response import Headers, HttpResponse, compressed, encode_safely, error_answer
+from weir.protocols.response import HttpResponse, compressed_off_loop, encode_safely, error_answer
 from weir.protocols.settings import HttpSettings
 from weir.protocols.status import codes_of_type
 from weir.serving.service import ModelHealth
@@ -77,6 +77,10 @@ class Pages:
         self._settings = settings
         self._metrics = metrics
         self._checking: dict[str, asyncio.Future[ModelHealth]] = {}
+        self._described: bytes | None = (
+            None  # /openapi.json, but for its servers: to describe all takes tens of milliseconds
+        )
+        self._registry.changed.append(self._forget_description)
 
     def routes(self) -> list[Route]:
         """Return the Starlette routes of the pages."""
@@ -164,11 +168,20 @@ class Pages:
 
     async def openapi(self, request: Request) -> Annotated[HttpResponse, dict[str, Any]]:
         """Describe all routes as OpenAPI."""
+        if self._described is None:
+            self._described = encode_safely(self._description())
+        servers = encode_safely({"servers": documents.servers(request.scope.get("root_path", ""))})
+        return HttpResponse(200, list(_JSON_HEADERS), b"%b,%b" % (self._described[:-1], servers[1:]))
+
+    def _description(self) -> dict[str, Any]:
         pages = {path: documents.described_page(path, page) for path, page in self._pages().items()}
-        root = request.scope.get("root_path", "")
         paths, components = kserve_openapi(self._context)
-        described = documents.openapi(self._registry, {**pages, **paths, **self._others}, root, components)
-        return _json(with_key(described) if self._context.access.required else described)
+        described = documents.openapi(self._registry, {**pages, **paths, **self._others}, components=components)
+        del described["servers"]  # who asks is told where it stands
+        return with_key(described) if self._context.access.required else described
+
+    def _forget_description(self) -> None:
+        self._described = None
 
     async def docs(self, request: Request) -> Annotated[HttpResponse, "text/html"]:
         """Show the description to people, with a form to try each route."""
@@ -207,7 +220,7 @@ class Pages:
             answer = await page(request)
             coding = accepted_coding(request.headers.get("accept-encoding", ""))
             if coding and len(answer.body) > self._settings.compress_above:
-                answer = compressed(answer, coding)
+                answer = await compressed_off_loop(answer, coding)
             return as_response(answer)
 
         return endpoint
@@ -217,9 +230,11 @@ def _summaries(paths: Mapping[str, Any]) -> dict[str, str]:
     return {path: " ".join(call["summary"] for call in calls.values()) for path, calls in paths.items()}
 
 
+_JSON_HEADERS = ((b"content-type", b"application/json"), (b"cache-control", b"no-store"))
+
+
 def _json(value: Mapping[str, Any], status: int = 200) -> HttpResponse:
-    headers: Headers = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
-    return HttpResponse(status, headers, encode_safely(value))
+    return HttpResponse(status, list(_JSON_HEADERS), encode_safely(value))
 
 
 def _health(value: Mapping[str, Any], good: bool) -> HttpResponse:
