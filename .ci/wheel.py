@@ -7,6 +7,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -22,6 +23,8 @@ MODEL = (
     "import weir\n\n\nclass Square(weir.Model):\n    def predict(self, batch):\n        return [x * x for x in batch]\n"
 )
 NONE = "none"  # the install without any extra
+# The templates of `weir new` that are tried with an extra. That of hf downloads a model, so it is not.
+TEMPLATES = {NONE: ["plain", "stream"], "onnx": ["onnx"], "sklearn": ["sklearn"], "torch": ["torch"]}
 # Extras that bring torch. PyPI's build of it has gigabytes of CUDA with it; --torch names another one.
 WITH_TORCH = ("torch", "transformers")
 TORCH = "torch==2.13.0"
@@ -74,23 +77,40 @@ def attempt(wheel: Path, extra: str, torch: str) -> None:
         weir = [str(folder / "venv" / "bin" / "weir"), "serve", "--port", "0"]
         on_ray = ["--executor", "ray"] if extra == "ray" else []
         assert serve([*weir, "square:Square", *on_ray], work, b"3") == 9
+        for template in TEMPLATES.get(extra, ()):
+            follow(template, folder)
         if extra == "transformers":
             run(python, "-c", TINY, cwd=work)
             answer = serve([*weir, "hf:text-classification=./tiny", "--name", "square"], work, b'"good"')
             assert set(answer) == {"label", "score"}, answer
 
 
-def serve(command: list[str], folder: Path, item: bytes) -> Any:
-    """Run the server of the model `square` in `folder`, ask it once, end it, and return the answer. Raises AssertionError for an exit code."""
+def follow(template: str, folder: Path) -> None:
+    """Write a project from `template`, and follow the instructions that `weir new` prints. `folder` has the environment."""
+    programs = folder / "venv" / "bin"
+    words = {"pip": [str(programs / "python"), "-m", "pip", "--quiet"], "python": [str(programs / "python")]}
+    printed = run(str(programs / "weir"), "new", template, "--template", template, cwd=folder)
+    steps = [shlex.split(line) for line in printed.partition("next:\n")[2].splitlines()]
+    project = folder / steps[0][1]
+    for program, *more in steps[1:-1]:
+        run(*words.get(program, [str(programs / program)]), *more, cwd=project)
+    assert serve([str(programs / steps[-1][0]), *steps[-1][1:], "--port", "0"], project, None, template) is not None
+
+
+def serve(command: list[str], folder: Path, item: bytes | None, model: str = "square") -> Any:
+    """Run the server of `model` in `folder`, ask it once, for `item` or the one that it shows, end it, and return the answer. Raises AssertionError for an exit code."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("WEIR_", "PYTHON"))}
     clean["RAY_USAGE_STATS_ENABLED"] = "0"
     with subprocess.Popen(command, cwd=folder, env=clean, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
-        url = next((found[0] for line in server.stdout if (found := re.search(r"http://\S+/infer/square", line))), None)
-        assert url is not None, "it ended before it was ready"
-        with urllib.request.urlopen(url, data=item, timeout=30) as response:
-            answer = json.load(response)
-        server.send_signal(signal.SIGTERM)
+        line = next((line for line in server.stdout if re.search(rf"curl .*/infer/{model}", line)), None)
+        assert line is not None, "it ended before it was ready"
+        _, _, shown, *_, url = shlex.split(line)
+        try:
+            with urllib.request.urlopen(url, data=item or shown.encode(), timeout=30) as response:
+                answer = json.load(response)
+        finally:
+            server.send_signal(signal.SIGTERM)
     assert server.returncode == 0, f"it ended with {server.returncode}"
     return answer
 

@@ -1,13 +1,19 @@
 """`weir new`: writes a small project, with a model, a test of it, settings and a Dockerfile."""
 
+import json
+import shlex
 from collections.abc import Mapping
 from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Annotated, NamedTuple
+from urllib.parse import unquote, urlsplit
 
 import typer
 
 from weir.errors import SettingsError
+
+IMAGE = "weir"  # what the project's own Dockerfile builds
 
 
 class ProjectKind(StrEnum):
@@ -208,18 +214,14 @@ max_batch_size = 32
 target = "{target}"
 """
 
-_DOCKERFILE = """# docker build -t {name} . && docker run --init -p 8000:8000 {name}
-FROM python:3.12-slim
+_DOCKERFILE = """# docker build -t {image} {context}  # the image of Weir, once, in a checkout of it
+# docker build -t {name} . && docker run --init -p 8000:8000 {name}
+FROM {image}
+USER root
 WORKDIR /srv/model
-COPY requirements.txt .
-RUN pip install --no-cache-dir -r requirements.txt
-COPY . .
-{make}RUN useradd --create-home weir
-USER weir
-EXPOSE 8000
-STOPSIGNAL SIGTERM
-# Inside a container, 0.0.0.0 is as far as its published ports reach.
-CMD ["weir", "serve", "--config", "weir.toml", "--host", "0.0.0.0", "--log-format", "json"]
+{install}COPY . .
+{make}USER weir
+CMD ["--config", "weir.toml"]
 """
 
 _README = """# {name}
@@ -230,23 +232,58 @@ pip install -r requirements.txt
 weir serve --config weir.toml
 ```
 
-`Dockerfile` serves it in a container: `docker build -t {name} . && docker run --init -p 8000:8000 {name}`.
+`Dockerfile` serves it in a container, in an image that starts from Weir's own:
+
+```sh
+docker build -t {image} {context}  # once, in a checkout of Weir
+docker build -t {name} . && docker run --init -p 8000:8000 {name}
+```
 """
+
+
+class _Installed(NamedTuple):
+    """Where Weir was installed from: "" for a package index, or the URL of a wheel, a folder or a repository."""
+
+    url: str
+    checkout: str  # the folder, for commands that are run in a shell; "weir" if there is none
+
+    def requirement(self, extras: str) -> str:
+        """Return what pip installs the same Weir from, with these extras."""
+        return f"weir-serving[{extras}]" + (f" @ {self.url}" if self.url else "")
+
+
+def installed() -> _Installed:
+    """Return where Weir was installed from, as its installer noted (PEP 610)."""
+    checkout = Path(__file__).parents[3]
+    try:
+        noted = json.loads(distribution("weir-serving").read_text("direct_url.json") or "{}")
+    except PackageNotFoundError:  # it runs from a checkout
+        noted = {"url": checkout.as_uri(), "dir_info": {}}
+    url = noted.get("url", "")
+    if control := noted.get("vcs_info"):
+        url = f"{control['vcs']}+{url}@{control['commit_id']}"
+    return _Installed(url, unquote(urlsplit(url).path) if "dir_info" in noted else "weir")
 
 
 def files_of(template: ProjectKind, name: str) -> dict[str, str]:
     """Return the content of each file of a new project, by its name."""
-    project = _PROJECTS[template]
-    requirements = [f"weir-serving[{project.extras}]", *project.more, "pytest"]
+    project, weir = _PROJECTS[template], installed()
+    requirements = [weir.requirement(project.extras), *project.more, "pytest"]
     run = f"python {project.make}\n" if project.make else ""
+    # The image has Weir, and pip adds what an extra needs. What only tests need stays out.
+    extras = [extra for extra in project.extras.split(",") if extra != "client"]
+    inside = [*([f'"weir-serving[{",".join(extras)}]"'] if extras else []), *project.more]
     own = {file: text.replace("{name}", name).replace("{{", "{").replace("}}", "}") for file, text in project.files.items()}  # fmt: skip
     return {
         **own,
         "weir.toml": _SETTINGS.format(name=name, target=project.target),
         "requirements.txt": "\n".join(requirements) + "\n",
-        "Dockerfile": _DOCKERFILE.format(name=name, make=f"RUN {run}" if run else ""),
-        "README.md": _README.format(name=name, make=run),
-    }
+        "Dockerfile": _DOCKERFILE.format(
+            name=name, image=IMAGE, context=shlex.quote(weir.checkout), make=f"RUN {run}" if run else "",
+            install=f"RUN pip install --no-cache-dir {' '.join(inside)}\n" if inside else "",
+        ),
+        "README.md": _README.format(name=name, make=run, image=IMAGE, context=shlex.quote(weir.checkout)),
+    }  # fmt: skip
 
 
 def new(
