@@ -86,7 +86,7 @@ def attempt(wheel: Path, extra: str, torch: str) -> None:
 
 
 def follow(template: str, folder: Path) -> None:
-    """Write a project from `template`, and follow the instructions that `weir new` prints. `folder` has the environment."""
+    """Write a project from `template`, and follow the instructions that `weir new` prints, and then the server. `folder` has the environment."""
     programs = folder / "venv" / "bin"
     words = {"pip": [str(programs / "python"), "-m", "pip", "--quiet"], "python": [str(programs / "python")]}
     printed = run(str(programs / "weir"), "new", template, "--template", template, cwd=folder)
@@ -94,21 +94,23 @@ def follow(template: str, folder: Path) -> None:
     project = folder / steps[0][1]
     for program, *more in steps[1:-1]:
         run(*words.get(program, [str(programs / program)]), *more, cwd=project)
-    assert serve([str(programs / steps[-1][0]), *steps[-1][1:], "--port", "0"], project, None, template) is not None
+    assert serve([str(programs / steps[-1][0]), *steps[-1][1:], "--port", "0"], project, None, template)
 
 
 def serve(command: list[str], folder: Path, item: bytes | None, model: str = "square") -> Any:
-    """Run the server of `model` in `folder`, ask it once, for `item` or the one that it shows, end it, and return the answer. Raises AssertionError for an exit code."""
+    """Run the server of `model` in `folder`, ask it once, for `item` or by the command that it shows, end it, and return the answer. Raises AssertionError for an exit code."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("WEIR_", "PYTHON"))}
     clean["RAY_USAGE_STATS_ENABLED"] = "0"
     with subprocess.Popen(command, cwd=folder, env=clean, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         line = next((line for line in server.stdout if re.search(rf"curl .*/infer/{model}", line)), None)
         assert line is not None, "it ended before it was ready"
-        _, _, shown, *_, url = shlex.split(line)
         try:
-            with urllib.request.urlopen(url, data=item or shown.encode(), timeout=30) as response:
-                answer = json.load(response)
+            if item is None:
+                answer = run("curl", "--silent", "--show-error", "--fail", *shlex.split(line)[1:])
+            else:
+                with urllib.request.urlopen(shlex.split(line)[-1], data=item, timeout=30) as response:
+                    answer = json.load(response)
         finally:
             server.send_signal(signal.SIGTERM)
     assert server.returncode == 0, f"it ended with {server.returncode}"

@@ -25,7 +25,7 @@ from weir.commands import COMMANDS
 from weir.commands.options import EXAMPLES
 from weir.config import from_texts
 from weir.embedding.server_settings import TEXTS
-from weir.errors import SettingsError
+from weir.errors import DeadlineExceeded, SettingsError
 from weir.settings import declared_settings
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
@@ -145,6 +145,31 @@ def test_the_help_of_a_command_has_an_example(name: str, example: str) -> None:
     shown = weir_here(name, "--help", env={"COLUMNS": "300"}).stdout
     assert f"Example: {example}" in shown
     assert example.startswith(f"weir {name} ")
+
+
+SLOW = """
+import threading
+import weir
+
+class Slow(weir.Model):
+    def predict(self, batch):
+        threading.Event().wait(0.5)
+        return batch
+"""
+
+
+@pytest.mark.parametrize("status", [408, 504])
+def test_a_timeout_has_the_status_that_was_chosen(status: int, tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    more = ("--timeout-status", "504") if status == 504 else ()
+    with serving(f"{tmp_path / 'slow.py'}:Slow", *more) as (served, client):
+        late = client.post("/infer/slow", json=1, headers={"X-Request-Timeout": "0.05"})
+        assert (late.status_code, late.json()["error"]["type"]) == (status, "DeadlineExceeded")
+        page = client.get("/openapi.json").json()["paths"]["/infer/slow"]["post"]["responses"]
+        assert str(status) in page and str(912 - status) not in page
+        with HttpClient(served.url) as calling, pytest.raises(DeadlineExceeded):
+            calling.infer("slow", 1, timeout=0.05)
+    assert weir_here("serve", "x:Y", "--timeout-status", "500").returncode == 2
 
 
 def test_the_table_says_what_is_served_and_a_curl_line_works() -> None:

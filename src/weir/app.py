@@ -47,6 +47,7 @@ from weir.protocols.access import Access, AccessSettings, Control, ControlSettin
 from weir.protocols.account import Account, allow_descriptors
 from weir.protocols.kserve.context import KserveContext
 from weir.protocols.settings import HttpSettings, KserveSettings
+from weir.protocols.status import set_timeout_status
 from weir.serving.service import Service
 from weir.serving.settings import END_LIMIT
 from weir.settings import Settings, read_model_table
@@ -79,6 +80,7 @@ class App:
         kinds: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:  # fmt: skip
         self.settings = settings
+        set_timeout_status(settings.http.timeout_status)
         self._product = product
         self._logger = get_logger("weir")
         self.control = Control(settings.control)

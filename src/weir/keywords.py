@@ -133,6 +133,8 @@ class AsgiKeywords(ServiceKeywords, total=False):
     """Origins whose pages may call this server; * for any"""
     liveness: str
     """What /health/live checks: process, that the server answers; models, also that every model can start workers"""
+    timeout_status: int
+    """HTTP status of a request that timed out: 408, or 504, which alerts on 5xx count and clients do not retry"""
     explain: bool
     """Explain the batch in every answer's headers"""
     development: bool
@@ -220,6 +222,8 @@ class ServerKeywords(ServiceKeywords, total=False):
     """Private key (PEM), if not with the certificate"""
     liveness: str
     """What /health/live checks: process, that the server answers; models, also that every model can start workers"""
+    timeout_status: int
+    """HTTP status of a request that timed out: 408, or 504, which alerts on 5xx count and clients do not retry"""
     explain: bool
     """Explain the batch in every answer's headers"""
     development: bool

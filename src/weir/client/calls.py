@@ -540,7 +540,7 @@ _BY_STATUS: dict[int, type[WeirError]] = {
     400: errors.InvalidRequest, 401: errors.Unauthorized, 403: errors.Forbidden, 404: errors.ModelNotFound,
     405: errors.MethodNotAllowed, 408: errors.DeadlineExceeded, 409: errors.Conflict, 413: errors.TooLarge,
     415: errors.UnsupportedMediaType, 422: errors.ValidationFailed, 429: errors.Overloaded, 499: errors.Cancelled,
-    500: errors.ModelError, 501: errors.Unsupported, 503: errors.CapacityError,
+    500: errors.ModelError, 501: errors.Unsupported, 503: errors.CapacityError, 504: errors.DeadlineExceeded,
 }  # fmt: skip
 _BY_CODE: dict[str, type[WeirError]] = {
     "INVALID_ARGUMENT": errors.InvalidRequest, "NOT_FOUND": errors.ModelNotFound, "ALREADY_EXISTS": errors.Conflict,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from weir.config import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, Rule, check, one_of, setting
 from weir.errors import SettingsError
+from weir.protocols.status import TIMEOUTS
 
 MODE: Rule = (
     lambda value: re.fullmatch("0?[0-7]{3}", value) is not None, "must be three octal digits, such as 600 or 660",
@@ -55,6 +56,10 @@ class HttpSettings:
         "what /health/live checks: process, that the server answers; models, also that every model can start workers",
         rule=one_of("process", "models"),
     )
+    timeout_status: int = setting(
+        408, "HTTP status of a request that timed out: 408, or 504, which alerts on 5xx count and clients do not retry",
+        rule=one_of(*TIMEOUTS),
+    )  # fmt: skip
     explain: bool = setting(False, "explain the batch in every answer's headers")
     development: bool = setting(False, "show callers tracebacks; never where strangers can call")
 

@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 from weir import errors
 
+TIMEOUTS = (408, 504)  # what a request that timed out may have
+
 
 class Codes(NamedTuple):
     """The HTTP status code and the name of the gRPC status code."""
@@ -44,6 +46,11 @@ _PHRASES = {499: "Client Closed Request"} | {status.value: status.phrase for sta
 def phrase(http_code: int) -> str:
     """Return the reason phrase of an HTTP status; "" for one that nobody has named (RFC 9112, section 4)."""
     return _PHRASES.get(http_code, "")
+
+
+def set_timeout_status(http: int) -> None:
+    """Give DeadlineExceeded one of TIMEOUTS, in this process. A process has one table, as it has one server."""
+    TABLE[errors.DeadlineExceeded] = TABLE[errors.DeadlineExceeded]._replace(http=http)
 
 
 def codes(error: BaseException) -> Codes:

@@ -264,7 +264,7 @@ class Pool:
 
 _SPARE = 16  # connections that are open before they are needed
 _OTHER_FILES = 100  # files that this process may have open besides its connections
-_PASSING = (408, 429, 503)  # codes of a server that works but is overloaded
+_PASSING = (408, 429, 503, 504)  # codes of a server that works but is overloaded
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from weir.wire.websocket import Message, write_cancel, write_request
 PATH = "/v2/ws"
 _NO_ID = "weir-bench-0000000000"  # all ids have this length: a message is written once, and then its id is replaced
 _HEAD = 4  # bytes at the start of a binary message that hold the length of its JSON
-_PASSING = (408, 429, 503)  # codes of a server that works but is overloaded
+_PASSING = (408, 429, 503, 504)  # codes of a server that works but is overloaded
 
 
 class AnswerHead(msgspec.Struct):
