@@ -402,7 +402,9 @@ def test_a_text_log_goes_on_as_it_is_beside_a_file(tmp_path: Path) -> None:
     assert served.table.startswith("printed in load\n")
     assert out.splitlines()[-1] == "printed a"
     assert "complained a\n" in log
-    assert re.search(r"WARNING talks/0 talks: logged a\n", log)
+    assert re.search(
+        r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \[warning  \] logged a \[talks\] worker=talks/0\n", log, re.MULTILINE
+    )
     events = {json.loads(line)["event"] for line in file.read_text().splitlines()}
     assert set(SAID[:-1]) <= events
 

@@ -1,15 +1,41 @@
 """The commands that `weir serve` prints to be copied do what they say."""
 
 import json
+import os
+import pty
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
+from rich.table import Table
 from tests.served import serving
 
+from weir import console
+
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
+
+
+@pytest.mark.parametrize("columns", ["80", "200"])
+def test_no_name_and_no_address_is_broken_in_a_narrow_terminal(columns: str) -> None:
+    table = Table(box=None, pad_edge=False)
+    for column in ("model", "routes", "url"):
+        table.add_column(column, no_wrap=True)
+    name = "a-name-of-a-model-that-is-rather-long"
+    table.add_row(name, f"/infer/{name} /mood", "http://127.0.0.1:12345")
+    leader, follower = pty.openpty()
+    environment = mock.patch.dict(os.environ, {"COLUMNS": columns, "TERM": "xterm"})
+    with open(follower, "w") as terminal, mock.patch.object(sys, "stdout", terminal), environment:
+        console._print(table)
+    shown = os.read(leader, 10_000).decode()
+    os.close(leader)
+    assert re.search(rf"/infer/{name} /mood\s", shown) and re.search(r"http://127.0.0.1:12345\s", shown)
+    assert ("url: http" in shown) == (columns == "80")
+    assert max(map(len, shown.splitlines())) <= int(columns)
+
 
 MODELS = """
 from typing import Literal

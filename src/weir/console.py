@@ -83,6 +83,8 @@ def check(settings: Settings) -> bool:
 def _print(*parts: Any) -> None:
     console = Console(soft_wrap=not sys.stdout.isatty(), highlight=False)
     for part in parts:
+        if isinstance(part, Table) and console.is_terminal and _width(part) > console.width:
+            part = _stacked(part)
         console.print(part, soft_wrap=isinstance(part, str) or None, markup=False)
 
 
@@ -151,10 +153,28 @@ class MeasuringProgress:
         return update
 
 
+def _width(table: Table) -> int:
+    """Return the columns of the terminal that `table` needs if none of its own may be folded; 0 if they may."""
+    if not all(column.no_wrap for column in table.columns):
+        return 0
+    wide = Console(width=10_000)
+    return wide.measure(table).maximum
+
+
+def _stacked(table: Table) -> str:
+    """Return each row of `table` as a line of its first column, and a line of each other one."""
+    heads = [str(column.header) for column in table.columns]
+    lines = []
+    for first, *others in zip(*(column.cells for column in table.columns), strict=True):
+        lines.append(f"{heads[0]} {first}")
+        lines += [f"  {head}: {cell}" for head, cell in zip(heads[1:], others, strict=True)]
+    return "\n".join(lines)
+
+
 def _served(app: App) -> Table:
     table = Table(box=None, pad_edge=False)
     for column in ("model", "workers", "policy", "max batch", "routes", "url"):
-        table.add_column(column, overflow="fold", no_wrap=column == "url")  # nothing is cut off in a narrow terminal
+        table.add_column(column, no_wrap=True)  # names and addresses can be copied
     for name, service in app.registry.services.items():
         routes = [f"/infer/{name}", *(path for path, routed in app.registry.routes.items() if routed is service)]
         fixed = service.workers.scale is None

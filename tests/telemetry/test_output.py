@@ -230,7 +230,7 @@ class Forging(weir.Model):
 @pytest.mark.parametrize("executor", ["process", "thread"])
 def test_a_callers_text_forges_no_line_and_steers_no_terminal(tmp_path: Path, executor: str) -> None:
     (tmp_path / "forging.py").write_text(FORGING)
-    text = "no\n2026-01-01 00:00:00,000 ERROR   x/0 weir: forged\n2026-01-01 00:00:00 [error] forged\x1b[2J\r\x9b1A"
+    text = "no\n2026-01-01 00:00:00 [error    ] forged [weir] worker=x/0\n2026-01-01 00:00:00 [error] forged\x1b[2J\r\x9b1A"
     log = tmp_path / "weir.log"
     with Served(f"{tmp_path / 'forging.py'}:Forging", "--executor", executor, "--log-file", log) as served:
         served.until_ready()

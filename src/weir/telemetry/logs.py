@@ -36,7 +36,7 @@ from weir.telemetry.tracecontext import CURRENT, Trace
 
 _SECRET_WORDS = ("secret", "token", "password", "passwd", "authorization", "api_key", "apikey", "credential", "cookie")
 _OF_A_WORKER = re.compile(
-    r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (DEBUG|INFO|WARNING|ERROR|CRITICAL) *(\S+) (\S+): (.*)"
+    r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \[(debug|info|warning|error|critical) *\] (.*) \[(\S+)\] worker=(\S+)"
 )
 
 MOST_OF_A_KIND, PERIOD = 5, 60.0  # so many errors of a kind have a line in so many seconds
@@ -147,8 +147,8 @@ def _record_of(line: str, stream: str) -> logging.LogRecord:
     """
     level, name, text, extra = logging.INFO, "output", line, {"stream": stream}
     if (logged := _OF_A_WORKER.fullmatch(line)) is not None:
-        level, name, text = logging.getLevelNamesMapping()[logged[1]], logged[3], logged[4]
-        extra["worker"] = logged[2]
+        level, text, name = logging.getLevelNamesMapping()[logged[1].upper()], logged[2], logged[3]
+        extra["worker"] = logged[4]
     record = logging.LogRecord(name, level, "", 0, text, (), None)
     record.__dict__.update(extra)
     return record

@@ -1,5 +1,6 @@
 """The model that runs a pipeline of Hugging Face's transformers (the extra `transformers`), one task of texts."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from threading import Lock
 from types import MappingProxyType
@@ -22,7 +23,8 @@ LOADING = Lock()  # while transformers loads weights, what other threads of the 
 
 
 class TransformersModel(Model):
-    """Runs the pipeline of `task` with the model `source`: an item is a text, or an object with the key "text".
+    """Runs the pipeline of `task` with the model `source`: an item is a text, or an object with the key "text" or, as for
+    Hugging Face's own services, "inputs".
 
     `device` is as in Model.torch_device. `dtype` is torch's name of the type of the weights, such as bfloat16; by default the one
     that they are stored in. `options` are passed to each call of the pipeline, such as {"top_k": null} or {"max_new_tokens": 20}.
@@ -40,6 +42,9 @@ class TransformersModel(Model):
         """Make the pipeline; a model of the hub is downloaded once."""
         from transformers import pipeline
 
+        logging.getLogger(
+            "huggingface_hub"
+        ).handlers.clear()  # its lines come twice otherwise: the worker writes them too
         device = self.torch_device(self._device)
         with LOADING:
             self._pipeline = pipeline(self.task, model=self.source, device=device, dtype=self._dtype)
@@ -48,9 +53,16 @@ class TransformersModel(Model):
 
     def preprocess(self, item: Any) -> Any:
         """Return the text of an item. Raises InvalidRequest if it has none."""
-        text = item.get("text") if isinstance(item, Mapping) else item
+        text = item.get("text", item.get("inputs")) if isinstance(item, Mapping) else item
+        if isinstance(item, Mapping) and item.get("parameters"):
+            raise InvalidRequest(
+                "parameters: must be empty; the server's settings have them: --param 'options={\"top_k\": 2}'"
+            )
         if not isinstance(text, str):
-            raise InvalidRequest(f'an item must be a text, or an object with the key "text": it is {brief(item, 60)}')
+            hint = "; POST several to /infer/NAME/batch, as a list" if isinstance(text, list) else ""
+            raise InvalidRequest(
+                f'an item must be a text, or an object with the key "text" or "inputs": it is {brief(item, 60)}{hint}'
+            )
         return text
 
     def predict(self, batch: list[str]) -> list[Any]:

@@ -225,6 +225,7 @@ def _library(source: ModelId) -> Any:
         raise SettingsError(
             f"{source}: is no directory here; ids of models need huggingface_hub: pip install 'weir-serving[embed]'"
         ) from None
+    logging.getLogger("huggingface_hub").handlers.clear()  # its lines come twice otherwise: the server's log has them
     return huggingface_hub
 
 

@@ -130,10 +130,15 @@ def start_failed(start: Start, error: BaseException) -> StartFailed:
 
 
 def configure_logging(name: str, index: int | None) -> None:
-    """Write what the model logs to stderr, with the name of the model and the worker's index, unless the model has configured logging."""
+    """Write what the model logs to stderr, with the name of the model and the worker's index, unless the model has configured logging.
+
+    Lines have the form of the server's own.
+    """
     worker = (name if index is None else f"{name}/{index}").replace("%", "%%")
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Printable(f"%(asctime)s %(levelname)-7s {worker} %(name)s: %(message)s"))
+    handler.setFormatter(
+        _Printable(f"%(asctime)s [%(level)-9s] %(message)s [%(name)s] worker={worker}", "%Y-%m-%d %H:%M:%S")
+    )
     logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
@@ -142,6 +147,7 @@ class _Printable(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         """Return the line."""
+        record.level = record.levelname.lower()
         return printable(super().formatMessage(record))
 
     def formatException(self, ei: Any) -> str:
