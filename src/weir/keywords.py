@@ -58,6 +58,8 @@ class CommonKeywords(TypedDict, total=False):
     """Keep the workers on Ray, models loaded, when the server ends; the next server of this name takes them over"""
     pipeline_depth: int
     """Batches that a worker holds; 2 hides decoding"""
+    worker_concurrency: int
+    """Batches that one worker process runs at once, in threads: for a model that waits"""
     predict_timeout: float | None
     """Longest time of a batch, or between two yields, before its worker is ended"""
     env: list[dict[str, str]]

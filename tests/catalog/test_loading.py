@@ -220,18 +220,6 @@ class Sleeper(Model):
         return batch
 
 
-class Preparing(Sleeper):
-    """Prepares for as long as it computes, on the batch as a whole; for so long that a busy machine adds little."""
-
-    def preprocess_batch(self, items: list[Any]) -> list[Any]:
-        time.sleep(0.1)
-        return items
-
-    def predict(self, batch: list[int]) -> list[int]:
-        time.sleep(0.1)
-        return batch
-
-
 class Fails(Sleeper):
     def predict(self, batch: list[int]) -> list[int]:
         raise ValueError("cannot do that")
@@ -266,16 +254,12 @@ def test_a_worker_process_that_takes_a_known_time_is_measured_to_take_it() -> No
     assert Profile.from_toml(profile.to_toml()).about["versions"] == about["versions"]
 
 
-def test_with_two_batches_in_flight_preparing_hides_behind_computing() -> None:
-    def measured(depth: int) -> Profile:
-        return weir.profile(
-            Preparing, max_batch_size=2, sizes=[1, 2], seconds=1.0, confidence=0.1, pipeline_depth=depth
-        )
-
-    one, two = measured(1), measured(2)
-    assert one.latency_offset_ms == 0.0
-    assert two.service_time_ms[0] < 0.75 * one.service_time_ms[0]
-    assert two.service_time_ms[0] + two.latency_offset_ms == pytest.approx(one.service_time_ms[0], rel=0.25)
+def test_a_worker_is_measured_with_as_many_batches_in_flight_as_it_will_have() -> None:
+    """What that does to the times is held in virtual time by tests/profiling, and that a worker prepares ahead by tests/workers."""
+    for depth in (1, 2):
+        profile = weir.profile(Sleeper, max_batch_size=1, seconds=0.2, confidence=0.5, pipeline_depth=depth)
+        assert profile.pipeline_depth == depth
+        assert depth == 2 or profile.latency_offset_ms == 0.0
 
 
 @pytest.mark.parametrize("executor", ["thread", "inline"])

@@ -510,7 +510,7 @@ async def _measured(
         await service.executor.start(measuring)
         return await measure(
             measuring, items, service.batching.max_batch_size, settings,
-            pipeline_depth=service.workers.pipeline_depth, meters=meters.found, no_meters=meters.missing, about=about,
+            pipeline_depth=service.workers.places, meters=meters.found, no_meters=meters.missing, about=about,
             progress=progress,
         )  # fmt: skip
     finally:

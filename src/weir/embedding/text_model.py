@@ -145,7 +145,11 @@ class TextModelSpec(NamedTuple):
         }  # fmt: skip
 
     def worker_settings(self) -> dict[str, Any]:
-        """Return the settings of the queue and the workers."""
+        """Return the settings of the queue and the workers. Raises SettingsError for what only models that wait gain from."""
+        if (stated := self.settings.get("worker_concurrency", 1)) != 1:
+            raise SettingsError(
+                f"worker_concurrency={stated}: is for models that wait, and text models compute: set workers"
+            )
         settings = {key: value for key, value in self.settings.items() if key != "threads"}
         if settings.get("executor", "process") == "process":
             settings.setdefault("workers", self.workers)

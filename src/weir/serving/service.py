@@ -388,7 +388,7 @@ class Service:
     @property
     def stream_size(self) -> int:
         """How many items a stream keeps under way: one full batch for every place of every worker, and as many waiting."""
-        return 2 * self.batching.max_batch_size * self.workers.most_workers * self.workers.pipeline_depth
+        return 2 * self.batching.max_batch_size * self.workers.most_workers * self.workers.places
 
     # Hooks, for subclasses.
 

@@ -193,7 +193,7 @@ class ProfiledExecutor:
         largest = self._max_batch_size
         sizes = [size for size in SIZES if size < largest] + [largest]
         settings = ProfilingSettings(sizes=sizes, seconds=self._policy.seconds, power=self._policy.power)
-        depth = self._settings.pipeline_depth
+        depth = self._settings.places
         return await measure(
             measuring, items_of(self._model), largest, settings, pipeline_depth=depth, no_meters=NO_METERS
         )

@@ -169,6 +169,9 @@ class WorkerSettings:
         metavar="NAME", rule=(_is_plain_name, "must be letters, digits, - and _"),
     )  # fmt: skip
     pipeline_depth: int = setting(1, "batches that a worker holds; 2 hides decoding", rule=one_of(1, 2))
+    worker_concurrency: int = setting(
+        1, "batches that one worker process runs at once, in threads: for a model that waits", rule=AT_LEAST_ONE
+    )
     predict_timeout: float | None = setting(
         None,
         "longest time of a batch, or between two yields, before its worker is ended",
@@ -220,11 +223,21 @@ class WorkerSettings:
             raise SettingsError(
                 f"bulk_workers={self.bulk_workers}, executor={self.executor!r}: only processes have a priority of their own"
             )
+        if self.worker_concurrency > 1 and (self.executor != "process" or self.pipeline_depth > 1):
+            raise SettingsError(
+                f"worker_concurrency={self.worker_concurrency}, executor={self.executor!r}, pipeline_depth={self.pipeline_depth}: only worker "
+                "processes run several batches at once, and then they prepare none ahead; with threads, more workers do the same"
+            )
         if (self.worker_socket is None) == (self.executor == "external"):
             raise SettingsError(
                 f"worker_socket={self.worker_socket!r}, executor={self.executor!r}: external workers need a worker_socket to "
                 "attach to, others have none"
             )
+
+    @property
+    def places(self) -> int:
+        """How many batches a worker holds at most."""
+        return max(self.pipeline_depth, self.worker_concurrency)
 
     @property
     def scale(self) -> WorkerRange | None:

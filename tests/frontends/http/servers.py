@@ -31,7 +31,8 @@ class Running:
         self.registry = registry
         self.host, self.port = address
         self.url = f"http://{self.host}:{self.port}"
-        self.client = httpx.Client(base_url=self.url, timeout=30, headers={"accept-encoding": "identity"})
+        # Without a limit of time: what takes long on a busy machine is no failure, and a test that hangs is ended by pytest.
+        self.client = httpx.Client(base_url=self.url, timeout=None, headers={"accept-encoding": "identity"})
         self._loop = loop
 
     def start(self, coroutine: Coroutine[Any, Any, T]) -> "Future[T]":

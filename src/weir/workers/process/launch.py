@@ -345,6 +345,7 @@ class Launch:
             "max_batch_size": self.max_batch_size,
             "retry_in_halves": self.settings.retry_in_halves,
             "pipeline_depth": self.settings.pipeline_depth,
+            "concurrency": self.settings.worker_concurrency,
             "spin": self.settings.spin,
         }
 

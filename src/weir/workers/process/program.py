@@ -57,7 +57,7 @@ def run_worker(
         channel.send(encode_control(start_failed(start, error)))
         return 1
     channel.send(encode_control(Ready(runner.measured())))
-    run_batches(channel, runner, start.options["pipeline_depth"])
+    run_batches(channel, runner, start.options["pipeline_depth"], start.options["concurrency"])
     runner.stop()
     return 0
 
@@ -92,7 +92,9 @@ def load_runner(
     shared: Model | None = None,
 ) -> AnyRunner:
     """Return the runner of build_runner for batches that come through `channel`: see open_channel."""
-    runner = build_runner(start, None if places is None else places.open, shared)
+    # With several batches at once nobody could tell for which of them the model took memory.
+    direct = None if places is None or start.options["concurrency"] > 1 else places.open
+    runner = build_runner(start, direct, shared)
     if places is not None:
         places.close()  # nobody reads what the warm-up computed
     channel.spin = start.options["spin"]
@@ -178,11 +180,13 @@ class BatchChannel(Protocol):
         """Tell the server that `predict` is called again for a part of this batch."""
 
 
-def run_batches(channel: BatchChannel, runner: AnyRunner, pipeline_depth: int) -> None:
+def run_batches(channel: BatchChannel, runner: AnyRunner, pipeline_depth: int, concurrency: int = 1) -> None:
     """Run the batches that come through `channel` until the server says stop or leaves. Raises SystemExit of the model, which is unloaded then."""
     batches = BatchLoop(channel, runner)
     try:
-        if pipeline_depth > 1:
+        if concurrency > 1:
+            batches.run_together(concurrency)
+        elif pipeline_depth > 1:
             batches.run_ahead()
         else:
             batches.run()
@@ -192,11 +196,12 @@ def run_batches(channel: BatchChannel, runner: AnyRunner, pipeline_depth: int) -
 
 
 class BatchLoop:
-    """Runs the batches that come through a channel, one at a time, until the server says stop or leaves."""
+    """Runs the batches that come through a channel until the server says stop or leaves."""
 
     def __init__(self, channel: BatchChannel, runner: AnyRunner) -> None:
         self._channel = channel
         self._runner = runner
+        self._sending = threading.Lock()
 
     def run(self) -> None:
         """Receive, prepare and compute each batch in this thread."""
@@ -211,6 +216,37 @@ class BatchLoop:
         while (prepared := ahead.get()) is not None:
             self._answer(prepared, lambda: None)  # the other thread reads cancellations
             del prepared
+
+    def run_together(self, count: int) -> None:
+        """Receive in this thread; prepare and compute up to `count` batches at once, each in a thread."""
+        came: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
+        runners = [self._runner, *(self._runner.twin() for _ in range(count - 1))]
+        threads = [
+            threading.Thread(target=self._run_each, args=(came, runner), name=f"weir-batches-{number}", daemon=True)
+            for number, runner in enumerate(runners)
+        ]
+        for thread in threads:
+            thread.start()
+        while isinstance(batch := self._channel.receive(), Batch):
+            came.put(batch)
+            del batch
+        for _ in threads:
+            came.put(None)
+        for thread in threads:
+            thread.join()
+
+    def _run_each(self, came: "queue.SimpleQueue[Batch | None]", runner: AnyRunner) -> None:
+        try:
+            while (batch := came.get()) is not None:
+                self._answer(runner.prepare(batch), lambda: None, runner)
+                del batch
+        except BaseException as error:  # it ends the process, as it does where batches run one at a time
+            if not isinstance(error, SystemExit):
+                traceback.print_exc()
+            self._runner.end(error)
+            logging.shutdown()
+            _flush()
+            os._exit(error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1)
 
     def _next(self) -> PreparedBatch | None:
         """Return the next batch, prepared; None when the server wants the worker to stop."""
@@ -231,17 +267,19 @@ class BatchLoop:
             traceback.print_exc()
             os._exit(1)
 
-    def _answer(self, prepared: PreparedBatch, look: Callable[[], None]) -> None:
+    def _answer(self, prepared: PreparedBatch, look: Callable[[], None], runner: AnyRunner | None = None) -> None:
         """Compute one batch and send its events. `look` reads the cancellations that come meanwhile."""
         batch_id = prepared.batch_id
 
         def restarted() -> None:
-            self._channel.restarted(batch_id)
+            with self._sending:
+                self._channel.restarted(batch_id)
             look()
 
         cancelled = self._channel.cancelled(batch_id)
-        for events in self._runner.run(prepared, cancelled, restarted):
-            self._channel.report(events)
+        for events in (runner or self._runner).run(prepared, cancelled, restarted):
+            with self._sending:
+                self._channel.report(events)
             if not events.final:
                 look()
 
@@ -329,6 +367,10 @@ def _be_worker(options: dict[str, Any], descriptors: Sequence[int], model: Model
         traceback.print_exc()
         code = 1
     logging.shutdown()
+    _flush()
+    os._exit(code)
+
+
+def _flush() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)

@@ -166,11 +166,13 @@ class WorkerChild(Protocol):
 
 
 class Flight(NamedTuple):
-    """What is kept of a batch until it is answered: its number of tries, the wanted types, and its places in the arena."""
+    """What is kept of a batch until it is answered: its number of tries, the wanted types, its places in the arena, and the limit of its time, if it
+    has one of its own."""
 
     attempt: int
     accepts: str | list[str]
     places: BatchPlaces | None
+    limit: TimeLimit | None = None
 
 
 class SupervisedWorker:
@@ -252,7 +254,7 @@ class SupervisedWorker:
     def announce(self) -> None:
         """Tell the listener that the worker takes batches. From now on it is started again when it dies."""
         self._started = True
-        self._listener.worker_ready(self.index, self._launch.settings.pipeline_depth)
+        self._listener.worker_ready(self.index, self._launch.settings.places)
 
     def run(self, batch: Batch) -> None:
         """Send `batch` to the process. Raises RuntimeError if there is none."""
@@ -265,9 +267,10 @@ class SupervisedWorker:
             if places is not None:
                 places.release()
             raise
-        if not self._batches:
-            self._limit_predict()
-        self._batches[batch.batch_id] = Flight(batch.attempt, batch.accepts, places)
+        limit = self._own_limit(batch.batch_id) if self._launch.settings.worker_concurrency > 1 else None
+        if limit is not None or not self._batches:
+            self._limit_predict(limit)
+        self._batches[batch.batch_id] = Flight(batch.attempt, batch.accepts, places, limit)
         self._child.send(frame)
 
     def cancel(self, batch_id: int, indices: list[int]) -> None:
@@ -322,8 +325,7 @@ class SupervisedWorker:
         if isinstance(frame, Events):
             self._answered(frame)
         elif isinstance(frame, Restarted):
-            if frame.batch_id == next(iter(self._batches), None):
-                self._limit_predict()
+            self._went_on(frame.batch_id)
         elif isinstance(frame, Ready):
             self._loaded()
             if frame.measured:
@@ -382,12 +384,14 @@ class SupervisedWorker:
             if flight.places is not None:
                 flight.places.release()
             self._backoff.finished()
-            if self._batches:
+            if flight.limit is not None:
+                flight.limit.close()
+            elif self._batches:
                 self._limit_predict()
             else:
                 self._predict_limit.end()
-        elif events.batch_id == next(iter(self._batches)):
-            self._limit_predict()  # `predict` has yielded
+        else:
+            self._went_on(events.batch_id)  # `predict` has yielded
         self._listener.received(self.index, events)
 
     def _not_loaded(self, error: WeirError, wait: float) -> None:
@@ -417,6 +421,8 @@ class SupervisedWorker:
         for flight in self._batches.values():
             if flight.places is not None:
                 flight.places.release()
+            if flight.limit is not None:
+                flight.limit.close()
         self._batches.clear()
         if self.state == "stopped":
             self._close_timers()
@@ -436,9 +442,22 @@ class SupervisedWorker:
         limit = TimeLimit(self._loop, seconds, lambda: self._too_long(limit, f"{what} {setting}={seconds}"))
         return limit
 
-    def _limit_predict(self) -> None:
-        """Have the limit of a batch begin now."""
-        self._predict_limit.begin()
+    def _own_limit(self, batch_id: int) -> TimeLimit:
+        """Return a limit for one of several batches that run at once."""
+        seconds = self._launch.settings.predict_timeout
+        what = f"a batch ran longer than predict_timeout={seconds}"
+        limit = TimeLimit(self._loop, seconds, lambda: self._too_long(limit, what, batch_id))
+        return limit
+
+    def _went_on(self, batch_id: int) -> None:
+        """Have the limit of a batch, which has called `predict` again or yielded, begin again."""
+        flight = self._batches.get(batch_id)
+        if flight is not None and (flight.limit is not None or batch_id == next(iter(self._batches))):
+            self._limit_predict(flight.limit)
+
+    def _limit_predict(self, limit: TimeLimit | None = None) -> None:
+        """Have the limit of a batch begin now: its own, or that of the one batch that runs."""
+        (limit or self._predict_limit).begin()
         if takes_bulk_only(self.index) and self.pid is not None:
             self._cpu_times = cpu_times(self.pid)
 
@@ -452,14 +471,15 @@ class SupervisedWorker:
         self._cpu_times = began, waited
         return waited - before > GAVE_WAY * seconds and ran - began < seconds
 
-    def _too_long(self, limit: TimeLimit, what: str) -> None:
+    def _too_long(self, limit: TimeLimit, what: str, batch_id: int | None = None) -> None:
         if self._child is None:
             return
-        if limit is self._predict_limit and self._gave_way():
+        if limit is not self._start_limit and self._gave_way():
             limit.begin()
             return
         # What has arrived by now was in time: perhaps the server was held up, and some loops run timers before they read.
         before = self.state, len(self._batches)
         self._child.receive()
-        if (self.state, len(self._batches)) == before and not limit.counting:
+        is_as_before = (self.state, len(self._batches)) == before if batch_id is None else batch_id in self._batches
+        if is_as_before and not limit.counting:
             self._child.kill(f"it was ended because {what}")

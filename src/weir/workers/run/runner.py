@@ -9,6 +9,7 @@ The `predict` of a streaming model is a generator: `StreamingRun` runs it, and s
 A worker may have several models: `HostedRunner` has a Runner for each, and the id of a batch says for which it is.
 """
 
+import copy
 import itertools
 import logging
 import math
@@ -77,7 +78,7 @@ def load_shared(model_class: type[Model], params: dict[str, Any], max_batch_size
 
 
 class Runner:
-    """Owns one instance of a model and runs batches through it, from any thread, one at a time.
+    """Owns one instance of a model and runs batches through it, from any thread, one at a time; a `twin` runs others meanwhile.
 
     `fatal` are the exceptions that are passed on, because they end the process or thread; any other that the model raises is the error of
     entries. `label` is what the model is served as (Service.label). `open_place` returns shared memory of so many bytes for a result, or None
@@ -117,15 +118,7 @@ class Runner:
         if self._shared is None:
             model.load_shared()
         model.load()
-        self._model = model
-        self._reader = Reader(model, self._fatal)
-        self._prediction = Prediction(
-            model, retry_in_halves=self._retry_in_halves, fatal=self._fatal, max_batch_size=self._max_batch_size
-        )
-        self._writer = Writer(model, self._fatal, self._label)
-        self._streaming = StreamingRun(
-            model, self._prediction, self._writer, retry_in_halves=self._retry_in_halves, fatal=self._fatal
-        )
+        self._use(model)
         metrics = self._metrics()
         if metrics is not None:
             metrics.muted = True
@@ -137,6 +130,23 @@ class Runner:
             raise
         if metrics is not None:
             metrics.muted = False
+
+    def twin(self) -> "Runner":
+        """Return a runner of the same instance of the model, which has been started, for batches that run at the same time in another thread."""
+        twin = copy.copy(self)
+        twin._use(self._model)
+        return twin
+
+    def _use(self, model: Model) -> None:
+        self._model = model
+        self._reader = Reader(model, self._fatal)
+        self._prediction = Prediction(
+            model, retry_in_halves=self._retry_in_halves, fatal=self._fatal, max_batch_size=self._max_batch_size
+        )
+        self._writer = Writer(model, self._fatal, self._label)
+        self._streaming = StreamingRun(
+            model, self._prediction, self._writer, retry_in_halves=self._retry_in_halves, fatal=self._fatal
+        )
 
     def measured(self) -> list[MetricReport] | None:
         """Return what the model's own metrics have become since the last call, or since it was constructed; None for nothing."""
@@ -320,6 +330,12 @@ class HostedRunner:
         for label, runner in zip(self._labels, self._runners, strict=True):
             with _naming(label):
                 runner.start()
+
+    def twin(self) -> "HostedRunner":
+        """Return a runner of the same models for another thread."""
+        twin = copy.copy(self)
+        twin._runners = [runner.twin() for runner in self._runners]
+        return twin
 
     def measured(self) -> None:
         """Return None: what their own metrics are after the start comes with the first batch of each."""

@@ -1,0 +1,173 @@
+"""worker_concurrency: one worker process runs several batches at once, each with the promises that a batch alone has."""
+
+import asyncio
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.workers.pools import started
+
+import weir
+from weir.errors import ModelCrashed, ModelError, SettingsError
+from weir.workers.settings import WorkerSettings
+
+N = 4
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
+
+
+class Meeting(weir.Model):
+    """Its batches come back once N are in `predict` at the same time; others do what their item says, or wait until there is a file `go_on`."""
+
+    max_batch_size = 1
+
+    def __init__(self, go_on: str = "") -> None:
+        self.all_here = threading.Barrier(N)
+        self.go_on = go_on
+        self.waiting = 0
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        (item,) = batch
+        match item:
+            case "meet":
+                self.all_here.wait(30)
+            case "wait":
+                self.waiting += 1
+                while not os.path.exists(self.go_on):
+                    time.sleep(0.002)
+            case "raise":
+                raise ValueError("cannot do that")
+            case "leave":
+                sys.exit(3)
+            case "die":
+                os.kill(os.getpid(), 9)
+            case "hang":
+                time.sleep(60)
+            case "waiting":
+                return [self.waiting]
+        return [[item, os.getpid()]]
+
+
+class Words(weir.Model):
+    """Yields the words of a text when those of another text are asked for, too."""
+
+    streaming = True
+    max_batch_size = 1
+
+    def __init__(self) -> None:
+        self.both = threading.Barrier(2)
+
+    def predict(self, batch: list[Any]) -> Iterator[dict[int, Any]]:
+        for word in batch[0].split():
+            self.both.wait(30)
+            yield {0: word}
+
+
+def running(act: Callable[[weir.Service], Any], model: type[weir.Model] = Meeting, **settings: Any) -> Any:
+    async def main() -> Any:
+        async with asyncio.timeout(60), weir.Service(model, worker_concurrency=N, spin=0.0, **settings) as service:
+            return await act(service)
+
+    return asyncio.run(main())
+
+
+def test_as_many_batches_as_it_says_run_at_once_in_one_process() -> None:
+    async def act(service: weir.Service) -> list[Any]:
+        return await asyncio.gather(*[service.infer("meet") for _ in range(3 * N)])
+
+    answers = running(act)
+    assert len({pid for _, pid in answers}) == 1 and [item for item, _ in answers] == ["meet"] * 3 * N
+
+
+async def waiting(service: weir.Service, count: int) -> list[asyncio.Future[Any]]:
+    """Return requests that are all in `predict`, and wait there."""
+    requests: list[asyncio.Future[Any]] = [asyncio.ensure_future(service.infer("wait")) for _ in range(count)]
+    while await service.infer("waiting") < count:
+        pass
+    return requests
+
+
+def test_a_batch_that_fails_fails_alone(tmp_path: Path) -> None:
+    async def act(service: weir.Service) -> None:
+        (innocent,) = await waiting(service, 1)
+        with pytest.raises(ModelError, match="cannot do that"):
+            await service.infer("raise")
+        assert not innocent.done()
+        (tmp_path / "go_on").touch()
+        assert (await innocent)[0] == "wait"
+
+    running(act, params={"go_on": str(tmp_path / "go_on")})
+
+
+@pytest.mark.parametrize("how", ["die", "leave"])
+def test_a_batch_that_ends_the_process_ends_no_other(tmp_path: Path, how: str) -> None:
+    async def act(service: weir.Service) -> None:
+        innocent = await waiting(service, 2)
+        culprit = asyncio.ensure_future(service.infer(how))
+        while service.state()["workers"][0]["restarts"] == 0:  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0.005)
+        assert not any(each.done() for each in innocent)
+        (tmp_path / "go_on").touch()  # they run again, one at a time, as each might have been the cause
+        assert [item for item, _ in await asyncio.gather(*innocent)] == ["wait", "wait"]
+        with pytest.raises(ModelCrashed):
+            await culprit
+
+    running(act, params={"go_on": str(tmp_path / "go_on")})
+
+
+def test_each_batch_has_the_whole_time_that_it_may_take() -> None:
+    async def act(service: weir.Service) -> None:
+        hanging = asyncio.ensure_future(service.infer("hang"))
+        for _ in range(5):
+            await service.infer("quick")
+        with pytest.raises(ModelCrashed, match=r"longer than predict_timeout=1\.0"):
+            await hanging
+
+    running(act, predict_timeout=1.0)
+
+
+def test_callers_who_leave_and_deadlines_are_as_for_one(tmp_path: Path) -> None:
+    async def act(service: weir.Service) -> None:
+        held = await waiting(service, N - 1)
+        held.append(asyncio.ensure_future(service.infer("wait")))
+        with pytest.raises(weir.DeadlineExceeded):
+            await service.infer("late", timeout=0.01)  # no place is free
+        held[0].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await held[0]
+        (tmp_path / "go_on").touch()
+        assert [item for item, _ in await asyncio.gather(*held[1:])] == ["wait"] * (N - 1)
+
+    running(act, params={"go_on": str(tmp_path / "go_on")})
+
+
+def test_streams_run_at_once_and_do_not_mix() -> None:
+    async def act(service: weir.Service) -> list[list[Any]]:
+        async def words(text: str) -> list[Any]:
+            return [word async for word in service.infer_stream(text)]
+
+        return list(await asyncio.gather(words("a b c"), words("d e f")))
+
+    assert running(act, Words) == [["a", "b", "c"], ["d", "e", "f"]]
+
+
+def test_at_the_end_it_finishes_the_batches_that_it_has() -> None:
+    async def main() -> None:
+        async with started(Meeting, worker_concurrency=N) as pool:
+            assert pool.heard.ready == [(0, N)]
+            batches = [pool.send("meet") for _ in range(N)]
+            stopping = asyncio.ensure_future(pool.pool.stop())
+            assert [(await pool.answer(batch))[0][0] for batch in batches] == ["meet"] * N
+            await stopping
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("more", [{"executor": "thread"}, {"executor": "inline"}, {"pipeline_depth": 2}])
+def test_where_it_means_nothing_it_is_refused(more: dict[str, Any]) -> None:
+    with pytest.raises(SettingsError, match=r"worker_concurrency=2, .*only worker processes"):
+        WorkerSettings(worker_concurrency=2, **more)
