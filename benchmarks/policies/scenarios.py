@@ -37,7 +37,7 @@ from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.online.rate import SILENCE
 from weir.policy.solve.bank import solve, solve_bank
 from weir.policy.solve.smdp import evaluate
-from weir.policy.solve.tables import Table, greedy_table, limit_table, multi_worker_table, start_limit
+from weir.policy.solve.tables import Table, greedy_table, limit_table, multi_worker_table
 from weir.simulation.arrivals import Arrivals, GammaRenewal, OnOff, Poisson, Sine
 from weir.simulation.banks import make_bank
 from weir.simulation.rounds import Figures, Rule
@@ -202,13 +202,21 @@ def _together(parts: list[Figures]) -> Figures:
     return middle._replace(power_w=middle.power_w * len(parts), excess_w=middle.excess_w * len(parts))
 
 
+def _closed_form(rate: float) -> int:
+    """Return the limit, in rows, at which latency and energy balance if a worker is always free."""
+    fit = PROFILE.fit()
+    slope = EVEN.latency_weight * (500.0 / rate + max(fit.alpha_ms, 0.0))
+    balanced = float((EVEN.energy_weight * rate / 1000.0 * max(fit.zeta0_mj, 0.0) / slope) ** 0.5)
+    return min(max(round(balanced), 1), PROFILE.best_batch_size)
+
+
 def _crew(effort: Effort) -> Iterator[Scene]:
     """Play every way at each load; power is that of all workers."""
     for workers in CREWS:
         bank = make_bank(PROFILE, EVEN, workers=workers)
         for load in CREW_LOADS:
             rate = load * workers * CAPACITY
-            first = multi_worker_table(PROFILE, start_limit(PROFILE, rate, EVEN)).tolist()
+            first = multi_worker_table(PROFILE, _closed_form(rate)).tolist()
             players = {
                 "solved": real(PROFILE, SolvedPolicy(bank), workers=workers),
                 "closed form": ruled(PROFILE, Rule(first), workers=workers),

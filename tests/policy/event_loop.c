@@ -135,3 +135,138 @@ int serve(int largest, const double *time, const double *energy, const double *c
     free(waiting); free(times);
     return 0;
 }
+
+/* Several workers on one queue. `tables` has a row for each number of idle workers, 1 to `workers`, of `entries` numbers: how
+   many rows to dispatch by the rows that wait, 0 for none. Each event is an arrival or the end of a batch. Serve `warm` rows
+   that do not count, then `parts` stretches of `rows` rows each. Results as in `serve`, but without sharper ones. */
+int serve_several(int workers, int largest, const double *time, const double *energy, const double *cv, int entries,
+                  const int *tables, double rate, long warm, long rows, int parts, double share, uint64_t number,
+                  double *means, double *powers, double *quantiles) {
+    Random r;
+    seed(&r, number);
+    long size = 1024, mask = size - 1, head = 0, tail = 0;
+    double *waiting = malloc(size * sizeof(double)), *times = malloc((rows + largest) * sizeof(double));
+    double *busy = calloc(workers, sizeof(double));
+    if (!waiting || !times || !busy) return 1;
+    double now = 0.0, coming = exponential(&r) / rate;
+    for (int part = -1; part < parts; part++) {
+        long done = 0, wanted = part < 0 ? warm : rows;
+        double began = now, spent = 0.0, sum = 0.0;
+        while (done < wanted) {
+            int idle = 0, first = -1;
+            double sooner = coming;
+            for (int w = 0; w < workers; w++) {
+                if (busy[w] <= now) { idle++; first = w; }
+                else if (busy[w] < sooner) sooner = busy[w];
+            }
+            long n = tail - head;
+            int batch = idle ? tables[(idle - 1) * entries + (n < entries ? n : entries - 1)] : 0;
+            if (!batch) {
+                now = sooner;
+                if (now == coming) {
+                    if (tail - head == size) {
+                        double *more = malloc(2 * size * sizeof(double));
+                        if (!more) return 1;
+                        for (long i = head; i < tail; i++) more[i & (2 * size - 1)] = waiting[i & mask];
+                        free(waiting);
+                        waiting = more; size *= 2; mask = size - 1;
+                    }
+                    waiting[tail++ & mask] = coming;
+                    coming += exponential(&r) / rate;
+                }
+                continue;
+            }
+            double v = cv[batch - 1], taken = time[batch - 1];
+            if (v > 0.0) taken *= v * v * gamma_of(&r, 1.0 / (v * v));
+            busy[first] = now + taken;
+            spent += energy[batch - 1];
+            for (int i = 0; i < batch; i++) {
+                double response = busy[first] - waiting[head++ & mask];
+                if (part >= 0) { times[done] = response; sum += response; }
+                done++;
+            }
+        }
+        if (part < 0) continue;
+        means[part] = sum / done;
+        powers[part] = spent / (now - began);
+        if (share > 0.0) {
+            qsort(times, done, sizeof(double), later);
+            quantiles[part] = times[(long)ceil(share * done) - 1];
+        }
+    }
+    free(waiting); free(times); free(busy);
+    return 0;
+}
+
+/* The best table for one worker, or what a given one costs, by plain policy iteration on queues of up to `top` rows; who
+   arrives beyond that is lost. `law` is [size - 1][k], the probability that k rows arrive during a batch, k up to `top`. The
+   cost per ms is `price` for each row present plus `weight` times the energy. `actions` has top + 1 entries and is both the
+   start and the result; with `steps` 0 it is only evaluated. Returns the cost, or -1 where memory is short. */
+double plan(int largest, const double *time, const double *energy, const double *cv, const double *law, double rate,
+            int top, double price, double weight, int steps, int *actions) {
+    int n = top + 1;
+    double *a = malloc(sizeof(double) * n * (n + 1)), *h = malloc(sizeof(double) * n), gain = -1.0;
+    if (!a || !h) return -1.0;
+    for (int step = 0;; step++) {
+        /* unknowns: the gain in column 0 (the value of an empty queue is 0), and the values of 1 ... top */
+        for (int s = 0; s < n; s++) {
+            double *row = a + (long)s * (n + 1);
+            for (int j = 0; j <= n; j++) row[j] = 0.0;
+            int b = actions[s];
+            row[s] += 1.0;
+            if (!b) {
+                row[s < top ? s + 1 : top] -= 1.0;
+                row[n] = price * s / rate;
+                row[0] = 0.0;
+                row[0] = 1.0 / rate;
+                continue;
+            }
+            double t = time[b - 1], v = cv[b - 1], left = 1.0;
+            for (int k = 0; s - b + k < top; k++) { row[s - b + k] -= law[(long)(b - 1) * n + k]; left -= law[(long)(b - 1) * n + k]; }
+            row[top] -= left;
+            row[n] = price * (s * t + rate * (1.0 + v * v) * t * t / 2.0) + weight * energy[b - 1];
+            row[0] = t;
+        }
+        for (int i = 0; i < n; i++) {
+            int best = i;
+            for (int j = i + 1; j < n; j++) if (fabs(a[(long)j * (n + 1) + i]) > fabs(a[(long)best * (n + 1) + i])) best = j;
+            double *top_row = a + (long)i * (n + 1), *other = a + (long)best * (n + 1);
+            if (best != i) for (int j = 0; j <= n; j++) { double x = top_row[j]; top_row[j] = other[j]; other[j] = x; }
+            for (int j = i + 1; j < n; j++) {
+                double *row = a + (long)j * (n + 1), f = row[i] / top_row[i];
+                if (f != 0.0) for (int k = i; k <= n; k++) row[k] -= f * top_row[k];
+            }
+        }
+        for (int i = n - 1; i >= 0; i--) {
+            double x = a[(long)i * (n + 1) + n];
+            for (int j = i + 1; j < n; j++) x -= a[(long)i * (n + 1) + j] * h[j];
+            h[i] = x / a[(long)i * (n + 1) + i];
+        }
+        gain = h[0];
+        h[0] = 0.0;
+        if (step >= steps) break;
+        int changed = 0;
+        for (int s = 0; s < n; s++) {
+            double least = 1e300, own = 1e300;
+            int best = 0;
+            for (int b = 0; b <= largest && b <= s; b++) {
+                double c;
+                if (!b) {
+                    if (s == top) continue;
+                    c = (price * s - gain) / rate + h[s + 1];
+                } else {
+                    double t = time[b - 1], v = cv[b - 1], left = 1.0;
+                    c = price * (s * t + rate * (1.0 + v * v) * t * t / 2.0) + weight * energy[b - 1] - gain * t;
+                    for (int k = 0; s - b + k < top; k++) { double p = law[(long)(b - 1) * n + k]; c += p * h[s - b + k]; left -= p; }
+                    c += left * h[top];
+                }
+                if (b == actions[s]) own = c;
+                if (c < least) { least = c; best = b; }
+            }
+            if (least < own - 1e-10 * (1.0 + fabs(own))) { actions[s] = best; changed = 1; }
+        }
+        if (!changed) break;
+    }
+    free(a); free(h);
+    return gain;
+}

@@ -23,9 +23,10 @@ from numpy.lib.stride_tricks import sliding_window_view
 from scipy.stats import nbinom, poisson
 from scipy.stats import t as student
 
+from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import Floats, Profile
 from weir.policy.solve.smdp import Costs, Served
-from weir.policy.solve.tables import Table, checked_table
+from weir.policy.solve.tables import Table, checked_table, stacked
 
 LEVEL = 0.999  # of intervals
 SOURCE = Path(__file__).with_suffix(".c")
@@ -166,6 +167,50 @@ def served(
     offset, (response, energy, time) = profile.latency_offset_ms, sums.reshape(parts, 3).T
     sharp = np.stack((response / time + offset, energy / time), axis=1) if sharpened else np.empty((parts, 0))
     return Seen(means + offset, powers, quantiles + offset, shares.reshape(parts, len(late)), sharp)
+
+
+def served_by_several(
+    profile: Profile, rate: float, tables: Sequence[Table], rows: int, *, parts: int = 20, warm: int = 0,
+    share: float = 0.99, seed: int = 1,
+) -> Seen:  # fmt: skip
+    """Serve rows as `served` does, with as many workers as there are `tables`: one for each number of idle workers."""
+    workers, largest = len(tables), profile.max_batch_size
+    entries = np.ascontiguousarray(stacked([checked_table(each, largest) for each in tables]), dtype=np.intc)
+    results = [np.zeros(parts) for _ in range(3)]
+    failed = _library().serve_several(
+        ctypes.c_int(workers), ctypes.c_int(largest), _pointer(profile.service_time_ms), _pointer(profile.energy_mj),
+        _pointer(profile.cv), ctypes.c_int(entries.shape[1]), entries.ctypes.data_as(ctypes.POINTER(ctypes.c_int)),
+        ctypes.c_double(rate / 1000.0), ctypes.c_long(warm), ctypes.c_long(rows), ctypes.c_int(parts),
+        ctypes.c_double(share), ctypes.c_uint64(seed), *map(_pointer, results),
+    )  # fmt: skip
+    if failed:
+        raise MemoryError("event_loop.c")
+    means, powers, quantiles = results
+    offset = profile.latency_offset_ms
+    return Seen(means + offset, powers, quantiles + offset, np.empty((parts, 0)), np.empty((parts, 0)))
+
+
+def planned(profile: Profile, rate: float, prices: Prices, top: int, table: Table | None = None) -> tuple[float, Table]:
+    """Return the least cost per ms at `rate` rows per second of all policies for one worker, and the best table; or the
+    cost of `table`, and that table. Queues are cut off at `top` rows.
+    """
+    lengths, largest, per_ms = np.arange(top + 1), profile.max_batch_size, rate / 1000.0
+    start = (
+        np.minimum(lengths, profile.best_batch_size) if table is None else table[np.minimum(lengths, len(table) - 1)]
+    )
+    actions = np.ascontiguousarray(start, dtype=np.intc)
+    law = np.ascontiguousarray([_arrivals(profile, per_ms, size, top)[0] for size in range(1, largest + 1)])
+    plan = _library().plan
+    plan.restype = ctypes.c_double
+    cost = plan(
+        ctypes.c_int(largest), _pointer(profile.service_time_ms), _pointer(profile.energy_mj), _pointer(profile.cv),
+        _pointer(law), ctypes.c_double(per_ms), ctypes.c_int(top),
+        ctypes.c_double(prices.latency_weight_at(rate) / per_ms), ctypes.c_double(prices.energy_weight),
+        ctypes.c_int(100 if table is None else 0), actions.ctypes.data_as(ctypes.POINTER(ctypes.c_int)),
+    )  # fmt: skip
+    if cost < 0.0:
+        raise MemoryError("event_loop.c")
+    return cost + prices.latency_weight_at(rate) * profile.latency_offset_ms, actions.astype(np.uint16)
 
 
 def _pointer(values: Floats) -> object:

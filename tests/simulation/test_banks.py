@@ -7,11 +7,8 @@ from weir.errors import SettingsError
 from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import GOOGLENET_P4
 from weir.policy.solve.bank import solve_bank
-from weir.policy.solve.tables import multi_worker_table
-from weir.simulation import banks
-from weir.simulation.banks import MULTI_WORKER_LOADS, common_limit, make_bank
-from weir.simulation.rounds import Rule
-from weir.simulation.search import Trials, lowest
+from weir.simulation.banks import MULTI_WORKER_LOADS, make_bank
+from weir.simulation.search import lowest
 
 P4 = GOOGLENET_P4
 
@@ -35,35 +32,14 @@ def test_a_crews_bank_covers_all_its_workers_serve_and_is_stable_there() -> None
     assert bank.response_time_ms.min() > 1.35 and (np.diff(bank.power_w) > 0).all()
 
 
-def test_energy_only_waits_for_the_best_batch_at_every_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(banks, "MULTI_WORKER_REQUESTS", 4_000)
-    one, other = (make_bank(P4, Prices(0.0, 1.0), seed=3) for _ in range(2))
+def test_energy_only_waits_for_the_best_batch_at_every_rate() -> None:
+    one, other = (make_bank(P4, Prices(0.0, 1.0), workers=2, seed=3) for _ in range(2))
     assert (one.limits() == 32).all()
     np.testing.assert_array_equal(one.p99_ms, other.p99_ms)  # the same seed makes the same bank
 
 
 def test_latency_only_hardly_waits() -> None:
     assert make_bank(P4, Prices(1.0, 0.0)).limits().max() <= 3
-
-
-def test_one_line_for_all_workers_costs_less_than_a_line_for_each() -> None:
-    workers, rate = 2, 0.5 * 2 * P4.max_rate
-    shared = Trials(P4, workers=workers, requests=30_000)
-    limit = common_limit(rate, Prices(), shared)
-    together = shared(rate, Rule(multi_worker_table(P4, limit).tolist())).excess_cost(1.0, 1.0)
-    alone = Trials(P4, requests=30_000)
-    # Each of two lines draws half of the power: energy weighs twice as much against its latency.
-    apart = alone(
-        rate / workers, Rule(multi_worker_table(P4, common_limit(rate / workers, Prices(1.0, 2.0), alone)).tolist())
-    )
-    assert together < 0.92 * (apart.response_time_ms + 2.0 * apart.excess_w)
-
-
-def test_the_limit_found_is_the_best_there_is() -> None:
-    trials, rate = Trials(P4, workers=2, requests=10_000), 0.4 * 2 * P4.max_rate
-    costs = [trials(rate, Rule(multi_worker_table(P4, limit).tolist())).excess_cost(1.0, 1.0) for limit in range(1, 33)]
-    found = common_limit(rate, Prices(), trials)
-    assert costs[found - 1] <= min(costs) * 1.002
 
 
 @pytest.mark.parametrize("start", [1, 7, 40])

@@ -86,25 +86,59 @@ def test_capacity_of_a_target_load_is_that_share() -> None:
     assert capacity.slack == 5.0, "without a deadline a queue may last as long as a start takes"
 
 
-def test_knee_is_where_one_more_worker_does_not_pay() -> None:
+def test_knee_is_the_fewest_workers_whose_cost_times_their_number_is_near_the_least() -> None:
     prices = Prices(1.0, 0.0)
-    capacity = measure_capacity(CapacityRequest(SLOW, 3, 0.1, prices=prices))
+    capacity = measure_capacity(CapacityRequest(SLOW, 5, 0.1, prices=prices))
     assert capacity.goal == "knee"
     assert capacity.slack == pytest.approx(2.0), "or as long as a batch"
-    for workers in (1, 2):
-        kept = capacity.rates[workers - 1]
-        for rate, pays in ((0.8 * kept, False), (min(1.1 * kept, 0.96 * workers * SLOW.max_rate), True)):
-            fewer, more = capacity.predict(workers, rate), capacity.predict(workers + 1, rate)
-            assert fewer is not None
-            assert more is not None
-            assert (workers * fewer.response_time_ms > (workers + 1) * more.response_time_ms) == pays, (workers, rate)
+    for rate in (0.1, 0.2, 0.35, 0.5):
+        rate *= 5.0 * SLOW.max_rate
+        found = [capacity.predict(workers, rate) for workers in range(1, 6)]
+        products = np.array([each.workers * each.response_time_ms for each in found if each is not None])
+        least = np.minimum.accumulate(products[::-1])[::-1]
+        near = np.flatnonzero(products <= 1.1 * least)[0] + 1
+        assert abs(capacity.needed(rate) - near) <= (abs(products[near - 1] / least[near - 1] - 1.1) < 0.02)
+
+
+def test_workers_that_gain_nothing_are_not_used() -> None:
+    """Service times that do not depend on the size: one worker more answers as many rows as before, hardly sooner."""
+    flat = Profile.linear(alpha_ms=0.1, tau0_ms=8.0, max_batch_size=32)
+    capacity = measure_capacity(CapacityRequest(flat, 8, 1.0, prices=Prices(1.0, 0.0)))
+    assert capacity.needed(0.35 * 8 * flat.max_rate) <= 4
+
+
+def test_capacity_of_greedy_is_measured_with_the_batches_that_greedy_takes() -> None:
+    times = np.where(np.arange(1, 17) <= 8, 20.0, 400.0)  # more than 8 rows are slow
+    profile = Profile(times, times, np.zeros(16))
+    made = measure_capacity(CapacityRequest(profile, 5, 1.0, objective=LatencySLO.parse("p99=800ms")))
+    solved = measure_capacity(CapacityRequest(profile, 5, 1.0, objective=LatencySLO.parse("p99=800ms"), solved=True))
+    assert solved.rates[-1] > 0.9 * 5 * profile.max_rate
+    responses = run(
+        profile, "greedy", np.cumsum(np.random.default_rng(1).exponential(1.0 / made.rates[-1], 40_000)), workers=5
+    ).response_time_ms
+    assert np.mean(responses > 800.0) <= 0.01
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_the_objective_is_kept_at_the_rate_that_is_said_to_keep_it(workers: int) -> None:
+    profile = Profile.linear(alpha_ms=1.0, tau0_ms=5.0, max_batch_size=12, cv=0.05)
+    made = measure_capacity(CapacityRequest(profile, workers, 1.0, objective=LatencySLO.parse("p99=60ms")))
+    gaps = np.random.default_rng(5).exponential(1.0 / (0.99 * made.rates[-1]), 300_000)
+    late = run(profile, "greedy", np.cumsum(gaps), workers=workers).response_time_ms > 60.0
+    assert late.mean() <= 0.01
+
+
+def test_an_objective_that_chance_alone_breaks_is_refused() -> None:
+    profile = Profile.linear(alpha_ms=1.0, tau0_ms=5.0, max_batch_size=12, cv=0.5)
+    with pytest.raises(SettingsError, match="cannot be kept by any number of workers"):
+        measure_capacity(CapacityRequest(profile, 2, 1.0, objective=LatencySLO.parse("p99=7ms")))
 
 
 def test_capacity_of_a_policy_that_waits_is_measured_with_its_limits() -> None:
-    waiting = CapacityRequest(SLOW, 2, 1.0, target_load=0.5, prices=Prices(1.0, 5000.0), waits=True)
+    waiting = CapacityRequest(SLOW, 2, 1.0, target_load=0.5, prices=Prices(1.0, 5000.0), solved=True)
     reported: list[tuple[int, int]] = []
     slower = measure_capacity(waiting, progress=lambda done, total: reported.append((done, total)))
-    faster = measure_capacity(replace(waiting, waits=False))
+    faster = measure_capacity(replace(waiting, solved=False))
     assert slower.figures[1][0][0] > faster.figures[1][0][0]
     assert reported == [(1, 2), (2, 2)]
 

@@ -156,7 +156,7 @@ def test_capacity_is_simulated_once_and_used() -> None:
             await rig.pass_seconds(5, 2)
             ((request, answer),) = rig.simulated
             assert request.profile.max_rate == pytest.approx(4.0)
-            assert (request.most, request.objective, request.target_load, request.waits) == (4, None, None, False)
+            assert (request.most, request.objective, request.target_load, request.solved) == (4, None, None, False)
             figures = [[(500.0 * count, 900.0 * count, 0.5)] for count in (4, 3, 2, 1)]
             answer.set_result(Capacity("knee", [2.5, 5.0, 7.5, 10.0], 4.0, 1.0, loads=(1.0,), figures=figures))
             await rig.pass_seconds(10, 2)

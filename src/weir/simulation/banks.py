@@ -16,10 +16,11 @@ from weir.policy.cost.profile import Floats, Profile
 from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.solve.bank import Bank, bank_of, solve_bank
 from weir.policy.solve.smdp import Performance, evaluate
-from weir.policy.solve.tables import greedy_table, limit_table, multi_worker_table, stacked, start_limit
+from weir.policy.solve.tables import greedy_table, limit_table, multi_worker_table, stacked
 from weir.simulation.arrivals import MarkovModulated
-from weir.simulation.rounds import Figures, Rule
-from weir.simulation.search import BURST, BURST_BATCHES, SloSearch, Trials, lowest
+from weir.simulation.replicas import Estimate, Estimator, Replicas, best_limit
+from weir.simulation.rounds import Figures
+from weir.simulation.search import BURST, BURST_BATCHES, SloSearch, lowest
 from weir.simulation.simulator import check_count, read_profile, run
 from weir.simulation.statistics import STRETCHES
 
@@ -34,7 +35,6 @@ BEYOND = (1.0, 1.1)
 FLOORS = (0.0, 0.85, 0.93, 1.0, 1.05, 2.0)  # loads below which no request is refused, tried in this order
 CHECKED_LOADS, CHECKED_REQUESTS = (0.7, 0.8, 0.85), 40_000
 BURST_LOADS = (0.1, 0.2, 0.3, 0.5)  # mean loads in bursts at which waits must not lose anything
-MULTI_WORKER_REQUESTS = 20_000
 PROMISE_REQUESTS = 40_000
 
 
@@ -72,24 +72,14 @@ def make_bank(
     return solve_bank(profile, prices)
 
 
-def common_limit(rate: float, prices: Prices, trials: Trials) -> int:
-    """Return the common control limit, in rows, with the least cost at `rate` rows per second in all."""
-    weights = prices.latency_weight_at(rate), prices.energy_weight
-    profile = trials.profile
-
-    def cost(limit: int) -> float:
-        return trials(rate, Rule(multi_worker_table(profile, limit).tolist())).excess_cost(*weights)
-
-    return lowest(cost, start_limit(profile, rate, prices), profile.best_batch_size)
-
-
 def _for_several(profile: Profile, prices: Prices, workers: int, seed: int, report: Progress) -> Bank:
-    trials = Trials(profile, workers=workers, requests=MULTI_WORKER_REQUESTS, seed=seed)
+    replicas = Replicas(profile, workers)
     rates = workers * profile.max_rate * np.array(MULTI_WORKER_LOADS)
     tables, seen = [], []
     for done, rate in enumerate(rates.tolist(), 1):
-        tables.append(multi_worker_table(profile, common_limit(rate, prices, trials)))
-        seen.append(trials(rate, Rule(tables[-1].tolist())))
+        limit = best_limit(replicas, rate, prices.latency_weight_at(rate), prices.energy_weight, seed)
+        tables.append(multi_worker_table(profile, limit))
+        seen.append(Estimator(replicas, rate, seed)(tables[-1]))
         report(done, len(rates))
     return bank_of(profile, prices, workers, rates, tables, _predicted(seen))
 
@@ -193,7 +183,7 @@ def _greedy_below(bank: Bank, search: SloSearch, floor: float) -> Bank:
     return replace(bank, tables=stacked(tables), second_tables=stacked(tables), max_waiting=bounds)
 
 
-def _predicted(seen: Sequence[Figures]) -> list[tuple[float, float, float]]:
+def _predicted(seen: Sequence[Figures | Estimate]) -> list[tuple[float, float, float]]:
     return [(each.response_time_ms, each.p99_ms, each.power_w) for each in seen]
 
 

@@ -23,13 +23,12 @@ from weir.policy.decision import Policy
 from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.scaling import Capacity, ScalingObservation, WorkerRange, WorkerScaling, assumed_capacity
 from weir.policy.solve.bank import Bank
-from weir.policy.solve.tables import multi_worker_table
+from weir.policy.solve.tables import Table, full_batch_table, greedy_table, multi_worker_table
 from weir.simulation.arrivals import Ints, parse_arrivals
 from weir.simulation.autoscalers import Autoscaler, FixedWorkers, WorkerLoad, parse_autoscaler
-from weir.simulation.banks import common_limit, make_bank
+from weir.simulation.banks import make_bank
 from weir.simulation.engine import Engine, EventLog, Run, ServiceTimes, Whole
-from weir.simulation.rounds import Rule, figures, play
-from weir.simulation.search import Trials
+from weir.simulation.replicas import Estimator, Replicas, best_limit
 from weir.simulation.simulator import (
     SOLVED,
     Progress,
@@ -46,11 +45,12 @@ from weir.simulation.simulator import (
 
 COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 LOADS = (0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.94, 0.97)
-TRIED = 10_000  # requests in each simulation
-STEPS = 9  # of the search for the highest rate
+PART_ROWS = 100_000  # of each simulation
+STEPS, LEAST_LOAD, MOST_LOAD = 9, 0.001, 0.995  # of the search for the highest rate
+SURE = 2.0  # standard errors by which the share of late answers must stay below the allowed one
 DEFAULT_LATE = 0.01  # the share of late answers for which a rule prepares where no objective states one
 LEAST_SLACK = 0.1  # share of the deadline: the queue's last row may wait so long at least, or nothing could
-KNEE_STEP = 0.01  # of the load
+KNEE_STEP, FLAT = 0.005, 0.1  # of the load; and the share by which workers times cost may exceed the least
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,8 @@ class CapacityRequest:
         target_load: the share of what the workers can serve that is used at most. Without both, it is the knee of the
             cost.
         prices: the weights of latency and energy in that cost.
-        waits: whether the policy waits for the best control limit; otherwise it never waits.
+        solved: whether the policy is a solved one. Without an objective it then waits for the best control limit; with
+            one it takes the fastest batches. Otherwise the policy is taken to be greedy.
     """
 
     profile: Profile
@@ -74,7 +75,7 @@ class CapacityRequest:
     objective: LatencySLO | None = None
     target_load: float | None = None
     prices: Prices = Prices()
-    waits: bool = False
+    solved: bool = False
 
 
 def measure_capacity(
@@ -82,8 +83,8 @@ def measure_capacity(
 ) -> Capacity:
     """Return what 1 ... `most` workers can do, simulated for some numbers and interpolated between them.
 
-    The knee is where the workers times the cost is least: one worker more would lower the cost by a smaller share than
-    it adds. (With the response time for the cost that is the maximum of Kleinrock's power, load / response time.)
+    The knee at some rate is the fewest workers for which workers times cost is within 10 % of the least that more
+    workers reach. (With the response time for the cost, that least is the maximum of Kleinrock's power.)
 
     `progress` is called with (numbers done, how many). Raises SettingsError if one worker cannot keep the objective at
     any rate.
@@ -135,68 +136,77 @@ class _Measured:
     """
 
     def __init__(self, request: CapacityRequest, count: int, seed: int) -> None:
-        self._request, self._count = request, count
-        objective = request.objective
-        deadline = inf if objective is None else objective.deadline
-        self._trials = Trials(request.profile, workers=count, requests=TRIED, seed=seed, deadline=deadline)
-        self._unit = np.cumsum(np.random.default_rng([seed, 1]).exponential(1.0, TRIED))
-        self._services = ServiceTimes(request.profile, seed)
+        self._request, self._seed = request, seed
+        self._replicas = Replicas(request.profile, count)
         self.figures = [self._figures(load) for load in LOADS]
         self.share = request.target_load or 1.0
-        if objective is not None:
-            self.share = min(self._highest(objective), self.share)
+        if request.objective is not None:
+            self.share = min(self._highest(request.objective), self.share)
 
-    def _rate(self, load: float) -> float:
-        return load * self._count * self._request.profile.max_rate
+    def _estimator(self, load: float) -> Estimator:
+        rate = load * self._replicas.workers * self._request.profile.max_rate
+        return Estimator(self._replicas, rate, self._seed, PART_ROWS)
 
-    def _rule(self, rate: float) -> Rule:
-        request = self._request
-        limit = common_limit(rate, request.prices, self._trials) if request.waits else 1
-        return Rule(multi_worker_table(request.profile, limit).tolist())
+    def _table(self, rate: float) -> Table:
+        """Return the table of the policy that will run."""
+        request, profile = self._request, self._request.profile
+        if not request.solved:
+            return greedy_table(profile.max_batch_size)
+        if request.objective is not None:
+            return full_batch_table(profile)
+        weights = request.prices.latency_weight_at(rate), request.prices.energy_weight
+        return multi_worker_table(profile, best_limit(self._replicas, rate, *weights, self._seed))
 
     def _figures(self, load: float) -> tuple[float, float, float]:
-        rate = self._rate(load)
-        times = self._unit * (TRIED / float(self._unit[-1])) / rate
-        rounds = play(
-            times.tolist(), self._rule(rate), self._services, self._request.profile.max_batch_size, self._count
-        )
-        seen = figures(rounds, self._request.profile)
-        busy = float((rounds.ends - rounds.starts).sum()) / (self._count * float(rounds.ends.max()))
-        return seen.response_time_ms, seen.p99_ms, min(busy, 1.0)
+        estimator = self._estimator(load)
+        seen = estimator(self._table(estimator.rate), inf)
+        return seen.response_time_ms, seen.p99_ms, seen.busy
 
     def _highest(self, objective: LatencySLO) -> float:
-        """Return the highest load at which the objective is kept if nothing waits on purpose."""
-        rule = Rule(multi_worker_table(self._request.profile, 1).tolist())
-        low, high = 0.0, 1.0
+        """Return the highest load at which the objective is surely kept, by two standard errors.
+
+        Raises SettingsError if it is not kept even if there is next to no load.
+        """
+
+        def kept(load: float) -> bool:
+            estimator = self._estimator(load)
+            late, error = estimator.late(self._table(estimator.rate), 1000.0 * objective.deadline)
+            return late + SURE * error <= objective.late_share
+
+        if not kept(LEAST_LOAD):
+            raise SettingsError(
+                f"latency_objective={objective}: cannot be kept by any number of workers: more rows than that are late even "
+                "if hardly any arrive; the deadline must be later"
+            )
+        low, high = LEAST_LOAD, MOST_LOAD
         for _ in range(STEPS):
             load = (low + high) / 2.0
-            kept = self._trials(self._rate(load), rule).late_share <= objective.late_share
-            low, high = (load, high) if kept else (low, load)
+            low, high = (load, high) if kept(load) else (low, load)
         return low
 
 
 def _knees(request: CapacityRequest, found: Floats) -> Floats:
-    """Return for each number of workers the highest load at which one more would not pay; shape (most,).
+    """Return for each number of workers the highest load at which it is the knee, or more than that; shape (most,).
 
     `found` has shape (most, loads, 3).
     """
     every = np.arange(1, request.most + 1)
-    grid = np.arange(KNEE_STEP, LOADS[-1], KNEE_STEP)
     profile, prices = request.profile, request.prices
     power = float(profile.energy_mj[profile.best_batch_size - 1] / profile.service_time_ms[profile.best_batch_size - 1])
-
-    def cost(count: int, loads: Floats) -> Floats:
-        """Return what `count` workers cost at these loads: by their latency, and by their power while they are busy."""
+    rates = np.arange(KNEE_STEP, LOADS[-1], KNEE_STEP) * request.most * profile.max_rate
+    weights = np.array([prices.latency_weight_at(rate) for rate in rates.tolist()])
+    products = np.full((request.most, len(rates)), inf)  # workers times their cost, by number and rate
+    for count in every.tolist():
+        loads = rates / (count * profile.max_rate)
         times, busy = (np.interp(loads, LOADS, found[count - 1, :, column]) for column in (0, 2))
-        weights = np.array([prices.latency_weight_at(rate) for rate in loads * count * profile.max_rate])
-        return np.asarray(weights * times + prices.energy_weight * power * busy * count, dtype=np.float64)
-
-    shares = np.full(request.most, LOADS[-1])
-    for count in every[:-1].tolist():
-        fewer, more = count * cost(count, grid), (count + 1) * cost(count + 1, grid * count / (count + 1))
-        paid = np.flatnonzero(fewer > more)
-        shares[count - 1] = grid[max(int(paid[0]) - 1, 0)] if len(paid) else LOADS[-1]
-    return shares
+        # They cost by their latency, and by their power while they are busy.
+        cost = weights * times + prices.energy_weight * power * busy * count
+        products[count - 1] = np.where(loads <= LOADS[-1], count * cost, inf)
+    least = np.minimum.accumulate(products[::-1], axis=0)[::-1]
+    knees = np.argmax(products <= (1.0 + FLAT) * least, axis=0) + 1
+    highest = np.array([rates[knees <= count].max(initial=0.0) for count in every.tolist()])
+    highest[-1] = LOADS[-1] * request.most * profile.max_rate
+    return np.asarray(highest / (every * profile.max_rate), dtype=np.float64)
 
 
 # One run.
@@ -472,7 +482,7 @@ class ScalingTrial:
         """What each number of workers can do. Raises SettingsError if the objective cannot be kept."""
         request = CapacityRequest(
             self.profile, self.allowed.most, self.start_up, self.objective, self.target_load, self.prices,
-            waits=self.policy == SOLVED and self.objective is None,
+            solved=self.policy == SOLVED,
         )  # fmt: skip
         return measure_capacity(request, seed=self.seed)
 

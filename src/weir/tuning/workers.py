@@ -286,7 +286,7 @@ class WorkerTuner(SilentObserver):
             self.allowed.most,
             self.start_up,
             target_load=self._target_load,
-            waits=solved and tuner is not None and tuner.objective is None,
+            solved=solved,
         )
         return made if tuner is None else replace(made, objective=tuner.objective, prices=tuner.prices)
 

@@ -141,7 +141,7 @@ class QuantileSampler:
         spent = np.append(visits, beyond) * model.sojourn[self._actions]
         return np.asarray(spent / spent.sum(), dtype=np.float64)
 
-    def _states(self, rank: Floats) -> NDArray[np.int64]:
+    def states(self, rank: Floats) -> NDArray[np.int64]:
         """Return the states, in rows waiting, that rows of this rank find; both of shape (N,)."""
         law = np.cumsum(self._met)
         state = np.searchsorted(law[:-1], rank)
@@ -153,7 +153,7 @@ class QuantileSampler:
     def _follow(self, rank: Floats) -> _Ends:
         """Return the response times of rows of this rank, shape (N,): the share of rows that find shorter queues."""
         rate, rules, draw = self._rate, self._rules, self._draw
-        place, behind, age = self._arrive(self._states(rank))
+        place, behind, age = self._arrive(self.states(rank))
         ends = _Ends(*(np.zeros(len(rank)) for _ in range(3)))
         index = np.arange(len(rank))
         while len(index):

@@ -6,13 +6,11 @@ table has shape (states,), its index being the number of rows waiting from 0 on,
 """
 
 from collections.abc import Sequence
-from math import sqrt
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from weir.errors import SettingsError
-from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import Profile
 
 Table = NDArray[np.uint16]
@@ -110,30 +108,6 @@ def _size(name: str, size: int) -> int:
     if not 1 <= size <= np.iinfo(np.uint16).max:
         raise SettingsError(f"{name}={size}: must be from 1 to {np.iinfo(np.uint16).max}")
     return size
-
-
-# Several workers on one queue have one common control limit.
-#
-# No exact solution is known for several bulk servers whose service time depends on the batch size (Inoue, Queueing
-# Systems 100, 2022, states the problem as open). docs/explanation/beyond-the-paper.md derives the limit at which the
-# search of simulation/banks.py starts.
-
-
-def start_limit(profile: Profile, rate: float, prices: Prices) -> int:
-    """Return a control limit, in rows, at which latency and energy balance if a worker is always free.
-
-    It is sqrt(w2·λ·ζ0 / (w1·(1/(2λ) + α))), rounded and kept between 1 and b*. λ is the rate of the whole queue
-    (`rate`, in rows per second), ζ0 and α come from the straight lines through the profile, and power is that of all
-    workers together.
-    """
-    fit = profile.fit()
-    latency_weight, per_ms = prices.latency_weight_at(rate), rate / 1000.0
-    slope = latency_weight * (0.5 / per_ms + max(fit.alpha_ms, 0.0))
-    most = profile.best_batch_size
-    if slope <= 0.0:
-        return most
-    balanced = sqrt(prices.energy_weight * per_ms * max(fit.zeta0_mj, 0.0) / slope)
-    return int(np.clip(round(balanced), 1, most))
 
 
 def multi_worker_table(profile: Profile, limit: int) -> Table:
