@@ -1,8 +1,11 @@
 """The OpenAPI document is valid, complete and tells the truth."""
 
+import asyncio
 import json
 from typing import Annotated, Any, Literal
+from urllib.parse import urljoin
 
+import httpx
 import pydantic
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
@@ -10,8 +13,10 @@ from tests.frontends.http.models import Add, Blob, Count, Echo, Length, Moody, R
 from tests.streaming_models import Prefixes as Stories
 
 from weir.catalog.registry import Registry
+from weir.frontends.http.application import make_app
 from weir.frontends.http.openapi import ModelList, described_page, openapi
 from weir.protocols.response import HttpResponse
+from weir.protocols.settings import HttpSettings
 from weir.serving.service import Service
 from weir.testing import FakeExecutor
 
@@ -23,9 +28,9 @@ async def page() -> Annotated[HttpResponse, ModelList]:
     raise NotImplementedError
 
 
-def described(*models: Any, routes: dict[str, str] | None = None, root: str = "") -> dict[str, Any]:
+def described(*models: Any, routes: dict[str, str] | None = None) -> dict[str, Any]:
     registry = Registry([Service(model, executor=FakeExecutor()) for model in models], routes)
-    document = openapi(registry, {path: described_page(path, page) for path in ("/", "/models/{model}")}, root)
+    document = openapi(registry, {path: described_page(path, page) for path in ("/", "/models/{model}")})
     decoded: dict[str, Any] = json.loads(json.dumps(document))
     return decoded
 
@@ -128,5 +133,16 @@ def test_content_types_are_those_that_the_model_speaks() -> None:
     }  # fmt: skip
 
 
-def test_the_document_names_the_path_of_the_mount() -> None:
-    assert described(Square, root="/api")["servers"] == [{"url": "/api"}]
+@pytest.mark.parametrize("path", ["/openapi.json", "/api-doc/openapi.json"])
+def test_the_servers_are_relative_to_the_document(path: str) -> None:
+    """So that they hold behind a proxy that removes a prefix, which only the caller knows."""
+    app: Any = make_app(Registry([Service(Square, executor=FakeExecutor())]), HttpSettings())
+
+    async def ask() -> Any:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here") as client:
+            return (await client.get(path)).json()["servers"]
+
+    ((server,),) = (asyncio.run(ask()),)
+    for prefix in ("", "/ml", "/some/where"):
+        seen = urljoin(f"http://proxy{prefix}{path}", server["url"])
+        assert seen.rstrip("/") + "/infer/square" == f"http://proxy{prefix}/infer/square"

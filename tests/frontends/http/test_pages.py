@@ -434,7 +434,7 @@ def test_the_description_is_made_once_for_the_models_that_there_are(
     server = serve(squares())
     first = server.client.get("/openapi.json").json()
     assert [server.client.get("/openapi.json").json() for _ in range(3)] == [first] * 3
-    assert first["servers"] == [{"url": "/"}]
+    assert first["servers"] == [{"url": "."}]
     assert len(made) == 1
     server.call(server.registry.put, [Service(Echo, executor=FakeExecutor())])
     assert "/infer/echo" in server.client.get("/openapi.json").json()["paths"]

@@ -354,12 +354,12 @@ _POLICY_ERRORS = (
 
 
 def openapi(
-    registry: "Registry", others: Mapping[str, Any], root: str = "", components: Mapping[str, Any] = MappingProxyType({})
+    registry: "Registry", others: Mapping[str, Any], components: Mapping[str, Any] = MappingProxyType({})
 ) -> dict[str, Any]:  # fmt: skip
     """Return the OpenAPI 3.1 document.
 
     `others` are described paths beside those of inference, and `components` the schemas that they refer to; in place of a schema they may have
-    a type that msgspec knows. `root` is the path that the application is mounted at.
+    a type that msgspec knows. Where the server is, `servers` says.
     """
     paths: dict[str, Any] = {}
     schemas: dict[str, Schema] = {**_COMPONENTS_OF_PAGES, **components}
@@ -371,15 +371,15 @@ def openapi(
     return {
         "openapi": "3.1.0",
         "info": {"title": "Weir", "version": __version__, "description": "Models served with dynamic batching."},
-        "servers": servers(root),
         "paths": {**paths, **_with_schemas(others, schemas)},
         "components": {"schemas": schemas},
     }
 
 
-def servers(root: str) -> list[dict[str, str]]:
-    """Return where the described paths are: below `root`, the path that the application is mounted at."""
-    return [{"url": root or "/"}]
+def servers(path: str) -> list[dict[str, str]]:
+    """Return where the described paths are, as seen from the document at `path` of this application. A relative URL holds behind every
+    proxy, also behind one that removes a prefix and does not say so."""
+    return [{"url": "/".join([".."] * (path.count("/") - 1)) or "."}]
 
 
 def _with_schemas(paths: Mapping[str, Any], components: dict[str, Schema]) -> dict[str, Any]:

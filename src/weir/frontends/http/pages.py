@@ -27,7 +27,7 @@ from weir.errors import (
     brief,
 )
 from weir.frontends.http import openapi as documents
-from weir.frontends.http.asgi import Body, as_response, with_names
+from weir.frontends.http.asgi import Body, as_response, inner_path, with_names
 from weir.frontends.http.auth_middleware import with_key
 from weir.frontends.http.kserve_openapi import kserve_openapi
 from weir.messages import JSON, takes_bulk_only
@@ -170,14 +170,13 @@ class Pages:
         """Describe all routes as OpenAPI."""
         if self._described is None:
             self._described = encode_safely(self._description())
-        servers = encode_safely({"servers": documents.servers(request.scope.get("root_path", ""))})
+        servers = encode_safely({"servers": documents.servers(inner_path(request.scope))})
         return HttpResponse(200, list(_JSON_HEADERS), b"%b,%b" % (self._described[:-1], servers[1:]))
 
     def _description(self) -> dict[str, Any]:
         pages = {path: documents.described_page(path, page) for path, page in self._pages().items()}
         paths, components = kserve_openapi(self._context)
-        described = documents.openapi(self._registry, {**pages, **paths, **self._others}, components=components)
-        del described["servers"]  # who asks is told where it stands
+        described = documents.openapi(self._registry, {**pages, **paths, **self._others}, components)
         return with_key(described) if self._context.access.required else described
 
     def _forget_description(self) -> None:
