@@ -286,8 +286,8 @@ class ServerKeywords(ServiceKeywords, total=False):
     """File for the arrivals of requests, one per model, to simulate or replay"""
     trace_endpoint: str | None
     """OTLP receiver over HTTP for spans, such as http://localhost:4318"""
-    trace_ratio: float
-    """Share of requests to trace, unless their callers decide"""
+    trace_ratio: float | None
+    """Share of requests to trace, unless their callers decide (default: as OTEL_TRACES_SAMPLER says, or all)"""
     server_cpu_affinity: list[int]
     """CPUs of the server's own process; workers have cpu_affinity"""
     batch_dir: str | None

@@ -1,4 +1,5 @@
 import random
+from typing import Any
 
 import pytest
 
@@ -21,12 +22,19 @@ def test_without_a_caller_a_trace_begins(header: str | None) -> None:
     assert first.trace_id != other.trace_id
 
 
-def test_callers_decide_what_is_recorded_and_the_ratio_decides_the_rest() -> None:
-    assert not Traces(1.0).new(CALLER[:-1] + "0").sampled
-    assert Traces(0.0).new(CALLER).sampled
-    assert not Traces(0.0).new(None).sampled
-    some = Traces(0.3, random.Random(5))
-    assert 200 < sum(some.new(None).sampled for _ in range(1000)) < 400
+def test_callers_decide_what_is_recorded_unless_a_sampler_does() -> None:
+    assert not Traces().new(CALLER[:-1] + "0").sampled
+    assert Traces().new(CALLER).sampled and Traces().new(None).sampled
+    asked = list[Any]()
+
+    def never_sampled(trace_id: int, caller: Any) -> bool:
+        asked.append((trace_id, caller))
+        return False
+
+    never = Traces(never_sampled)
+    assert not never.new(CALLER).sampled and not never.new(None).sampled
+    assert asked[0] == (int("ab" * 16, 16), (int("ab" * 16, 16), int("cd" * 8, 16), True))
+    assert asked[1][1] is None
     assert Trace(1, 2, sampled=False).traceparent.endswith("-00")
 
 

@@ -228,6 +228,46 @@ def test_where_spans_go(endpoint: str, url: str) -> None:
         assert processor.span_exporter._endpoint == url
 
 
+@pytest.mark.parametrize(
+    ("variables", "ratio", "recorded"),
+    [  # without a caller, with one that records, and with one that does not
+        ({}, None, (True, True, False)),
+        ({}, 0.0, (False, True, False)),
+        ({"OTEL_TRACES_SAMPLER": "always_off"}, None, (False, False, False)),
+        ({"OTEL_TRACES_SAMPLER": "always_on"}, None, (True, True, True)),
+        ({"OTEL_TRACES_SAMPLER": "parentbased_always_off"}, None, (False, True, False)),
+        ({"OTEL_TRACES_SAMPLER": "traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0"}, None, (False, False, False)),
+        ({"OTEL_TRACES_SAMPLER": "always_off"}, 1.0, (True, True, False)),
+        ({"OTEL_SDK_DISABLED": "true"}, 1.0, (False, False, False)),
+    ],
+)
+def test_the_environment_decides_as_for_any_program(
+    variables: dict[str, str], ratio: float | None, recorded: tuple[bool, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    tracing = Tracing(Kept(), ratio=ratio)
+    assert tuple(tracing.new(each).sampled for each in (None, CALLER, CALLER[:-1] + "0")) == recorded
+    assert tracing._resource.attributes["service.name"] == "weir"
+
+
+def test_the_ratio_is_a_share_of_all_requests() -> None:
+    tracing = Tracing(Kept(), ratio=0.3)
+    assert 200 < sum(tracing.new(None).sampled for _ in range(1000)) < 400
+
+
+def test_the_service_is_named_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "squares")
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "team=vision")
+    attributes = Tracing(Kept(), service_name="mine")._resource.attributes
+    assert (attributes["service.name"], attributes["team"]) == ("squares", "vision")
+
+
+def test_nothing_is_sent_where_it_is_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+    assert open_tracing(TelemetrySettings(trace_endpoint="http://localhost:4318"), "weir") == []
+
+
 def test_it_is_off_by_default() -> None:
     assert open_tracing(TelemetrySettings(), "weir") == []
     (made,) = open_tracing(TelemetrySettings(trace_endpoint="http://localhost:4318"), "weir")

@@ -42,14 +42,18 @@ class TelemetrySettings:
         None, "OTLP receiver over HTTP for spans, such as http://localhost:4318",
         metavar="URL",
     )  # fmt: skip
-    trace_ratio: float = setting(1.0, "share of requests to trace, unless their callers decide", rule=_SHARE)
+    trace_ratio: float | None = setting(
+        None, "share of requests to trace, unless their callers decide (default: as OTEL_TRACES_SAMPLER says, or all)",
+        rule=_SHARE,
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         check(self)
 
 
 def open_tracing(settings: TelemetrySettings, service_name: str) -> "list[Tracing]":
-    """Return the observer that makes spans, in a list, if the settings name a receiver; else an empty list.
+    """Return the observer that makes spans, in a list, if the settings name a receiver and the environment does not disable it; else an empty
+    list.
 
     Raises SettingsError if the library for it is not installed.
     """
@@ -58,7 +62,11 @@ def open_tracing(settings: TelemetrySettings, service_name: str) -> "list[Tracin
     try:
         from weir.telemetry.tracing import make_tracing  # its library is optional, and takes a while to load
 
-        return [make_tracing(settings.trace_endpoint, settings.trace_ratio, service_name)]
+        tracing = make_tracing(settings.trace_endpoint, settings.trace_ratio, service_name)
+        if tracing.enabled:
+            return [tracing]
+        with tracing:  # ends its thread
+            return []
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("opentelemetry"):
             raise

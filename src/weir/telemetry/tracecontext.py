@@ -4,6 +4,7 @@ own span.
 
 import random
 import re
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
@@ -46,28 +47,40 @@ class Trace:
         return f"{self.trace_id:032x}"
 
 
-class Traces:
-    """Starts traces. `ratio` is the share, 0 to 1, that is recorded of those that no caller has started."""
+# Where a caller's span is: the ids of its trace and of the span, and whether the trace is recorded.
+Caller = tuple[int, int, bool]
+# Tells from the id of a trace and the caller, if it has one, whether a request is recorded.
+Sampler = Callable[[int, Caller | None], bool]
 
-    def __init__(self, ratio: float = 1.0, source: random.Random | None = None) -> None:
-        self._ratio = ratio
+
+def follow(trace_id: int, caller: Caller | None) -> bool:
+    """Return what the caller has decided, or True."""
+    return caller is None or caller[2]
+
+
+class Traces:
+    """Starts traces. `is_sampled` tells which requests are recorded."""
+
+    def __init__(self, is_sampled: Sampler = follow, source: random.Random | None = None) -> None:
+        self._is_sampled = is_sampled
         self._source = source or random.Random()
 
     def new(self, traceparent: str | None) -> Trace:
         """Return the trace of a request that came with this header `traceparent`. A malformed header counts as none."""
+        return self.within(read(traceparent) if traceparent else None)
+
+    def within(self, caller: Caller | None) -> Trace:
+        """Return the trace of a request of this caller."""
         span_id = self.new_id(64)
-        parent = read(traceparent) if traceparent else None
-        if parent is None:
-            return Trace(self.new_id(128), span_id, sampled=self._source.random() < self._ratio)
-        trace_id, parent_id, sampled = parent
-        return Trace(trace_id, span_id, parent_id, sampled=sampled)
+        trace_id, parent_id = (self.new_id(128), 0) if caller is None else caller[:2]
+        return Trace(trace_id, span_id, parent_id, sampled=self._is_sampled(trace_id, caller))
 
     def new_id(self, bits: int) -> int:
         """Return a random id of so many bits, never 0."""
         return self._source.getrandbits(bits) or 1
 
 
-def read(traceparent: str) -> tuple[int, int, bool] | None:
+def read(traceparent: str) -> Caller | None:
     """Return the trace's id, the parent's id and whether the trace is recorded; None for a malformed `traceparent`."""
     found = _FORM.fullmatch(traceparent.strip()) if len(traceparent) <= _LONGEST else None
     if found is None or (found[1] == "00" and found[5]):

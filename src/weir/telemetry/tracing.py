@@ -9,17 +9,28 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 from opentelemetry import trace as api
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
+from opentelemetry.context import Context
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.sampling import Decision, ParentBased, TraceIdRatioBased
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
+from opentelemetry.trace import (
+    Link,
+    NonRecordingSpan,
+    NoOpTracer,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    TraceFlags,
+)
 
 from weir._version import __version__
 from weir.errors import Cancelled, ModelError, WeirError
 from weir.messages import Dispatch, Request, Timing
 from weir.telemetry.logs import get_logger
 from weir.telemetry.recorder import SilentObserver
-from weir.telemetry.tracecontext import Trace, Traces
+from weir.telemetry.tracecontext import Caller, Trace, Traces
 
 _SCOPE = InstrumentationScope("weir", __version__)
 _MOST_LINKS = 128
@@ -33,14 +44,24 @@ class Tracing(SilentObserver):
 
     Args:
         processor: takes the finished spans.
-        ratio: the share, 0 to 1, of requests that are recorded, of those whose callers have not decided.
-        service_name: the name of the service in the spans.
+        ratio: the share, 0 to 1, of requests that are recorded, of those whose callers have not decided; None: as OTEL_TRACES_SAMPLER
+            says, or all.
+        service_name: the name of the service in the spans, unless OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES state one.
     """
 
-    def __init__(self, processor: SpanProcessor, *, ratio: float = 1.0, service_name: str = "weir") -> None:
+    def __init__(self, processor: SpanProcessor, *, ratio: float | None = None, service_name: str = "weir") -> None:
         self._processor = processor
-        self._traces = Traces(ratio)
-        self._resource = Resource.create({"service.name": service_name, "service.version": __version__})
+        named = OTELResourceDetector().detect().attributes.get("service.name", service_name)
+        # The SDK reads the environment as it does for any program: what is disabled, which sampler decides, and the resource.
+        provider = TracerProvider(
+            None if ratio is None else ParentBased(TraceIdRatioBased(ratio)),
+            Resource.create({"service.name": named, "service.version": __version__}),
+            shutdown_on_exit=False,
+        )
+        self._sampler = provider.sampler
+        self._resource = provider.resource
+        self.enabled = not isinstance(provider.get_tracer(_SCOPE.name, _SCOPE.version), NoOpTracer)  # OTEL_SDK_DISABLED
+        self._traces = Traces(self._is_sampled)
         self._batches: dict[tuple[str, int], tuple[SpanContext, Dispatch, list[Trace]]] = {}
         self._logger = get_logger("weir")
 
@@ -68,10 +89,19 @@ class Tracing(SilentObserver):
     def _inside(self) -> Trace:
         """Return the trace of a call in this process: inside the current span, if there is one."""
         context = api.get_current_span().get_span_context()
-        if not context.is_valid:
-            return self._traces.new(None)
-        span_id = self._traces.new_id(64)
-        return Trace(context.trace_id, span_id, context.span_id, sampled=context.trace_flags.sampled)
+        inside = (context.trace_id, context.span_id, context.trace_flags.sampled)
+        return self._traces.within(inside if context.is_valid else None)
+
+    def _is_sampled(self, trace_id: int, caller: Caller | None) -> bool:
+        if not self.enabled:
+            return False
+        parent = None
+        if caller is not None:
+            flags = TraceFlags(TraceFlags.SAMPLED if caller[2] else TraceFlags.DEFAULT)
+            remote = NonRecordingSpan(SpanContext(trace_id, caller[1], True, flags))
+            parent = api.set_span_in_context(remote, Context())
+        result = self._sampler.should_sample(parent, trace_id, "infer", SpanKind.SERVER)
+        return result.decision is Decision.RECORD_AND_SAMPLE
 
     # Events.
 
@@ -207,7 +237,7 @@ class Tracing(SilentObserver):
         self._processor.on_end(span)
 
 
-def make_tracing(endpoint: str, ratio: float, service_name: str) -> Tracing:
+def make_tracing(endpoint: str, ratio: float | None, service_name: str) -> Tracing:
     """Return a Tracing that sends its spans, in batches and from a thread of its own, to an OTLP receiver over HTTP.
 
     `endpoint` is its URL; without a path, /v1/traces is added. `ratio` and `service_name` are as in Tracing.
