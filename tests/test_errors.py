@@ -8,7 +8,17 @@ from typing import Any
 
 import pytest
 
-from weir.errors import InvalidRequest, ModelCrashed, ModelError, WeirError, bounded, brief, for_caller
+from weir.errors import (
+    InvalidRequest,
+    ModelCrashed,
+    ModelError,
+    WeirError,
+    bounded,
+    brief,
+    counted,
+    for_caller,
+    kind_of,
+)
 from weir.protocols.status import http_code
 
 
@@ -134,3 +144,21 @@ def test_a_cause_with_a_traceback_of_its_own_needs_no_note() -> None:
     except ValueError as error:
         cause = error
     assert not hasattr(raised(cause, remote_traceback="trace"), "__notes__")
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (1, "an int"),
+        ([], "a list"),
+        (object(), "an object"),
+        (None, "nothing (None)"),
+        (UserWarning(), "a UserWarning"),
+    ],
+)
+def test_a_type_has_its_article(value: object, shown: str) -> None:
+    assert kind_of(value) == shown
+
+
+def test_a_number_has_its_noun() -> None:
+    assert [counted(count, "item") for count in (0, 1, 2)] == ["0 items", "1 item", "2 items"]

@@ -87,10 +87,20 @@ LIMITS = {
 def test_our_own_house_grows_only_with_what_it_can_do() -> None:
     modules = read_modules()
     assert {module.room for module in modules} == set(LIMITS)
+    grown = []
     for room, (files, lines) in LIMITS.items():
         inside = [module for module in modules if module.room == room]
-        assert len(inside) <= files, room
-        assert sum(module.lines for module in inside) <= lines, room
+        found = (len(inside), sum(module.lines for module in inside))
+        if found[0] > files or found[1] > lines:
+            grown.append(
+                f"{room}: {found[0]} files and {found[1]:,} lines of code; LIMITS allows {files} and {lines:,}"
+            )
+    assert not grown, "\n".join([*grown, HOW_TO_GROW])
+
+
+HOW_TO_GROW = """A part has grown. Blank lines, comments and docstrings do not count.
+- If your change adds a capability, raise the pair in LIMITS (tests/test_house.py) by what it adds, in the same commit.
+- If it does not, look for code to share or remove first: the limits are there to make you look."""
 
 
 def test_no_file_has_the_marks_of_a_conflict() -> None:

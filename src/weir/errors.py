@@ -50,6 +50,19 @@ def brief(value: Any, limit: int = 80) -> str:
     return shown[:limit]
 
 
+def kind_of(value: Any) -> str:
+    """Return the name of the type of `value` with its article: an int, a list; and nothing for None."""
+    if value is None:
+        return "nothing (None)"
+    name = type(value).__name__
+    return f"{'an' if name[0].lower() in 'aeio' else 'a'} {name}"
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun: 1 item, 2 items."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def _pieces(value: Any, limit: int) -> Iterator[str]:
     kind = type(value)
     if kind is str or kind is bytes:

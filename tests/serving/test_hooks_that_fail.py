@@ -54,7 +54,7 @@ def test_an_error_in_an_items_place_is_that_items_alone(all_fail: bool) -> None:
         ("raises", "raised ZeroDivisionError"),
         ("refuses", "no more today"),
         ("shortens", "returned 2 answers for 3 items"),
-        ("returns nothing", "returned a NoneType for 3 items, must be a list of 3"),
+        ("returns nothing", "returned nothing (None) for 3 items, must be a list of 3"),
     ],
 )
 def test_a_hook_that_fails_fails_its_batch_and_nothing_else(where: str, what: str, error: str) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import msgspec
 import numpy
 
-from weir.errors import InvalidRequest, WeirError, brief
+from weir.errors import InvalidRequest, WeirError, brief, kind_of
 from weir.model import DATATYPES, GROUP, NONE, OPTIONAL, RAGGED, Tensor
 from weir.wire.values import UNREADABLE, decode_json, has_slow_floats, uncollected
 
@@ -96,7 +96,7 @@ def to_arrays(value: Any, declared: Sequence[Tensor], complain: Complain = Inval
 def read_arrays(value: Any, declared: Sequence[Tensor], complain: Complain) -> Arrays:
     """Do what `to_arrays` does, but do not check the first dimension."""
     if not isinstance(value, dict):
-        raise complain(f"tensors: a {type(value).__name__}, must be an object with {_names(declared)}")
+        raise complain(f"tensors: {kind_of(value)}, must be an object with {_names(declared)}")
     known = {tensor.name for tensor in declared}
     if not known.issuperset(value):
         unknown = next(name for name in value if name not in known)

@@ -29,6 +29,7 @@ from weir.errors import (
     UnsupportedMediaType,
     ValidationFailed,
     WeirError,
+    kind_of,
 )
 from weir.messages import JSON, LENT, MSGPACK, OBJECT, OCTETS, Batch, Events, Timing
 from weir.model import Model, is_tensor_model
@@ -106,9 +107,7 @@ class LockstepBatch:
         try:
             return ENCODE[JSON](payload)
         except UNWRITABLE as error:
-            self._unsent[index] = InvalidRequest(
-                f"a {type(payload).__name__} cannot be sent to a worker as JSON: {error}"
-            )
+            self._unsent[index] = InvalidRequest(f"{kind_of(payload)} cannot be sent to a worker as JSON: {error}")
             return b""
 
     def _output(self, index: int, body: bytes | None, failed: bool) -> Any:

@@ -6,7 +6,7 @@ import numpy
 import pydantic
 import pytest
 
-from weir.errors import InvalidRequest, ModelError, SettingsError, UnsupportedMediaType, ValidationFailed
+from weir.errors import InvalidRequest, ModelError, SettingsError, UnsupportedMediaType, ValidationFailed, kind_of
 from weir.messages import JSON, MSGPACK, OBJECT, OCTETS
 from weir.model import Model, Tensor
 from weir.wire.tensors import to_arrays
@@ -232,14 +232,14 @@ def test_an_answer_that_cannot_be_written_is_the_models_error_alone(answer: Any,
     good, bad = write(Model, [1, answer], accept)
     assert isinstance(good, bytes)
     assert isinstance(bad, ModelError)
-    assert f"writing the answer (a {type(answer).__name__}) as {accept} raised" in bad.message
+    assert f"writing the answer ({kind_of(answer)}) as {accept} raised" in bad.message
 
 
 def test_octets_of_something_else_are_the_callers_error() -> None:
     good, bad = write(Model, [b"1", 1], OCTETS)
     assert good == b"1"
     assert isinstance(bad, UnsupportedMediaType)
-    assert "the answer is a int, only bytes are written so" in bad.message
+    assert "the answer is an int, only bytes are written so" in bad.message
 
 
 def test_an_unknown_form_is_named_with_the_known_ones() -> None:
@@ -295,3 +295,20 @@ def test_tensors_are_written_in_every_form() -> None:
 
 def test_encode_without_the_content_type() -> None:
     assert write(Joining, [["a", "b"]], "text/words") == [b"a b"]
+
+
+@pytest.mark.parametrize("model", [Typed, TypedByPydantic])
+def test_a_list_for_one_item_is_refused_with_the_path_for_several(model: type[Model]) -> None:
+    (refused,) = read(model, [b'[{"x": 1}, {"x": 2}]'], JSON)
+    assert type(refused) is ValidationFailed
+    assert refused.message.endswith("; to send several items, POST the list to /infer/NAME/batch")
+    (other,) = read(model, [b'{"x": "no"}'], JSON)
+    assert "batch" not in other.message
+
+
+def test_a_body_without_its_content_type_is_refused_with_the_types_that_are_read() -> None:
+    (refused,) = read(Numbers, [b"\x89PNG\r\n"], JSON)
+    assert type(refused) is InvalidRequest
+    assert refused.message.endswith("; the model reads text/numbers: curl -H 'Content-Type: text/numbers'")
+    (other,) = read(Numbers, [b"{"], JSON)
+    assert "curl" not in other.message

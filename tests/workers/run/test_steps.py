@@ -360,7 +360,9 @@ def test_an_iterator_without_an_end_is_not_read_to_it_where_batches_are_filled_u
 
     assert run(Filled, [1, 2]) == [1, 2]
     (error, _) = run(Filled, [0, 2])
-    assert error.message == "predict returned more than 4 answers for 4 items"
+    assert error.message.startswith(
+        "predict returned more than 4 answers for 4 items, must be one for each; predict gets a list"
+    )
 
 
 def test_the_batch_forms_of_steps_are_judged_alike() -> None:
@@ -386,8 +388,8 @@ def broken_generator() -> Any:
     [
         ([1, 2, 3], "predict returned 3 answers for 2 items"),
         ([], "predict returned 0 answers for 2 items"),
-        (None, "predict returned a NoneType for 2 items, must be a list of 2"),
-        (7, "predict returned a int for 2 items"),
+        (None, "predict returned nothing (None) for 2 items, must be a list of 2"),
+        (7, "predict returned an int for 2 items"),
         ("ab", "predict returned a str for 2 items"),
         ({1: 2, 3: 4}, "predict returned a dict for 2 items"),
         (numpy.array(3), "is no list"),
@@ -395,11 +397,11 @@ def broken_generator() -> Any:
         (MappingProxyType({0: "a", 1: "b"}), "returned a mappingproxy"),
         (bytearray(b"ab"), "returned a bytearray"),
         (memoryview(b"ab"), "returned a memoryview"),
-        (array.array("d", [1, 2]), "returned a array"),
+        (array.array("d", [1, 2]), "returned an array"),
         (numpy.str_("ab"), "returned a str_"),
         (numpy.bytes_(b"ab"), "returned a bytes_"),
         (Both(1, 2), "returned a Both"),
-        (AnswerModel(a=1, b=2), "returned a AnswerModel"),
+        (AnswerModel(a=1, b=2), "returned an AnswerModel"),
         (Table(), "returned a Table"),
         (range(2), "returned a range"),
         (itertools.count(), "predict returned more than 2 answers for 2 items"),
@@ -538,4 +540,7 @@ def test_items_are_filled_up_with_the_last_one() -> None:
 def test_the_model_must_answer_what_it_got() -> None:
     (answer,) = run(Short, ["a"])
     assert isinstance(answer, ModelError)
-    assert answer.message == "predict returned 1 answers for 2 items"
+    assert answer.message == (
+        "predict returned 1 answer for 2 items, must be one for each; predict gets a list of items, so you may have "
+        "written it for one: return [f(item) for item in batch]"
+    )

@@ -3,7 +3,14 @@
 from collections.abc import Callable
 from typing import Any
 
-from weir.errors import InvalidRequest, ModelError, UnsupportedMediaType, ValidationFailed, WeirError
+from weir.errors import (
+    InvalidRequest,
+    ModelError,
+    UnsupportedMediaType,
+    ValidationFailed,
+    WeirError,
+    kind_of,
+)
 from weir.messages import JSON, KSERVE, LENT, MSGPACK, OBJECT, OCTETS
 from weir.model import Model, is_tensor_model, overrides
 from weir.wire.schema import Schema, refusal, schema_of
@@ -95,16 +102,27 @@ class Reader:
     def _fault(self, content_type: str) -> Fault:
         def fault(error: BaseException, payload: Any) -> WeirError:
             if isinstance(error, WeirError):
-                return error
+                return self._hinted(error, payload)
             if content_type in DECODE and content_type not in self._own:
                 if self._schema is None and isinstance(error, UNREADABLE):
-                    return unreadable(error, content_type, payload)
+                    return self._hinted(unreadable(error, content_type, payload), payload)
                 refused = refusal(error, content_type, payload)
                 if refused is not None:
-                    return refused
+                    return self._hinted(refused, payload)
             return model_error("Input", error)
 
         return fault
+
+    def _hinted(self, error: WeirError, payload: Any) -> WeirError:
+        """Return `error` with the way out of two common mistakes: a body without its content type, and a list of items."""
+        start = bytes(payload[:1]) if isinstance(payload, (bytes, memoryview)) else b""
+        if type(error) is InvalidRequest and self._own and not start.isascii():
+            types = " or ".join(self._own)
+            return InvalidRequest(f"{error.message}; the model reads {types}: curl -H 'Content-Type: {self._own[0]}'")
+        if type(error) is ValidationFailed and start == b"[":
+            hint = "to send several items, POST the list to /infer/NAME/batch"
+            return ValidationFailed(f"{error.message}; {hint}", details=error.details)
+        return error
 
 
 Write = Callable[..., bytes]
@@ -165,7 +183,7 @@ class AnswerWriter:
                 return error
             if not isinstance(error, UNWRITABLE):
                 return model_error("encode", error)
-            return model_error(f"writing the answer (a {type(answer).__name__}) as {accept}", error)
+            return model_error(f"writing the answer ({kind_of(answer)}) as {accept}", error)
 
         return fault
 
@@ -195,7 +213,7 @@ class Writer(AnswerWriter):
 def _octets(answer: Any) -> bytes:
     if isinstance(answer, (bytes, bytearray, memoryview)):
         return bytes(answer)
-    raise UnsupportedMediaType(f"accept {OCTETS!r}: the answer is a {type(answer).__name__}, only bytes are written so")
+    raise UnsupportedMediaType(f"accept {OCTETS!r}: the answer is {kind_of(answer)}, only bytes are written so")
 
 
 def _wrong_output(error: BaseException, _answer: Any) -> WeirError:

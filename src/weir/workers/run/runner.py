@@ -19,7 +19,7 @@ from operator import index as as_index
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from weir.errors import Cancelled, ModelError, WeirError
+from weir.errors import Cancelled, ModelError, WeirError, kind_of
 from weir.messages import OBJECT, Batch, EventKind, Events, Timing
 from weir.metrics import MetricReport, ModelMetrics
 from weir.model import Example, Last, Model, is_tensor_model
@@ -478,7 +478,7 @@ class StreamingRun:
             raise self._failed(error) from None
         if not isinstance(steps, Generator):
             raise _Failed(
-                ModelError(f"predict returned a {type(steps).__name__}, must be a generator as the model is streaming")
+                ModelError(f"predict returned {kind_of(steps)}, must be a generator as the model is streaming")
             )
         return steps
 
@@ -493,7 +493,7 @@ class StreamingRun:
         finally:
             clock.predict += perf_counter() - began
         if not isinstance(given, dict):
-            raise _Failed(ModelError(f"predict yielded a {type(given).__name__}, must be a dict of answers by index"))
+            raise _Failed(ModelError(f"predict yielded {kind_of(given)}, must be a dict of answers by index"))
         return given
 
     def _failed(self, error: BaseException) -> "_Failed":

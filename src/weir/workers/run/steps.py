@@ -13,7 +13,7 @@ from itertools import islice
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from weir.errors import InvalidRequest, ModelError, WeirError
+from weir.errors import InvalidRequest, ModelError, WeirError, counted, kind_of
 from weir.messages import has_failed
 from weir.model import Model, is_tensor_model, overrides
 
@@ -312,18 +312,26 @@ def answers_of(returned: Any, count: int, name: str) -> list[Any]:
     if type(returned) is list and len(returned) == count:
         return returned
     kind: Any = type(returned)
+    what, of = kind_of(returned), counted(count, "item")
     if not (isinstance(returned, (list, Iterator)) or kind is tuple or _is_array(kind)):
         raise ModelError(
-            f"{name} returned a {kind.__name__} for {count} items, must be a list of {count} (or a tuple, an array or a generator)"
+            f"{name} returned {what} for {of}, must be a list of {count} (or a tuple, an array or a generator){_hint(name)}"
         )
     try:
         answers = listed(returned, count)
     except Exception as error:  # a generator has the model's own code in it; an array of no dimensions
-        raise ModelError(f"{name} returned a {kind.__name__} that is no list ({error})") from error
+        raise ModelError(f"{name} returned {what} that is no list ({error})") from error
     if len(answers) != count:
         found = f"more than {count}" if isinstance(answers, Beginning) else len(answers)
-        raise ModelError(f"{name} returned {found} answers for {count} items")
+        noun = "answer" if found == 1 else "answers"
+        raise ModelError(f"{name} returned {found} {noun} for {of}, must be one for each{_hint(name)}")
     return answers
+
+
+def _hint(name: str) -> str:
+    if name != "predict":
+        return ""
+    return "; predict gets a list of items, so you may have written it for one: return [f(item) for item in batch]"
 
 
 class Beginning(list[Any]):
