@@ -222,7 +222,7 @@ def test_settings_that_are_not_understood(file: str, values: dict[str, Any], rul
     [
         (["Transformer", "Pooling", "Normalize", "Dense"], "the module Dense: must not come behind a Normalize"),
         (["Transformer", "LSTM", "Pooling"], "the module LSTM: must be Transformer, Pooling, Dense or Normalize"),
-        (["StaticEmbedding"], "the module StaticEmbedding: must begin with a Transformer"),
+        (["BoW"], "the module BoW: must begin with a Transformer or a StaticEmbedding"),
         (["Transformer"], "the module Transformer: must be followed by a Pooling"),
         ([], "names no modules"),
     ],

@@ -344,8 +344,9 @@ def test_a_classifier_on_the_last_token_passes_over_padding_that_the_tokenizer_a
     assert np.abs(run([np.append(TEXTS[0], 1)]) - run(TEXTS[:1])).max() > 1e-3
 
 
-def test_how_much_likelier_yes_is_than_no(tmp_path: Path) -> None:
-    directory = tiny.model(tmp_path / "model", "qwen3", max_position_embeddings=1024)
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_how_much_likelier_yes_is_than_no(family: str, tmp_path: Path) -> None:
+    directory = tiny.model(tmp_path / "model", family, max_position_embeddings=1024)
     tokenizer = json.loads((directory / "tokenizer.json").read_text())
     words = tokenizer["model"]["vocab"]
     # Two words of the vocabulary become yes and no.

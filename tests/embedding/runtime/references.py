@@ -43,6 +43,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "eurobert": ("EuroBert", {"num_key_value_heads": 2}),
 }  # fmt: skip
 
+# The families that are compared in each task, by the columns of the table in docs/reference/embedding-models.md.
+CLASSIFIERS = (
+    "bert", "roberta", "xlm-roberta", "distilbert", "mpnet", "electra", "albert", "deberta-v2", "deberta-v3", "nomic-bert", "gte", "qwen2", "qwen3",
+    "gemma3-causal",
+)  # fmt: skip
+# What of a family's classifier the configuration chooses, one by one.
+READS = {"modernbert": ("cls", "mean"), "eurobert": ("bos", "mean", "late")}
+LABELLERS = ("bert", "distilbert", "roberta", "xlm-roberta", "electra", "deberta-v3", "modernbert", "albert", "mpnet")
+SPARSE = ("bert", "distilbert", "roberta", "xlm-roberta", "mpnet", "modernbert", "albert", "electra", "deberta-v2")
+
 
 def save(directory: Path, family: str, *, kind: str = "", **more: Any) -> Path:
     """Write a random model of transformers' class; `kind` is the end of the name of the class of a head."""

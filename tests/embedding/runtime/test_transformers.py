@@ -10,7 +10,18 @@ import numpy as np
 import pytest
 from tests.embedding import tiny, tiny_tokens
 from tests.embedding.graph.running import cosines
-from tests.embedding.runtime.references import EXACT, FAMILIES, SIZES, VOCABULARY, opened, save
+from tests.embedding.runtime.references import (
+    CLASSIFIERS,
+    EXACT,
+    FAMILIES,
+    LABELLERS,
+    READS,
+    SIZES,
+    SPARSE,
+    VOCABULARY,
+    opened,
+    save,
+)
 
 from weir.embedding.checkpoint.reading import read_checkpoint
 from weir.embedding.model import TextEncoder, TokenIds, padded_inputs
@@ -50,11 +61,10 @@ def _opened(directory: Path, kind: str, pooling: Pooling, cache: Path) -> Runtim
 @pytest.mark.parametrize(
     ("family", "more"),
     [
-        *((family, {}) for family in ("electra", "albert", "deberta-v3", "nomic-bert", "gte", "qwen2", "qwen3", "gemma3-causal")),
-        ("modernbert", {"classifier_pooling": "cls"}), ("modernbert", {"classifier_pooling": "mean"}),
-        *(("eurobert", {"classifier_pooling": reads}) for reads in ("bos", "mean", "late")),
+        *((family, {}) for family in CLASSIFIERS),
+        *((family, {"classifier_pooling": each}) for family, reads in READS.items() for each in reads),
     ],
-)  # fmt: skip
+)
 def test_classifiers_are_those_of_transformers(family: str, more: dict[str, Any], tmp_path: Path) -> None:
     directory = save(tmp_path / "model", family, kind="SequenceClassification", num_labels=3, **more)
     assert read_checkpoint(directory).architecture.labels == 3
@@ -116,9 +126,7 @@ def test_routes_are_those_of_sentence_transformers(whole: bool, tmp_path: Path) 
         assert cosines(found, encode(["First do it", "do"])).min() >= EXACT
 
 
-@pytest.mark.parametrize(
-    "family", ["bert", "distilbert", "xlm-roberta", "modernbert", "albert", "electra", "deberta-v2"]
-)
+@pytest.mark.parametrize("family", SPARSE)
 @pytest.mark.parametrize("strategy", ["max", "sum"])
 def test_sparse_vectors_are_those_of_sentence_transformers(family: str, strategy: str, tmp_path: Path) -> None:
     import torch
@@ -151,9 +159,7 @@ def test_sparse_vectors_are_those_of_sentence_transformers(family: str, strategy
         assert cosines(found, row.numpy()) >= EXACT
 
 
-@pytest.mark.parametrize(
-    "family", ["bert", "distilbert", "roberta", "electra", "deberta-v3", "modernbert", "albert", "mpnet"]
-)
+@pytest.mark.parametrize("family", LABELLERS)
 def test_labels_of_tokens_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     import torch
     import transformers
@@ -184,3 +190,17 @@ def test_a_directory_of_transformers_alone_is_served_as_by_sentence_transformers
     texts = ["First do it", "then do it right, " * 4, "do"]
     theirs = sentence_transformers.SentenceTransformer(str(tmp_path), device="cpu")
     assert cosines(np.stack(opened(tmp_path).results(texts)), theirs.encode(texts)).min() >= EXACT
+
+
+def test_static_embeddings_are_those_of_sentence_transformers(tmp_path: Path) -> None:
+    import sentence_transformers
+    from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+    from tokenizers import Tokenizer
+
+    tiny_tokens.write(tmp_path, "bert")
+    table = np.random.default_rng(5).normal(size=(tiny_tokens.size("bert"), 24)).astype(np.float32)
+    module = StaticEmbedding(Tokenizer.from_file(str(tmp_path / "tokenizer.json")), embedding_weights=table)
+    theirs = sentence_transformers.SentenceTransformer(modules=[module], device="cpu")
+    theirs.save_pretrained(str(tmp_path / "model"))
+    texts = ["First do it", "then do it right, " * 90, "do"]
+    assert cosines(np.stack(opened(tmp_path / "model").results(texts)), theirs.encode(texts)).min() >= EXACT

@@ -145,7 +145,7 @@ class Architecture:
         position_table: whether there are position embeddings that are added to those of words.
         shared_layers: whether all layers have the weights of the first, as in ALBERT.
         order: where a layer normalizes: "post", after the sum with the residual (BERT); "pre", before attention and before the feed-forward layers;
-            "both", before and after each of the two (Gemma).
+            "both", before and after each of the two (Gemma); "static" for a network without layers.
         final_norm: whether the output of the last layer is normalized.
         rms: whether normalization divides by the root of the mean square alone; norm_offset is added to its factors.
         gated: whether the feed-forward layer multiplies an activated gate with a second product.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from weir.embedding.checkpoint.config import JsonDocument, read_document
-from weir.embedding.checkpoint.families import read_architecture
+from weir.embedding.checkpoint.families import MODEL2VEC, read_architecture
 from weir.embedding.checkpoint.weights import StoredNames
 from weir.embedding.runtime import DTYPES, ENDING, MODEL
 from weir.embedding.tokens.files import Malformed, fields
@@ -61,7 +61,8 @@ def is_computed(config: Path) -> bool:
     """Return whether the onnx runtime computes the network that a config.json describes from its weights. A broken file counts as one that it does."""
     try:
         document = read_document(config)
-        document.text("model_type")
+        if document.text("model_type") == MODEL2VEC:
+            return True
     except SettingsError:
         return True
     try:

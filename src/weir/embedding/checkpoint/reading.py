@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weir.embedding.checkpoint.config import Architecture, JsonDocument, read_document, read_json
-from weir.embedding.checkpoint.families import JINA, SIZES, read_architecture, read_family
+from weir.embedding.checkpoint.families import JINA, MODEL2VEC, SIZES, read_architecture, read_family
 from weir.embedding.checkpoint.heads import ModelHeads, TokenHead, is_token_classifier, read_answers, read_heads
 from weir.embedding.checkpoint.late import (
     MASK_MODULE,
@@ -35,6 +35,8 @@ from weir.embedding.checkpoint.onnx_files import (
     read_onnx_file,
     store_of,
 )
+from weir.embedding.checkpoint.static import MODULE as STATIC_MODULE
+from weir.embedding.checkpoint.static import StaticStore
 from weir.embedding.checkpoint.tensors import open_pickled, open_tensors
 from weir.embedding.checkpoint.weights import PICKLED_WEIGHTS, WEIGHTS, Store, Weights, no_weights_error
 from weir.embedding.late_interaction import LateInteraction
@@ -106,6 +108,7 @@ class ModelLayout:
         splade: the configuration of the module that makes sparse vectors, if there is one.
         answers: the token ids of yes and no, if a module compares a decoder's numbers for them.
         late: how queries and documents become vectors of tokens, if the model was trained for late interaction.
+        static: whether there is no network, but a vector for each token (see static.py); no special tokens are put around texts.
 
     A dense layer without a pooling makes token vectors.
     """
@@ -124,6 +127,7 @@ class ModelLayout:
     similarity: str = SIMILARITIES[0]
     answers: tuple[int, int] | None = None
     late: LateInteraction | None = None
+    static: bool = False
 
 
 def read_layout(directory: Path, *, allow_pickle: bool = False, router: str | None = None) -> ModelLayout:
@@ -143,14 +147,16 @@ def read_layout(directory: Path, *, allow_pickle: bool = False, router: str | No
         return _sparse_layout(directory, network_path, directory / rest[0][0])
     if first == "Transformer" and [kind for _, kind in rest] == ["LogitScore"]:
         return _answering_layout(directory, network_path, read_document(directory / rest[0][0] / CONFIG))
-    if first != "Transformer":
-        raise _unknown(directory, first, "must begin with a Transformer")
+    static = first == STATIC_MODULE
+    if first != "Transformer" and not static:
+        raise _unknown(directory, first, "must begin with a Transformer or a StaticEmbedding")
     late = (
         bool(rest)
         and rest[0][1] in ("Dense", MASK_MODULE)
         and {kind for _, kind in rest} <= {"Dense", "Normalize", MASK_MODULE}
     )
-    network, pooled, normalize = directory / network_path, None, False
+    network, normalize = directory / network_path, False
+    pooled: tuple[Pooling, ...] | None = (Pooling.MEAN,) if static else None
     dense: list[Dense] = []
     files: list[Path] = [directory / MODULES]
     for path, kind in rest:
@@ -184,13 +190,15 @@ def read_layout(directory: Path, *, allow_pickle: bool = False, router: str | No
         files += [path for path in (directory / ENCODING_SETTINGS, network / TEXT_SETTINGS[0]) if path.is_file()]
     return ModelLayout(
         network, pooled, normalize, tuple(dense), max_length, lowercase, prompts, default, dimensions, tuple(files),
-        similarity=_similarity(directory) if interaction is None else interaction.similarity, late=interaction,
+        similarity=_similarity(directory) if interaction is None else interaction.similarity, late=interaction, static=static,
     )  # fmt: skip
 
 
 def _bare_layout(directory: Path) -> ModelLayout:
     """Return the layout of a network alone; Stanford's ColBERT has late interaction."""
     config = read_document(directory / CONFIG).values if (directory / CONFIG).is_file() else {}
+    if config.get("model_type") == MODEL2VEC:
+        return ModelLayout(directory, (Pooling.MEAN,), normalize=config.get("normalize") is True, static=True)
     if STANFORD not in (config.get("architectures") or ()):
         return ModelLayout(directory)
     late = read_stanford(directory)
@@ -489,7 +497,8 @@ class Checkpoint:
 
     @cached_property
     def _config(self) -> JsonDocument:
-        return read_document(self.layout.network / CONFIG)
+        path = self.layout.network / CONFIG
+        return JsonDocument(path, {}) if self.layout.static else read_document(path)
 
     @property
     def classifies(self) -> bool:
@@ -524,7 +533,7 @@ class Checkpoint:
         if self.layout.late is not None:
             stated = self.layout.late.document_length or stated
         path = self.layout.network / "tokenizer_config.json"
-        if stated is None and path.is_file():
+        if stated is None and path.is_file() and not self.layout.static:
             # transformers writes the float 1e30 for a tokenizer without a limit.
             limit = read_document(path).values.get("model_max_length")
             stated = limit if isinstance(limit, int) and limit > 2 else None
@@ -544,6 +553,8 @@ class Checkpoint:
             options = replace(options, prompt=self.prompts[self.layout.default_prompt])
         if options.prompt is None and options.late is not None:
             options = replace(options, prompt=options.late.document)
+        if self.layout.static:
+            options = replace(options, special_tokens=False)
         if self.layout.lowercase:
             options = replace(options, lowercase_text=True)
         return Tokenizer(self.layout.network, options, vocab_size=self.architecture.vocab_size)
@@ -556,7 +567,8 @@ class Checkpoint:
     def content_hash(self) -> str:
         """Return a hash, in hexadecimal, of the files that affect the vectors: weights, configuration, modules. Reads all of the weights."""
         digest = hashlib.blake2b(digest_size=16)
-        for path in (self.layout.network / CONFIG, *self.store.paths, *self.layout.files, *self.heads.files):
+        config = () if self.layout.static else (self.layout.network / CONFIG,)
+        for path in (*config, *self.store.paths, *self.layout.files, *self.heads.files):
             digest.update(f"{path.relative_to(self.directory)}:{path.stat().st_size}\n".encode())
             with path.open("rb") as file:
                 digest.update(hashlib.file_digest(file, "blake2b").digest())
@@ -570,6 +582,10 @@ def read_checkpoint(directory: Path, *, allow_pickle: bool = False, router: str 
     """
     directory = Path(directory).resolve()
     layout = read_layout(directory, allow_pickle=allow_pickle, router=router)
+    if layout.static:
+        table = StaticStore(layout.network, allow_pickle=allow_pickle)
+        _check_dense(layout, table.architecture())
+        return Checkpoint(directory, table.architecture(), layout, table, allow_pickle, router=router)
     if not (layout.network / CONFIG).is_file() and list(directory.glob("*.ckpt.index")):
         raise no_weights_error(directory)
     config = read_document(layout.network / CONFIG)

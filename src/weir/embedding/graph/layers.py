@@ -353,6 +353,8 @@ class GeneralLayers(EncoderLayers):
     def add_layer(self, index: int) -> str:
         """Add the layer with this index, from 0, and return its output."""
         name, order = self._name(index), self._architecture.order
+        if order == "static":  # the embeddings are all that there is
+            return self.value
         if order == "post":
             self._add_and_normalize(self._attend_in(name, index), name + "output", name + "attention_norm")
             self._add_and_normalize(self._feed(name), name + "down", name + "norm")
