@@ -28,7 +28,7 @@ from weir.jobs.running import Ask, JobRunner
 from weir.jobs.settings import JobSettings
 from weir.jobs.store import Job, JobStore, StoredFile
 from weir.jobs.uploads import OVERHEAD, Download, Upload
-from weir.protocols.account import Account
+from weir.protocols.account import Account, release
 from weir.protocols.native import content_length
 from weir.protocols.offloading import off_loop
 from weir.protocols.response import HttpResponse
@@ -268,7 +268,7 @@ class JobRoutes:
 
     async def _create(self, request: Request) -> Response:
         body = b""
-        async for chunk in _chunks(request):
+        async for chunk in request.stream():
             body += chunk
             if len(body) > _MAX_BODY:
                 raise TooLarge(f"body: must have at most {_MAX_BODY} bytes")
@@ -349,6 +349,7 @@ async def _chunks(request: Request) -> AsyncIterator[bytes]:
     async for chunk in request.stream():
         if chunk:
             yield chunk
+            release(len(chunk))  # it has been written away, or is in the piece that the upload has charged
 
 
 def _json(value: Any) -> Response:

@@ -11,11 +11,12 @@ import resource
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from weir.errors import Overloaded, TooLarge
 from weir.protocols.settings import HttpSettings
@@ -109,12 +110,16 @@ class Account:
 
 
 class Claim:
-    """The bytes that one request or one connection holds of an account. It is a context manager, which gives all of them back at its end."""
+    """The bytes that one request or one connection holds of an account. It is a context manager, which gives all of them back at its end.
 
-    __slots__ = ("account", "held_bytes")
+    `answer_bytes` of them are those of the answer.
+    """
+
+    __slots__ = ("account", "answer_bytes", "held_bytes")
 
     def __init__(self, account: Account) -> None:
         self.account = account
+        self.answer_bytes = 0
         self.held_bytes = 0
 
     def take(self, size_bytes: int) -> None:
@@ -173,6 +178,21 @@ def charge(size_bytes: int) -> None:
         claim.take(size_bytes)
 
 
+def charge_answer(size_bytes: int) -> None:
+    """Charge the answer to the request of this context before it is sent, so that it can be refused. Raises what Account.take raises."""
+    charge(size_bytes)
+    claim = CLAIM.get()
+    if claim is not None:
+        claim.answer_bytes += size_bytes
+
+
+def release(size_bytes: int) -> None:
+    """Give back `size_bytes` of the body of the request of this context: they have been written away, or dropped."""
+    claim = CLAIM.get()
+    if claim is not None:
+        claim.give(size_bytes)
+
+
 @contextmanager
 def room(size_bytes: int) -> Iterator[None]:
     """Charge `size_bytes` while the block runs, if the context answers a request. Raises what Account.take raises."""
@@ -201,7 +221,11 @@ async def unpacking(max_size_bytes: int) -> AsyncGenerator[None, None]:
 
 
 class Counted:
-    """ASGI middleware that gives each HTTP request a claim on `account`. The claim ends when the request has been answered."""
+    """ASGI middleware that gives each HTTP request a claim on `account`. The claim ends when the request has been answered.
+
+    It charges each body as it arrives, and each answer as it is sent, whatever route reads the one and makes the other: no route can forget it. A route
+    that does not keep a body in memory gives its bytes back, with `release`, and one that can refuse a long answer charges it before, with `charge_answer`.
+    """
 
     def __init__(self, app: ASGIApp, account: Account) -> None:
         self._app = app
@@ -214,9 +238,27 @@ class Counted:
         with self._account.claim() as claim:
             token = CLAIM.set(claim)
             try:
-                await self._app(scope, receive, send)
+                await self._app(scope, partial(_received, claim, receive), partial(_sent, claim, send))
             finally:
                 CLAIM.reset(token)
+
+
+async def _received(claim: Claim, receive: Receive) -> Message:
+    message = await receive()
+    if body := message.get("body"):
+        claim.take(len(body))
+    return message
+
+
+async def _sent(claim: Claim, send: Send, message: Message) -> None:
+    size = len(message.get("body", b""))
+    if size <= claim.answer_bytes:
+        return await send(message)
+    claim.add(size)
+    try:
+        await send(message)
+    finally:
+        claim.give(size)
 
 
 def allow_descriptors(account: Account) -> str:

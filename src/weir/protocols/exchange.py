@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from weir.errors import WeirError
 from weir.messages import JSON, Kind
-from weir.protocols.account import charge
+from weir.protocols.account import charge, charge_answer
 from weir.protocols.offloading import off_loop
 from weir.protocols.response import Headers, HttpResponse
 from weir.serving.calls import StreamedCall
@@ -112,6 +112,13 @@ class Exchange:
 
     def charge(self, size_bytes: int) -> None:
         """Charge memory that the request needs beside its body. Raises what Account.take raises; the observers have been notified."""
+        self._charge(charge, size_bytes)
+
+    def charge_answer(self, size_bytes: int) -> None:
+        """Charge the answer. Raises what `charge` raises."""
+        self._charge(charge_answer, size_bytes)
+
+    def _charge(self, charge: Callable[[int], None], size_bytes: int) -> None:
         try:
             charge(size_bytes)
         except WeirError as error:

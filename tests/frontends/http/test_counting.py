@@ -12,9 +12,9 @@ from weir import InvalidRequest, Model, Service, Tensor
 from weir.catalog.registry import Registry
 from weir.errors import DeadlineExceeded, Overloaded, TooLarge
 from weir.frontends.http.application import make_app
-from weir.frontends.http.asgi import Body, unpacked
+from weir.frontends.http.asgi import Body, discard_body, unpacked
 from weir.messages import Batch
-from weir.protocols.account import CLAIM, Account, Counted
+from weir.protocols.account import CLAIM, Account, Counted, charge_answer, release
 from weir.protocols.content_negotiation import CODINGS, compress
 from weir.protocols.kserve.context import KserveContext
 from weir.protocols.offloading import LONG_BODY
@@ -146,15 +146,68 @@ async def crumbs(count: int) -> Any:
 def test_a_body_in_crumbs_arrives_whole_and_is_charged_as_it_comes() -> None:
     async def main() -> None:
         account = Account(HttpSettings(max_waiting_bytes=2000))
-        with account.claim() as claim:
-            CLAIM.set(claim)
-            assert await Body(await crumbs(1500)).read(10_000, 10.0) == b"x" * 1500
-            assert account.held_bytes == 1500
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            body = Body(receive)
+            if scope["path"] == "/short":
+                assert await body.read(10_000, 10.0) == b"x" * 1500
+                assert account.held_bytes == 1500
+                return
             with pytest.raises(Overloaded):
-                await Body(await crumbs(1000)).read(10_000, 10.0)
+                await body.read(10_000, 10.0)
             assert account.held_bytes == 2000
 
+        await Counted(app, account)({"type": "http", "path": "/short"}, await crumbs(1500), nowhere)
+        await Counted(app, account)({"type": "http", "path": "/long"}, await crumbs(2500), nowhere)
+        assert account.held_bytes == 0
+
     asyncio.run(main())
+
+
+async def nowhere(message: Any) -> None:
+    """Send it to nobody."""
+
+
+def test_every_body_and_every_answer_is_charged_whoever_reads_and_makes_them() -> None:
+    account, held = Account(HttpSettings(max_waiting_bytes=2000)), list[int]()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        for _ in range(3):
+            await receive()
+        held.append(account.held_bytes)
+        release(2)
+        held.append(account.held_bytes)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send(
+            {"type": "http.response.body", "body": b"x" * 5000, "more_body": True}
+        )  # beyond the limit: it exists
+        await send({"type": "http.response.body", "body": b"x" * 10, "more_body": True})
+        charge_answer(100)
+        await send({"type": "http.response.body", "body": b"x" * 100})
+
+    async def send(message: Any) -> None:
+        held.append(account.held_bytes)
+
+    async def main() -> None:
+        await Counted(app, account)({"type": "http"}, await crumbs(3), send)
+
+    asyncio.run(main())
+    assert held == [3, 1, 1, 5001, 11, 101]
+    assert account.held_bytes == 0
+
+
+def test_what_is_discarded_holds_nothing() -> None:
+    account, held = Account(HttpSettings(max_waiting_bytes=2000)), list[int]()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await discard_body(receive, 10.0)
+        held.append(account.held_bytes)
+
+    async def main() -> None:
+        await Counted(app, account)({"type": "http"}, await crumbs(10_000), nowhere)
+
+    asyncio.run(main())
+    assert held == [0]
 
 
 LONG = b"x" * (LONG_BODY + 1)

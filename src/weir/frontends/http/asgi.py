@@ -15,8 +15,8 @@ from starlette.convertors import Convertor, register_url_convertor
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from weir.errors import Cancelled, DeadlineExceeded, TooLarge, WeirError
-from weir.protocols.account import charge, unpacking
+from weir.errors import Cancelled, DeadlineExceeded, Overloaded, TooLarge, WeirError
+from weir.protocols.account import charge, charge_answer, release, unpacking
 from weir.protocols.content_negotiation import coding_of, decompress
 from weir.protocols.exchange import EventSource, Exchange, HttpProtocol, HttpRequestHead
 from weir.protocols.native import FRONTEND, MAX_REQUEST_ID_LENGTH, check_length, content_length, head_size, too_large
@@ -50,8 +50,8 @@ class Body:
     async def read(self, max_body_size: int, within: float) -> bytes | None:
         """Return the whole body, or None if the client has left.
 
-        Raises TooLarge as soon as it has more than `max_body_size` bytes, DeadlineExceeded after `within` seconds, and Overloaded if the account has no
-        room for it.
+        Raises TooLarge as soon as it has more than `max_body_size` bytes, DeadlineExceeded after `within` seconds, and Overloaded if the account, to which
+        Counted charges it, has no room for it.
         """
         try:
             async with asyncio.timeout(within):
@@ -75,7 +75,6 @@ class Body:
             chunk: bytes = message.get("body", b"")
             if len(whole) + len(chunk) > max_body_size:
                 raise too_large(f"of {len(whole) + len(chunk)} bytes or more", max_body_size)
-            charge(len(chunk))
             if not whole and not self.unread:
                 return chunk
             whole += chunk
@@ -115,14 +114,13 @@ async def discard_body(receive: Receive, within: float) -> None:
 
     Closing a connection with unread bytes would reset it, and the client might lose the response (RFC 9112, section 9.6).
     """
-    try:
+    with suppress(TimeoutError, Overloaded):
         async with asyncio.timeout(within):
             message: Message = {"more_body": True}
             while message.get("more_body", False):
                 async with asyncio.timeout(_LINGER):
                     message = await receive()
-    except TimeoutError:
-        return
+                release(len(message.get("body", b"")))
 
 
 class ClientLeft(Cancelled):
@@ -301,7 +299,7 @@ class Endpoint:
     def _charged(self, answer: HttpResponse) -> HttpResponse:
         """Charge `answer` and return it, or return the response for the error if the account has no room."""
         try:
-            charge(len(answer.body))
+            charge_answer(len(answer.body))
         except WeirError as error:
             return self._refusal(error)
         return answer
@@ -490,7 +488,7 @@ class AsgiInference:
             answer = await protocol.answer(exchange, head, body)
             if head.accept_coding and len(answer.body) > self._settings.compress_above:
                 answer = await compressed_off_loop(answer, head.accept_coding)
-            exchange.charge(len(answer.body))
+            exchange.charge_answer(len(answer.body))
         except Exception as error:
             return _error_answer(protocol, head.service, error)
         return answer

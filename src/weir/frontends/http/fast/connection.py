@@ -27,11 +27,11 @@ _log = logging.getLogger("weir.http")
 # While a request is in flight, reading pauses after this many bytes of further requests.
 _LEFTOVER_BYTES = 64 << 10
 
-# Bytes of heads and small bodies that a connection holds are charged to the account if they are more than this.
+# Bytes of heads and small bodies that a connection holds, and a body in the queue, are charged to the account if they are more than this.
 _FREE_BYTES = 4 << 10
 
 # A single read of at most this many bytes is looked up in the head cache without being copied to `_pending` first.
-_SMALL_READ_BYTES = 8 << 10
+_SMALL_READ_BYTES = _FREE_BYTES
 
 
 class Connection(ResponseWriter):
@@ -200,6 +200,11 @@ class Connection(ResponseWriter):
         body = bytes(self._pending[: plan.length])
         del self._pending[: plan.length]
         error = plan.error if plan.error is not None or not self.shared.draining else draining()
+        if error is None and plan.length > _FREE_BYTES:
+            try:
+                self.charge(plan.length)
+            except WeirError as refusal:
+                error = refusal
         if error is None:
             self._dispatch(plan, body)
         else:

@@ -1,0 +1,108 @@
+"""Every route of every product charges the body that it is sent: this walks them all, as the servers describe them."""
+
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from tests.embedding import tiny
+from tests.served import Served, until
+
+MODEL = """
+import weir
+
+
+class Length(weir.Model):
+    def predict(self, batch):
+        return [len(item) for item in batch]
+
+
+class Grid(weir.Model):
+    inputs = (weir.Tensor("x", "FP32", [-1, 3]),)
+    outputs = (weir.Tensor("sum", "FP32", [-1]),)
+
+    def predict(self, batch):
+        return {"sum": batch["x"].sum(axis=1)}
+
+
+class Words(weir.Model):
+    def predict(self, batch):
+        for item in batch:
+            yield [item]
+"""
+BODY, SENT = 200_000, 60_000  # bytes: how long a body is, and how much of it is sent
+NAMES = {"model": "length", "model_name": "length", "model_version": "1"}
+# Added to those of the descriptions, which leave out what is there for other clients.
+MORE = {
+    "post": ("/inference", "/", "/invocations", "/vertex", "/terminate", "/v1/x"),
+    "put": ("/models/length/policy",),
+}
+
+
+@pytest.fixture(scope="module", params=["serve", "embed serve"])
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Run each product with all that it has."""
+    folder: Path = tmp_path_factory.mktemp("charged")
+    (folder / "model.py").write_text(MODEL)
+    models: tuple[object, ...] = tuple(f"{folder / 'model.py'}:{name}" for name in ("Length", "Grid", "Words"))
+    if request.param != "serve":
+        models = (tiny.model(folder / "text"), "--cache", folder / "cache", "--no-calibrate")
+    more = "--batch-dir", folder / "jobs", "--arena-bytes", 0  # the arena has a limit of its own
+    with Served(*models, *more, command=request.param) as running:
+        yield running.until_ready() if request.param == "serve" else until_encoding(running)
+
+
+def until_encoding(running: Served) -> Served:
+    running.until_listening()
+    until(lambda: httpx.get(f"{running.url}/health/ready").status_code == 200, 120.0)
+    return running
+
+
+def held_bytes(client: httpx.Client) -> float:
+    found = re.search(r"^weir_held_bytes (\S+)", client.get("/metrics").text, re.MULTILINE)
+    assert found is not None
+    return float(found[1])
+
+
+def test_every_route_charges_what_it_is_sent(served: Served) -> None:
+    with httpx.Client(base_url=served.url, timeout=60.0) as client:
+        described = client.get("/openapi.json").json()["paths"]
+        calls = [(method, path) for path, methods in described.items() for method in methods]
+        calls += [(method, path) for method, paths in MORE.items() for path in paths]
+        reading = [call for call in calls if reads(served, client, *call)]
+    assert {path for method, path in reading} >= {"/v1/files", "/v1/batches", "/v2/repository/index"}
+    assert len(reading) > 20, reading
+
+
+def reads(served: Served, client: httpx.Client, method: str, path: str) -> bool:
+    """Send the beginning of a body; return whether the route waits for the rest, or answers without. It must not wait and charge nothing."""
+    for name in re.findall(r"{(\w+)}", path):
+        path = path.replace(f"{{{name}}}", NAMES.get(name, "x"))
+    kind = "multipart/form-data; boundary=b" if path == "/v1/files" else "application/json"
+    begin = (
+        b'--b\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n' if path == "/v1/files" else b'["'
+    )
+    head = f"{method.upper()} {path} HTTP/1.1\r\nHost: t\r\nContent-Type: {kind}\r\nContent-Length: {BODY}\r\n\r\n"
+    until(lambda: held_bytes(client) < SENT)
+    url = urlsplit(served.url)
+    with socket.create_connection((url.hostname, url.port), 30.0) as sender:
+        sender.sendall(head.encode() + begin + b"x" * (SENT - len(begin)))
+        sender.setblocking(False)
+        try:
+            until(lambda: answers(sender) or held_bytes(client) >= SENT, 10.0)
+        except AssertionError:
+            raise AssertionError(f"{method} {path} waits for its body and charges nothing") from None
+        return not answers(sender)
+
+
+def answers(sender: socket.socket) -> bool:
+    """Return whether an answer has come."""
+    try:
+        return bool(sender.recv(1, socket.MSG_PEEK)) or True
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
