@@ -79,7 +79,7 @@ test-browser: $(VENV)/.browser
 	$(BIN)/python -m pytest -m browser tests/frontends/dashboard/browser $(ARGS)
 
 test-torch: .venvs/torch/.test
-	.venvs/torch/bin/python -m pytest -m torch tests/catalog tests/commands/test_new.py tests/embedding/runtime tests/embedding/test_langchain.py tests/examples $(ARGS)
+	.venvs/torch/bin/python -m pytest -m torch tests/catalog tests/commands/test_new.py tests/embedding/runtime tests/embedding/test_langchain.py tests/examples/test_mteb_model.py tests/examples/test_folders.py $(ARGS)
 
 test-sklearn: .venvs/sklearn/.test
 	.venvs/sklearn/bin/python -m pytest -m sklearn tests/catalog tests/commands/test_new.py tests/examples/test_folders.py $(ARGS)
