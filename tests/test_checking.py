@@ -27,7 +27,7 @@ def test_check_starts_the_steps_of_a_chain(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "2.5" in done.stdout
     alone = weir("check", f"{file}:Quarter")
-    assert "step 'half': model 'half': there is none of this name" in alone.stderr
+    assert "step 'half': unknown model 'half'" in alone.stderr
 
 
 CHAINED = """

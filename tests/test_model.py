@@ -94,7 +94,7 @@ def test_a_slip_of_the_pen_is_refused() -> None:
     ]  # fmt: skip
     for attributes, meant in slips:
         (name,) = attributes
-        with pytest.raises(SettingsError, match=f"Slip.{name}: there is no such attribute; did you mean {meant}\\?"):
+        with pytest.raises(SettingsError, match=f"Slip.{name}: unknown attribute; did you mean {meant}\\?"):
             check_model(type("Slip", (Model,), {"predict": lambda self, batch: batch, **attributes}))
 
 
@@ -112,9 +112,7 @@ def test_a_setting_with_a_misspelt_name_is_refused() -> None:
         def predict(self, batch: Any) -> Any:
             return batch
 
-    with pytest.raises(
-        SettingsError, match=r"Slow\.drain_timeouts: there is no such attribute; did you mean drain_timeout"
-    ):
+    with pytest.raises(SettingsError, match=r"Slow\.drain_timeouts: unknown attribute; did you mean drain_timeout"):
         compose(check_model(Slow), {})
 
 

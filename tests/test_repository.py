@@ -69,7 +69,7 @@ def test_what_holds_for_every_model_holds_for_those_of_the_repository(tmp_path: 
     ("flags", "message"),
     [
         ({"model_repository": ["nowhere"]}, "model_repository='nowhere': there is no such folder"),
-        ({"load": ["three"]}, "load='three': there is no such model; there are square, one"),
+        ({"load": ["three"]}, "load='three': unknown model; available: square, one"),
         ({"load": ["none", "one"]}, "none must be the only value"),
         ({"name": ["one"]}, "name='one': is both a TARGET and a model of the repository"),
     ],

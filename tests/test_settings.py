@@ -174,13 +174,13 @@ def test_a_file_may_begin_with_a_byte_order_mark(toml: Any) -> None:
 
 
 def test_unknown_keys_name_the_nearest(toml: Any) -> None:
-    assert "WEIR_MAX_BATCHSIZE: there is no such setting; did you mean WEIR_MAX_BATCH_SIZE?" in refused(
+    assert "WEIR_MAX_BATCHSIZE: unknown setting; did you mean WEIR_MAX_BATCH_SIZE?" in refused(
         "m:A", env={"WEIR_MAX_BATCHSIZE": "3"}
     )
-    assert "weir.toml: max-batch-size: there is no such setting; did you mean max_batch_size?" in refused(
+    assert "weir.toml: max-batch-size: unknown setting; did you mean max_batch_size?" in refused(
         "m:A", config=toml("max-batch-size = 3")
     )
-    assert "weir.toml: models.a: worker: there is no such setting; did you mean workers?" in refused(
+    assert "weir.toml: models.a: worker: unknown setting; did you mean workers?" in refused(
         "m:A", config=toml("[models.a]\nworker = 3")
     )
     assert "there are " in refused("m:A", config=toml("[models.a]\nqqq = 3"))

@@ -26,7 +26,7 @@
 The codes of HTTP and gRPC are in protocols/status.py.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import lru_cache
 from types import GetSetDescriptorType, MemberDescriptorType
@@ -126,6 +126,12 @@ class ValidationFailed(RequestError):
 
 class ModelNotFound(RequestError):
     """There is no model of that name; the message names the models that exist."""
+
+
+def unknown_model(name: str, available: Iterable[str], version: str = "") -> ModelNotFound:
+    """Return the error for a model, or a version of one, that is not there; it names those that are."""
+    what = f"version {version!r} of model {name!r}" if version else f"model {name!r}"
+    return ModelNotFound(f"unknown {what}; available: {', '.join(available) or 'none'}")
 
 
 class TooLarge(RequestError):

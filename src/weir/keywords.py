@@ -13,7 +13,7 @@ class CommonKeywords(TypedDict, total=False):
     max_queue_delay: float
     """Longest wait that a policy may impose, in seconds"""
     max_queue_size: int
-    """Rows that may wait; more are refused or wait outside"""
+    """Maximum queue length, in rows; beyond it, requests are refused or callers wait"""
     max_queue_cost: float | None
     """Largest sum of costs (see Model.measure) that may wait"""
     bulk_delay: float | None

@@ -451,7 +451,7 @@ def check_attributes(model: type[Model], known: Iterable[str]) -> None:
         nearest = _nearest(_plain(name), wanted)
         if nearest is not None:
             raise SettingsError(
-                f"{model.__name__}.{name}: there is no such attribute; did you mean {nearest}? "
+                f"{model.__name__}.{name}: unknown attribute; did you mean {nearest}? "
                 f"(An attribute of your own may be called _{name}.)"
             )
 

@@ -443,7 +443,7 @@ def _misplaced(name: str, where: str, allowed: list[str], catalog: dict[str, Dec
 def _unknown(where: str, known: list[str], name: str | None = None) -> str:
     nearest = get_close_matches(name or where, known, n=1, cutoff=0.5)
     hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(sorted(known))}"
-    return f"{where}: there is no such setting; {hint}"
+    return f"{where}: unknown setting; {hint}"
 
 
 def _checked(declared: Declared, read: Callable[[], Any], source: str) -> Any:

@@ -235,7 +235,7 @@ def test_what_cannot_be_a_chain_is_refused() -> None:
     ):  # fmt: skip
         with pytest.raises(SettingsError, match=words):
             Chain(steps, name="chain")  # type: ignore[arg-type]  # what users may write
-    assert "there is none of this name" in asyncio.run(refused(Chain(["none"], name="a")))
+    assert "unknown model" in asyncio.run(refused(Chain(["none"], name="a")))
     circle = asyncio.run(refused(Chain(["b"], name="a"), Chain(["double", "a"], name="b")))
     assert "circle" in circle
 

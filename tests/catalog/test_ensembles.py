@@ -107,10 +107,16 @@ def test_a_repository_describes_a_chain_whose_steps_come_and_go_with_care(tmp_pa
 @pytest.mark.parametrize(
     ("steps", "said"),
     [
-        ([Step("plus", inputs={"x": "w"})], "step 'plus': input 'x': no tensor 'w' can be there; there are x, way"),
+        (
+            [Step("plus", inputs={"x": "w"})],
+            "step 'plus': input 'x': no tensor 'w' is available here; there are x, way",
+        ),
         ([Step("plus", inputs={"x": "way"})], "step 'plus': input 'x': is FP32, 'way' is INT32 there"),
-        ([Step("plus", outputs={"y": "z"})], "output 'y': no tensor 'y' can be there; there are x, way, z"),
-        ([Switch("way", {1: ["plus"], 2: [Step("plus", inputs={"x": "q"})]})], "input 'x': no tensor 'q' can be there"),
+        ([Step("plus", outputs={"y": "z"})], "output 'y': no tensor 'y' is available here; there are x, way, z"),
+        (
+            [Switch("way", {1: ["plus"], 2: [Step("plus", inputs={"x": "q"})]})],
+            "input 'x': no tensor 'q' is available here",
+        ),
     ],
 )
 def test_a_chain_whose_tensors_do_not_meet_does_not_start(steps: Steps, said: str) -> None:
@@ -195,7 +201,7 @@ def test_steps_that_lead_in_a_circle_are_not_loaded(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("steps = []", "at least one table"), ("steps = [3]", "must be a table"), ("steps = [{}]", "one of the keys"),
-        ('steps = [{model = "a", x = 1}]', "no such key"), ("steps = [{model = 1}]", "must be a name"),
+        ('steps = [{model = "a", x = 1}]', "unknown key"), ("steps = [{model = 1}]", "must be a name"),
         ('steps = [{model = "a", inputs = {a = 1}}]', "table of names"), ("steps = [{switch = 1}]", "must be a key"),
         ("steps = [{branch = {}}]", "table of lists"), ('steps = [{branch = {a = ["b"]}, fail_fast = 1}]', "true or false"),
     ],

@@ -54,7 +54,7 @@ def test_what_is_unknown_is_reported() -> None:
                 await change
         await shop.manager.load_model("one")
         for change in (shop.manager.load_model("one", version="3"), shop.manager.unload_model("one", version="3")):
-            with pytest.raises(ModelNotFound, match="no version '3'"):
+            with pytest.raises(ModelNotFound, match="unknown version '3'"):
                 await change
         with pytest.raises(ModelNotFound):
             await shop.manager.unload_worker("two")

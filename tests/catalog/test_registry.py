@@ -21,7 +21,7 @@ def test_services_are_found_by_name() -> None:
     assert registry.services == {"one": one, "two": two}
     assert registry.sole is None
     assert Registry([one]).sole is one
-    with pytest.raises(ModelNotFound, match="model 'three': there is none of this name; there are one, two"):
+    with pytest.raises(ModelNotFound, match="unknown model 'three'; available: one, two"):
         registry.get("three")
 
 
@@ -44,11 +44,11 @@ def test_a_model_may_have_several_versions_of_which_the_highest_is_the_default()
     assert list(registry.versions("one")) == ["2", "9", "10"]
     assert [service.label for service in registry.all] == ["one/2", "one/10", "one/9", "two"]
     assert set(registry.not_ready_reasons) == {"one/2", "one/9", "one/10", "two"}
-    with pytest.raises(ModelNotFound, match="model 'one': there is no version '3'; there are 2, 10, 9"):
+    with pytest.raises(ModelNotFound, match="unknown version '3' of model 'one'; available: 2, 10, 9"):
         registry.get("one", "3")
-    with pytest.raises(ModelNotFound, match="model 'two': there is no version '1'; there are no versions"):
+    with pytest.raises(ModelNotFound, match="unknown version '1' of model 'two'; available: none"):
         registry.get("two", "1")
-    with pytest.raises(ModelNotFound, match="none of this name"):
+    with pytest.raises(ModelNotFound, match="unknown model"):
         registry.versions("three")
 
 
@@ -103,7 +103,7 @@ def test_paths_of_lists_are_refused() -> None:
 def test_a_route_leads_to_one_model_that_is_there() -> None:
     with pytest.raises(SettingsError, match="both 'one' and 'two' claim it"):
         Registry([named("one"), named("two")], {"one": "/a", "two": "/a"})
-    with pytest.raises(SettingsError, match="there is no model 'three'; there are one"):
+    with pytest.raises(SettingsError, match="unknown model 'three'; available: one"):
         Registry([named("one")], {"three": "/a"})
 
 

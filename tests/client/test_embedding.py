@@ -138,7 +138,7 @@ def test_token_ids_of_another_model_are_warned_of(running: Running, monkeypatch:
 
 
 def test_errors_are_those_of_a_caller_in_process(running: Running, client: EmbeddingClient) -> None:
-    with pytest.raises(ModelNotFound, match="there are hashing, stuck"):
+    with pytest.raises(ModelNotFound, match="available: hashing, stuck"):
         client.encode(TEXTS, model="other")
     with pytest.raises(InvalidRequest, match=r"texts\[1\]: must not be empty"):
         client.encode(["a", ""])

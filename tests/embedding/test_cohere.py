@@ -82,7 +82,7 @@ def test_documents_are_ranked_with_their_texts_below_the_first_version() -> None
     ("/v2/embed", {"images": ["a"], "input_type": "image"}, 501, "images: only texts are encoded here"),
     ("/v2/embed", {"texts": ["a"], "inputs": [{}]}, 400, "texts, inputs: only one of them may be given"),
     ("/v2/embed", {"inputs": [{"content": [{"type": "image_url"}]}]}, 400, "inputs[0]"),
-    ("/v2/embed", {"texts": ["a"], "model": "b"}, 404, "model 'b': there is none of this name"),
+    ("/v2/embed", {"texts": ["a"], "model": "b"}, 404, "unknown model 'b'; available"),
     ("/v2/rerank", {"query": "a", "documents": ["b"]}, 400, "model 'hashing': has no task rerank; it has embed"),
     ("/v1/rerank", {"query": "a", "documents": ["b"], "top_n": 0}, 400, "top_n=0: must be 1 or more"),
     ("/v2/rerank", [], 400, "body: must be an object"),

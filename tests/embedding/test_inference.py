@@ -154,7 +154,7 @@ def test_an_answer_says_which_token_ids_are_of_another_model(client: Any, caplog
     (texts("a"), {"dimensions": 0}, "parameter 'dimensions'=0: must be an integer from 1 to"),
     (texts("a"), {"dimensions": 1000}, "parameter 'dimensions'=1000: must be an integer from 1 to"),
     (texts("a"), {"prompt": 7}, "parameter 'prompt'=7: must be a text"),
-    (texts("a"), {"prompt": "qury"}, "there are query"),
+    (texts("a"), {"prompt": "qury"}, "available: query"),
     (texts("a"), {"client": ""}, "parameter 'client' '': must have 1 to 128 characters"),
 ])  # fmt: skip
 def test_what_is_wrong_is_refused_in_a_line(
@@ -333,13 +333,13 @@ def test_an_answer_to_items_says_which_token_ids_are_of_another_model(
     (["a", 3], "must be a text, a list of words, or a list of token ids"),
     ([2, 99999], "token id 1 is 99999"),
     ({}, "text: is missing"),
-    ({"text": "a", "colour": 1}, "colour: there is no such field; there are text, pair"),
+    ({"text": "a", "colour": 1}, "colour: unknown field; available: text, pair"),
     ({"text": ["a"], "pair": "b"}, "text: must be a text"),
     ({"text": "a", "pair": ""}, "pair: must not be empty"),
     ({"text": "a", "is_tokenized": True}, "must be a list of words"),
     ({"text": "a", "dimensions": 1000}, "dimensions=1000: must be 1 to"),
     ({"text": "a", "truncate": "no"}, "truncate='no': must be true or false"),
-    ({"text": "a", "prompt": "qury"}, "there are query"),
+    ({"text": "a", "prompt": "qury"}, "available: query"),
 ])  # fmt: skip
 def test_a_wrong_item_fails_alone(http: httpx.Client, item: Any, rule: str) -> None:
     alone = http.post("/infer/small", json=item)

@@ -210,11 +210,11 @@ WRONG: list[tuple[Any, str | None, str]] = [
     ({"input": "a", "model": 3}, "model", "model=3: must be a text or null"),
     ({"input": "a", "truncate": "no"}, "truncate", "truncate='no': must be true or false or null"),
     ({"input": None}, "input", "is missing"),
-    ({"input": "a", "a - at `$.b`": 3}, "a - at `$.b`", "there is no such field"),
-    ({"input": "a", "best": 3}, "best", "there is no such field"),
-    ({"input": "a", "kind": "query"}, "kind", "there is no such field; there are "),
+    ({"input": "a", "a - at `$.b`": 3}, "a - at `$.b`", "unknown field"),
+    ({"input": "a", "best": 3}, "best", "unknown field"),
+    ({"input": "a", "kind": "query"}, "kind", "unknown field; available: "),
     ({"input": "a", "input_type": "question"}, "input_type", "must be one of query, "),
-    ({"input": "a", "prompt_name": "query"}, "prompt_name", "there is no prompt of this name; there are none"),
+    ({"input": "a", "prompt_name": "query"}, "prompt_name", "unknown prompt; available: none"),
     ({"input": "a", "prompt": "query: ", "instruction": "Find it."}, "instruction", "only one of them may be given"),
     ({"input": "a", "truncation_direction": "up"}, "truncation_direction", "must be one of left, right"),
     ({"input": "a", "embedding_type": "int4"}, "embedding_type", "must be one of float, base64, int8, uint8, binary, ubinary"),
@@ -354,8 +354,8 @@ def sent(method: str, path: str, **said: Any) -> httpx.Response:
 
 
 @pytest.mark.parametrize(("method", "path", "status", "code", "rule"), [
-    ("POST", "/v1/chat/completions", 404, "unknown_url", "no such path; there are POST /v1/embed, POST /v1/rerank, POST /v1/embeddings, GET /v1/models, GET /v1/models/{model}"),
-    ("GET", "/v1/", 404, "unknown_url", "/v1/: there is no such path"),
+    ("POST", "/v1/chat/completions", 404, "unknown_url", "unknown path; available: POST /v1/embed, POST /v1/rerank, POST /v1/embeddings, GET /v1/models, GET /v1/models/{model}"),
+    ("GET", "/v1/", 404, "unknown_url", "/v1/: unknown path"),
     ("GET", "/v1/embeddings", 405, "method_not_allowed", "/v1/embeddings: takes POST only"),
     ("POST", "/v1/models", 405, "method_not_allowed", "takes GET only"),
     ("DELETE", "/v1/models/hashing", 405, "method_not_allowed", "takes GET only"),
@@ -372,7 +372,7 @@ def test_what_is_not_there_is_refused_in_its_shape(method: str, path: str, statu
 def test_the_stock_client_shows_the_reason() -> None:
     async def ask(server: Served) -> None:
         async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
-            with pytest.raises(openai.NotFoundError, match=r"there are .*POST /v1/embeddings") as caught:
+            with pytest.raises(openai.NotFoundError, match=r"available: .*POST /v1/embeddings") as caught:
                 await client.chat.completions.create(model="any", messages=[])
             assert caught.value.code == "unknown_url"
             long: Any = {"input": "a b c d e f g", "extra_body": {"truncate": False}}
@@ -433,7 +433,7 @@ def test_the_description_refuses_what_the_server_refuses(body: Any, rule: str) -
     of_this_server = (
         "51 texts",
         "1 to 8",
-        "there are none",
+        "available: none",
         "must be one of query, ",
         "only one of them may be given",
     )  # its number of texts, its vectors

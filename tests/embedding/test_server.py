@@ -152,7 +152,7 @@ def test_a_prompt_stands_before_each_text(server: EmbeddingServer, client: Embed
         refused = http.post("/v1/embeddings", json={"input": TEXTS, "prompt": "qury"}).json()["error"]
     np.testing.assert_allclose([each["embedding"] for each in answer["data"]], expected, atol=1e-5)
     assert refused["param"] == "prompt"
-    assert "there are query" in refused["message"]
+    assert "available: query" in refused["message"]
 
 
 def test_a_server_may_put_a_prompt_before_every_text(folder: Path, client: EmbeddingClient) -> None:
@@ -279,7 +279,7 @@ def test_a_key_is_required_at_every_endpoint(folder: Path) -> None:
         server.join(30)
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "", "::", "192.0.2.1"])
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])
 def test_zeromq_that_others_reach_cannot_be_had_with_a_key(folder: Path, host: str) -> None:
     settings = SETTINGS | {"cache": str(folder / "cache"), "api_key": "k3y", "zmq_port": 0, "host": host}
     with pytest.raises(SettingsError, match=r"api_key, zmq_port=0, host=.*: ZeroMQ cannot send a key"):
@@ -310,7 +310,7 @@ def test_a_model_that_cannot_be_loaded_ends_the_start(folder: Path, monkeypatch:
     ({"pooling": "median"}, "pooling='median'"),
     ({"layers": [-9]}, "layers: -9: must be"),
     ({"dimensions": 1000}, "dimensions=1000"),
-    ({"colour": 1}, "colour: there is no such setting"),
+    ({"colour": 1}, "colour: unknown setting"),
     ({"port": "x"}, "port='x': must be a whole number"),
 ])  # fmt: skip
 def test_what_cannot_be_is_refused_before_anything_is_started(

@@ -85,8 +85,8 @@ def test_a_file_may_say_all_and_flags_win(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("text", "rule"), [
     ("[models.one]\npooling = 'cls'", r"\[models.one\]: no directory; must be the directory of a model"),
-    ("[models.one]\ntarget = 'a:B'", "models.one: target: there is no such setting"),
-    ("model_repository = 'a'", "model_repository: there is no such setting"),
+    ("[models.one]\ntarget = 'a:B'", "models.one: target: unknown setting"),
+    ("model_repository = 'a'", "model_repository: unknown setting"),
     ("[models.one]\ndirectory = 'a'\nmax_texts = 3", "max_texts: is a setting of the whole server"),
     ("pooling = 'median'", "pooling='median': must be one of none, max, mean"),
 ])  # fmt: skip

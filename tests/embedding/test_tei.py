@@ -188,7 +188,7 @@ def test_the_first_model_is_described() -> None:
     ("/embed", {"inputs": "a", "dimensions": 9}, 422, "Validation", "dimensions=9: must be 1 to 8"),
     ("/embed", {"inputs": "a", "prompt_name": "q"}, 422, "Validation", "prompt_name='q': there is no prompt of this name"),
     ("/embed", {"inputs": "a", "truncation_direction": "up"}, 422, "Validation", "must be one of left, right"),
-    ("/embed", {"inputs": "a", "model": "b"}, 404, "Validation", "model 'b': there is none of this name; there are hashing"),
+    ("/embed", {"inputs": "a", "model": "b"}, 404, "Validation", "unknown model 'b'; available: hashing"),
     ("/embed_all", {"inputs": "a"}, 424, "Backend", "model 'hashing': has no task embed_all; it has embed"),
     ("/rerank", {"query": "a", "texts": ["b"]}, 424, "Backend", "model 'hashing': has no task rerank; it has embed"),
     ("/rerank", {"query": "a", "texts": []}, 400, "Empty", "texts: must not be empty"),

@@ -18,9 +18,7 @@ def test_a_name_or_the_text_itself(said: str, text: str) -> None:
 
 
 def test_what_is_neither_is_refused_with_the_names_there_are() -> None:
-    with pytest.raises(
-        InvalidRequest, match="prompt='qury': there is no prompt of this name; there are query, document"
-    ):
+    with pytest.raises(InvalidRequest, match="prompt='qury': unknown prompt; available: query, document"):
         prompt_text("qury", PROMPTS)
     with pytest.raises(SettingsError, match="there are none; the text of a prompt ends with a space or a colon"):
         server_prompt("query", {})
@@ -60,7 +58,7 @@ def test_a_model_without_a_form_of_its_own_reads_the_usual_instruction() -> None
 
 
 @pytest.mark.parametrize(("said", "rule"), [
-    ({"prompt_name": "qury"}, "prompt_name='qury': there is no prompt of this name; there are query, passage, STS"),
+    ({"prompt_name": "qury"}, "prompt_name='qury': unknown prompt; available: query, passage, STS"),
     ({"input_type": "question"}, "input_type='question': must be one of query, search_query, "),
     ({"prompt": "a:", "prompt_name": "query"}, "prompt, prompt_name: only one of them may be given"),
     ({"instruction": " "}, "instruction: must not be empty"),

@@ -403,7 +403,7 @@ def test_an_objective_is_a_text() -> None:
     ("said", "says"),
     [
         ([1], r"must be an object with some of latency_weight, .*; is \[1\]"),
-        ({"weight": 1}, "weight: there is no such field; there are latency_weight"),
+        ({"weight": 1}, "weight: unknown field; available: latency_weight"),
         ({"latency_weight": "1"}, "latency_weight='1': must be a number"),
         ({"latency_weight": None}, "latency_weight=None: must be a number$"),
         ({"energy_weight": True}, "energy_weight=True: must be a number"),

@@ -230,12 +230,12 @@ def test_a_document_is_read_as_its_type() -> None:
         ({"name": "x", "rate": []}, "rate=[]: must be a number or null"),
         ({"name": "x", "areas": [{}, {"unit": "mile"}]}, "areas.1.unit='mile': invalid enum value 'mile'"),
         ({"name": "x", "labels": {"a": "b", "c": 3, "d": 4}}, "labels.c=3: must be a text"),
-        ({"name": "x", "nmae": 1}, "nmae: there is no such field; there are name, count, rate, areas, labels"),
+        ({"name": "x", "nmae": 1}, "nmae: unknown field; available: name, count, rate, areas, labels"),
         (
             {"name": "x", "a - at `$.b`": 1},
-            "a - at `$.b`: there is no such field; there are name, count, rate, areas, labels",
+            "a - at `$.b`: unknown field; available: name, count, rate, areas, labels",
         ),
-        ({"name": 3, "n" * 99: 1}, f"{'n' * 80}: there is no such field; there are name, count, rate, areas, labels"),
+        ({"name": 3, "n" * 99: 1}, f"{'n' * 80}: unknown field; available: name, count, rate, areas, labels"),
         ([], "body=[]: must be an object"),
     ],
 )

@@ -17,7 +17,9 @@ class BatchingSettings:
         metavar="POLICY",
     )
     max_queue_delay: float = setting(0.1, "longest wait that a policy may impose, in seconds", rule=AT_LEAST_ZERO)
-    max_queue_size: int = setting(1024, "rows that may wait; more are refused or wait outside", rule=AT_LEAST_ONE)
+    max_queue_size: int = setting(
+        1024, "maximum queue length, in rows; beyond it, requests are refused or callers wait", rule=AT_LEAST_ONE
+    )
     max_queue_cost: float | None = setting(
         None,
         "largest sum of costs (see Model.measure) that may wait",

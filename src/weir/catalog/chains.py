@@ -525,7 +525,7 @@ class ChainSteps:
     def _check_fits(self, what: str, tensor: Tensor, source: str, known: dict[str, Tensor], batched: bool) -> None:
         if source not in known:
             raise SettingsError(
-                f"{self.label}: {what}: no tensor {source!r} can be there; there are {', '.join(known)}"
+                f"{self.label}: {what}: no tensor {source!r} is available here; there are {', '.join(known)}"
             )
         given = known[source]
         if given.datatype != tensor.datatype:

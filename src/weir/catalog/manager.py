@@ -26,10 +26,10 @@ from weir.errors import (
     Draining,
     Forbidden,
     InvalidRequest,
-    ModelNotFound,
     Overloaded,
     SettingsError,
     WeirError,
+    unknown_model,
 )
 from weir.profiling.machine import Hardware, find_hardware
 from weir.serving.delivery import logger
@@ -600,10 +600,8 @@ def _version(reading: ModelReading, version: str | None) -> ModelToServe:
     for model in reading.versions:
         if model.version == version:
             return model
-    there = ", ".join(model.version for model in reading.versions if model.version) or "none"
-    raise ModelNotFound(
-        f"model {reading.versions[0].name!r}: there is no version {version!r} to load; there are {there}"
-    )
+    there = (model.version for model in reading.versions if model.version)
+    raise unknown_model(reading.versions[0].name, there, version)
 
 
 def _failed(name: str, error: WeirError) -> WeirError:

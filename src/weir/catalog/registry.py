@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from weir.catalog.chains import chain_of, stop_order
-from weir.errors import ModelNotFound, ModelNotReady, SettingsError
+from weir.errors import ModelNotReady, SettingsError, unknown_model
 from weir.serving.service import Service
 
 # First segments of the paths that every server uses itself. No model's route may begin with one of them.
@@ -63,9 +63,7 @@ class Registry:
             versions[service.version] = service
         for name, paths in (routes or {}).items():
             if name not in self._versions:
-                raise SettingsError(
-                    f"route={paths!r}: there is no model {name!r}; there are {', '.join(self._versions)}"
-                )
+                raise SettingsError(f"route={paths!r}: unknown model {name!r}; available: {', '.join(self._versions)}")
             self.claim(name, paths)
         self._renew()
         self.join(services)
@@ -102,11 +100,10 @@ class Registry:
         if service is not None:
             return service
         if name in self.services:
-            there = ", ".join(filter(None, self._versions[name])) or "no versions"
-            raise ModelNotFound(f"model {name!r}: there is no version {version!r}; there are {there}")
+            raise unknown_model(name, filter(None, self._versions[name]), version)
         if name in self.loading:
             raise ModelNotReady(f"model {name!r} is not ready: loading")
-        raise ModelNotFound(f"model {name!r}: there is none of this name; there are {', '.join(self.services)}")
+        raise unknown_model(name, self.services)
 
     def _find(self, name: str, version: str) -> Service | None:
         return self._versions.get(name, {}).get(version) if version else self.services.get(name)

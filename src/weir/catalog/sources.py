@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from weir.config import check, setting
-from weir.errors import InvalidRequest, ModelNotFound, SettingsError
+from weir.errors import InvalidRequest, SettingsError, unknown_model
 
 if TYPE_CHECKING:
     from weir.serving.service import Service
@@ -109,9 +109,7 @@ class TargetRepository:
         """See Repository. `config` overrides settings and has `params` for the constructor; `files` raise InvalidRequest."""
         model = self._models.get(name)
         if model is None:
-            raise ModelNotFound(
-                f"model {name!r}: there is none of this name to load; there are {', '.join(self._models)}"
-            )
+            raise unknown_model(name, self._models)
         if files:
             raise InvalidRequest(f"model {name!r}: files can be sent for models of a repository only")
         if config and self._read_config is not None:
@@ -158,7 +156,7 @@ class CombinedRepository:
                 return source.read(name, config, files)
         if self._inline is not None and self._inline.takes(config):
             return self._inline.read(name, config, files)
-        raise ModelNotFound(f"model {name!r}: there is none of this name to load; there are {', '.join(self.names())}")
+        raise unknown_model(name, self.names())
 
 
 LOAD_ALL, LOAD_NONE = "all", "none"
@@ -233,7 +231,7 @@ def _names_to_start(sources: CombinedRepository, load: Sequence[str]) -> list[st
         raise SettingsError(f"load={list(load)!r}: none must be the only value")
     for name in load:
         if name not in (LOAD_ALL, LOAD_NONE, *names):
-            raise SettingsError(f"load={name!r}: there is no such model; there are {', '.join(names) or 'none'}")
+            raise SettingsError(f"load={name!r}: unknown model; available: {', '.join(names) or 'none'}")
     return names if not load or LOAD_ALL in load else [name for name in names if name in load]
 
 

@@ -100,7 +100,7 @@ class Client:
         return self._retried(self._calls.models)
 
     def model_ready(self, name: str, version: str = "") -> bool:
-        """Tell whether a model accepts requests; False if there is no such model."""
+        """Tell whether a model accepts requests; False if unknown model."""
         return self._run(common.or_false(self._calls.model_ready(name, version)))
 
     def model_metadata(self, name: str, version: str = "") -> Metadata:
@@ -302,7 +302,7 @@ class AsyncClient:
         return await self._retried(self._calls.models)
 
     async def model_ready(self, name: str, version: str = "") -> bool:
-        """Tell whether a model accepts requests; False if there is no such model."""
+        """Tell whether a model accepts requests; False if unknown model."""
         return await self._run(common.or_false(self._calls.model_ready(name, version)))
 
     async def model_metadata(self, name: str, version: str = "") -> Metadata:

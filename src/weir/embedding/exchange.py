@@ -23,7 +23,7 @@ from weir.embedding.texts import (
     TextTask,
     chosen_prompt,
 )
-from weir.errors import InvalidRequest, ModelNotFound, WeirError, brief
+from weir.errors import InvalidRequest, WeirError, brief, unknown_model
 from weir.protocols.settings import HttpSettings
 from weir.telemetry.tracecontext import Trace
 from weir.wire.values import decode_json, find_half, uncollected, without_halves
@@ -70,8 +70,7 @@ class EmbeddingContext:
         if name not in self.encoders:
             name = self.aliases.get(name, name)
         if name not in self.encoders:
-            known = ", ".join(self.encoders) or "no models of texts"
-            raise ModelNotFound(f"model {name!r}: there is none of this name; there are {known}")
+            raise unknown_model(name, self.encoders)
         if task is not None:
             check_task(self.encoders[name], task)
         return self.encoders[name]

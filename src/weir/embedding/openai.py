@@ -116,7 +116,7 @@ def error_answer(error: BaseException, *, development: bool = False) -> HttpResp
 def no_such_path(path: str, known: str) -> HttpResponse:
     """Return the answer for a path that does not exist. `known` lists the paths that exist."""
     document: OpenAIErrorValue = {
-        "message": f"{path}: there is no such path; there are {known}", "type": "invalid_request_error", "param": None,
+        "message": f"{path}: unknown path; available: {known}", "type": "invalid_request_error", "param": None,
         "code": "unknown_url",
     }  # fmt: skip
     return HttpResponse(404, [JSON_HEADER], encode_safely({"error": document}))

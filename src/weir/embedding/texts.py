@@ -372,7 +372,7 @@ def prompt_text(name: str, prompts: Mapping[str, str]) -> str:
         return name
 
     raise InvalidRequest(
-        f"prompt={name!r:.80}: there is no prompt of this name; there are {', '.join(prompts) or 'none'}; the text of a prompt ends with a space or a colon",
+        f"prompt={name!r:.80}: unknown prompt; available: {', '.join(prompts) or 'none'}; the text of a prompt ends with a space or a colon",
         details={"param": "prompt"},
     )
 
@@ -417,7 +417,7 @@ def chosen_prompt(
     if prompt_name is not None:
         if prompt_name not in prompts:
             known = ", ".join(prompts) or "none"
-            rule = f"prompt_name={prompt_name!r:.80}: there is no prompt of this name; there are {known}"
+            rule = f"prompt_name={prompt_name!r:.80}: unknown prompt; available: {known}"
             raise InvalidRequest(rule, details={"param": "prompt_name"})
         return prompt_name
     if instruction is not None and input_type in (None, *_QUERY_TYPES):

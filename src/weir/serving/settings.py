@@ -88,7 +88,7 @@ def unknown_setting(key: str, known: list[str]) -> str:
     """Return the message about a setting that does not exist."""
     near = get_close_matches(key, known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]}?" if near else "the settings are " + ", ".join(sorted(known))
-    return f"{key}: there is no such setting; {hint}"
+    return f"{key}: unknown setting; {hint}"
 
 
 def _chosen(kind: Any, model: type[Model], given: dict[str, Any]) -> dict[str, Any]:

@@ -52,7 +52,7 @@ def changed_prices(prices: Prices, objective: LatencySLO | None, changes: Any) -
 
 def _check_price(name: Any, value: Any) -> None:
     if name not in FIELDS:
-        raise InvalidRequest(f"{name}: there is no such field; there are {', '.join(FIELDS)}")
+        raise InvalidRequest(f"{name}: unknown field; available: {', '.join(FIELDS)}")
     if name == "latency_objective":
         if not isinstance(value, str | None):
             raise InvalidRequest(f"{name}={brief(value, 100)}: must be a text such as p99=20ms, or null")

@@ -197,7 +197,7 @@ def wrong_field(document: Any, declared: Any, error: msgspec.ValidationError) ->
         known = declared.__struct_encode_fields__
         unknown = [str(name)[:_LONGEST_NAME] for name in document if name not in known]
         if unknown:
-            return unknown[0], f"{unknown[0]}: there is no such field; there are {', '.join(known)}"
+            return unknown[0], f"{unknown[0]}: unknown field; available: {', '.join(known)}"
     text, _, path = str(error).partition(" - at ")
     value, names = document, []
     for index, name in _PATH_PARTS.findall(path):

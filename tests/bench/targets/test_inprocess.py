@@ -90,7 +90,7 @@ def test_what_cannot_be_measured_is_refused() -> None:
         InProcessTarget(f"{MODELS}:SlowToLoad", params={"begun": "", "gate": ""})
     with pytest.raises(SettingsError, match=r"picky: ModelError: .*negative"):
         run(InProcessTarget(Picky, [-1]))
-    with pytest.raises(SettingsError, match="there is no such setting"):
+    with pytest.raises(SettingsError, match="unknown setting"):
         InProcessTarget(Double, settings={"wrkers": 1})
 
 

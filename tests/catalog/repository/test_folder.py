@@ -90,15 +90,15 @@ def test_what_holds_for_every_model_is_put_around_its_own(tmp_path: Path) -> Non
     ("files", "message"),
     [
         ({"one/config.toml": "workers = 0"}, "one/config.toml: workers=0: must be 1 or more"),
-        ({"one/config.toml": "worker = 1"}, "one/config.toml: worker: there is no such setting; did you mean workers?"),
+        ({"one/config.toml": "worker = 1"}, "one/config.toml: worker: unknown setting; did you mean workers?"),
         ({"one/config.toml": "port = 1"}, "is a setting of the whole server"),
         ({"one/config.toml": "workers ="}, "one/config.toml: must be TOML"),
         ({"one/config.toml": 'name = "two"'}, "name='two': must be the name of the folder, 'one'"),
         ({"one/config.toml": 'platform = "vitis_xmodel"'}, "platform='vitis_xmodel': Weir has no such platform"),
-        ({"one/config.toml": 'platform = "jax"'}, "platform='jax': there is none of this name; there are python, onnx"),
+        ({"one/config.toml": 'platform = "jax"'}, "unknown platform 'jax'; available: python, onnx"),
         ({"one/config.toml": "[[models]]"}, "one/config.toml: models: ensembles in the AMD server's form are not read"),
         ({"one/config.toml": "versions = 0"}, "versions=0: must be"),
-        ({"one/config.toml": 'versions = ["7"]'}, "versions: there is no '7'; there are 1, 2, 10"),
+        ({"one/config.toml": 'versions = ["7"]'}, "versions: unknown version '7'; available: 1, 2, 10"),
         ({"one/config.toml": 'default = "7"'}, "default='7': must be one of 1, 2, 10"),
         ({"one/config.toml": "target = 3"}, "target=3: must be text"),
         ({"one/config.toml": "params = 3"}, "params=3: must be a table"),
@@ -219,9 +219,9 @@ def test_several_sources_are_one(tmp_path: Path) -> None:
     assert sources.read("square").versions == [target]
     (said,) = sources.read("square", {"workers": 3, "params": {"b": 2}}).versions
     assert (said.params, said.settings) == ({"a": 1, "b": 2}, {"workers": 3})
-    with pytest.raises(ModelNotFound, match="there are square, one"):
+    with pytest.raises(ModelNotFound, match="available: square, one"):
         sources.read("two")
-    with pytest.raises(ModelNotFound, match="there are square"):
+    with pytest.raises(ModelNotFound, match="available: square"):
         TargetRepository([target]).read("two")
     with pytest.raises(InvalidRequest, match="files can be sent for models of a repository only"):
         sources.read("square", {}, {"1/x": b""})
@@ -248,7 +248,7 @@ def test_a_chain_is_known_once_it_was_described() -> None:
 def test_only_a_chain_can_be_described() -> None:
     sources = CombinedRepository([TargetRepository([])], heard())
     assert sources.read("both", CHAIN).versions
-    with pytest.raises(ModelNotFound, match="there is none of this name"):
+    with pytest.raises(ModelNotFound, match="unknown model"):
         sources.read("other", {"platform": "python", "target": "os:system"})
     with pytest.raises(ModelNotFound):
         sources.read("other")

@@ -118,7 +118,7 @@ WRONG: list[tuple[Any, str]] = [
     ({"texts": [["a", "b", "c"]], "pairs": True}, "texts[0]: must be two texts (pairs)"),
     ({"texts": ["a"], "dimensions": 9}, "dimensions=9: must be 1 to 8"),
     ({"texts": ["a"], "dimensions": "3"}, "dimensions='3': must be an integer or null"),
-    ({"texts": ["a"], "colour": 3}, "colour: there is no such field; there are texts, id"),
+    ({"texts": ["a"], "colour": 3}, "colour: unknown field; available: texts, id"),
     ([1], "body: must be an object"),
 ]  # fmt: skip
 
@@ -163,7 +163,7 @@ def test_answers_are_as_described(body: Any) -> None:
     ({"data": {"texts": "a", "is_tokenized": "perhaps"}}, 400, "is_tokenized='perhaps': must be true or false"),
     ({"content": b"a", "headers": {"content-type": "text/csv"}}, 415, "Content-Type 'text/csv'"),
     ({"json": {"texts": ["a"]}, "headers": {"accept": "text/csv"}}, 415, "Accept 'text/csv'"),
-    ({"json": {"texts": ["a"], "model": "other"}}, 404, "there are hashing"),
+    ({"json": {"texts": ["a"], "model": "other"}}, 404, "available: hashing"),
 ])  # fmt: skip
 def test_what_cannot_be_read_is_refused(sent: Any, status: int, rule: str) -> None:
     answer = post(HashingEncoder(), **sent)

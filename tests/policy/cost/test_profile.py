@@ -102,11 +102,11 @@ def test_what_cannot_be_is_named(changes: dict[str, Any], says: str) -> None:
         ("weir_profile = 1\ntable = 3", "must be a profile made by `weir profile`"),
         (
             "weir_profile = 1\nlatency_ofset_ms = 3.0\n[table]\nservice_time_ms = [1.0]",
-            "latency_ofset_ms: there is no such key in a profile; there are about, best_batch_size, ",
+            "latency_ofset_ms: unknown key in a profile; available: about, best_batch_size, ",
         ),
         (
             "weir_profile = 1\n[table]\nservice_time_ms = [1.0]\nenergy_mJ = [2.0]",
-            "energy_mJ: there is no such key in a profile; there are cv, energy_mj, service_time_ms",
+            "energy_mJ: unknown key in a profile; available: cv, energy_mj, service_time_ms",
         ),
         ("weir_profile = 1\n[table]\nservice_time_ms = ['x']", "must be a profile made by `weir profile`"),
         ("weir_profile = 1\n[table]\nservice_time_ms = [-1.0]", "batch size 1 is -1.0"),

@@ -412,7 +412,7 @@ def _versions_to_serve(existing: list[str], document: ModelDocument, source: str
         return existing[-wanted:]
     for version in wanted:
         if version not in existing:
-            raise SettingsError(f"{source}: versions: there is no {version!r}; there are {', '.join(existing)}")
+            raise SettingsError(f"{source}: versions: unknown version {version!r}; available: {', '.join(existing)}")
     return [version for version in existing if version in wanted]
 
 

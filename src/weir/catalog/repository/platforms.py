@@ -64,9 +64,7 @@ def platform_of(name: str) -> Platform:
     found = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
     if name not in found:
         known = ", ".join([*BUILT_IN, *sorted(found)])
-        raise SettingsError(
-            f"platform={name!r}: there is none of this name; there are {known} (entry points {ENTRY_POINTS})"
-        )
+        raise SettingsError(f"unknown platform {name!r}; available: {known} (entry points {ENTRY_POINTS})")
     try:
         make: Any = found[name].load()
         platform: Platform = make()
@@ -346,7 +344,7 @@ def _read_paths(configured: Any, source: str) -> dict[str, Steps]:
 def _only_keys(table: Mapping[str, Any], keys: tuple[str, ...], source: str) -> None:
     for key in table:
         if key not in keys:
-            raise SettingsError(f"{source}: {key}: there is no such key; there are {', '.join(keys)}")
+            raise SettingsError(f"{source}: {key}: unknown key; available: {', '.join(keys)}")
 
 
 def file_within(folder: Path, file: str, source: str) -> Path:

@@ -202,7 +202,7 @@ def _tensor(table: Any, source: str) -> dict[str, Any]:
         _refuse(table, _OF_INPUTS, source)
     _warn(f"{source}.label_filename", table.get("label_filename"), "classes are not named")
     for key in table.keys() - _TENSOR_KEYS - _REFUSED_OF_TENSORS.keys() - {"label_filename"}:
-        raise SettingsError(f"{source}.{key:.80}: there is no such field; there are {', '.join(sorted(_TENSOR_KEYS))}")
+        raise SettingsError(f"{source}.{key:.80}: unknown field; available: {', '.join(sorted(_TENSOR_KEYS))}")
     datatype = str(table.get("datatype", table.get("data_type", "")))
     key = "shape" if "shape" in table else "dims"
     made = {
@@ -240,7 +240,7 @@ def _instances(value: Any, source: str) -> dict[str, Any]:
         table = _table(group, source)
         _refuse(table, _REFUSED_OF_INSTANCES, source)
         for key in table.keys() - _REFUSED_OF_INSTANCES.keys() - {"name", "kind", "count"}:
-            raise SettingsError(f"{source}.{key:.80}: there is no such field; there are count, kind, name")
+            raise SettingsError(f"{source}.{key:.80}: unknown field; available: count, kind, name")
         kind = table.get("kind", "KIND_CPU")
         if kind == "KIND_GPU":
             _warn(

@@ -40,7 +40,7 @@ class StockCommand(Command):
             whole = [word for word in given if len(unknown) == 2 and re.match(rf"{re.escape(unknown)}[^-\W\d]", word)]
             if not whole:
                 raise
-            message = f"{whole[0].partition('=')[0]}: there is no such option; weir embed {self.name} --help lists the options"
+            message = f"{whole[0].partition('=')[0]}: unknown option; weir embed {self.name} --help lists the options"
             raise SettingsError(message) from None
 
 

@@ -311,4 +311,4 @@ async def _router_error(context: KserveContext, request: Request, error: Excepti
         allow = sorted((error.headers or {}).get("Allow", "").split(", "))
         refusal = MethodNotAllowed(f"{request.method} {path}: takes {', '.join(allow)} only", details={"allow": allow})
         return as_response(error_answer(refusal))
-    return as_response(HttpResponse(404, [JSON_TYPE], encode_safely({"error": f"{path}: there is no such path"})))
+    return as_response(HttpResponse(404, [JSON_TYPE], encode_safely({"error": f"{path}: unknown path"})))

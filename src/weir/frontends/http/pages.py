@@ -356,7 +356,7 @@ def _router_error(request: Request, error: Exception) -> Response:
     """Return the response for an error of Starlette's router: an unknown path, or a method that the path does not take."""
     path = request.scope["path"]
     allow = None
-    message = f"{path}: there is no such path; GET / lists those there are"
+    message = f"{path}: unknown path; GET / lists those there are"
     if isinstance(error, HTTPException) and error.status_code == 405:
         allow = sorted((error.headers or {}).get("Allow", "").split(", "))
         where = "; GET / lists the paths that there are" if path == "/" else ""

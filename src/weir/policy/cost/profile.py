@@ -199,7 +199,7 @@ class Profile:
 
 def _check_keys(given: Mapping[str, Any], known: set[str]) -> None:
     if unknown := [key for key in given if key not in known]:
-        raise SettingsError(f"{unknown[0]}: there is no such key in a profile; there are {', '.join(sorted(known))}")
+        raise SettingsError(f"{unknown[0]}: unknown key in a profile; available: {', '.join(sorted(known))}")
 
 
 def _check_table(name: str, values: Floats, size: int, smallest: float | None) -> None:
