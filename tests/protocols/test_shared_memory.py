@@ -152,7 +152,6 @@ def test_outputs_go_where_they_are_wanted(regions: Regions, tmp_path: Path) -> N
     memory = Memory(regions, lambda: None)
     memory.hold(request)
     regions.unregister()  # while it is computed
-    assert regions.status() == []
     memory.take_outputs(InferenceResponse("m", values))
     assert (values[0].parameters, values[1].parameters) == ({}, place)
     assert np.frombuffer((tmp_path / "mine").read_bytes()[4:12], np.int32).tolist() == [7, 8]
@@ -181,10 +180,12 @@ def test_a_region_that_is_unregistered_is_closed_when_its_last_request_ends(regi
     memory.hold(request)
     regions.unregister("r")
     assert len(os.listdir("/proc/self/fd")) == before + 1
+    assert regions.status() == regions.status("r") == [{"name": "r", "key": "mine", "offset": 0, "byte_size": 512}]
     with pytest.raises(InvalidRequest, match="Unable to find shared memory region"):
         Memory(regions, lambda: None).hold(request)  # who comes later does not find it
     del memory
     assert len(os.listdir("/proc/self/fd")) == before
+    assert regions.status() == []
 
 
 def test_a_place_outside_of_a_region_is_refused_before_anything_is_computed(regions: Regions) -> None:

@@ -91,6 +91,8 @@ class Regions:
         self._max_read = max_read
         self._folder = folder
         self._regions: dict[str, Region] = {}
+        # Unregistered, but a request that is under way writes there: as with Triton, they are listed until it ends.
+        self._leaving: weakref.WeakValueDictionary[str, Region] = weakref.WeakValueDictionary()
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
         """Open the region: `byte_size` bytes from `offset` on of the shared memory object `key`."""
@@ -113,15 +115,17 @@ class Regions:
         self._regions[name] = Region(name, key, offset, byte_size, fd)
 
     def unregister(self, name: str = "") -> None:
-        """Close the region of this name, if there is one; without a name, all."""
+        """Close the region of this name, if there is one; without a name, all. One that a request uses is closed when the request ends."""
         self._check_allowed()
         for each in [name] if name else list(self._regions):
-            self._regions.pop(each, None)
+            if each in self._regions:
+                self._leaving[each] = self._regions.pop(each)
 
     def status(self, name: str = "") -> list[RegionStatus]:
-        """Describe the region of this name; without a name, all regions."""
+        """Describe the region of this name; without a name, all regions, also those that requests still use."""
         self._check_allowed()
-        regions = [self._find(name)] if name else self._regions.values()
+        used = {**self._leaving, **self._regions}
+        regions = [used[name] if name in used else self._find(name)] if name else used.values()
         return [region.status() for region in regions]
 
     def read(self, name: str, offset: int, byte_size: int) -> bytearray:

@@ -37,7 +37,7 @@ from neighbour import SIGN
 
 class TritonPythonModel:
     def initialize(self, args):
-        self.args = args
+        assert args["model_instance_name"] == "add_sub_0_0"
         self.config = json.loads(args["model_config"])
         output = pb_utils.get_output_config_by_name(self.config, "SUM")
         self.dtype = pb_utils.triton_string_to_numpy(output["data_type"])

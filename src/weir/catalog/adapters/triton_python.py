@@ -93,7 +93,7 @@ class TritonPython(Model):
         gpus = _gpus() if "KIND_GPU" in kinds else 0
         return {
             "model_config": self.config, "model_name": config["name"],
-            "model_instance_name": f"{config['name']}_{self.worker_index}",
+            "model_instance_name": f"{config['name']}_0_{self.worker_index}",  # the group of instances, and the instance
             "model_version": Path(self.path).parent.name, "model_repository": str(Path(self.path).parents[1]),
             "model_instance_kind": "GPU" if gpus else "CPU",
             "model_instance_device_id": str(self.worker_index % gpus) if gpus else "0",
