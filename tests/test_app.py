@@ -18,7 +18,10 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
 from starlette.applications import Starlette
-from starlette.routing import Mount
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Mount, Route
+from starlette.testclient import TestClient
 from tests.hosted import Square
 from tests.served import CLEAN, MODELS, still_running
 
@@ -237,3 +240,32 @@ def test_the_processes_of_a_server_show_what_all_of_them_count(tmp_path: Path) -
     MultiProcessCollector(registry, str(tmp_path / "weir"))
     assert registry.get_sample_value("weir_requests_total", {"model": "square", "door": "http", "code": "200"}) == 20
     assert len(list(tmp_path.glob("weir/counter_*.db"))) == 2
+
+
+class Doubles(weir.Model):
+    def predict(self, batch: list[int]) -> list[int]:
+        return [2 * item for item in batch]
+
+
+def test_a_web_application_runs_its_services_and_what_it_mounts() -> None:
+    service, mounted = weir.Service(Doubles, executor="thread"), weir.asgi(Doubles, executor="thread")
+    with pytest.raises(SettingsError, match=r"lifespan\(7\): must be a weir.Service, or what weir.asgi returned"):
+        weir.lifespan(service, 7)
+
+    async def double(request: Request) -> JSONResponse:
+        return JSONResponse(await service.infer(4))
+
+    app = Starlette(routes=[Route("/double", double), Mount("/m", mounted)], lifespan=weir.lifespan(service, mounted))
+    with TestClient(app) as client:
+        assert client.get("/double").json() == 8
+        assert client.post("/m/infer/doubles", json=3).json() == 6
+    assert not service.ready
+
+
+def test_a_mounted_application_whose_lifespan_has_not_run_says_so() -> None:
+    app = Starlette(routes=[Mount("/m", weir.asgi(Doubles, executor="thread"))])
+    with TestClient(app) as client:
+        refused = client.post("/m/infer/doubles", json=3)
+    assert refused.status_code == 503
+    assert "is not ready: not started; start it with" in refused.json()["error"]["message"]
+    assert "lifespan=weir.lifespan(...)" in refused.json()["error"]["message"]

@@ -41,7 +41,7 @@ from weir.model import Example, External, Last, Measure, Model, Tensor, model
 from weir.policy.decision import Decision, Observation, Policy
 
 if TYPE_CHECKING:
-    from weir.app import asgi
+    from weir.app import asgi, lifespan
     from weir.catalog.chains import Branch, Chain, Step, Switch
     from weir.catalog.loading import profile
     from weir.catalog.registry import Registry
@@ -66,7 +66,7 @@ __all__ = [
     # a server from a program
     "serve", "running",
     # several models, chains of models, and any ASGI server
-    "Registry", "Chain", "Step", "Branch", "Switch", "asgi",
+    "Registry", "Chain", "Step", "Branch", "Switch", "asgi", "lifespan",
     # solved policies
     "profile", "solve", "simulate", "Profile", "Prices", "Bank",
     # your own policies
@@ -93,6 +93,7 @@ _LAZY = {
     "Step": "weir.catalog.chains",
     "Switch": "weir.catalog.chains",
     "asgi": "weir.app",
+    "lifespan": "weir.app",
     "profile": "weir.catalog.loading",
     "running": "weir.hosting",
     "serve": "weir.hosting",

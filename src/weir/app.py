@@ -13,7 +13,7 @@ import os
 import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Unpack
 
 import uvloop
+from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
 from weir.catalog.loading import ServiceMaker, load_target, make_service, new_service
@@ -28,7 +29,7 @@ from weir.catalog.manager import Manager
 from weir.catalog.registry import Registry, running
 from weir.catalog.repository.folder import FolderRepository, InlineConfigs, load_library, read_config, watching
 from weir.catalog.sources import ModelToServe, TargetRepository, all_sources, read_models_to_start
-from weir.errors import SettingsError, WeirError
+from weir.errors import SettingsError, WeirError, brief
 from weir.frontends.dashboard.routes import make_dashboard
 from weir.frontends.dashboard.sampling import ListJobs
 from weir.frontends.frontend import Frontend, FrontendContext, Product, open_frontends
@@ -461,6 +462,30 @@ def asgi(
     added = _with_jobs(make_dashboard(registry, recorded, jobs=_shown(jobs)), jobs)
     app = make_app(registry, http, metrics=render, context=context, lifespan=lifespan, added=added, log=log)
     return app
+
+
+def lifespan(*parts: Any) -> Callable[[Any], AbstractAsyncContextManager[None]]:
+    """Return a lifespan for FastAPI or Starlette, which runs `parts` while the application runs.
+
+        app = FastAPI(lifespan=weir.lifespan(service))
+        app = Starlette(routes=[Mount("/models", models)], lifespan=weir.lifespan(models))
+
+    A part is a Service, or what `weir.asgi` returned and you mount: a mounted application's own lifespan does not run. They
+    start in order and stop in the reverse one. In a lifespan of your own, write `async with weir.lifespan(service)(app)`.
+    """
+    for part in parts:
+        if not isinstance(part, (Service, Starlette)):
+            raise SettingsError(f"lifespan({brief(part)}): must be a weir.Service, or what weir.asgi returned")
+
+    @asynccontextmanager
+    async def run(_: object) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            for part in parts:
+                own = part if isinstance(part, Service) else part.router.lifespan_context(part)
+                await stack.enter_async_context(own)
+            yield
+
+    return run
 
 
 @asynccontextmanager

@@ -33,6 +33,7 @@ from weir.errors import (
 )
 from weir.profiling.machine import Hardware, find_hardware
 from weir.serving.delivery import logger
+from weir.serving.driver import NOT_STARTED
 from weir.serving.generation import Generation
 from weir.serving.service import Service
 
@@ -175,7 +176,7 @@ async def import_in_thread(work: Callable[[], T]) -> T:
 _PATH = re.compile(r"(?<![\w.~:/-])/(?:[^/\s'\":,;()]+/)+(?=[^/\s'\":,;()])")
 
 READY, UNAVAILABLE = "READY", "UNAVAILABLE"
-LOADING = ("loading", "not started")
+LOADING = ("loading", NOT_STARTED)
 
 
 class ModelState(NamedTuple):

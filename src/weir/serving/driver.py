@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 # Seconds. uvloop's timers count whole milliseconds, and asyncio sleeps for whole ones. A timer that fired early by less than a
 # millisecond is armed again for at least this long, so that it does not fire again and again.
 LOOP_TICK = 0.001
+NOT_STARTED = "not started"  # why a service is not ready before its start and after its end
+_START = "; start it with `async with service`, or in a web application with lifespan=weir.lifespan(...)"
 
 
 class Cancellable(Protocol):
@@ -254,7 +256,7 @@ class Driver:
         self.phase = DriverPhase.NEW
         self.handed_later = False
         self.draining = False
-        self.not_ready_reason = "not started"
+        self.not_ready_reason = NOT_STARTED
         self.failed = ""
         # Workers that get no more batches. The event is set when the worker has no batch left.
         self._leaving: dict[int, asyncio.Event] = {}
@@ -397,7 +399,8 @@ class Driver:
     def _refusal(self) -> WeirError:
         name = self._delivery.model
         if self.not_ready_reason:
-            return ModelNotReady(f"model {name!r} is not ready: {self.not_ready_reason}")
+            hint = _START if self.not_ready_reason == NOT_STARTED else ""
+            return ModelNotReady(f"model {name!r} is not ready: {self.not_ready_reason}{hint}")
         if self.draining:
             return Draining(f"model {name!r} is being stopped and accepts no more requests")
         # First come, first served: calls that wait for room come before this request.
