@@ -1,6 +1,5 @@
 """The output for people in a terminal: the progress while models load, the table of served models, the results of a check."""
 
-import math
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,18 +16,12 @@ from weir.app import App, run
 from weir.checking import ModelReport, check_model_runs
 from weir.errors import ModelError, SettingsError, WeirError
 from weir.frontends.frontend import Product
-from weir.messages import JSON
-from weir.model import Example, Tensor, is_tensor_model
+from weir.frontends.http.trying import request_to_try
 from weir.serving.service import Service
 from weir.settings import Settings
 from weir.telemetry.logs import get_logger, logging_to
 from weir.telemetry.recorder import SilentObserver
-from weir.wire.schema import schema_of
-from weir.wire.values import UNWRITABLE, encode
 
-MULTIPART = "multipart/form-data"
-_LONGEST_EXAMPLE = 200  # characters of JSON in a command to be copied
-_DEEPEST = 8  # levels of a type that are followed
 _LONGEST_VALUE = 40  # characters of a value in a table
 
 
@@ -209,87 +202,12 @@ def _address(app: App) -> tuple[str, str]:
 
 def _curl_lines(app: App) -> list[str]:
     curl, base = _address(app)
-    lines = []
-    for name, service in app.registry.services.items():
-        # Without declared inputs there are no items, as for most models of MLServer.
-        path = f"/infer/{name}" if service.inference.inputs(service) else f"/v2/models/{name}/infer"
-        lines.append(f"  {curl} {_body_of(service)} {base}{path}")
-    return lines
+    return [f"  {request_to_try(service, curl, base)}" for service in app.registry.services.values()]
 
 
 def _other_frontends(app: App) -> list[str]:
     addresses = [frontend.address for frontend in app.frontends if frontend is not app.server]
     return ["", "also at " + ", ".join(addresses)] if addresses else []
-
-
-def _body_of(service: Service) -> str:
-    """Return the options of curl for a request to try: with the model's first example, or else a file of its content type, or an
-    item of its type."""
-    model = service.model
-    stream = "-N " if service.streaming else ""
-    for example in model.examples[:1]:
-        if data := _quoted(example.item if isinstance(example, Example) else example):
-            return f"{stream}-d {data}"
-    if MULTIPART in model.content_types:
-        return f"{stream}-F file=@FILE"
-    if model.content_types:
-        return f"{stream}-H {shlex.quote(f'Content-Type: {model.content_types[0]}')} --data-binary @FILE"
-    if is_tensor_model(model):
-        item: Any = {tensor.name: _zeros(tensor) for tensor in model.inputs if not tensor.optional}
-        if any(math.prod(map(abs, tensor.shape)) > _LONGEST_EXAMPLE for tensor in model.inputs):
-            return f"{stream}-d JSON"
-    elif model.Input is not None:
-        try:
-            item = _sample(*schema_of(model.Input, "item").json_schema(output=False))
-        except Exception:  # a type may describe itself in any way, and no server ends for want of an example
-            return f"{stream}-d JSON"
-    else:
-        return f"{stream}-d {'TEXT' if model.plain_texts else 'JSON'}"
-    return f"{stream}-d {_quoted(item) or 'JSON'}"
-
-
-def _quoted(item: Any) -> str:
-    """Return an item as JSON, quoted for a shell; "" if JSON cannot represent it, or if it is long."""
-    try:
-        text = encode(item, JSON).decode()
-    except UNWRITABLE:
-        return ""
-    return shlex.quote(text) if len(text) <= _LONGEST_EXAMPLE else ""
-
-
-def _zeros(tensor: Tensor) -> Any:
-    """Return a tensor of zeros as nested lists, of length 1 where any length may be."""
-    array: Any = "text" if tensor.datatype == "BYTES" else False if tensor.datatype == "BOOL" else 0
-    for length in reversed(tensor.shape):
-        array = [array] * abs(length)
-    return array
-
-
-_SAMPLES: Mapping[str, Any] = MappingProxyType(
-    {"string": "text", "integer": 1, "number": 1.0, "boolean": True, "null": None}
-)
-
-
-def _sample(schema: Mapping[str, Any], components: Mapping[str, Any], depth: int = 0) -> Any:
-    """Return a value of a JSON schema; it may break rules such as patterns and limits."""
-    if "$ref" in schema and depth < _DEEPEST:
-        return _sample(components[schema["$ref"].rpartition("/")[2]], components, depth + 1)
-    for key in ("default", "const"):
-        if key in schema:
-            return schema[key]
-    for key in ("examples", "enum"):
-        if schema.get(key):
-            return schema[key][0]
-    for key in ("anyOf", "oneOf", "allOf"):
-        if schema.get(key) and depth < _DEEPEST:
-            return _sample(schema[key][0], components, depth + 1)
-    kind = schema.get("type")
-    if kind == "array":
-        return [_sample(schema.get("items") or {}, components, depth + 1)] if depth < _DEEPEST else []
-    if kind == "object" and depth < _DEEPEST:
-        needed = schema.get("required") or schema.get("properties", {})
-        return {name: _sample(schema["properties"][name], components, depth + 1) for name in needed}
-    return max(schema.get("minimum", 0), _SAMPLES[kind]) if kind in ("integer", "number") else _SAMPLES.get(str(kind))
 
 
 def _reported(report: ModelReport) -> list[Any]:

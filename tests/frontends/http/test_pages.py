@@ -1,6 +1,8 @@
 """The pages of a server through every frontend of HTTP: state, health, metrics, and policies with their changes."""
 
 import asyncio
+import html
+import re
 from functools import cache
 from typing import Any
 
@@ -16,6 +18,7 @@ from weir.errors import Cancelled, DeadlineExceeded, ModelCrashed, Overloaded, W
 from weir.frontends.http import openapi as documents
 from weir.frontends.http.application import make_app
 from weir.frontends.http.pages import Held, code_of, make_exposition
+from weir.model import Model
 from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import Profile
 from weir.policy.online.adaptive import SolvedPolicy
@@ -34,6 +37,47 @@ def squares(**settings: Any) -> Service:
 
 def wrong() -> Service:
     return Service(Square, name="wrong", executor=FakeExecutor(lambda items: [0 for _ in items]))
+
+
+BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
+
+
+def test_a_browser_gets_a_page_of_links_that_work_and_commands_to_try(serve: Serve) -> None:
+    server = serve(Service(Priced, executor=FakeExecutor(lambda items: items)), Service(Echo, executor=FakeExecutor()))
+    page = server.client.get("/", headers={"Accept": BROWSER})
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    base = str(server.client.base_url).rstrip("/")
+    assert html.unescape(page.text).count(f"curl -d '\"<b>\"' {base}/infer/priced</pre>") == 1
+    assert "<b>" not in page.text
+    links = re.findall(r'href="(http[^"]+)"', page.text)
+    assert {link.removeprefix(base) for link in links} >= {"/docs", "/health", "/models/priced", "/models/echo"}
+    for link in links:
+        assert server.client.get(link).status_code == 200
+    for accept in ("*/*", "application/json"):
+        assert server.client.get("/", headers={"Accept": accept}).json()["server"] == "weir"
+
+
+class Priced(Model):
+    """Prices things.
+
+    This is how it works inside.
+    """
+
+    examples = ("<b>",)
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        return batch
+
+
+def test_the_description_is_for_callers(serve: Serve) -> None:
+    paths = serve(Service(Priced, executor=FakeExecutor())).client.get("/openapi.json").json()["paths"]
+    run = paths["/infer/priced"]["post"]
+    assert (run["summary"], run["description"]) == ("Run priced", "Prices things.")
+    assert paths["/infer/priced/batch"]["post"]["summary"] == "Run priced on each item of a list"
+    assert paths["/"]["get"]["summary"] == "List the models and pages"
+    for path, calls in paths.items():
+        for call in calls.values():
+            assert len(call["summary"]) <= 80 and "\n" not in call["summary"], path
 
 
 def test_the_index_says_what_there_is(serve: Serve) -> None:

@@ -149,7 +149,7 @@ class _ModelCalls:
         return {
             "operationId": f"post_v2_models_{label.replace('/', '_')}_{call}",
             "tags": [label],
-            "summary": f"Ask {label} {how}",
+            "summary": f"Run {label} {how}",
             "parameters": [_HEADER_LENGTH] if OCTETS in body else [],
             "requestBody": {"required": True, "content": body},
             "responses": _responses(answer, _OF_INFERENCE),

@@ -150,7 +150,7 @@ class KservePages:
     async def has_hardware(
         self, call: AsgiCall, request: kserve.HardwareRequest
     ) -> kserve.HardwareRequest | HttpResponse:
-        """Tell whether this machine has `num` devices (by default one) of a kind or name: 200, or 404."""
+        """Tell whether this machine has `num` devices of a kind or name."""
         found, least = kserve.device_count(find_hardware(), request.name), max(1, request.num or 1)
         if found < least:
             error = f"hardware {request.name!r:.80}: there are {found}, not {least}"

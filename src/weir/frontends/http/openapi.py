@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from inspect import cleandoc
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict, get_type_hints
 
@@ -411,8 +412,8 @@ def _operation(service: "Service", described: Described, path: str, *, batch: bo
     return {
         "operationId": path.strip("/").replace("/", "_"),
         "tags": [service.name],
-        "summary": f"Ask {service.name}" + (" about each item of a list" if batch else ""),
-        "description": (model.__doc__ or "").strip(),
+        "summary": f"Run {service.name}" + (" on each item of a list" if batch else ""),
+        "description": first_paragraph(model.__doc__),
         "parameters": described_headers(_OF_INFERENCE),
         "requestBody": {
             "required": True,
@@ -529,8 +530,13 @@ def described_page(path: str, page: Callable[..., Any]) -> dict[str, Any]:
 
 
 def summary_of(page: Callable[..., Any]) -> str:
-    """Return what a page is good for."""
-    return (page.__doc__ or "").strip().rstrip(".")
+    """Return what a page is good for: the first sentence of its docstring."""
+    return re.split(r"[.:;] ", first_paragraph(page.__doc__))[0].rstrip(".")
+
+
+def first_paragraph(text: str | None) -> str:
+    """Return the first paragraph of a docstring in one line: what follows is for who reads the source."""
+    return " ".join(cleandoc(text or "").partition("\n\n")[0].split())
 
 
 _POLICY = "/models/{model}/policy"

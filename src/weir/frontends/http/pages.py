@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from html import escape
 from importlib.resources import files
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,6 +31,7 @@ from weir.frontends.http import openapi as documents
 from weir.frontends.http.asgi import Body, as_response, inner_path, with_names
 from weir.frontends.http.auth_middleware import with_key
 from weir.frontends.http.kserve_openapi import kserve_openapi
+from weir.frontends.http.trying import request_to_try
 from weir.messages import JSON, takes_bulk_only
 from weir.protocols.account import Account
 from weir.protocols.content_negotiation import accepted_coding
@@ -57,6 +59,24 @@ Page = Callable[[Request], Awaitable[HttpResponse]]
 _DOCS_POLICY = (
     b"default-src 'none'; connect-src 'self'; img-src data:; script-src 'unsafe-inline'; style-src 'unsafe-inline'"
 )
+
+
+# The page at / for browsers.
+_LINKS = {
+    "/docs": "API",
+    "/dashboard": "Dashboard",
+    "/metrics": "Metrics",
+    "/health": "Health",
+    "/openapi.json": "OpenAPI",
+}
+_WELCOME = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>Weir</title>
+<link rel="icon" href="data:,">
+<style>:root {{ color-scheme: light dark; }}
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 46rem; margin: 3rem auto; padding: 0 1rem; }}
+pre {{ padding: .7rem 1rem; border: 1px solid; border-radius: .4rem; overflow-x: auto; }}</style></head>
+<body><h1>Weir {version}</h1><p>{links}</p>{models}</body></html>
+"""
 
 
 _LARGEST_CHANGE = 65536  # bytes of a body that changes something
@@ -111,13 +131,34 @@ class Pages:
         return pages
 
     async def index(self, request: Request) -> Annotated[HttpResponse, documents.ServerIndex]:
-        """Say what there is."""
+        """List the models and pages. A browser gets a page with links and commands to try."""
+        if "text/html" in request.headers.get("accept", ""):
+            return self._welcome(str(request.base_url).rstrip("/"))
         models: list[documents.IndexedModel] = [
             {**self._line(service), "paths": documents.paths_of(self._registry, service)}
             for service in self._services()
         ]
         pages = {path: documents.summary_of(page) for path, page in self._pages().items()} | _summaries(self._others)
         return _json(documents.ServerIndex(server="weir", version=__version__, models=models, pages=pages))
+
+    def _welcome(self, base: str) -> HttpResponse:
+        curl = 'curl -H "Authorization: Bearer $KEY"' if self._context.access.required else "curl"
+        models = "".join(
+            f"<h2>{escape(service.name)}</h2><p>{escape(service.not_ready_reason or 'ready')}"
+            f' &middot; <a href="{escape(base)}/models/{escape(service.name)}">state</a></p>'
+            f"<pre>{escape(request_to_try(service, curl, base))}</pre>"
+            for service in self._services()
+        )
+        pages = {**self._pages(), **self._others}
+        links = [(path, text) for path, text in _LINKS.items() if path in pages]
+        listed = " &middot; ".join(f'<a href="{escape(base)}{path}">{text}</a>' for path, text in links)
+        page = _WELCOME.format(version=__version__, links=listed, models=models)
+        headers = [
+            (b"content-type", b"text/html; charset=utf-8"), (b"cache-control", b"no-store"),
+            (b"content-security-policy", b"default-src 'none'; img-src data:; style-src 'unsafe-inline'"),
+            (b"vary", b"accept"),
+        ]  # fmt: skip
+        return HttpResponse(200, headers, page.encode())
 
     async def live(self, request: Request) -> Annotated[HttpResponse, documents.Liveness]:
         """Say that this process answers: 200; or 503 with the models that can start no worker, where liveness counts them."""
