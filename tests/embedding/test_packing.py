@@ -1,15 +1,19 @@
 """Vectors as JSON: short, and the same numbers to whoever reads them."""
 
 import json
+from pathlib import Path
 from typing import Any
 
+import httpx
 import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.embedding import tiny
 
-from weir.embedding.packing import Packing, packed, packing_named, quantized, similarities, unit_vectors
-from weir.errors import InvalidRequest
+import weir.embedding
+from weir.embedding.packing import Packing, packed, packing_named, quantized, read_ranges, similarities, unit_vectors
+from weir.errors import InvalidRequest, SettingsError
 
 EVERY_KIND = np.array(
     [0.0, -0.0, 1.0, 0.1, 1e-45, 1.1754944e-38, 3.4028235e38, 16777217.0, 1e16, 1e-5, 1 / 3], np.float32
@@ -103,3 +107,64 @@ def test_similarities_are_those_of_sentence_transformers() -> None:
         ("manhattan", [-7, -6, 0]),
     ):
         np.testing.assert_allclose(similarities(vector, others, function), expected, rtol=1e-6)
+
+
+def test_ranges_divide_each_dimension_into_256_steps(tmp_path: Path) -> None:
+    vectors = np.array([[-1.0, 0.0, 7.0], [254.0, 0.5, 7.0], [-3.0, 63.9, 9.0]], np.float32)
+    np.save(tmp_path / "ranges.npy", np.array([[-1.0, 0.0, 7.0], [254.0, 127.5, 7.0]]))
+    ranges = read_ranges(tmp_path / "ranges.npy", 3)
+    assert quantized(vectors, Packing.UINT8, ranges).tolist() == [[0, 0, 0], [255, 1, 0], [0, 127, 2]]
+    assert quantized(vectors, Packing.INT8, ranges).tolist() == [
+        [-128, -128, -128],
+        [127, -127, -128],
+        [-128, -1, -126],
+    ]
+    assert quantized(vectors[:, :2], Packing.UINT8, ranges).tolist() == [[0, 0], [255, 1], [0, 127]]
+    assert quantized(vectors, Packing.BINARY, ranges).tolist() == quantized(vectors, Packing.BINARY).tolist()
+    np.save(tmp_path / "vectors.npy", vectors)
+    assert read_ranges(tmp_path / "vectors.npy", 3).tolist() == [
+        vectors.min(axis=0).tolist(),
+        vectors.max(axis=0).tolist(),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("array", "rule"),
+    [
+        (None, "cannot be read"), (np.zeros((2, 4)), r"has the shape \[2, 4\]: must be floats \[2, 3\]"), (np.zeros(3), "has the shape"),
+        (np.zeros((2, 3), int), "must be floats"), (np.array([[0, 1, 0], [1, 0, 1.0]]), "the least of each dimension before the greatest"),
+        (np.full((4, 3), np.nan), "must have finite numbers"),
+    ],
+)  # fmt: skip
+def test_ranges_that_cannot_be_right_are_refused(array: Any, rule: str, tmp_path: Path) -> None:
+    if array is not None:
+        np.save(tmp_path / "ranges.npy", array)
+    with pytest.raises(SettingsError, match=rule):
+        read_ranges(tmp_path / "ranges.npy", 3)
+
+
+def test_answers_have_the_steps_of_the_ranges(tmp_path: Path) -> None:
+    model = tiny.sentence_model(tmp_path / "model")
+    ranges = np.stack([np.full(32, -0.4), np.full(32, 0.4)]).astype(np.float32)
+    np.save(tmp_path / "ranges.npy", ranges)
+    settings: dict[str, Any] = {
+        "port": 0,
+        "workers": 1,
+        "device_map": ["cpu"],
+        "calibrate": False,
+        "cache": str(tmp_path / "cache"),
+    }
+    with (
+        weir.embedding.serve(model, ranges=str(tmp_path / "ranges.npy"), **settings) as server,
+        httpx.Client(base_url=server.url, timeout=60) as http,
+    ):
+        asked = {"input": ["first do it", "it"]}
+        vectors = np.array(
+            [each["embedding"] for each in http.post("/v1/embeddings", json=asked).json()["data"]], np.float32
+        )
+        openai = http.post("/v1/embeddings", json={**asked, "encoding_format": "uint8"}).json()["data"]
+        cohere = http.post(
+            "/v2/embed", json={"texts": asked["input"], "embedding_types": ["int8"], "input_type": "search_query", "model": "model"}
+        ).json()["embeddings"]["int8"]  # fmt: skip
+    assert [each["embedding"] for each in openai] == quantized(vectors, Packing.UINT8, ranges).tolist()
+    assert cohere == quantized(vectors, Packing.INT8, ranges).tolist()

@@ -197,6 +197,8 @@ class CohereEmbed(CohereProtocol):
     def write(self, exchange: TextExchange, encoded: Encoded) -> Listing:
         """Return the vectors in each of the types."""
         vectors, form = encoded.vectors, exchange.form
+        assert exchange.encoder is not None  # `read` sets it
+        ranges = exchange.encoder.facts.ranges
         by_type = "embeddings_by_type" if form.by_type else "embeddings_floats"
         lead = {
             "id": str(uuid4()), "response_type": by_type, "texts": exchange.texts,
@@ -206,13 +208,13 @@ class CohereEmbed(CohereProtocol):
         lists = []
         for packing in form.packings:
             named = opening + (b'"%b":[' % packing.encode() if form.by_type else b"[")
-            lists.append(JsonList(named, len(vectors), vectors.shape[1], partial(_part, vectors, packing)))
+            lists.append(JsonList(named, len(vectors), vectors.shape[1], partial(_part, vectors, packing, ranges)))
             opening = b"],"
         return Listing(lists, b"]}}" if form.by_type else b"]}")
 
 
-def _part(vectors: Any, packing: Packing, start: int, stop: int) -> list[Any]:
-    return packed(vectors[start:stop], packing)
+def _part(vectors: Any, packing: Packing, ranges: Any, start: int, stop: int) -> list[Any]:
+    return packed(vectors[start:stop], packing, ranges)
 
 
 def _texts(request: CohereEmbedRequest, context: EmbeddingContext) -> list[str]:

@@ -210,6 +210,7 @@ class EmbeddingsForm(NamedTuple):
     unit_length: bool  # of the vectors of texts
     outputs: tuple[TextOutput, ...] = ()
     unit_tokens: bool = False  # whether the vectors of tokens have length 1, too
+    ranges: NDArray[Any] | None = None  # see ModelFacts
 
 
 class TokenUsage(TypedDict):
@@ -382,7 +383,9 @@ class OpenAIProtocol:
         exchange.options = options_of(request, encoder, outputs=request.outputs)
         outputs = exchange.options.outputs or (encoder.facts.outputs[:1] if request.outputs else ())
         unit_length = encoder.facts.unscaled if request.normalized is None else request.normalized
-        exchange.form = EmbeddingsForm(packing_named(packing, field), unit_length, outputs, bool(request.normalized))
+        exchange.form = EmbeddingsForm(
+            packing_named(packing, field), unit_length, outputs, bool(request.normalized), encoder.facts.ranges
+        )
 
     def write(self, exchange: TextExchange, encoded: Encoded) -> Listing | HttpResponse:
         """Return the vectors in the requested `encoding_format`, with length 1 unless `normalized` is false. Raises Unsupported if there is one for each token and `outputs` do not name them."""
@@ -430,7 +433,7 @@ def _written(model: str, form: EmbeddingsForm, encoded: Encoded) -> Listing:
 
     def items(start: int, stop: int) -> list[Any]:
         part = unit_vectors(vectors[start:stop]) if form.unit_length else vectors[start:stop]
-        found = zip(range(start, stop), packed(part, form.packing), strict=True)
+        found = zip(range(start, stop), packed(part, form.packing, form.ranges), strict=True)
         return [{"object": "embedding", "index": place, "embedding": vector} for place, vector in found]
 
     return listing(_lead(model, encoded), "data", len(vectors), vectors.shape[1], items)
@@ -449,14 +452,14 @@ def _lead(model: str, encoded: Encoded) -> EmbeddingsLead:
 def _written_outputs(model: str, form: EmbeddingsForm, encoded: Encoded) -> Listing:
     """Return what the request's `outputs` name of each text. Vectors of texts and of tokens have the requested form."""
 
-    def vectors(found: NDArray[Any], unit_length: bool) -> list[Any]:
-        return packed(unit_vectors(found) if unit_length else found, form.packing)
+    def vectors(found: NDArray[Any], unit_length: bool, ranges: NDArray[Any] | None = None) -> list[Any]:
+        return packed(unit_vectors(found) if unit_length else found, form.packing, ranges)
 
     def item(place: int) -> NumberedVector:
         made: NumberedVector = {"object": "embedding", "index": place}
         for output, found in each_output(encoded, form.outputs, place).items():
             if output is TextOutput.DENSE:
-                made["embedding"] = vectors(found[None], form.unit_length)[0]
+                made["embedding"] = vectors(found[None], form.unit_length, form.ranges)[0]
             elif output is TextOutput.SPARSE:
                 made["sparse"] = sparse_vector(found)
             else:

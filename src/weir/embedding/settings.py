@@ -83,6 +83,10 @@ class TextSettings:
         metavar="NAME", may_be_empty=True,
     )  # fmt: skip
 
+    ranges: str | None = setting(
+        None, "a .npy file with the least and the greatest number of each dimension, or with vectors to take them from: int8 and uint8 are then "
+        "those of sentence-transformers (default: each vector is scaled by its largest number)", metavar="FILE",
+    )  # fmt: skip
     router: str | None = setting(
         None, "the route of a model with a Router of sentence-transformers: query, document (default: the route that its files state, else document)",
         metavar="NAME",

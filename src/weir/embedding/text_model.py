@@ -19,6 +19,7 @@ from weir.embedding.graph.cache import cache_directory, graphs_folder, prune
 from weir.embedding.inference import TextInference
 from weir.embedding.metrics import RunShapes
 from weir.embedding.model import RUN_TOKENS_CPU, RUN_TOKENS_GPU, TextEncoder, poolings_of, runs
+from weir.embedding.packing import read_ranges
 from weir.embedding.recipe import (
     OF_TOKENS,
     WITH_CLASSIFIER,
@@ -277,6 +278,7 @@ class ServedTextModel:
                 ", ".join(checkpoint.heads.pickled),
             )
         self.dimensions = dimensions_of(checkpoint, self.recipe)
+        self._ranges = None if text.ranges is None else read_ranges(Path(text.ranges), self.dimensions)
         self.max_length = text.max_length or checkpoint.max_length
         self._spec = spec
         self._checkpoint = checkpoint
@@ -400,7 +402,7 @@ class ServedTextModel:
             dtype=_ONNX_DTYPES.get(self._spec.computing.dtype or "", _DTYPES[self.recipe.precision]), device="gpu" if may_use_gpu(self._spec.computing.device_map) else "cpu",
             truncates=self._spec.text.truncate, max_batch_size=batching.max_batch_size,
             max_batch_tokens=None if max_tokens is None else int(max_tokens), max_waiting=batching.max_queue_size,
-            similarity=self._checkpoint.layout.similarity, use=_Use(service, self._spec.threads), unscaled=not self.recipe.normalize,
+            similarity=self._checkpoint.layout.similarity, ranges=self._ranges, use=_Use(service, self._spec.threads), unscaled=not self.recipe.normalize,
             waiting=lambda: int(service.state(brief=True)["waiting"]),
         )  # fmt: skip
 

@@ -257,6 +257,7 @@ class ModelFacts(NamedTuple):
         max_waiting: how many texts may wait.
         similarity: how two of its vectors are compared: cosine, dot, euclidean or manhattan; those of late interaction by maxsim or meanmaxsim.
         unscaled: whether its vectors may have other lengths than 1, so that a protocol whose vectors have length 1 must scale them.
+        ranges: the least and the greatest number of each dimension, float32 [2, dimensions], for int8 and uint8; None if they are not given.
         use: returns what its workers take; None if nobody knows.
         waiting: returns how many texts wait; None if nobody knows.
     """
@@ -276,6 +277,7 @@ class ModelFacts(NamedTuple):
     max_batch_tokens: int | None = None
     max_waiting: int = 0
     similarity: str = "cosine"
+    ranges: NDArray[Any] | None = None
     unscaled: bool = False
     use: Callable[[], WorkersUse] | None = None
     waiting: Callable[[], int] | None = None

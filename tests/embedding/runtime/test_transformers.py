@@ -25,6 +25,7 @@ from tests.embedding.runtime.references import (
 
 from weir.embedding.checkpoint.reading import read_checkpoint
 from weir.embedding.model import TextEncoder, TokenIds, padded_inputs
+from weir.embedding.packing import Packing, quantized
 from weir.embedding.recipe import Pooling, Recipe
 from weir.embedding.runtime import Runtime, RuntimeOptions, open_runtime
 
@@ -204,3 +205,16 @@ def test_static_embeddings_are_those_of_sentence_transformers(tmp_path: Path) ->
     theirs.save_pretrained(str(tmp_path / "model"))
     texts = ["First do it", "then do it right, " * 90, "do"]
     assert cosines(np.stack(opened(tmp_path / "model").results(texts)), theirs.encode(texts)).min() >= EXACT
+
+
+@pytest.mark.parametrize("packing", [Packing.INT8, Packing.UINT8])
+def test_integers_in_ranges_are_those_of_sentence_transformers(packing: Packing) -> None:
+    from sentence_transformers.util.quantization import quantize_embeddings
+
+    random = np.random.default_rng(5)
+    vectors, ranges = (
+        random.normal(size=(20, 32)).astype(np.float32),
+        np.sort(random.normal(size=(2, 32)), axis=0).astype(np.float32),
+    )
+    expected = quantize_embeddings(vectors, precision=packing.value, ranges=ranges)
+    np.testing.assert_array_equal(quantized(vectors, packing, ranges), expected)
