@@ -10,6 +10,7 @@ import pytest
 from tests.catalog.repository.shelf import services
 from tests.served import Served
 
+from weir.catalog.adapters.triton_utils import load_class
 from weir.catalog.loading import load_target
 from weir.catalog.repository.folder import FolderRepository
 from weir.settings import read_model_table
@@ -143,3 +144,26 @@ def test_what_was_loaded_before_the_last_time_is_forgotten(tmp_path: Path) -> No
         services(folder, "grows")
         counts.append(loaded())
     assert counts[0] > 0 and counts[1:] == [2 * counts[0]] * 4
+
+
+TRITON = """
+import triton_python_backend_utils as pb_utils
+import isolated_neighbour
+
+class TritonPythonModel:
+    def names(self):
+        from isolated_neighbour import NAME
+        return [isolated_neighbour.NAME, NAME, isolated_neighbour.folder(), pb_utils.get_model_dir()]
+"""
+
+
+def test_models_of_triton_in_one_process_have_their_own_modules_and_folder(folder: Path) -> None:
+    found = []
+    for name in ("one", "two"):
+        (folder / name).mkdir()
+        (folder / name / "isolated_neighbour.py").write_text(
+            f"NAME = {name!r}\ndef folder():\n    import triton_python_backend_utils as own\n    return own.get_model_dir()\n"
+        )
+        found.append(load_class(TRITON.encode(), str(folder / name / "model.py"))())
+    for model, name in zip(found, ("one", "two"), strict=True):
+        assert model.names() == [name, name, str(folder / name), str(folder / name)]

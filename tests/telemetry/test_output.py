@@ -103,6 +103,32 @@ def test_a_server_without_standard_descriptors_serves(noisy: str, tmp_path: Path
         assert server.wait(timeout=40) == 0
 
 
+PROGRAM = """
+import os, sys
+import weir
+from weir.client import HttpClient
+
+with weir.running(sys.argv[1]) as server, HttpClient(server.address) as client:
+    print("ready", flush=True)
+    sys.stdin.readline()  # until nobody reads any more
+    answers = [client.infer("noisy", number) for number in range(5)]
+    os._exit(0 if answers == list(range(5)) else 1)
+"""
+
+
+def test_no_print_fails_in_the_workers_of_a_program_that_nobody_reads(noisy: str) -> None:
+    words = [sys.executable, "-c", PROGRAM, noisy]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, env=CLEAN, stdin=pipe, stdout=pipe, stderr=pipe) as program:
+        assert program.stdin is not None and program.stdout is not None and program.stderr is not None
+        assert program.stdout.readline() == b"ready\n"
+        program.stdout.close()
+        program.stderr.close()
+        program.stdin.write(b"\n")
+        program.stdin.flush()
+        assert program.wait(timeout=60) == 0
+
+
 TERMINAL = """
 import sys
 import weir

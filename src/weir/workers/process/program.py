@@ -16,7 +16,7 @@ import threading
 import traceback
 from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TextIO, TypeVar
 
 from weir.errors import SettingsError, WeirError, printable, printable_lines
 from weir.messages import Batch, Events, takes_bulk_only
@@ -39,8 +39,7 @@ def run_worker(
     The descriptors of the two arenas are -1 where there is no arena. `refusal` is why this process cannot start at all, if it cannot.
     `loaded` is called when the model is ready. `shared` is the model, if it has been made and has loaded what its workers share.
     """
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # so that what a model has printed is not lost when it is killed
+    sys.stdout, sys.stderr = _lossy(sys.stdout), _lossy(sys.stderr)
     channel, places, fetch = open_channel(ChildChannel, end, request_fd, request_bytes, result_fd, result_bytes)
     start = channel.receive()
     if not isinstance(start, Start):
@@ -60,6 +59,26 @@ def run_worker(
     run_batches(channel, runner, start.options["pipeline_depth"], start.options["concurrency"])
     runner.stop()
     return 0
+
+
+class _Lossy(io.FileIO):
+    """Writes to a descriptor, or loses what cannot be written: whoever reads it may have gone, and no `print` of a model fails for that."""
+
+    def write(self, data: Any, /) -> int:
+        """Return how much was written or lost."""
+        try:
+            return super().write(data)
+        except OSError:
+            return len(data)
+
+
+def _lossy(stream: TextIO) -> TextIO:
+    """Return a stream that writes where `stream` does, line by line, so that what a model has printed is not lost when it is killed."""
+    if not isinstance(stream, io.TextIOWrapper):
+        return stream
+    stream.flush()
+    raw = io.BufferedWriter(_Lossy(stream.fileno(), "w", closefd=False))
+    return io.TextIOWrapper(raw, encoding=stream.encoding, errors=stream.errors, line_buffering=True)
 
 
 Kind = TypeVar("Kind", bound=ChildChannel)
