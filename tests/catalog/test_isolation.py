@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from weir.catalog.adapters.triton_utils import load_class
 from weir.catalog.loading import load_target
 from weir.catalog.repository.folder import FolderRepository
 from weir.settings import read_model_table
-from weir.workers.imports import FOLDER, folder_of
+from weir.workers.imports import FOLDER, ModelFolder, folder_of
 
 MODEL = """
 import weir
@@ -144,6 +145,31 @@ def test_what_was_loaded_before_the_last_time_is_forgotten(tmp_path: Path) -> No
         services(folder, "grows")
         counts.append(loaded())
     assert counts[0] > 0 and counts[1:] == [2 * counts[0]] * 4
+
+
+def test_threads_may_import_at_the_same_time(folder: Path) -> None:
+    names = [f"isolated_{number}" for number in range(200)]
+    for where in ("one", "two"):
+        (folder / where).mkdir()
+        for name in names:
+            (folder / where / f"{name}.py").write_text(f"NAME = {where!r}\n")
+    folders = [folder_of(str(folder / where)) for where in ("one", "two")]
+    found: dict[str, set[str]] = {"one": set(), "two": set()}
+
+    def load(where: str, models: ModelFolder, order: list[str]) -> None:
+        for name in order:
+            found[where].add(models.builtins["__import__"](name).NAME)
+
+    threads = [
+        threading.Thread(target=load, args=(where, models, order))
+        for where, models in zip(("one", "two"), folders, strict=True)
+        for order in (names, names[::-1])
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {"one": {"one"}, "two": {"two"}}
 
 
 TRITON = """

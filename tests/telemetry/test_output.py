@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -40,6 +41,15 @@ def noisy(tmp_path: Path) -> str:
 def lost_lines(url: str) -> float:
     shown = httpx.get(f"{url}/metrics", timeout=30).text.splitlines()
     return sum(float(line.split()[-1]) for line in shown if line.startswith("weir_log_lines_lost_total{"))
+
+
+def is_ready(client: httpx.Client, uds: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(uds))
+        except OSError:  # there is no socket, or nobody listens on it yet
+            return False
+    return client.get("/health/ready").status_code == 200
 
 
 def leave(served: Served) -> None:
@@ -79,7 +89,7 @@ def test_a_server_on_a_full_disk_serves(noisy: str, tmp_path: Path, log_format: 
     words = [sys.executable, "-m", "weir", "serve", noisy, "--uds", str(uds), "--log-format", log_format]
     with Path("/dev/full").open("wb") as full, subprocess.Popen(words, stdout=full, stderr=full, env=CLEAN) as server:
         with httpx.Client(transport=httpx.HTTPTransport(uds=str(uds)), base_url="http://weir", timeout=30) as client:
-            until(lambda: uds.exists() and client.get("/health/ready").status_code == 200)
+            until(lambda: is_ready(client, uds), 60.0)
             assert client.post("/infer/noisy", json=1).json() == 1
             assert "weir_log_lines_lost_total" in client.get("/metrics").text
         server.send_signal(signal.SIGTERM)
@@ -94,7 +104,7 @@ def test_a_server_without_standard_descriptors_serves(noisy: str, tmp_path: Path
         ["sh", "-c", command], env=CLEAN, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as server:
         with httpx.Client(transport=httpx.HTTPTransport(uds=str(uds)), base_url="http://weir", timeout=30) as client:
-            until(lambda: uds.exists() and client.get("/health/ready").status_code == 200)
+            until(lambda: is_ready(client, uds), 60.0)
             leads = [os.readlink(f"/proc/{server.pid}/fd/{number}").partition(":")[0] for number in range(3)]
             assert leads == ["/dev/null", "pipe", "pipe"]
             for number in range(5):

@@ -43,6 +43,7 @@ class ModelFolder:
         self.path = path
         self._prefix = prefix
         self._names: dict[str, str] = {}  # by the name that the code uses: that in sys.modules
+        self._tops: dict[str, str] = {}  # the other way round
         self._foreign: set[str] = set()  # names that are not of this folder
         self.given: dict[str, ModuleType] = {}  # modules that only this folder's code sees, by name
         self.builtins: dict[str, Any] = {**vars(builtins), "__import__": self._import}
@@ -62,6 +63,7 @@ class ModelFolder:
             return top
         with _lock:
             name = self._names[top] = self._chosen(top, found)
+            self._tops[name] = top
             _claimed[name] = self
             if name not in sys.modules:
                 _promised.add(name)
@@ -84,8 +86,7 @@ class ModelFolder:
     def find(self, name: str, path: Sequence[str] | None) -> ModuleSpec | None:
         """Return the spec of a module of this folder, whose name in sys.modules is `name`."""
         if path is None:
-            top = next(top for top, own in self._names.items() if own == name)
-            found = PathFinder.find_spec(top, [self.path])
+            found = PathFinder.find_spec(self._tops[name], [self.path])
         else:
             found = PathFinder.find_spec(name, path)
         if found is None or not (path is None or _is_source(found)):
