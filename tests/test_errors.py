@@ -12,6 +12,7 @@ from weir.errors import (
     InvalidRequest,
     ModelCrashed,
     ModelError,
+    Overloaded,
     WeirError,
     bounded,
     brief,
@@ -162,3 +163,29 @@ def test_a_type_has_its_article(value: object, shown: str) -> None:
 
 def test_a_number_has_its_noun() -> None:
     assert [counted(count, "item") for count in (0, 1, 2)] == ["0 items", "1 item", "2 items"]
+
+
+def test_an_error_of_an_element_says_which_as_data() -> None:
+    plain = InvalidRequest("must be short", details={"a": 1})
+    assert (plain.field, plain.place, plain.renamed("inputs")) == ("", None, plain)
+    located = plain.at("texts", 3)
+    assert (located.field, located.place, located.rule) == ("texts", 3, "must be short")
+    assert (located.message, str(located), located.details) == (
+        "texts[3]: must be short",
+        "texts[3]: must be short",
+        {"a": 1},
+    )
+    assert located.__cause__ is plain and plain.message == "must be short"
+    renamed = located.renamed("inputs").at("inputs", 4)
+    assert (type(renamed), renamed.message, renamed.field, renamed.place) == (
+        InvalidRequest,
+        "inputs[4]: must be short",
+        "inputs",
+        4,
+    )
+    back = pickle.loads(pickle.dumps(renamed))
+    assert (back.message, back.field, back.place, back.rule) == (renamed.message, "inputs", 4, "must be short")
+    texts_of_callers = InvalidRequest("texts[0]: as a caller's own text may begin")
+    assert texts_of_callers.renamed("inputs") is texts_of_callers
+    busy = Overloaded("full", retry_after=2.0).at("texts", 0)
+    assert (type(busy), busy.retry_after) == (Overloaded, 2.0)

@@ -26,11 +26,12 @@
 The codes of HTTP and gRPC are in protocols/status.py.
 """
 
+import copy
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import lru_cache
 from types import GetSetDescriptorType, MemberDescriptorType
-from typing import Any, cast
+from typing import Any, Self, cast
 
 # Characters of a message that leaves the server. A list of 600 models, for example, is more than clients of gRPC accept.
 MAX_MESSAGE = 4096
@@ -94,12 +95,33 @@ class WeirError(Exception):
     """The base class of all errors of Weir.
 
     `message` names the thing, the value and the rule. `details` is a JSON-able value for programs, or None.
+
+    An error of one element of a list in the request has `field`, the name of the list, and `place`, the element's index; `message` then begins
+    with both, and `rule` is the rest of it.
     """
+
+    field = ""
+    place: int | None = None
+    rule = ""
 
     def __init__(self, message: str = "", *, details: Any = None) -> None:
         super().__init__(message)
         self.message = message
         self.details = details
+
+    def at(self, field: str, place: int) -> Self:
+        """Return a copy that says which element of the list `field` is at fault. This error, or its cause, is the cause of the copy."""
+        located = copy.copy(self)
+        located.rule = self.rule or self.message
+        located.field, located.place = field, place
+        located.message = f"{field}[{place}]: {located.rule}"
+        located.args = (located.message,)
+        located.__cause__ = self.__cause__ or self
+        return located
+
+    def renamed(self, field: str) -> Self:
+        """Return a copy with the caller's name of the list; the error itself if it is not about an element of one."""
+        return self if self.place is None else self.at(field, self.place)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.__dict__)

@@ -86,6 +86,7 @@ class Request(Protocol):
 
     The frontend sets the first group of attributes; only batching/request_state.py writes the second. Either `finish` or `fail` is
     called, exactly once, unless the caller has cancelled. For a streaming model, `part` may be called any number of times before.
+    If one of them raises, the exception is logged, and `abandon` is called where a request has it: its caller must not wait for ever.
     """
 
     kind: Kind

@@ -100,10 +100,8 @@ class HashingEncoder:
         words = [words_of(text) for text in texts]
         for place, read in enumerate(words):
             if truncate is False and len(read) > self.max_length:
-                raise InvalidRequest(
-                    f"texts[{place}]: has {len(read)} tokens, must have at most {self.max_length}",
-                    details={"text": place, TOO_LONG: self.max_length},
-                )
+                rule = f"has {len(read)} tokens, must have at most {self.max_length}"
+                raise InvalidRequest(rule, details={"text": place, TOO_LONG: self.max_length}).at("texts", place)
         kept = [read[: self.max_length] for read in words]
         vectors = np.stack([vector_of(" ".join(read))[: dimensions or DIMENSIONS] for read in kept])
         if self.scores is not None:

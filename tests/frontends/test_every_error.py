@@ -18,6 +18,7 @@ from weir import Model, Tensor, errors
 from weir.catalog.registry import Registry
 from weir.client import GrpcClient, HttpClient, WebSocketClient
 from weir.errors import WeirError
+from weir.frontends.http.fast.shared import Heads
 from weir.protocols.settings import HttpSettings
 from weir.protocols.status import grpc_code, http_code, kserve_code
 from weir.serving.service import Service
@@ -224,3 +225,22 @@ def test_in_the_program_itself(kind: type[WeirError]) -> None:
             assert type(error) is kind
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("path", ["/infer/items", "/v2/models/items/infer"])
+@pytest.mark.parametrize("item", ["ModelError", "good"])
+def test_a_response_that_cannot_be_written_ends_the_connection(
+    path: str, item: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any, **__: Any) -> bytes:
+        raise LookupError("a bug in the writing of heads")
+
+    registry = Registry([Service(Items, executor="inline")])
+    with running("fastlane", registry, HttpSettings(port=0)) as server:
+        monkeypatch.setattr(Heads, "head", fails)
+        monkeypatch.setattr(Heads, "plain_head", fails)
+        body = kserve_item(json.dumps(item)) if path.startswith("/v2") else item
+        with pytest.raises(httpx.RemoteProtocolError):
+            server.client.post(path, json=body, timeout=10)
+        monkeypatch.undo()
+        assert server.client.post("/infer/items", json="good").json() == "good"

@@ -28,7 +28,6 @@ from weir.embedding.exchange import (
 from weir.embedding.http import TextHead
 from weir.embedding.model import ITEM_RULE
 from weir.embedding.packing import packed
-from weir.embedding.requests import with_field_name
 from weir.embedding.scores import each_output, sparse_vector
 from weir.embedding.texts import Encoded, Encodes, Text, TextItem, TextOptionFields, TextOutput
 from weir.errors import CapacityError, DeadlineExceeded, InvalidRequest, UnsupportedMediaType, WeirError, brief
@@ -312,7 +311,7 @@ class TextInference:
             encoded = await exchange.vectors()
         except WeirError as error:
             exchange.refused(kserve_code(error))
-            raise with_field_name(error, "texts", f"tensor {INPUTS[0].name!r}") from error.__cause__
+            raise error.renamed(f"tensor {INPUTS[0].name!r}") from error.__cause__
         cut = sum(encoded.truncated)
         exchange.answered(len(encoded.counts), cut)
         arrays = arrays_of(encoded)

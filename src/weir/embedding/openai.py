@@ -75,10 +75,7 @@ JSON_HEADER = (b"content-type", b"application/json")
 
 def with_input_field(error: BaseException, field: str = "input") -> BaseException:
     """Return `error` with `field` in place of `texts`, which is the encoder's name for it."""
-    if type(error) is InvalidRequest and error.message.startswith("texts["):
-        details = error.details if isinstance(error.details, dict) else {}
-        return InvalidRequest(field + error.message.removeprefix("texts"), details={**details, "param": field})
-    return error
+    return error.renamed(field) if isinstance(error, WeirError) else error
 
 
 def wrong(message: str, param: str | None = None) -> InvalidRequest:
@@ -106,7 +103,7 @@ def error_answer(error: BaseException, *, development: bool = False) -> HttpResp
     details = error.details if isinstance(error, WeirError) and isinstance(error.details, dict) else {}
     value = error_value(error, development=development)
     document: OpenAIErrorValue = {
-        "message": value["message"], "type": _type_of(error), "param": details.get("param"), "code": _code_of(error, details),
+        "message": value["message"], "type": _type_of(error), "param": _param_of(error, details), "code": _code_of(error, details),
     }  # fmt: skip
     if isinstance(error, ModelNotFound):
         document["param"] = "model"
@@ -120,6 +117,14 @@ def no_such_path(path: str, known: str) -> HttpResponse:
         "code": "unknown_url",
     }  # fmt: skip
     return HttpResponse(404, [JSON_HEADER], encode_safely({"error": document}))
+
+
+def _param_of(error: BaseException, details: Any) -> str | None:
+    """Return the field that is wrong, if the error is the request's."""
+    if isinstance(error, RequestError) and error.field:
+        return error.field
+    param: str | None = details.get("param")
+    return param
 
 
 def _type_of(error: BaseException) -> str:

@@ -1,7 +1,6 @@
 """The state of a request for vectors: its texts, the vectors and errors that have arrived, and its spans in a trace."""
 
 import asyncio
-import copy
 from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -420,22 +419,7 @@ def with_place(error: WeirError, place: int) -> WeirError:
     """Return `error` with the index of the text at fault before its message. Errors of capacity and deadlines, which no text causes, are unchanged."""
     if isinstance(error, (CapacityError, DeadlineExceeded)):
         return error
-    return _with_message(error, f"texts[{place}]: {error.message}")
-
-
-def with_field_name(error: WeirError, before: str, after: str) -> WeirError:
-    """Return `error` with the caller's name of the field that holds the texts: a message that begins with `before[3]` begins with `after[3]`."""
-    if not error.message.startswith(f"{before}["):
-        return error
-    return _with_message(error, after + error.message.removeprefix(before))
-
-
-def _with_message(error: WeirError, message: str) -> WeirError:
-    changed = copy.copy(error)
-    changed.message = message
-    changed.args = (message,)
-    changed.__cause__ = error.__cause__ or error
-    return changed
+    return error.at("texts", place)
 
 
 MAX_SPANS = 128  # of each kind in one request: a large request has no spans for its other texts and tokenizer calls

@@ -642,9 +642,8 @@ def _answer(value: Any, headers: Headers) -> HttpResponse:
 def error_answer(error: BaseException, field: str = "inputs", *, development: bool = False) -> HttpResponse:
     """Return the answer for `error` in TEI's shape, `{"error", "error_type"}`, with TEI's codes where it has one. `field` has the texts."""
     status, kind = _codes(error)
-    message = error_value(error, development=development)["message"]
-    if kind == "Validation" and message.startswith("texts["):
-        message = field + message.removeprefix("texts")
+    named = error.renamed(field) if isinstance(error, WeirError) else error
+    message = error_value(named, development=development)["message"]
     return HttpResponse(status, error_headers(error), encode_safely(TeiError(error=message, error_type=kind)))
 
 

@@ -14,7 +14,6 @@ from typing import Any
 from weir.embedding.exchange import EmbeddingContext, TextExchange, check_text, options_of
 from weir.embedding.http import TextHead
 from weir.embedding.packing import unit_vectors
-from weir.embedding.requests import with_field_name
 from weir.embedding.scores import labelled, ranking, read_pairs, relevance, terms
 from weir.embedding.tei import NAME, OUTPUT_OF_TASK, model_info, with_byte_offsets
 from weir.embedding.texts import Encoded, Text, TextOptionFields, TextTask, prompt_text
@@ -225,7 +224,7 @@ class TeiCalls:
             encoded = await exchange.vectors()
         except WeirError as error:
             exchange.refused(http_code(error))
-            raise with_field_name(error, "texts", "inputs") from error.__cause__
+            raise error.renamed("inputs") from error.__cause__
         exchange.answered(len(encoded.counts), sum(encoded.truncated))
         return encoded
 

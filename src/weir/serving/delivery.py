@@ -47,7 +47,7 @@ class Delivery:
 
     def _give_whole(self, dispatch: Dispatch, outputs: list[Any], now: float) -> None:
         # The hot path: no request is divided, and every entry has its answer.
-        unwanted = finish_each(dispatch.requests, outputs, dispatch, log_undelivered)
+        unwanted = finish_each(dispatch.requests, outputs, dispatch, undelivered)
         answered: Sequence[Request] = dispatch.requests
         if unwanted:
             before = {id(request) for request, _ in unwanted}
@@ -72,7 +72,7 @@ class Delivery:
                 discard(output)
                 refused.append((request, error))
             except Exception:
-                log_undelivered(request)
+                undelivered(request)
         if answers.answered:
             self.tell("streamed", answers.answered, answers.firsts, now)
         return refused
@@ -88,7 +88,7 @@ class Delivery:
             try:
                 request.finish(output, dispatch)
             except Exception:
-                log_undelivered(request)
+                undelivered(request)
         self._had_their_end(answered, None, now)
 
     def fail(self, requests: Iterable[Request], error: Callable[[Request], WeirError], now: float) -> None:
@@ -118,7 +118,7 @@ class Delivery:
         try:
             request.fail(error)
         except Exception:
-            log_undelivered(request)
+            undelivered(request)
         self._had_their_end([request], error, now)
         drop_payload(request)
 
@@ -167,11 +167,14 @@ def _discard_gathered(request: Request) -> None:
             discard(output)
 
 
-def log_undelivered(request: Request) -> None:
-    """Log the exception that `request` raised in `finish`, `fail` or `part`."""
+def undelivered(request: Request) -> None:
+    """Log the exception that `request` raised in `finish`, `fail` or `part`, and have it leave its caller, who would wait for ever."""
     trace = request.trace
     extra = {"trace_id": trace.name} if type(trace) is Trace else {}
     logger.exception("frontend %r could not deliver an answer", request.door, extra=extra)
+    abandon = getattr(request, "abandon", None)
+    if abandon is not None:
+        abandon()
 
 
 def discard(value: Any) -> None:

@@ -10,7 +10,6 @@ embedding server turns texts into token sequences before they enter the queue.
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from copy import copy
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
@@ -362,7 +361,7 @@ def _measured(service: "Service", item: bytes, index: int) -> QueueEntry:
     try:
         measured = service.measure(decode(item, JSON))
     except WeirError as error:
-        raise _placed(error, index) from error
+        raise error.at("tensor 'input'", index) from error
     rows, cost, key = measured.rows, measured.cost, measured.key
     return make_entry(service, item, Kind.ITEM, rows, cost, key, content_type=JSON, accept=JSON)
 
@@ -432,7 +431,7 @@ def _items(outputs: list[Any]) -> TensorValue:
     failed: WeirError | None = None
     for index, output in enumerate(outputs):
         if isinstance(output, WeirError):
-            failed = failed or _placed(output, index)
+            failed = failed or output.at("tensor 'input'", index)
         elif is_block(output):
             array[index] = bytes(output.view)
             output.release()
@@ -441,14 +440,6 @@ def _items(outputs: list[Any]) -> TensorValue:
     if failed is not None:
         raise failed
     return TensorValue(ITEM_OUTPUTS[0].name, ITEM_OUTPUTS[0].datatype, array)
-
-
-def _placed(error: WeirError, index: int) -> WeirError:
-    placed = copy(error)
-    placed.message = f"tensor 'input'[{index}]: {error.message}"
-    placed.args = (placed.message,)
-    placed.__cause__ = error.__cause__
-    return placed
 
 
 # Writing the outputs of items.

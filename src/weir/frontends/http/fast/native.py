@@ -146,6 +146,10 @@ class HttpRequest(RequestBase):
         """Write the error."""
         self._answer(self.plan.handler.error_answer(error, self.head.service))
 
+    def abandon(self) -> None:
+        """Close the connection: the response could not be written, and a part of it may have been."""
+        self.connection.abort()
+
     def _finish_otherwise(self, output: Any, dispatch: Dispatch) -> None:
         head = self.head
         headers = [(b"content-type", self.plan.answer_type.encode("latin-1")), *start_headers(self.arrival, dispatch)]
