@@ -46,7 +46,6 @@ TABLE: list[tuple[str, object, str, object]] = [
     ("cors", "*", "cors_origins", ["*"]),
     ("num_worker", "2", "workers", 2),
     ("priority_batch_size", "16", "small_request_size", 16),
-    ("device", "1", "device_map", ["1"]),
     ("cpu", True, "device_map", ["cpu"]),
     ("fp16", True, "precision", "fp16"),
     ("verbose", True, "log_level", "debug"),
@@ -205,7 +204,7 @@ def test_the_version_is_shown() -> None:
         assert done.returncode == 0 and re.fullmatch(r"weir \S+, for clients of bert-as-service 1.10.0\n", done.stdout)
 
 
-@pytest.mark.parametrize("flag", ["-foo", "-num_workers", "-p", "-modeldir=x"])
+@pytest.mark.parametrize("flag", ["-foo", "-num_workers", "-q", "-modeldir=x"])
 @pytest.mark.parametrize("command", ["serve", "benchmark", "convert"])
 def test_an_unknown_flag_is_named_whole(flag: str, command: str) -> None:
     done = weir_here("embed", command, flag, "3")

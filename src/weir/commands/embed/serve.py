@@ -1,6 +1,7 @@
 """`weir embed serve`: serves the vectors of texts over HTTP, ZeroMQ and every other frontend."""
 
 import inspect
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -23,15 +24,8 @@ from weir.embedding.bert_as_service.settings import (
     ZeroMqSettings,
     translated,
 )
-from weir.embedding.server_settings import (
-    TEI_ELSEWHERE,
-    TEI_FLAGS,
-    TEI_MODEL,
-    TEI_REVISION,
-    TEI_SWITCHES,
-    TEXTS,
-    from_tei,
-)
+from weir.embedding.flags import MODEL_ID, OTHER_FLAGS, REVISION, SERVED_NAME, OtherFlag, from_other_servers
+from weir.embedding.server_settings import TEXTS
 from weir.settings import Settings, declared_settings
 
 _STOCK_VERSION = "1.10.0"  # of bert-as-service, whose clients this serves
@@ -47,7 +41,7 @@ def _serve(directories: list[str] | None, config: list[str] | None, **options: l
     and WEIR_MAX_LENGTH.
 
     The flags of bert-serving-start are accepted too, with one dash or two; -port is --zmq-port. With any of them, ZeroMQ
-    listens on the ports that bert-serving-start opens. So are those of text-embeddings-router.
+    listens on the ports that bert-serving-start opens. So are those of text-embeddings-router and infinity_emb, and their variables.
     """
     import asyncio
 
@@ -58,7 +52,7 @@ def _serve(directories: list[str] | None, config: list[str] | None, **options: l
     if options.get(VERSION):
         typer.echo(f"weir {__version__}, for clients of bert-as-service {_STOCK_VERSION}")
         return 0
-    stock = translated(*from_tei(directories, options))
+    stock = translated(*from_other_servers(directories, options, os.environ))
     settings = settings_of(stock.directories, config, stock.settings, TEXTS)
     if stock.stock:
         settings = _with_stock_ports(settings, stock)
@@ -79,11 +73,16 @@ def old_parameters() -> list[inspect.Parameter]:
     return [*both, *[parameter(ONE_DASH_PREFIX + name, list[str], _hidden(f"-{name}")) for name in ONE_DASH]]
 
 
-def tei_parameters() -> list[inspect.Parameter]:
-    """Return a parameter for each flag of text-embeddings-router that is no setting of Weir's; `--help` does not show them."""
-    names = (TEI_MODEL, TEI_REVISION, *TEI_FLAGS, *TEI_ELSEWHERE)
-    flags = [(name, list[str]) for name in names] + [(name, bool) for name in TEI_SWITCHES]
-    return [parameter(name, kind, _hidden(f"--{name}")) for name, kind in flags]
+def other_parameters() -> list[inspect.Parameter]:
+    """Return a parameter for each flag of TEI and infinity that is no setting of Weir's; `--help` does not show them."""
+    named = [parameter(name, list[str], _hidden(f"--{name}")) for name in (MODEL_ID, REVISION, SERVED_NAME)]
+    return [*named, *[_other_parameter(name, flag) for name, flag in OTHER_FLAGS.items()]]
+
+
+def _other_parameter(name: str, flag: OtherFlag) -> inspect.Parameter:
+    if not flag.is_switch:
+        return parameter(name, list[str], _hidden(f"-{name}" if len(name) == 1 else f"--{name}"))
+    return parameter(name, bool, _hidden(f"--{name}/--no-{name}"))
 
 
 def _hidden(*flags: str) -> Any:
@@ -127,6 +126,6 @@ serve = with_signature(
         ),
         *settings_parameters(declared_settings(TEXTS).values()),
         *old_parameters(),
-        *tei_parameters(),
+        *other_parameters(),
     ],
 )

@@ -85,7 +85,6 @@ OLD: Mapping[str, OldFlag] = {
     "cors": OldFlag("cors_origins"),
     "num_worker": OldFlag("workers"),
     "priority_batch_size": OldFlag("small_request_size"),
-    "device": OldFlag("device_map"),
     "cpu": OldFlag("device_map", "cpu"),
     "fp16": OldFlag("precision", "fp16"),
     "verbose": OldFlag("log_level", "debug"),
