@@ -77,9 +77,10 @@ def test_it_takes_the_table_of_the_rate(start: float, rate: float, index: int) -
         assert policy.decide(feed.seen(waiting)) == served(8, 2 * index + 2)
 
 
-def test_below_the_lowest_rate_it_serves_at_once() -> None:
+def test_below_the_lowest_rate_its_table_holds() -> None:
     policy, feed = SolvedPolicy(bank()), Feed()
-    assert feed.arrive(policy, 30.0, 100) == served(1, 1)
+    decision = feed.arrive(policy, 30.0, 100)
+    assert (decision.rows, decision.limit) == (0, 2)
     assert policy.index == 0
 
 

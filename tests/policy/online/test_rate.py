@@ -7,7 +7,7 @@ from math import exp, inf, sqrt
 import numpy as np
 import pytest
 from scipy.stats import gamma
-from tests.policy.banks import LIMITS, PROFILE, bank, promised, served
+from tests.policy.banks import LIMITS, PROFILE, bank, promised
 
 from weir.policy.cost.objective import LatencySLO
 from weir.policy.cost.profile import GOOGLENET_P4, Profile
@@ -156,10 +156,10 @@ def test_the_boundaries_are_halfway_by_ratio_and_as_far_beyond_the_ends() -> Non
 
 def test_there_is_a_stage_below_and_one_above() -> None:
     stages = every(bank(max_waiting=[0, 0, 30]))
-    assert [stage.limits[0] for stage in stages] == [1, *LIMITS, 1]
+    assert [stage.limits[0] for stage in stages] == [LIMITS[0], *LIMITS, 1]
     assert [stage.entry for stage in stages] == [0, 0, 1, 2, 2]
     assert [stage.max_waiting for stage in stages] == [None, None, None, 30, 30]
-    assert stages[0].first == (None, *(served(rows, 1) for rows in range(1, 9)))
+    assert stages[0].first == stages[1].first, "the lowest table holds below its rate"
     full = full_batch_table(PROFILE).tolist()
     assert [None if each is None else each.rows for each in stages[4].first] == [None, *full[1:]]
     assert (stages[0].falls, stages[4].rises) == (0.0, inf)

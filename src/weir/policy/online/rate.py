@@ -20,6 +20,7 @@ Rows that arrive together, in requests of several rows, count one by one, and ma
 
 from bisect import bisect, bisect_right
 from dataclasses import dataclass
+from itertools import pairwise
 from math import exp, inf, log, log1p, sqrt
 from statistics import median
 from typing import NamedTuple
@@ -31,7 +32,7 @@ from weir.messages import Reason
 from weir.policy.cost.objective import ROUNDING, LatencySLO
 from weir.policy.cost.profile import Floats, Profile
 from weir.policy.decision import Decision
-from weir.policy.solve.bank import Bank
+from weir.policy.solve.bank import HYSTERESIS, Bank, hysteresis
 from weir.policy.solve.tables import Table, full_batch_table, greedy_table, limit_of
 
 WINDOW_ROWS = 50.0  # T is so many mean gaps
@@ -392,7 +393,6 @@ def _growing(gate: AdmissionGate, times: Floats, spares: Floats, min_extra_batch
 
 UNLIKELY = 1e-3  # a gap between arrivals with a smaller probability is taken for the end of the traffic
 SILENCE = log(1.0 / UNLIKELY)  # that gap, in mean gaps
-HYSTERESIS = 0.05  # relative to a boundary: how far the rate must be beyond it before the band changes
 
 Guards = tuple[tuple[float, ...], tuple[float, ...]] | tuple[None, None]
 Answers = tuple[Decision | None, ...]  # by rows waiting; None is to wait; the last entry holds for longer queues
@@ -438,24 +438,27 @@ class RateBand:
 class RateBands:
     """The bands of `bank` by rising rate; boundary i, in rows per second, lies between the bands i and i + 1.
 
-    Below the lowest rate of the bank all waiting rows are dispatched at once. Above the highest, full batches are
-    dispatched without waiting, so that no worker idles under overload, whatever the tables say. A band is computed
+    Below the lowest rate of the bank its table holds; with an objective, all waiting rows are dispatched at once. Above
+    the highest, full batches are dispatched without waiting, so that no worker idles under overload, whatever the
+    tables say. A band is computed
     when it is first needed, because a server that adopts a bank has no time to compute all at once, and never changes
     afterwards.
     """
 
-    __slots__ = ("_admission", "_edges", "_guards", "_made", "bank", "boundaries")
+    __slots__ = ("_admission", "_falls", "_guards", "_made", "_rises", "bank", "boundaries")
 
     def __init__(self, bank: Bank) -> None:
         self.bank = bank
         self.boundaries = boundaries_of(bank)
-        self._edges = (0.0, *self.boundaries, inf)
+        margins = margins_of(bank)
+        self._falls = (0.0, *(edge * (1.0 - margin) for edge, margin in zip(self.boundaries, margins, strict=True)))
+        self._rises = (*(edge * (1.0 + margin) for edge, margin in zip(self.boundaries, margins, strict=True)), inf)
         self._admission = None if bank.objective is None else admission(bank.profile, bank.objective, bank.workers)
         self._guards = promised(bank, self._admission)
         self._made: dict[int, RateBand] = {}
 
     def __len__(self) -> int:
-        return len(self._edges) - 1
+        return len(self._rises)
 
     def __getitem__(self, number: int) -> RateBand:
         """Return the band of that number, from 0 to the number of the bank's rates plus 1."""
@@ -482,12 +485,12 @@ class RateBands:
 
     def next_to(self, band: RateBand, rate: float) -> RateBand:
         """Return the band for `rate` (rows per second) if the present one is `band`. It only changes once the rate is
-        5 % beyond a boundary.
+        clearly beyond a boundary.
         """
-        edges, number = self._edges, band.number
-        while rate < edges[number] * (1.0 - HYSTERESIS):
+        number = band.number
+        while rate < self._falls[number]:
             number -= 1
-        while rate > edges[number + 1] * (1.0 + HYSTERESIS):
+        while rate > self._rises[number]:
             number += 1
         return self[number]
 
@@ -504,8 +507,8 @@ class RateBands:
         return RateBand(
             number=number,
             entry=entry,
-            falls=self._edges[number] * (1.0 - HYSTERESIS),
-            rises=self._edges[number + 1] * (1.0 + HYSTERESIS),
+            falls=self._falls[number],
+            rises=self._rises[number],
             first=answers,
             second=answers_of(second, limits[1]) if share else answers,
             share=share,
@@ -552,13 +555,13 @@ class RateBands:
     def _tables(self, number: int) -> tuple[Table, Table, float]:
         """Return both tables of a band, shape (states,), rows; and the share of the second."""
         bank, share = self.bank, 0.0
-        if number == 0:
+        if number == 0 and bank.objective is not None:
             first = second = greedy_table(bank.profile.max_batch_size)
         elif number == len(self) - 1 and not self._bounded_above:
             made = self._admission
             first = second = full_batch_table(bank.profile) if made is None else made.overloaded(bank.profile)[0]
         else:
-            entry = min(number, len(bank.rates)) - 1
+            entry = min(max(number, 1), len(bank.rates)) - 1
             share = float(bank.shares[entry])
             first = bank.tables[entry]
             second = bank.second_tables[entry] if share else first
@@ -589,6 +592,13 @@ def boundaries_of(bank: Bank) -> tuple[float, ...]:
         return float(rates[0]) / 2.0, float(rates[0]) * 2.0
     ratios = np.sqrt(rates[1:] / rates[:-1])
     return tuple(float(each) for each in (rates[0] / ratios[0], *(rates[:-1] * ratios), rates[-1] * ratios[-1]))
+
+
+def margins_of(bank: Bank) -> tuple[float, ...]:
+    """Return how far beyond each boundary, relative to it, the rate must be before the band changes."""
+    rates = bank.rates.tolist()
+    between = [hysteresis(low, high) for low, high in pairwise(rates)] or [HYSTERESIS]
+    return between[0], *(between if len(rates) > 1 else ()), between[-1]
 
 
 def answers_of(table: Table, limit: int) -> Answers:

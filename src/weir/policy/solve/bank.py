@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import sqrt
+from math import inf, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,8 +23,19 @@ from weir.figures import html_table
 from weir.policy.cost.objective import LatencySLO, Prices, unavoidable_power_w
 from weir.policy.cost.profile import Floats, Profile
 from weir.policy.solve.quantile import QuantileSampler
-from weir.policy.solve.smdp import LONGEST, Actions, Performance, check_rate, evaluate, longest_of, solve_long
-from weir.policy.solve.tables import Table, checked_table, limit_of, stacked
+from weir.policy.solve.smdp import (
+    LONGEST,
+    Actions,
+    Performance,
+    check_rate,
+    evaluate,
+    is_stable,
+    longest_of,
+    solve_long,
+    weights_of,
+)
+from weir.policy.solve.smdp import Served as SteadyQueue
+from weir.policy.solve.tables import Table, checked_table, limit_of, stacked, steady_table
 
 FORMAT = 1  # of the file
 _FLOATS = ("rates", "shares", "response_time_ms", "p99_ms", "power_w")
@@ -179,19 +190,21 @@ def solve_bank(profile: Profile, prices: Prices | None = None, *, rates: ArrayLi
     Args:
         profile: the costs of a batch.
         prices: the weights of latency and energy.
-        rates: rows per second, ascending; shape (R,). By default 24 rates from 0.1 % to 97 % of the profile's
-            capacity, and further ones between neighbours with different limits that are more than 20 % apart.
+        rates: rows per second, ascending; shape (R,). By default 25 rates from 0.1 % to 99 % of the profile's
+            capacity, lower ones until rows no longer wait for others, and further ones between them until no rate in
+            that range costs more than 0.25 % above the least.
 
     Raises SettingsError for a rate that cannot be served.
     """
 
     prices = prices or Prices()
     if rates is None:
-        found = solve_between(profile, prices, solve_rates(profile, prices, default_rates(profile.max_rate)))
+        found = solve_rates(profile, prices, default_rates(profile.max_rate))
+        found = solve_between(profile, prices, solve_below(profile, prices, found))
     else:
         found = solve_rates(profile, prices, np.array(rates, dtype=np.float64, ndmin=1))
-    predicted = [(each.response_time_ms, each.p99_ms, each.power_w) for each in found]
-    return bank_of(profile, prices, 1, [each.rate for each in found], [each.table for each in found], predicted)
+    tables, predicted = [each.table for each in found], [each.predicted() for each in found]
+    return bank_of(profile, prices, 1, [each.rate for each in found], tables, predicted)
 
 
 def bank_of(
@@ -220,43 +233,52 @@ def bank_of(
 
 
 def default_rates(capacity: float) -> Floats:
-    """Return the rates of a bank, in rows per second, for a capacity in rows per second; shape (24,).
+    """Return the rates of a bank, in rows per second, for a capacity in rows per second; shape (25,).
 
-    Twelve are in equal ratios from 0.1 % to 20 % of the capacity, where the limit depends on the ratio, and twelve in
-    equal steps from there to 97 %.
+    Twelve are in equal ratios from 0.1 % to 20 % of the capacity, where the limit depends on the ratio, twelve in equal
+    steps from there to 97 %, and the last one is 99 %.
     """
     low = np.geomspace(0.001, 0.2, 12)
     high = np.linspace(0.2, 0.97, 13)[1:]
-    return np.asarray(capacity * np.concatenate((low, high)), dtype=np.float64)
+    return np.asarray(capacity * np.concatenate((low, high, [0.99])), dtype=np.float64)
 
 
-# The rates of a bank are solved one after another, each from the best actions of the one before.
+# The rates of a bank are solved one after another, each from the best actions of the one before. A rate between two of
+# them is served by the table of the nearer one, by ratio. With hysteresis that table may still be in use a little
+# further: there the costs are compared.
 
 
-# The largest ratio of neighbouring rates with different limits. A server knows its rate to 10 % at best. With rates 60
-# % apart, the nearest table costs up to 5 % more than the best one between them; with this ratio 0.3 % (the paper's
-# profile).
-RATIO = 1.2
+EXCESS = 0.002  # relative to the least cost: a neighbour's table may cost so much more before a rate is added between
+CLOSEST = 1.01  # ratio of rates between which none is added
+LOWER, LOWEST = 4.0, 1e-6  # the ratio of further rates below, and the least of them, relative to capacity
+HYSTERESIS = 0.05  # relative to a boundary: how far the rate may be beyond it, at most, before the table changes
+
+
+def hysteresis(low: float, high: float) -> float:
+    """Return how far beyond the boundary of two rates, relative to it, the rate may be before the table changes."""
+    return min(HYSTERESIS, (sqrt(high / low) - 1.0) / 2.0)
 
 
 class SolvedRate(NamedTuple):
-    """The best table at one rate, and its predictions.
+    """The best table at one rate, and what it does.
 
     Attributes:
         rate: rows per second.
         table: the best table, shape (states,), rows.
         actions: the best actions that the table was made from, shape (states,), rows. The table has the full-batch
             rule in states that do not occur, so `actions` are the better start for the next rate.
-        response_time_ms, p99_ms: mean and 99th percentile of the response time, with the profile's latency offset.
-        power_w: mean power in watts.
+        served: the queue that the table serves at this rate.
     """
 
     rate: float
     table: Table
     actions: Table
-    response_time_ms: float
-    p99_ms: float
-    power_w: float
+    served: SteadyQueue
+
+    def predicted(self) -> tuple[float, float, float]:
+        """Return mean and 99th percentile of the response time in ms, and the mean power in watts."""
+        seen, offset = self.served.rates, self.served.profile.latency_offset_ms
+        return seen.response_time_ms + offset, QuantileSampler(self.served).quantile_ms(0.99) + offset, seen.power_w
 
 
 def solve_rates(profile: Profile, prices: Prices, rates: Floats) -> list[SolvedRate]:
@@ -271,9 +293,20 @@ def solve_rates(profile: Profile, prices: Prices, rates: Floats) -> list[SolvedR
     return found
 
 
+def solve_below(profile: Profile, prices: Prices, found: list[SolvedRate]) -> list[SolvedRate]:
+    """Return `found` with lower rates, down to one at which rows no longer wait for others, or the table stays the same."""
+    first = found[0]
+    if limit_of(first.table) == 1 or first.rate < LOWER * LOWEST * profile.max_rate:
+        return found
+    below = _solve(profile, prices, first.rate / LOWER, first.actions)
+    if _same(below.table, first.table):
+        return found
+    return solve_below(profile, prices, [below, *found])
+
+
 def solve_between(profile: Profile, prices: Prices, found: list[SolvedRate]) -> list[SolvedRate]:
-    """Return `found` with further rates, halfway by ratio, between neighbours with different limits that are further
-    apart than RATIO.
+    """Return `found` with further rates, halfway by ratio, between neighbours whose tables cost more than EXCESS above
+    the least where they may be in use.
     """
     result = found[:1]
     for each in found[1:]:
@@ -282,19 +315,42 @@ def solve_between(profile: Profile, prices: Prices, found: list[SolvedRate]) -> 
 
 
 def _between(profile: Profile, prices: Prices, low: SolvedRate, high: SolvedRate) -> list[SolvedRate]:
-    if limit_of(low.table) == limit_of(high.table) or high.rate <= RATIO * low.rate:
+    if high.rate <= CLOSEST * low.rate or _same(low.table, high.table):
         return []
     middle = _solve(profile, prices, sqrt(low.rate * high.rate), low.actions)
+    margin = 1.0 + hysteresis(low.rate, high.rate)
+    if all(
+        _excess(profile, prices, rate, used, (low, middle, high)) <= EXCESS
+        for used, rate in (
+            (low, middle.rate * margin),
+            (high, middle.rate / margin),
+            (low, middle.rate),
+            (high, middle.rate),
+        )
+    ):
+        return []
     return [*_between(profile, prices, low, middle), middle, *_between(profile, prices, middle, high)]
+
+
+def _same(one: Table, other: Table) -> bool:
+    return np.array_equal(steady_table(one), steady_table(other))
+
+
+def _excess(profile: Profile, prices: Prices, rate: float, used: SolvedRate, known: Sequence[SolvedRate]) -> float:
+    """Return by what share the table of `used` costs more at `rate` than the best of those of `known`."""
+    weights = weights_of(profile, rate / 1000.0, prices)
+    costs = [
+        SteadyQueue(profile, rate / 1000.0, each.table).rates.cost(*weights)
+        if is_stable(profile, rate, each.table) else inf
+        for each in (used, *known)
+    ]  # fmt: skip
+    return costs[0] / min(costs) - 1.0 if costs[0] < inf else inf
 
 
 def _solve(profile: Profile, prices: Prices, rate: float, start: Table | None) -> SolvedRate:
     check_rate(profile, rate)
     found = solve_long(profile, rate, prices, longest_of(profile), start)
-    seen, offset = found.served.rates, profile.latency_offset_ms
-    p99 = QuantileSampler(found.served).quantile_ms(0.99)
-    actions = found.improved.actions.astype(np.uint16)
-    return SolvedRate(rate, found.table, actions, seen.response_time_ms + offset, p99 + offset, seen.power_w)
+    return SolvedRate(rate, found.table, found.improved.actions.astype(np.uint16), found.served)
 
 
 # Solve for the best table at one rate.
