@@ -1,6 +1,7 @@
 """A model is replaced again and again while callers ask it over HTTP: nobody notices but by the answers."""
 
 import asyncio
+import logging
 import os
 import signal
 import time
@@ -109,6 +110,45 @@ async def reload(folder: Path, reloads: int) -> None:
         newest = bisect(replaced_at, answer.asked_at) - 1
         assert answer.generation >= newest
     assert {answer.generation for answer in answers} == set(range(reloads + 1))
+
+
+async def edit(folder: Path, failures: list[str]) -> None:
+    failed = asyncio.Event()
+
+    class Failures(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "goes on as it was" in record.getMessage():
+                failures.append(record.getMessage())
+                failed.set()
+
+    handler = Failures()
+    logging.getLogger("weir").addHandler(handler)
+    file = folder / "generation_model.py"
+    file.write_text(MODEL.format(generation=0))
+    app = App(read_settings([f"{file}:Generation"], {"port": ["0"], "reload": ["true"]}, {}))
+    ready = asyncio.Event()
+    serving = asyncio.create_task(app.run(ready.set))
+    await ready.wait()
+    async with asked_all_the_time(app.server.port) as answers:
+        file.write_text(MODEL.format(generation=1))
+        await answers.until(lambda: bool(answers) and answers[-1].generation == 1)
+        file.write_text("no Python")
+        await failed.wait()
+        count = len(answers)
+        await answers.until(lambda: len(answers) > count + 5)
+        assert answers[-1].generation == 1
+        file.write_text(MODEL.format(generation=2))
+        await answers.until(lambda: answers[-1].generation == 2)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await serving
+    logging.getLogger("weir").removeHandler(handler)
+    assert {answer.status for answer in answers} == {200}
+
+
+def test_an_edited_model_is_loaded_again_and_a_broken_one_is_not(tmp_path: Path) -> None:
+    failures: list[str] = []
+    asyncio.run(edit(tmp_path, failures))
+    assert len(failures) == 1 and "generation_model.py" in failures[0] and "SyntaxError" in failures[0]
 
 
 @pytest.mark.parametrize("reloads", [5, pytest.param(100, marks=[pytest.mark.soak, pytest.mark.timeout(300)])])

@@ -27,7 +27,15 @@ from starlette.types import ASGIApp
 from weir.catalog.loading import ServiceMaker, load_target, make_service, new_service
 from weir.catalog.manager import Manager
 from weir.catalog.registry import Registry, running
-from weir.catalog.repository.folder import FolderRepository, InlineConfigs, load_library, read_config, watching
+from weir.catalog.repository.folder import (
+    FolderRepository,
+    InlineConfigs,
+    TargetWatcher,
+    Watcher,
+    load_library,
+    read_config,
+    watching,
+)
 from weir.catalog.sources import ModelToServe, TargetRepository, all_sources, read_models_to_start
 from weir.errors import SettingsError, WeirError, brief
 from weir.frontends.dashboard.routes import make_dashboard
@@ -217,7 +225,7 @@ class App:
                 if self._jobs is not None:
                     self._jobs.start()
                 ready()
-                async with watching(self._watched, self.manager):
+                async with watching(self._watchers()):
                     await self._signalled.wait()
                 await self._drain()
             else:
@@ -231,6 +239,14 @@ class App:
             await asyncio.gather(*[frontend.stop() for frontend in self.frontends])
             if self._product is not None:
                 await self._product.stop()
+
+    def _watchers(self) -> list[Watcher | TargetWatcher]:
+        found: list[Watcher | TargetWatcher] = []
+        if self._watched is not None:
+            found.append(Watcher(self._watched, self.manager))
+        if self.settings.repository.reload:
+            found.append(TargetWatcher({model.name: model.target for model in self.settings.models}, self.manager))
+        return found
 
     async def _load(self) -> bool:
         """Load all models; return False if a signal came first."""

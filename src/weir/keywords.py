@@ -264,6 +264,8 @@ class ServerKeywords(ServiceKeywords, total=False):
     """Models to load at the start, or none (default: all)"""
     watch: bool
     """Load and unload models when files in the repository change"""
+    reload: bool
+    """For development: load a model again when the file of its TARGET changes"""
     allow_pickle: bool
     """Load models from pickled files (.joblib, .pkl), which can run any code that their maker put into them"""
     trust_type: list[str]

@@ -244,6 +244,7 @@ class RepositorySettings:
     )
     load: list[str] = setting([], "models to load at the start, or none (default: all)", metavar="NAME")
     watch: bool = setting(False, "load and unload models when files in the repository change")
+    reload: bool = setting(False, "for development: load a model again when the file of its TARGET changes")
     allow_pickle: bool = setting(
         False, "load models from pickled files (.joblib, .pkl), which can run any code that their maker put into them"
     )

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 EXAMPLES: Mapping[str, str] = MappingProxyType({
     "name": "sentiment", "params": "threshold=0.5",
     "max_batch_size": "32", "policy": "size-or-delay:size=32,delay=5ms", "max_queue_size": "2000",
-    "workers": "1..4", "threads": "2", "predict_timeout": "10", "timeout": "5",
-    "host": "0.0.0.0", "port": "8080", "grpc_port": "8001", "development": "", "api_key_file": "keys.txt",
+    "workers": "1..4", "predict_timeout": "10", "timeout": "5",
+    "host": "0.0.0.0", "port": "8080", "grpc_port": "8001", "development": "", "reload": "", "api_key_file": "keys.txt",
     "log_format": "json",
     "pooling": "cls", "max_length": "512", "prompt": "'query: '", "precision": "int8", "device_map": "auto", "zmq_port": "5555",
 })  # fmt: skip

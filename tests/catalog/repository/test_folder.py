@@ -395,7 +395,7 @@ def test_unfinished_files_are_nobodys_change(tmp_path: Path) -> None:
 
 def test_a_real_folder_is_watched(tmp_path: Path) -> None:
     async def main() -> None:
-        async with Told(tmp_path) as told, watching(told.folder, told.manager), asyncio.timeout(30):
+        async with Told(tmp_path) as told, watching([Watcher(told.folder, told.manager)]), asyncio.timeout(30):
             (tmp_path / "new.tmp" / "1").mkdir(parents=True)
             await asyncio.sleep(0)
             (tmp_path / "new.tmp" / "1" / "model.py").write_text(plain("n"))
@@ -405,13 +405,5 @@ def test_a_real_folder_is_watched(tmp_path: Path) -> None:
                 (tmp_path / "new" / "1" / "model.py").write_text(plain("n"))
                 await asyncio.wait([made], timeout=2.0)
             assert made.result() == "new/1"
-
-    asyncio.run(main())
-
-
-def test_nothing_is_watched_without_a_folder(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with Told(tmp_path) as told, watching(None, told.manager):
-            assert told.registry.services
 
     asyncio.run(main())

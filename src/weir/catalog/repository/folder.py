@@ -8,10 +8,11 @@ import json
 import os
 import re
 import shutil
+import sys
 import time
 import tomllib
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path, PurePosixPath
 from tempfile import mkdtemp
@@ -23,7 +24,7 @@ from weir.catalog.repository.platforms import ENSEMBLE, MAX_PATH_LENGTH, guess, 
 from weir.catalog.repository.triton import read_pbtxt, translated
 from weir.catalog.sources import ModelReading, ModelToServe, Trust
 from weir.catalog.targets import platform_of_target
-from weir.errors import InvalidRequest, ModelNotFound, SettingsError, WeirError, brief
+from weir.errors import InvalidRequest, ModelError, ModelNotFound, SettingsError, WeirError, brief
 from weir.model import NONE, OPTIONAL, REQUIRED
 from weir.serving.delivery import logger
 from weir.serving.settings import NAME, is_name
@@ -583,17 +584,75 @@ def load_library() -> Any:
     return watchfiles
 
 
+class TargetWatcher:
+    """Has `manager` load a model again when the file of its target has not changed for `quiet` seconds of `clock`.
+
+    It looks by itself, because a TARGET has few files and watchfiles may not be installed.
+    """
+
+    def __init__(
+        self, targets: Mapping[str, str], manager: "Manager", *, quiet: float = QUIET,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self._clock = clock
+        self._manager = manager
+        self._settling = Settling(quiet)
+        found = {name: file_of_target(target) for name, target in targets.items()}
+        self._files = {name: path for name, path in found.items() if path is not None}
+        self._seen = {name: self._look(name) for name in self._files}
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK)
+            await self.step()
+
+    async def step(self) -> None:
+        """Note the files that have changed, and load the models that have settled."""
+        for name in self._files:
+            if (signature := self._look(name)) != self._seen[name]:
+                self._seen[name] = signature
+                self._settling.note(name, self._clock(), signature)
+        for name in self._settling.settled(self._clock(), self._look):
+            if self._look(name):  # an editor may remove a file before it writes it again
+                await self._load(name)
+
+    async def _load(self, name: str) -> None:
+        try:
+            await self._manager.load_model(name)
+        except WeirError as error:
+            trace = error.remote_traceback if isinstance(error, ModelError) else ""
+            logger.error("model %r goes on as it was: %s\n%s", name, error.message, trace)
+        except Exception:
+            logger.exception("model %r goes on as it was", name)
+
+    def _look(self, name: str) -> Signature:
+        try:
+            found = self._files[name].stat()
+        except OSError:
+            return ()
+        return ((str(self._files[name]), found.st_size, found.st_mtime_ns),)
+
+
+def file_of_target(target: str) -> Path | None:
+    """Return the file that `target` names, or None: a model of Hugging Face has none, nor a class that was given as it is."""
+    for name in (target, target.rpartition(":")[0]):
+        if name and (path := Path(name)).is_file():
+            return path.absolute()
+    module = sys.modules.get(target.partition(":")[0])
+    where = getattr(module, "__file__", None)
+    return None if where is None else Path(where)
+
+
 @asynccontextmanager
-async def watching(folder: FolderRepository | None, manager: "Manager") -> AsyncIterator[None]:
-    """Watch `folder` while the block runs; do nothing if it is None."""
-    if folder is None:
-        yield
-        return
-    task = asyncio.create_task(Watcher(folder, manager).run())
+async def watching(watchers: Sequence[Watcher | TargetWatcher]) -> AsyncIterator[None]:
+    """Run `watchers` while the block runs."""
+    tasks = [asyncio.create_task(watcher.run()) for watcher in watchers]
     try:
         yield
     finally:
-        task.cancel()
-        ended = await asyncio.gather(task, return_exceptions=True)
-        if isinstance(ended[0], Exception):
-            logger.error("the repository was not watched to the end", exc_info=ended[0])
+        for task in tasks:
+            task.cancel()
+        for ended in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(ended, Exception):
+                logger.error("the files of models were not watched to the end", exc_info=ended)
