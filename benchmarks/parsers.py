@@ -8,8 +8,9 @@ the machine does is not counted (but that a processor is slower beside others). 
 megabyte of the body, or an answer of 5xx but 503 and 501, or none: the exit code is 1. Compressed bodies count as what
 they become. Who is over the bar is measured once more, and the shorter stretches count: what a body does it does again.
 
-The child `serve [BYTES [CERTIFICATE KEY]]` is that server; its first line says its ports. Requests and answers may hold so many bytes (0: what
-there is room for). With a certificate it serves HTTP over TLS too, on a port of its own. Nobody may control it.
+The child `serve [BYTES [CERTIFICATE KEY [JOBS TOKENIZER]]]` is that server; its first line says its ports. Requests and answers may hold so many bytes (0: what
+there is room for). With a certificate it serves HTTP over TLS too, on a port of its own. With a directory for them it runs batch jobs, and with the directory of a tokenizer it has a
+second model of texts that reads them with it. Nobody may control it.
 """
 
 import argparse
@@ -31,6 +32,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import grpc
@@ -39,6 +41,7 @@ import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from starlette.routing import BaseRoute
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
@@ -52,16 +55,22 @@ from weir.embedding.bert_as_service.settings import ZeroMqSettings
 from weir.embedding.bert_as_service.status import Status
 from weir.embedding.bert_as_service.zeromq import ZeroMqFrontend
 from weir.embedding.bert_as_service.zmtp import COMMAND, GREETING, MORE, frame, ready
+from weir.embedding.encoder import Encoder
 from weir.embedding.exchange import EmbeddingContext
 from weir.embedding.metrics import TextCounts
 from weir.embedding.openai import OpenAI, openai_paths
-from weir.embedding.texts import Encoded, ModelFacts, Text, TokenDetail
+from weir.embedding.tei import Tei
+from weir.embedding.texts import Encoded, Encodes, ModelFacts, Text, TokenDetail
+from weir.embedding.tokens.tokenizer import Tokenizer
 from weir.frontends.grpc.core import Core
 from weir.frontends.grpc.frontend import GrpcSettings
 from weir.frontends.grpc.server import GrpcServer
 from weir.frontends.http.application import Added, make_app
 from weir.frontends.http.server import HttpServer
 from weir.frontends.websocket import WebSockets
+from weir.jobs.routes import JobRoutes
+from weir.jobs.running import Reply, call
+from weir.jobs.settings import JobSettings
 from weir.protocols.access import Control, ControlSettings
 from weir.protocols.account import Account
 from weir.protocols.content_negotiation import compress
@@ -577,15 +586,58 @@ def nobody() -> Control:
         return Control(ControlSettings(control_token_file=file.name))
 
 
-async def serve(waiting_bytes: str = "0", *files: str) -> None:
-    """Serve until the standard input ends; over TLS too if there are `files` with a certificate and its key."""
+class Tokens(weir.Model):
+    """Says how many tokens a text has."""
+
+    padded = True
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        ids = [item if isinstance(item, bytes) else item[0] for item in batch]
+        return [np.array([len(each) // 4, 0], np.float32) for each in ids]
+
+    @classmethod
+    def measure(cls, item: Any) -> weir.Measure:
+        return weir.Measure(cost=len(item.ids) / 4)
+
+
+def of_tokens(directory: str) -> tuple[weir.Service, Encoder]:
+    """Return a service of token counts and its encoder, with the tokenizer in `directory`."""
+    service = weir.Service(Tokens, name="tokens", workers=1)
+    return service, Encoder(service, Tokenizer(Path(directory)), dimensions=2, max_length=64)
+
+
+def print_nothing(event: str, **fields: Any) -> None:
+    """Log nothing."""
+
+
+async def serve(
+    waiting_bytes: str = "0", certificate: str = "", key: str = "", jobs: str = "", tokenizer: str = ""
+) -> None:
+    """Serve until the standard input ends; over TLS too if there is a certificate with its key."""
     services = [weir.Service(model, workers=1) for model in (Length, Grid, Words)]
     http = HttpSettings(port=0, max_waiting_bytes=int(waiting_bytes) or None, body_timeout=20.0)
-    registry, encoder, control = Registry(services), Lengths(), nobody()
+    encoders: dict[str, Encodes] = {"lengths": Lengths()}
+    if tokenizer:
+        service, encoders["tokens"] = of_tokens(tokenizer)
+        services.append(service)
+    registry, control = Registry(services), nobody()
     context = KserveContext(registry, http, control)
-    texts = EmbeddingContext({encoder.name: encoder}, http, 100_000, TextCounts())
+    texts = EmbeddingContext(encoders, http, 100_000, TextCounts())
     status = Status(texts.encoders, texts.clients)
-    routes = [*OpenAI(texts).routes(), *Encode(texts, status, control=control, end=lambda: None).routes()]
+    routes: list[BaseRoute] = [
+        *Tei(texts).routes(), *OpenAI(texts).routes(), *Encode(texts, status, control=control, end=lambda: None).routes()
+    ]  # fmt: skip
+
+    async def ask(path: str, body: bytes) -> Reply:
+        return await call(app, path, body)
+
+    batches = None
+    if jobs:
+        batches = JobRoutes(
+            JobSettings(batch_dir=jobs, batch_max_bytes=1 << 30), http, ask, print_nothing, context.account
+        )
+        batches.begin()
+        routes = [*batches.routes(), *routes]
     sockets = WebSockets(registry, http, context.account)
     app = make_app(
         registry, http, context=context, websockets=sockets, added=Added(routes, {**openai_paths(), **bert_paths()})
@@ -596,13 +648,16 @@ async def serve(waiting_bytes: str = "0", *files: str) -> None:
         GrpcServer(context, GrpcSettings(grpc_port=0), http, Core),
         ZeroMqFrontend(texts, ZeroMqSettings(zmq_port=0), control=control, account=context.account),
     ]
-    if files:
-        certified = dataclasses.replace(http, tls_certfile=files[0], tls_keyfile=files[1])
+    if certificate:
+        certified = dataclasses.replace(http, tls_certfile=certificate, tls_keyfile=key)
         servers.append(HttpServer(registry, app, certified, context=context, websockets=sockets))
     async with AsyncExitStack() as stack:
         for server in servers:
             await server.start()
             stack.push_async_callback(server.stop)
+        if batches is not None:
+            batches.start()
+            stack.push_async_callback(batches.stop)
         gc.collect()
         gc.freeze()  # as `weir serve` does
         looks = LoopProbe(context.account)

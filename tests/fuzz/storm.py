@@ -16,6 +16,7 @@ import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from random import Random
 from typing import IO, Any
 
@@ -26,13 +27,17 @@ from benchmarks.parsers import Ports, Probe, serving
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from tests.embedding import tiny
 from tests.frontends.http.sockets import FILES
-from tests.fuzz.hostile import ATTACKS, SILENT, Room
+from tests.fuzz.callers import ATTACKS_OF_CALLERS
+from tests.fuzz.hostile import ATTACKS as ATTACKS_OF_STRANGERS
+from tests.fuzz.hostile import SILENT, Room
 
 from weir.client import EmbeddingClient, GrpcClient, HttpClient, WebSocketClient
 from weir.embedding.bert_as_service.client import BertTransport
 from weir.errors import CapacityError, DeadlineExceeded, Overloaded
 
+ATTACKS = {**ATTACKS_OF_STRANGERS, **ATTACKS_OF_CALLERS}
 WAITING_BYTES = 256 << 20  # an eighth of 2 GB
 MEMORY = 2 << 30  # bytes that all processes of the server may have together
 ROUND = 300.0  # seconds between two rests
@@ -375,8 +380,11 @@ def main() -> int:
     parser.add_argument("--replay", nargs=2, metavar=("NAME", "NUMBER"), help="send one input of the seed again")
     asked, console = parser.parse_args(), Console(width=160)
     files = FILES["tls_certfile"], FILES["tls_keyfile"]
-    with tempfile.NamedTemporaryFile() as log, open(log.name, "rb") as logged:
-        with serving(0, str(WAITING_BYTES), *files, log=None if asked.replay else log) as (ports, probe):
+    with (
+        tempfile.NamedTemporaryFile() as log, open(log.name, "rb") as logged, tempfile.TemporaryDirectory() as folder,
+    ):  # fmt: skip
+        more = str(Path(folder) / "jobs"), str(tiny.model(Path(folder) / "text"))
+        with serving(0, str(WAITING_BYTES), *files, *more, log=None if asked.replay else log) as (ports, probe):
             if asked.replay:
                 console.print(
                     attack(asked.replay[0], asked.seed, int(asked.replay[1]), ports, []), probe.ask(b"longest")

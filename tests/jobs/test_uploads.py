@@ -3,11 +3,12 @@
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from weir.errors import InvalidRequest, TooLarge, UnsupportedMediaType, WeirError
-from weir.jobs.uploads import Upload
+from weir.jobs.uploads import PIECE, Download, Upload
 
 TYPE = "multipart/form-data; boundary=b"
 
@@ -85,3 +86,25 @@ def test_a_boundary_that_is_too_long(tmp_path: Path) -> None:
 def test_other_types_are_refused(tmp_path: Path, kind: str) -> None:
     with pytest.raises(UnsupportedMediaType, match="must be multipart/form-data with a boundary"):
         read(tmp_path, b"", kind=kind)
+
+
+def test_a_download_of_a_file_that_is_deleted_meanwhile_ends(tmp_path: Path) -> None:
+    path, sent = tmp_path / "file", list[int]()
+    path.write_bytes(b"x" * (2 * PIECE + 5))
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        sent.append(len(message.get("body", b"")))
+        if len(sent) == gone_after:
+            path.unlink()
+
+    gone_after, get = 0, {"type": "http", "method": "GET"}
+    asyncio.run(Download(path, 2 * PIECE + 5)(get, receive, send))
+    assert sent == [0, PIECE, PIECE, 5]
+    gone_after = len(sent) + 2
+    asyncio.run(Download(path, 2 * PIECE + 5)(get, receive, send))
+    assert sent[4:] == [0, PIECE]
+    asyncio.run(Download(path, 5)({"type": "http", "method": "HEAD"}, receive, send))
+    assert sent[-2:] == [0, 0]
