@@ -2,6 +2,8 @@
 
 from collections import Counter
 
+import pytest
+
 from weir.embedding.fair_queue import REMEMBERED, CallerQueue
 
 
@@ -173,6 +175,33 @@ def test_one_text_of_a_new_caller_is_due_whatever_is_under_way() -> None:
     for tag in tags[:2]:
         shares.ended(tag)
     assert (shares.next(), shares.due) == (new, True)
+
+
+def test_of_thousands_of_callers_who_leave_those_are_remembered_who_have_had_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    forgotten, forget = list[int](), CallerQueue._forget
+
+    def counted(shares: CallerQueue[Work]) -> None:
+        forgotten.append(len(shares._away))
+        forget(shares)
+
+    monkeypatch.setattr(CallerQueue, "_forget", counted)
+    shares: CallerQueue[Work] = CallerQueue()
+    slow = Work("slow", 1)
+    shares.add(slow.key, slow)
+    shares.next()
+    shares.charge(1.0)  # its text stays under way, and holds virtual time
+    slow.ready = False
+    for number in range(10 * REMEMBERED):
+        one = Work(f"{number}", 1)
+        shares.add(one.key, one)
+        assert shares.next() is one
+        shares.charge(10.0 + number)
+        shares.leave(one.key, one)
+    assert forgotten == [2 * REMEMBERED] * 9
+    assert len(shares._away) < 2 * REMEMBERED
+    assert max(shares._away.values()) > 10 * REMEMBERED
 
 
 def test_virtual_time_stands_still_while_a_text_out_of_turn_is_under_way() -> None:

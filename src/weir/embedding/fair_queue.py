@@ -11,13 +11,14 @@ turns. A higher priority goes before a lower one.
 
 from collections import OrderedDict
 from collections.abc import Hashable
-from heapq import heappop, heappush
+from heapq import heappop, heappush, nlargest
+from operator import itemgetter
 from typing import Generic, Protocol, TypeVar
 
 CREDIT = (
     4096.0  # the most tokens by which a caller without a ready text may fall behind virtual time and catch up later
 )
-REMEMBERED = 1024  # absent callers, before those who have had no more than others are forgotten
+REMEMBERED = 1024  # absent callers; of twice as many those who have had least are forgotten
 
 
 class Sharing(Hashable, Protocol):
@@ -165,10 +166,15 @@ class CallerQueue(Generic[S]):
         if not share.members:
             del self._shares[key]
             self._away[key] = share.had
-            if len(self._away) >= REMEMBERED:
+            if len(self._away) >= 2 * REMEMBERED:
                 self._forget()
 
     def _forget(self) -> None:
-        """Forget the absent callers who have had no more than virtual time; if nobody is present, all of them."""
+        """Forget the absent callers who have had no more than virtual time, and of the others all but the REMEMBERED who have had most; if nobody is
+        present, all of them.
+
+        At least half of them go, so that it is done once for many who leave: tens of thousands may leave at once.
+        """
         now = self.now
-        self._away = {key: had for key, had in self._away.items() if had > now and self._shares}
+        owing = [(key, had) for key, had in self._away.items() if had > now and self._shares]
+        self._away = dict(nlargest(REMEMBERED, owing, key=itemgetter(1)) if len(owing) > REMEMBERED else owing)
