@@ -121,6 +121,9 @@ ROWS: dict[str, list[Panel]] = {
         Panel("Processor of the server itself", "percentunit", {"{{instance}}": _rate("process_cpu_seconds_total", SERVER)}, "Of one core; without its workers. At 1 the server is the bottleneck."),
         Panel("Memory of the server itself", "bytes", {"{{instance}}": f"process_resident_memory_bytes{{{SERVER}}}"}),
         Panel("Open files", "short", {"{{instance}}": f"process_open_fds{{{SERVER}}}"}),
+        Panel("Log lines lost", "short", {
+            "{{instance}} {{destination}}": f"sum by (instance, destination) (increase(weir_log_lines_lost_total{{{SERVER}}}[$__rate_interval]))",
+        }, "Lines that could not be written. Should stand still."),
     ],
 }  # fmt: skip
 

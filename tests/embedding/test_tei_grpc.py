@@ -147,7 +147,7 @@ def test_the_first_model_is_described(stub: Stub) -> None:
 
 @pytest.mark.parametrize(("call", "request_of", "code", "text"), [
     ("EmbedEmbed", ("EmbedRequest", {"inputs": "do it " * 9}), "INVALID_ARGUMENT", "inputs[0]: the text has more than the 8 tokens"),
-    ("EmbedEmbed", ("EmbedRequest", {"inputs": "a", "prompt_name": "qury"}), "INVALID_ARGUMENT", "there is no prompt of this name"),
+    ("EmbedEmbed", ("EmbedRequest", {"inputs": "a", "prompt_name": "qury"}), "INVALID_ARGUMENT", "unknown prompt; available: query"),
     ("EmbedEmbedSparse", ("EmbedSparseRequest", {"inputs": "a"}), "INVALID_ARGUMENT", "has no task embed_sparse; it has embed, embed_all"),
     ("RerankRerank", ("RerankRequest", {"query": "a"}), "INVALID_ARGUMENT", "texts: has 0 texts"),
     ("TokenizeDecode", ("DecodeRequest", {}), "INVALID_ARGUMENT", "ids: must not be empty"),

@@ -10,7 +10,8 @@ import pytest
 from tests.embedding import tiny
 
 from weir.embedding.texts import TokenizerOptions
-from weir.embedding.tokens.tokenizer import LONG_WORD, LONGEST_WORD, Tokenizer, parse_text
+from weir.embedding.tokens.inputs import parse_text
+from weir.embedding.tokens.tokenizer import LONG_WORD, LONGEST_WORD, Tokenizer
 
 # Prints how many bytes of memory it takes to tokenize what `text` makes.
 MEASURED = """
