@@ -3,6 +3,7 @@
 import contextlib
 import io
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable
@@ -421,7 +422,33 @@ def home() -> str:
     return f"{before}{HOME_BEGIN}\n\n{table}\n\n{HOME_END}{rest.partition(HOME_END)[2]}"
 
 
+RELEASED = False  # set it with the first release on PyPI, and run this: the notes go
+INSTALL_PAGE = ROOT / "docs" / "install.md"
+INSTALL_LINE = re.compile(r"pip install ['\"]?weir-serving")
+NOTE_BEGIN, NOTE_END = "<!-- install note: written by docs/generate.py -->", "<!-- end of note -->"
+
+
+def pages_that_install() -> list[str]:
+    """Return the pages with a line that installs Weir from PyPI, but that about installing."""
+    pages = [path for path in sorted((ROOT / "docs").rglob("*.md")) if path != INSTALL_PAGE]
+    return [str(path.relative_to(ROOT)) for path in pages if INSTALL_LINE.search(path.read_text())]
+
+
+def with_install_note(path: str) -> str:
+    """Return the page with a note after its first block that installs Weir, until there is a release."""
+    text = re.sub(rf"\n\n{NOTE_BEGIN}.*?{NOTE_END}", "", (ROOT / path).read_text(), flags=re.DOTALL)
+    if RELEASED:
+        return text
+    found = INSTALL_LINE.search(text)
+    assert found is not None
+    end = text.index("\n```\n", found.start()) + len("\n```")
+    link = os.path.relpath(INSTALL_PAGE, (ROOT / path).parent)
+    note = f"Weir is not on PyPI yet: [install it from a checkout]({link})."
+    return f"{text[:end]}\n\n{NOTE_BEGIN}\n{note}\n{NOTE_END}{text[end:]}"
+
+
 PAGES: dict[str, Callable[[], str]] = {
+    **{path: partial(with_install_note, path) for path in pages_that_install()},
     HOME: home,
     "src/weir/keywords.py": keywords,
     "docs/reference/settings.md": settings_page,
