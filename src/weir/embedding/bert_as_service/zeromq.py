@@ -310,7 +310,9 @@ def size_of(frames: Frames) -> int:
 
 
 FRONTEND = "zeromq"
-CANCELLED_PER_TURN = 16  # requests that are cancelled in one turn of the event loop, which takes a few milliseconds
+CANCELLED_PER_TURN = (
+    16  # requests that are cancelled, or tried again, in one turn of the event loop, which takes a few milliseconds
+)
 CONFIG_DELAY = 0.1  # seconds before the answer to SHOW_CONFIG: a stock client asks for it before it has subscribed
 _FLOAT_BYTES = 4
 _SWEEP_INTERVAL = 0.5  # seconds
@@ -332,6 +334,41 @@ class ZeroMqContext(NamedTuple):
     account: Account
 
 
+class Paced:
+    """Does work in turns of the event loop, CANCELLED_PER_TURN pieces in each. `done` is called when none is left."""
+
+    def __init__(self, done: Callable[[], None] = lambda: None) -> None:
+        self._done = done
+        self._left: deque[Callable[[], object]] = deque()
+        self._runs = False
+
+    def soon(self, work: Callable[[], object]) -> None:
+        """Do `work` in its turn."""
+        self._left.append(work)
+        if not self._runs:
+            self._runs = True
+            asyncio.get_running_loop().call_soon(self._do_some)
+
+    async def turn(self) -> None:
+        """Wait until it is the caller's turn."""
+        come = asyncio.Event()
+        self.soon(come.set)
+        await come.wait()
+
+    def clear(self) -> None:
+        """Forget what is left."""
+        self._left.clear()
+
+    def _do_some(self) -> None:
+        for _ in range(min(CANCELLED_PER_TURN, len(self._left))):
+            self._left.popleft()()
+        self._runs = bool(self._left)
+        if self._runs:
+            asyncio.get_running_loop().call_soon(self._do_some)
+        else:
+            self._done()
+
+
 class RequestHandler:
     """Answers requests.
 
@@ -344,8 +381,9 @@ class RequestHandler:
         self._changed = changed
         self._encoder = context.shared.encoder()  # requests do not name a model, so the first one answers
         self._tasks: dict[bytes, set[asyncio.Task[None]]] = {}  # by topic
-        self._to_cancel: deque[asyncio.Task[None]] = deque()
-        self._cancelling: set[bytes] = set()  # topics whose tasks are all in `_to_cancel`
+        self._cancels = Paced(self._cancelled_all)
+        self._retries = Paced()
+        self._cancelling: set[bytes] = set()  # topics whose tasks are all in `_cancels`
         self.in_flight = 0
         self.draining = False
 
@@ -435,6 +473,7 @@ class RequestHandler:
                     raise
                 again = error.retry_after or 0.0
             await asyncio.sleep(max(wait, again))
+            await self._retries.turn()
             wait = min(2.0 * wait, _LONGEST_WAIT)
 
     def _check_answer(self, texts: int, size: int) -> None:
@@ -501,24 +540,14 @@ class RequestHandler:
         if topic not in self._cancelling:
             self._cancelling.add(topic)
             for task in self._tasks.get(topic, ()):
-                self._cancel_soon(task)
+                self._cancels.soon(task.cancel)
 
-    def _cancel_soon(self, task: asyncio.Task[None]) -> None:
-        if not self._to_cancel:
-            asyncio.get_running_loop().call_soon(self._cancel_some)
-        self._to_cancel.append(task)
-
-    def _cancel_some(self) -> None:
-        for _ in range(min(CANCELLED_PER_TURN, len(self._to_cancel))):
-            self._to_cancel.popleft().cancel()
-        if self._to_cancel:
-            asyncio.get_running_loop().call_soon(self._cancel_some)
-        else:
-            self._cancelling.clear()
+    def _cancelled_all(self) -> None:
+        self._cancelling.clear()
 
     async def stop(self) -> None:
         """Cancel all requests, and wait until they have ended."""
-        self._to_cancel.clear()
+        self._cancels.clear()
         tasks = [task for tasks in self._tasks.values() for task in tasks]
         for task in tasks:
             task.cancel()
