@@ -167,7 +167,7 @@ def test_a_number_has_its_noun() -> None:
 
 def test_an_error_of_an_element_says_which_as_data() -> None:
     plain = InvalidRequest("must be short", details={"a": 1})
-    assert (plain.field, plain.place, plain.renamed("inputs")) == ("", None, plain)
+    assert (plain.field, plain.place, plain.renamed({"texts": "inputs"})) == ("", None, plain)
     located = plain.at("texts", 3)
     assert (located.field, located.place, located.rule) == ("texts", 3, "must be short")
     assert (located.message, str(located), located.details) == (
@@ -176,7 +176,7 @@ def test_an_error_of_an_element_says_which_as_data() -> None:
         {"a": 1},
     )
     assert located.__cause__ is plain and plain.message == "must be short"
-    renamed = located.renamed("inputs").at("inputs", 4)
+    renamed = located.renamed({"texts": "inputs"}).at("inputs", 4)
     assert (type(renamed), renamed.message, renamed.field, renamed.place) == (
         InvalidRequest,
         "inputs[4]: must be short",
@@ -186,6 +186,18 @@ def test_an_error_of_an_element_says_which_as_data() -> None:
     back = pickle.loads(pickle.dumps(renamed))
     assert (back.message, back.field, back.place, back.rule) == (renamed.message, "inputs", 4, "must be short")
     texts_of_callers = InvalidRequest("texts[0]: as a caller's own text may begin")
-    assert texts_of_callers.renamed("inputs") is texts_of_callers
+    assert texts_of_callers.renamed({"texts": "inputs"}) is texts_of_callers
+    assert located.renamed({"dimensions": "output_dimension"}) is located
     busy = Overloaded("full", retry_after=2.0).at("texts", 0)
     assert (type(busy), busy.retry_after) == (Overloaded, 2.0)
+
+
+def test_an_error_of_a_field_is_renamed_without_its_message() -> None:
+    error = InvalidRequest("must be 1 to 8", details={"a": 1}).of("dimensions", "9")
+    assert (error.field, error.message, str(error)) == ("dimensions", "dimensions=9: must be 1 to 8", error.message)
+    renamed = error.renamed({"texts": "inputs", "dimensions": "output_dimension"})
+    assert (renamed.field, str(renamed)) == ("output_dimension", "output_dimension=9: must be 1 to 8")
+    assert (renamed.details, renamed.__cause__) == ({"a": 1}, error)
+    assert error.at("texts", 2).message == "texts[2]: dimensions=9: must be 1 to 8"
+    callers = InvalidRequest("dimensions=: as a caller's own text may begin")
+    assert callers.renamed({"dimensions": "output_dimension"}) is callers

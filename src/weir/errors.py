@@ -27,7 +27,7 @@ The codes of HTTP and gRPC are in protocols/status.py.
 """
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from types import GetSetDescriptorType, MemberDescriptorType
@@ -96,8 +96,8 @@ class WeirError(Exception):
 
     `message` names the thing, the value and the rule. `details` is a JSON-able value for programs, or None.
 
-    An error of one element of a list in the request has `field`, the name of the list, and `place`, the element's index; `message` then begins
-    with both, and `rule` is the rest of it.
+    An error of one field of the request has `field`, its name, with which `message` then begins. An error of one element of a list also has `place`,
+    the element's index, and `rule`, the message without both. Whoever knows the field by another name renames it; nothing reads the message.
     """
 
     field = ""
@@ -112,16 +112,29 @@ class WeirError(Exception):
     def at(self, field: str, place: int) -> Self:
         """Return a copy that says which element of the list `field` is at fault. This error, or its cause, is the cause of the copy."""
         located = copy.copy(self)
-        located.rule = self.rule or self.message
+        located.rule = self.message if self.place is None else self.rule
         located.field, located.place = field, place
         located.message = f"{field}[{place}]: {located.rule}"
         located.args = (located.message,)
         located.__cause__ = self.__cause__ or self
         return located
 
-    def renamed(self, field: str) -> Self:
-        """Return a copy with the caller's name of the list; the error itself if it is not about an element of one."""
-        return self if self.place is None else self.at(field, self.place)
+    def of(self, field: str, value: str) -> Self:
+        """Return this error as one of the field `field`, whose value reads `value`: its message begins with both."""
+        self.field, self.message = field, f"{field}={value}: {self.message}"
+        self.args = (self.message,)
+        return self
+
+    def renamed(self, names: Mapping[str, str]) -> Self:
+        """Return a copy with the caller's name of the field, which `names` has under ours; the error itself if it is about none of them."""
+        name = names.get(self.field)
+        if name is None:
+            return self
+        named = copy.copy(self)
+        named.field, named.message = name, name + self.message[len(self.field) :]
+        named.args = (named.message,)
+        named.__cause__ = self.__cause__ or self
+        return named
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.__dict__)

@@ -188,11 +188,7 @@ class CohereEmbed(CohereProtocol):
         try:
             exchange.options = options_of(fields, encoder)
         except InvalidRequest as error:
-            begin, known = "dimensions=", "output_dimension="
-            message = error.message
-            raise InvalidRequest(
-                known + message.removeprefix(begin) if message.startswith(begin) else message
-            ) from None
+            raise error.renamed({"dimensions": "output_dimension"}) from None
 
     def write(self, exchange: TextExchange, encoded: Encoded) -> Listing:
         """Return the vectors in each of the types."""

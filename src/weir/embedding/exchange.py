@@ -137,7 +137,7 @@ def check_outputs(names: Sequence[str], encoder: Encodes, dimensions: int | None
     if not names:
         raise InvalidRequest(f"outputs: must name one or more of {', '.join(known)}", details={"param": "outputs"})
     if dimensions is not None and TextOutput.DENSE not in names:
-        raise InvalidRequest(f"dimensions={dimensions}: of dense vectors alone", details={"param": "dimensions"})
+        raise InvalidRequest("of dense vectors alone").of("dimensions", str(dimensions))
     wanted = tuple(output for output in known if output in names)
     return () if wanted == known[:1] else wanted
 
@@ -291,7 +291,7 @@ def check_dimensions(dimensions: int | None, encoder: Encodes) -> None:
     """Raise InvalidRequest unless `dimensions` is None or 1 to the dimensions of the vectors of `encoder`."""
     if dimensions is not None and not 1 <= dimensions <= encoder.dimensions:
         rule = f"must be 1 to {encoder.dimensions}, as many as vectors of {encoder.name!r} have"
-        raise InvalidRequest(f"dimensions={dimensions}: {rule}", details={"param": "dimensions"})
+        raise InvalidRequest(rule).of("dimensions", str(dimensions))
 
 
 def check_task(encoder: Encodes, task: TextTask) -> None:

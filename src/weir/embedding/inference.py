@@ -29,7 +29,7 @@ from weir.embedding.http import TextHead
 from weir.embedding.model import ITEM_RULE
 from weir.embedding.packing import packed
 from weir.embedding.scores import each_output, sparse_vector
-from weir.embedding.texts import Encoded, Encodes, Text, TextItem, TextOptionFields, TextOutput
+from weir.embedding.texts import TEXTS_FIELD, Encoded, Encodes, Text, TextItem, TextOptionFields, TextOutput
 from weir.errors import CapacityError, DeadlineExceeded, InvalidRequest, UnsupportedMediaType, WeirError, brief
 from weir.messages import JSON, OCTETS, Dispatch
 from weir.model import Tensor
@@ -311,7 +311,7 @@ class TextInference:
             encoded = await exchange.vectors()
         except WeirError as error:
             exchange.refused(kserve_code(error))
-            raise error.renamed(f"tensor {INPUTS[0].name!r}") from error.__cause__
+            raise error.renamed({TEXTS_FIELD: f"tensor {INPUTS[0].name!r}"}) from error.__cause__
         cut = sum(encoded.truncated)
         exchange.answered(len(encoded.counts), cut)
         arrays = arrays_of(encoded)

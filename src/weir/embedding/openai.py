@@ -39,6 +39,7 @@ from weir.embedding.packing import (
 )
 from weir.embedding.scores import SparseVector, each_output, sparse_vector
 from weir.embedding.texts import (
+    TEXTS_FIELD,
     TOO_LONG,
     Encoded,
     Encodes,
@@ -75,7 +76,7 @@ JSON_HEADER = (b"content-type", b"application/json")
 
 def with_input_field(error: BaseException, field: str = "input") -> BaseException:
     """Return `error` with `field` in place of `texts`, which is the encoder's name for it."""
-    return error.renamed(field) if isinstance(error, WeirError) else error
+    return error.renamed({TEXTS_FIELD: field}) if isinstance(error, WeirError) else error
 
 
 def wrong(message: str, param: str | None = None) -> InvalidRequest:

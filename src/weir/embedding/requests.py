@@ -11,6 +11,7 @@ import numpy
 from weir.embedding.recipe import Pooling
 from weir.embedding.texts import (
     NO_TOKENIZE_OPTIONS,
+    TEXTS_FIELD,
     Encoded,
     Phases,
     Text,
@@ -419,7 +420,7 @@ def with_place(error: WeirError, place: int) -> WeirError:
     """Return `error` with the index of the text at fault before its message. Errors of capacity and deadlines, which no text causes, are unchanged."""
     if isinstance(error, (CapacityError, DeadlineExceeded)):
         return error
-    return error.at("texts", place)
+    return error.at(TEXTS_FIELD, place)
 
 
 MAX_SPANS = 128  # of each kind in one request: a large request has no spans for its other texts and tokenizer calls

@@ -29,6 +29,7 @@ from weir.embedding.infinity import INFINITY_RERANK, InfinityRerank
 from weir.embedding.packing import packed, similarities, unit_vectors
 from weir.embedding.scores import labelled, ranking, read_pairs, relevance, terms, without_nulls
 from weir.embedding.texts import (
+    TEXTS_FIELD,
     TOO_LONG,
     Encoded,
     Encodes,
@@ -642,7 +643,7 @@ def _answer(value: Any, headers: Headers) -> HttpResponse:
 def error_answer(error: BaseException, field: str = "inputs", *, development: bool = False) -> HttpResponse:
     """Return the answer for `error` in TEI's shape, `{"error", "error_type"}`, with TEI's codes where it has one. `field` has the texts."""
     status, kind = _codes(error)
-    named = error.renamed(field) if isinstance(error, WeirError) else error
+    named = error.renamed({TEXTS_FIELD: field}) if isinstance(error, WeirError) else error
     message = error_value(named, development=development)["message"]
     return HttpResponse(status, error_headers(error), encode_safely(TeiError(error=message, error_type=kind)))
 

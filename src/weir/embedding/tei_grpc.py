@@ -16,7 +16,7 @@ from weir.embedding.http import TextHead
 from weir.embedding.packing import unit_vectors
 from weir.embedding.scores import labelled, ranking, read_pairs, relevance, terms
 from weir.embedding.tei import NAME, OUTPUT_OF_TASK, model_info, with_byte_offsets
-from weir.embedding.texts import Encoded, Text, TextOptionFields, TextTask, prompt_text
+from weir.embedding.texts import TEXTS_FIELD, Encoded, Text, TextOptionFields, TextTask, prompt_text
 from weir.errors import InvalidRequest, TooLarge, WeirError
 from weir.frontends.grpc.call import Handler, IncomingCall, headers_of, in_task, parse, unary
 from weir.protocols.status import http_code
@@ -224,7 +224,7 @@ class TeiCalls:
             encoded = await exchange.vectors()
         except WeirError as error:
             exchange.refused(http_code(error))
-            raise error.renamed("inputs") from error.__cause__
+            raise error.renamed({TEXTS_FIELD: "inputs"}) from error.__cause__
         exchange.answered(len(encoded.counts), sum(encoded.truncated))
         return encoded
 

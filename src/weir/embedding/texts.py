@@ -15,6 +15,8 @@ from weir.messages import Dispatch
 from weir.telemetry.tracecontext import Trace
 from weir.wire.schema import any_of
 
+TEXTS_FIELD = "texts"  # the list of texts in errors, until a protocol gives it its own name
+
 # A text, a pair of texts, a list of words, or a list of token ids that includes all special tokens.
 Text = str | tuple[str, str] | Sequence[str] | Sequence[int]
 

@@ -167,7 +167,7 @@ def _endpoint(url: str) -> str:
     try:
         return check_endpoint(url)
     except InvalidRequest as error:
-        raise SettingsError(error.message.replace("endpoint", "url", 1)) from error
+        raise SettingsError(error.renamed({"endpoint": "url"}).message) from error
 
 
 def _url_of(source: Source) -> str:

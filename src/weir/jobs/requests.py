@@ -40,10 +40,8 @@ _DECODER = msgspec.json.Decoder(InputLine)
 def check_endpoint(endpoint: str, routes: Collection[str] = ()) -> str:
     """Return `endpoint` if it is a path of inference, or one of `routes`. Raises InvalidRequest naming it and the rule."""
     if not (ENDPOINTS.fullmatch(endpoint) or endpoint in routes):
-        raise InvalidRequest(
-            f"endpoint={endpoint[:200]!r}: must be a path of inference, such as /v1/embeddings or /infer/MODEL",
-            details={"param": "endpoint"},
-        )
+        rule = "must be a path of inference, such as /v1/embeddings or /infer/MODEL"
+        raise InvalidRequest(rule).of("endpoint", repr(endpoint[:200]))
     return endpoint
 
 

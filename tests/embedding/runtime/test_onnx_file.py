@@ -136,6 +136,8 @@ def test_which_file_is_wanted(tmp_path: Path) -> None:
     bert = tiny.model(tmp_path / "bert") / "config.json"
     relative = edited(tiny.model(tmp_path / "relative"), position_embedding_type="relative_key") / "config.json"
     assert (is_computed(bert), is_computed(relative)) == (True, False)
+    wrong = edited(tiny.model(tmp_path / "wrong"), hidden_size="--runtime torch") / "config.json"
+    assert is_computed(wrong)  # it is refused for its size, whatever the message says
     assert wanted_names("onnx", None, bert) == wanted_names("torch", None, relative) == ()
     assert wanted_names("onnx", None, relative) == wanted_names("onnx-file", None, bert) == ("model.onnx",)
     assert file_names("O3") == ("model_O3.onnx",) and file_names("mine.onnx") == ("mine.onnx",)

@@ -16,6 +16,10 @@ from weir.errors import SettingsError
 MAX_BYTES = 64 << 20  # of a JSON file that is read whole; vocabularies are the largest
 
 
+class NotComputed(SettingsError):
+    """The network is valid, but not computed from its weights here: transformers computes it, or an ONNX file."""
+
+
 class JsonDocument:
     """A JSON object from the file `path`. A key whose value is null counts as missing.
 
@@ -60,6 +64,12 @@ class JsonDocument:
     def wrong(self, key: str, value: object, rule: str) -> SettingsError:
         """Return the error for the value under `key`, which breaks `rule`."""
         return SettingsError(f"{self.path}: {key}={value!r}: {rule}")
+
+    def not_computed(
+        self, key: str, value: object, rule: str, others: str = "others are served with --runtime torch"
+    ) -> NotComputed:
+        """Return the error for a network that is not computed from its weights here, as the value under `key` breaks `rule`."""
+        return NotComputed(f"{self.path}: {key}={value!r}: {rule}; {others}")
 
     def _first(self, keys: tuple[str, ...], default: object) -> tuple[str, Any]:
         for key in keys:

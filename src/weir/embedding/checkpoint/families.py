@@ -237,11 +237,8 @@ def read_family(config: JsonDocument) -> str:
     kind = config.text("model_type")
     if kind not in FAMILIES:
         known = ", ".join(FAMILIES)
-        raise config.wrong(
-            "model_type",
-            kind,
-            f"must be one of {known}; others are served from an ONNX file that the model has, or with --runtime torch",
-        )
+        others = "others are served from an ONNX file that the model has, or with --runtime torch"
+        raise config.not_computed("model_type", kind, f"must be one of {known}", others)
     if kind == "bert" and config.text("position_embedding_type", default="absolute") == "alibi":
         return JINA
     return FAMILIES[kind]
@@ -265,7 +262,7 @@ def read_architecture(config: JsonDocument, *, has_pooler: bool, has_classifier:
 def _refuse_variants(config: JsonDocument, family: str) -> None:
     kind = config.text("position_embedding_type", default="absolute")
     if kind != "absolute" and family not in (JINA, "gte"):
-        raise config.wrong("position_embedding_type", kind, "must be absolute; others are served with --runtime torch")
+        raise config.not_computed("position_embedding_type", kind, "must be absolute")
     for key in ("is_decoder", "add_cross_attention"):
         if config.switch(key):
             raise config.wrong(key, True, "must be false: a text is encoded by encoders")
@@ -304,7 +301,7 @@ def _read_like_bert(config: JsonDocument, known: dict[str, Any]) -> Architecture
     )
     for key in ("num_hidden_groups", "inner_group_num"):
         if family == "albert" and config.integer(key, default=1) != 1:
-            raise config.wrong(key, config.values[key], "must be 1; others are served with --runtime torch")
+            raise config.not_computed(key, config.values[key], "must be 1")
     return architecture
 
 
@@ -318,19 +315,11 @@ def _embedding_size(config: JsonDocument, known: dict[str, Any]) -> int:
 
 def _read_deberta(config: JsonDocument, known: dict[str, Any]) -> Architecture:
     if not config.switch("relative_attention"):
-        raise config.wrong("relative_attention", False, "must be true; others are served with --runtime torch")
+        raise config.not_computed("relative_attention", False, "must be true")
     if config.values.get("conv_kernel_size") or config.values.get("attention_head_size"):
-        raise config.wrong(
-            "conv_kernel_size",
-            config.values.get("conv_kernel_size"),
-            "must be 0; others are served with --runtime torch",
-        )
+        raise config.not_computed("conv_kernel_size", config.values.get("conv_kernel_size"), "must be 0")
     if config.text("pooler_hidden_act", default="gelu") != "gelu":
-        raise config.wrong(
-            "pooler_hidden_act",
-            config.values["pooler_hidden_act"],
-            "must be gelu; others are served with --runtime torch",
-        )
+        raise config.not_computed("pooler_hidden_act", config.values["pooler_hidden_act"], "must be gelu")
     positions = config.integer("max_position_embeddings", default=512)
     kinds = config.values.get("pos_att_type") or []
     kinds = [kind.strip() for kind in kinds.lower().split("|")] if isinstance(kinds, str) else kinds
@@ -362,7 +351,7 @@ def _thetas(config: JsonDocument, kind: str, old_key: str, default: float) -> Ro
     stated = stated.get(kind, stated) if isinstance(stated, dict) else {}
     scaling = stated or config.values.get("rope_scaling") or {}
     if isinstance(scaling, dict) and scaling.get("rope_type", scaling.get("type", "default")) != "default":
-        raise config.wrong("rope_scaling", scaling, "must be null; others are served with --runtime torch")
+        raise config.not_computed("rope_scaling", scaling, "must be null")
     return Rotary(
         JsonDocument(config.path, {**config.values, **stated}).number(
             "rope_theta" if stated else old_key, default=default
@@ -440,7 +429,7 @@ def _read_gte(config: JsonDocument, known: dict[str, Any]) -> Architecture:
     if config.text("position_embedding_type", default="rope") not in ("rope", "absolute"):
         raise config.wrong("position_embedding_type", config.values["position_embedding_type"], "must be rope")
     if config.switch("logn_attention_scale"):
-        raise config.wrong("logn_attention_scale", True, "must be false; others are served with --runtime torch")
+        raise config.not_computed("logn_attention_scale", True, "must be false")
     scaling = config.values.get("rope_scaling")
     if isinstance(scaling, dict) and scaling.get("type") == "ntk" and "mixed_b" not in scaling:
         factor = JsonDocument(config.path, scaling).number("factor", default=1.0)
@@ -503,7 +492,7 @@ def _read_decoder(config: JsonDocument, known: dict[str, Any]) -> Architecture:
         near = config.integer("sliding_window", default=4096)
     for key in ("attn_logit_softcapping",):
         if config.values.get(key):
-            raise config.wrong(key, config.values[key], "must be null; others are served with --runtime torch")
+            raise config.not_computed(key, config.values[key], "must be null")
     return Architecture(
         **known,
         max_length=config.integer("max_position_embeddings", default=32768),
@@ -533,7 +522,7 @@ def _read_decoder(config: JsonDocument, known: dict[str, Any]) -> Architecture:
 def _read_eurobert(config: JsonDocument, known: dict[str, Any]) -> Architecture:
     for key in ("attention_bias", "mlp_bias"):
         if config.switch(key):
-            raise config.wrong(key, True, "must be false; others are served with --runtime torch")
+            raise config.not_computed(key, True, "must be false")
     attended = config.integer("num_key_value_heads", default=known["heads"])
     if known["heads"] % attended:
         raise config.wrong("num_key_value_heads", attended, f"must divide the {known['heads']} heads")

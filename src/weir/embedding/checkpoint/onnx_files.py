@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from weir.embedding.checkpoint.config import JsonDocument, read_document
+from weir.embedding.checkpoint.config import JsonDocument, NotComputed, read_document
 from weir.embedding.checkpoint.families import MODEL2VEC, read_architecture
 from weir.embedding.checkpoint.weights import StoredNames
 from weir.embedding.runtime import DTYPES, ENDING, MODEL
@@ -67,8 +67,10 @@ def is_computed(config: Path) -> bool:
         return True
     try:
         read_architecture(document, has_pooler=False, has_classifier=False)
-    except SettingsError as error:
-        return "--runtime torch" not in error.message
+    except NotComputed:
+        return False
+    except SettingsError:
+        pass
     return True
 
 
