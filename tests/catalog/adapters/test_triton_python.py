@@ -2,8 +2,10 @@
 
 import json
 import threading
+import time
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 
 import weir
+from weir.catalog.adapters.triton_python import load_triton_model
 from weir.catalog.adapters.triton_utils import (
     PbMetricFamily,
     PbModelConfig,
@@ -25,6 +28,7 @@ from weir.catalog.adapters.triton_utils import (
     numpy_to_triton_type,
     serialize_byte_tensor,
 )
+from weir.catalog.sources import ModelToServe
 from weir.client import GrpcClient, HttpClient
 from weir.hosting import HostedServer
 from weir.metrics import ModelMetrics
@@ -102,6 +106,56 @@ class TritonPythonModel:
 REPEAT_CONFIG = """
 backend: "python"
 max_batch_size: 0
+input [ { name: "IN" data_type: TYPE_INT32 dims: [ -1 ] } ]
+output [ { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] } ]
+model_transaction_policy { decoupled: True }
+"""
+
+# Its responses come once four requests are there: from threads, or (a negative IN) from a coroutine each. A first request of 9 holds
+# `execute` until the file `go_on` is there; then OUT is how many requests `execute` got.
+MEETING = """
+import asyncio, os, threading, time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.met, self.calls = threading.Barrier(4), 0
+        self.arrived, self.all_here = 0, asyncio.Event()
+
+    EXECUTE execute(self, requests):
+        values = [int(pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()[0, 0]) for request in requests]
+        senders = [request.get_response_sender() for request in requests]
+        if values[0] < 0:
+            raise ValueError("below zero")
+        if values[0] == 9:
+            self.respond(senders[0], 9)
+            while not os.path.exists(GO_ON):
+                time.sleep(0.002)
+        elif values[0] > 9:
+            for sender in senders:
+                self.respond(sender, len(requests))
+        else:
+            WAIT
+
+    def wait(self, sender):
+        self.met.wait(30)
+        self.respond(sender, 4)
+
+    async def wait_in_loop(self, sender):
+        self.arrived += 1
+        if self.arrived == 4:
+            self.all_here.set()
+        await asyncio.wait_for(self.all_here.wait(), 30)
+        self.respond(sender, 4)
+
+    def respond(self, sender, value):
+        response = pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([[value]], np.int32))])
+        sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+MEETING_CONFIG = """
+backend: "python"
+max_batch_size: 8
 input [ { name: "IN" data_type: TYPE_INT32 dims: [ -1 ] } ]
 output [ { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] } ]
 model_transaction_policy { decoupled: True }
@@ -272,6 +326,57 @@ def test_a_decoupled_model_sends_any_number_of_responses(server: Any, client: Ht
         assert list(grpc.stream("repeat", {"IN": np.array([], np.int32)})) == []
         with pytest.raises(weir.InvalidRequest, match="below zero"):
             list(grpc.stream("repeat", {"IN": np.array([7, -1], np.int32)}))
+
+
+@pytest.fixture(scope="module")
+def meeting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[HostedServer, Path]]:
+    root = tmp_path_factory.mktemp("meeting")
+    code = MEETING.replace("GO_ON", repr(str(root / "go_on")))
+    in_threads = "[threading.Thread(target=self.wait, args=(sender,)).start() for sender in senders]"
+    write(root / "models", "threads", code.replace("EXECUTE", "def").replace("WAIT", in_threads), MEETING_CONFIG)
+    in_loop = "await asyncio.gather(*map(self.wait_in_loop, senders))"
+    write(root / "models", "loop", code.replace("EXECUTE", "async def").replace("WAIT", in_loop), MEETING_CONFIG)
+    with weir.running(model_repository=str(root / "models"), workers=1) as running:
+        yield running, root
+
+
+def sent_to(server: HostedServer, model: str, value: int, length: int = 1) -> list[Any]:
+    with HttpClient(server.address, timeout=60) as client:
+        parts = client.stream(model, {"IN": np.full((1, length), value, np.int32)})
+        return [part["OUT"].tolist() for part in parts]
+
+
+@pytest.mark.parametrize("model", ["threads", "loop"])
+def test_requests_of_a_decoupled_model_are_answered_at_the_same_time(meeting: Any, model: str) -> None:
+    server, _ = meeting
+    with ThreadPoolExecutor(4) as callers:
+        each = [callers.submit(sent_to, server, model, 1) for _ in range(4)]
+        assert [one.result() for one in each] == [[[[4]]]] * 4
+    with pytest.raises(weir.ModelError, match="below zero"):
+        sent_to(server, model, -1)
+
+
+def test_requests_that_wait_for_execute_go_on_together_if_one_batch_can_have_them(tmp_path: Path) -> None:
+    code = MEETING.replace("EXECUTE", "def").replace("GO_ON", repr(str(tmp_path / "go_on"))).replace("WAIT", "pass")
+    write(tmp_path, "together", code, MEETING_CONFIG)
+    folder = tmp_path / "together" / "1"
+    described = ModelToServe("", "together", {}, [], {}, version="1", folder=folder)
+    model: Any = load_triton_model(described, folder / "model.py")()
+    model.load()
+
+    def sent(value: int, length: int) -> Any:
+        return next(model.predict([{"IN": np.full((1, length), value, np.int32)}]))[0].answer["OUT"].tolist()
+
+    with ThreadPoolExecutor(4) as callers:
+        assert sent(9, 1) == [[9]]  # `execute` has not returned
+        each = [callers.submit(sent, 10, length) for length in (2, 3, 2, 2)]
+        while len(model._waiting) < 4:
+            time.sleep(0.001)
+        (tmp_path / "go_on").touch()
+        found = [one.result() for one in each]
+    model.unload()
+    assert found.pop(1) == [[1]]  # another form
+    assert found in ([[[3]]] * 3, [[[1]], [[2]], [[2]]], [[[2]], [[1]], [[2]]], [[[2]], [[2]], [[1]]])  # as they came
 
 
 def test_other_models_of_the_server_are_called(client: HttpClient) -> None:

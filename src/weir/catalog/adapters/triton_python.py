@@ -9,7 +9,8 @@ import json
 import os
 import queue
 import threading
-from collections.abc import Generator, Mapping
+from collections import deque
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,6 +26,7 @@ from weir.catalog.repository.triton import read_pbtxt, translated
 from weir.catalog.sources import ModelToServe
 from weir.errors import SettingsError, WeirError
 from weir.model import NONE, REQUIRED, Last, Model
+from weir.wire.tensors import rows_of, shape_key
 from weir.workers.process.launch import python_path
 from weir.workers.source import declared
 
@@ -32,6 +34,8 @@ CLASS = "TritonPythonModel"
 _FILE = "config.pbtxt"
 _ENVIRONMENT = "EXECUTION_ENV_PATH"
 _TABLES = ("input", "output")
+# Batches of a decoupled model that a worker process has at once. Each takes a thread, which waits for responses.
+_CONCURRENCY = 64
 # Keys of the configuration that are settings of ours; the class has them as defaults.
 _SETTINGS = ("max_batch_size", "workers", "policy", "max_queue_delay")
 
@@ -49,7 +53,7 @@ class TritonPython(Model):
         """Make the model and call its `initialize`."""
         self._wanted = [tensor.name for tensor in self.outputs]
         self._model = load_class(self.code, self.path, self.metrics)()
-        self._loop: Any = None
+        self._loop: _EventLoop | None = None
         if hasattr(self._model, "initialize"):
             self._model.initialize(self._arguments())
 
@@ -73,11 +77,17 @@ class TritonPython(Model):
         returned = self._model.execute(requests)
         if not hasattr(returned, "__await__"):
             return returned
-        if self._loop is None:
-            import asyncio  # only models that use it load it
+        ends: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+        self._event_loop().begin(returned, lambda *end: ends.put(end))
+        result, error = ends.get()
+        if error is not None:
+            raise error
+        return result
 
-            self._loop = asyncio.new_event_loop()
-        return self._loop.run_until_complete(returned)
+    def _event_loop(self) -> "_EventLoop":
+        if self._loop is None:
+            self._loop = _EventLoop()
+        return self._loop
 
     def _request(self, arrays: Mapping[str, Any]) -> PbRequest:
         return PbRequest.received(arrays, getattr(arrays, "head", None), self._wanted)
@@ -100,31 +110,52 @@ class TritonPython(Model):
         }  # fmt: skip
 
 
+class _Call:
+    """Requests that `execute` gets at once, and what is sent to them: an index, a response or None, and whether it was the final one; or an
+    error of `execute`."""
+
+    def __init__(self, requests: list[PbRequest], form: tuple[Any, ...], rows: int) -> None:
+        self.requests = requests
+        self.form = form
+        self.rows = rows
+        self.sent: queue.SimpleQueue[tuple[int, PbResponse | None, bool] | BaseException] = queue.SimpleQueue()
+
+
 class TritonDecoupled(TritonPython):
     """Runs a TritonPythonModel whose `execute` sends any number of responses to each request, also from threads of its own after it
-    has returned."""
+    has returned.
+
+    Batches come in several threads at the same time (worker_concurrency), and one thread calls `execute`. While it is busy, batches wait
+    for it, and as many as fit into one go on together. The next call begins when `execute` has returned, whether it has sent all responses
+    or not; an asynchronous one only needs to have begun to wait.
+    """
 
     streaming = True
     separate = False  # a streaming model gets its requests one by one anyway
+    owns_inputs = True  # its threads may read them when nobody waits for the answers any more
+
+    def load(self) -> None:
+        """Make the model, call its `initialize`, and start the thread that calls `execute`."""
+        super().load()
+        self._waiting: deque[_Call] = deque()
+        self._ended = False
+        self._changed = threading.Condition()
+        self._executing = threading.Thread(target=self._execute_each, name="weir-execute", daemon=True)
+        self._executing.start()
 
     def predict(self, batch: list[Any]) -> Generator[dict[int, Any], frozenset[int], None]:
         """Yield the answers to each request as they are sent."""
-        sent: queue.SimpleQueue[tuple[int, PbResponse | None, bool] | BaseException] = queue.SimpleQueue()
         left: frozenset[int] = frozenset()
-        requests = [self._request(arrays) for arrays in batch]
-        for index, request in enumerate(requests):
-            request.sender = PbSender(index, lambda *each: sent.put(each), lambda place: place in left)
-
-        def execute() -> None:
-            try:
-                self._execute(requests)
-            except BaseException as error:
-                sent.put(error)
-
-        threading.Thread(target=execute, name="weir-execute", daemon=True).start()
-        open_requests = set(range(len(requests)))
+        rows = len(batch) if self.unbatched else sum(map(rows_of, batch))
+        call = _Call([self._request(arrays) for arrays in batch], shape_key(batch[0], self.inputs), rows)
+        for index, request in enumerate(call.requests):
+            request.sender = PbSender(index, lambda *each: call.sent.put(each), lambda place: place in left)
+        with self._changed:
+            self._waiting.append(call)
+            self._changed.notify()
+        open_requests = set(range(len(batch)))
         while open_requests:
-            given = sent.get()
+            given = call.sent.get()
             if isinstance(given, BaseException):
                 raise given
             index, response, final = given
@@ -133,6 +164,79 @@ class TritonDecoupled(TritonPython):
             if response is not None:
                 answer = self._answer(response)
                 left = yield {index: Last(answer) if final and not isinstance(answer, WeirError) else answer}
+
+    def unload(self) -> None:
+        """End the thread that calls `execute`, and call the model's `finalize`."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify()
+        self._executing.join()
+        super().unload()
+
+    def _execute_each(self) -> None:
+        while calls := self._next():
+            self._begin([request for call in calls for request in call.requests], calls)
+
+    def _next(self) -> list[_Call]:
+        """Wait for calls, and return as many as fit into one batch; none at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._ended)
+            calls: list[_Call] = []
+            rows = 0
+            while self._waiting and (not calls or self._fits(self._waiting[0], calls[0], rows)):
+                calls.append(self._waiting.popleft())
+                rows += calls[-1].rows
+            return calls
+
+    def _fits(self, call: _Call, first: _Call, rows: int) -> bool:
+        return call.form == first.form and rows + call.rows <= (self.max_batch_size or 1)
+
+    def _begin(self, requests: list[PbRequest], calls: list[_Call]) -> None:
+        """Call `execute`. If it raises, all requests that it got have failed."""
+
+        def ended(_: Any, error: BaseException | None) -> None:
+            if error is not None:
+                for call in calls:
+                    call.sent.put(error)
+
+        try:
+            returned = self._model.execute(requests)
+        except BaseException as error:
+            ended(None, error)
+        else:
+            if hasattr(returned, "__await__"):
+                self._event_loop().begin(returned, ended)
+
+
+class _EventLoop:
+    """Runs what asynchronous models await, in a thread of its own."""
+
+    def __init__(self) -> None:
+        import asyncio  # only models that use it load it
+
+        self._run = asyncio.run_coroutine_threadsafe
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="weir-loop", daemon=True)
+        self._thread.start()
+
+    def begin(self, awaitable: Awaitable[Any], ended: Callable[[Any, BaseException | None], None]) -> None:
+        """Have `awaitable` run. At its end, `ended` gets its result and None, or None and what it raised."""
+
+        async def run() -> None:
+            try:
+                result = await awaitable
+            except BaseException as error:  # SystemExit too, which would end this thread only
+                ended(None, error)
+            else:
+                ended(result, None)
+
+        self._run(run(), self._loop)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
 
 def _gpus() -> int:
@@ -179,6 +283,12 @@ def load_triton_model(model: ModelToServe, path: Path) -> type[Model]:
         attributes[key] = tuple(as_tensor(table, own["batch_dimension"], f"{source}: {key}") for table in own[key])
     if batch == NONE:
         attributes["unbatched"] = "max_batch_size is 0"
+    if (
+        decoupled
+        and model.settings.get("executor", "process") == "process"
+        and model.settings.get("pipeline_depth", 1) == 1
+    ):
+        attributes["worker_concurrency"] = _CONCURRENCY
     return with_attributes(declared(TritonDecoupled if decoupled else TritonPython, attributes), model)
 
 
