@@ -106,7 +106,7 @@ def test_version_and_help() -> None:
     assert "serve" in weir().stdout and "check" in weir("--help").stdout
     shown = weir("serve", "--help", env={"COLUMNS": "300"}).stdout
     assert "(default: 64). Example: --max-batch-size 32" in shown
-    assert "WEIR_MAX_BATCH_SIZE" in shown and "--help=all: every option" in shown
+    assert "WEIR_MAX_BATCH_SIZE" in shown and "--help=all shows every option" in shown
     assert "--metrics" not in shown and "--arena-bytes" not in shown
 
 

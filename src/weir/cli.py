@@ -99,10 +99,10 @@ def weir(
 
 
 def _serve(settings: Settings) -> int:
-    """Serve the models of all TARGETs until SIGTERM, SIGINT, SIGQUIT or SIGHUP.
+    """Serve models until SIGTERM, SIGINT, SIGQUIT or SIGHUP.
 
-    A TARGET is module:Class or path/file.py:Class; a function in place of the class; a file .onnx, .skops, .joblib or .pkl;
-    or hf:TASK=MODEL. Options apply to all models; values for one model go into the TOML file.
+    A TARGET is module:Class or path/file.py:Class, where a function may replace the class; an .onnx, .skops, .joblib or .pkl
+    file; or hf:TASK=MODEL. Options apply to all models; set values for one model in the TOML file.
     """
     from weir.console import serve
 
@@ -111,7 +111,7 @@ def _serve(settings: Settings) -> int:
 
 
 def _check(settings: Settings) -> int:
-    """Start one worker of each TARGET, run its examples, and show the answers, their sizes and times."""
+    """Start one worker for each TARGET, run its examples, and print the results, their sizes and times."""
     from weir.console import check
 
     if (folder := settings.repository.model_repository) is not None:

@@ -7,92 +7,92 @@ class CommonKeywords(TypedDict, total=False):
     """What all of these have."""
 
     max_batch_size: int
-    """Largest batch, in rows; 1 switches batching off"""
+    """Largest batch, in rows; 1 disables batching"""
     policy: Any
-    """When to cut a batch: greedy, size-or-delay:size=32,delay=5ms, full, control-limit:8, auto, FILE.npz, or module:Class"""
+    """When to dispatch a batch: greedy, size-or-delay:size=32,delay=5ms, full, control-limit:8, auto, FILE.npz, or module:Class"""
     max_queue_delay: float
-    """Longest wait that a policy may impose, in seconds"""
+    """Longest time that a policy may hold a request back, in seconds"""
     max_queue_size: int
-    """Maximum queue length, in rows; beyond it, requests are refused or callers wait"""
+    """Maximum queue length, in rows; when it is full, requests are refused or in-process callers wait"""
     max_queue_cost: float | None
-    """Largest sum of costs (see Model.measure) that may wait"""
+    """Maximum total cost of waiting requests (see Model.measure)"""
     bulk_delay: float | None
-    """Seconds that bulk work may delay others (default: a twentieth of the latency objective, or 0.005)"""
+    """Seconds by which bulk work may delay other requests (default: a twentieth of the latency objective, or 0.005)"""
     capacity: int | None
-    """Rows that may wait and run together (default for chains: 4096)"""
+    """Maximum number of rows waiting and running (default for chains: 4096)"""
     max_batch_cost: float | None
-    """Largest sum of costs in a batch (see Model.measure)"""
+    """Maximum total cost of a batch (see Model.measure)"""
     padded: bool
-    """The model pads batches: costs are lengths"""
+    """The model pads batches, so costs are lengths"""
     max_padding: float | None
-    """Where padded: most padding in a batch, in units of cost"""
+    """For padded batches: maximum padding, in units of cost"""
     padding_cost: float
-    """Where padded: cost of a padding token as a share of a real one's"""
+    """For padded batches: cost of a padding token relative to a real one"""
     small_request_size: int
-    """0 keeps the order of arrival; else requests wait in proportion to rows, or costs if padded"""
+    """0 keeps arrival order; otherwise requests wait in proportion to their rows, or to their costs if padded"""
     max_overtakes: int
-    """Batches that may overtake the oldest large request"""
+    """Maximum number of batches that may overtake the oldest large request"""
     workers: int | str
-    """Workers per model; a range, such as 1..16 or 0..4, follows the load"""
+    """Workers per model; a range, such as 1..16 or 0..4, autoscales"""
     bulk_workers: int | None
-    """Processes of idle priority for bulk work (default for texts on CPUs: as many as workers)"""
+    """Idle-priority processes for bulk work (default for text models on CPUs: as many as workers)"""
     target_load: float | None
-    """Largest share of the workers' capacity to use, with a range"""
+    """With a range of workers: maximum share of their capacity to use"""
     scale_to_zero_after: float
-    """With workers from 0 on: seconds without a request until none is left"""
+    """With a range from 0: seconds without requests after which all workers stop"""
     worker_socket: str | None
     """Where external workers attach: unix:PATH or tcp:HOST:PORT"""
     ray_address: str | None
-    """Ray cluster: HOST:PORT, or auto (default: RAY_ADDRESS, or a Ray of its own)"""
+    """Ray cluster: HOST:PORT, or auto (default: RAY_ADDRESS, or a new local cluster)"""
     num_cpus: float
     """CPUs that Ray reserves for each worker"""
     num_gpus: float
-    """GPUs that Ray reserves for each worker; 0.25: a quarter"""
+    """GPUs that Ray reserves for each worker; 0.25 is a quarter of one"""
     resources: dict[str, float]
     """Other resources that Ray reserves for each worker (memory in bytes)"""
     placement: str
-    """How Ray places workers: spread over nodes, pack on few, or strict-spread, one per node"""
+    """How Ray places workers: spread over nodes, pack onto few, or strict-spread (one per node)"""
     ray_runtime_env: str | None
-    """Runtime environment on Ray: working_dir, py_modules, pip"""
+    """Ray runtime environment: working_dir, py_modules, pip"""
     ray_detached: str | None
-    """Keep the workers on Ray, models loaded, when the server ends; the next server of this name takes them over"""
+    """Keep the workers and their models on Ray when the server stops; the next server with this name takes them over"""
     pipeline_depth: int
-    """Batches that a worker holds; 2 hides decoding"""
+    """Batches that a worker holds at once; with 2 it decodes one while another runs"""
     worker_concurrency: int
-    """Batches that one worker process runs at once, in threads: for a model that waits"""
+    """Batches that one worker process runs at once, in threads, for models that wait for other services"""
     predict_timeout: float | None
-    """Longest time of a batch, or between two yields, before its worker is ended"""
+    """Seconds that a batch may take, or a stream between two yields, before its worker is killed"""
     env: list[dict[str, str]]
-    """Environment of the workers: one for all, or one each"""
+    """Environment variables of the workers: one set for all, or one set each"""
     cpu_affinity: list[list[int]]
-    """CPU numbers of the workers: one list for all, or one each"""
+    """CPUs that workers are pinned to: one list for all, or one list each"""
     threads: int | None
-    """Threads of numeric libraries in each worker process (default: CPUs / workers)"""
+    """Numeric-library threads in each worker process (default: CPUs / workers)"""
     retry_in_halves: bool
-    """Run a failed batch again in halves, so that only bad items fail"""
+    """Rerun a failed batch in halves, so that only bad items fail"""
     load_niceness: int | None
-    """Niceness of a loading worker, 0 to 19 (default: 19 while others serve)"""
+    """Niceness of a worker while it loads, 0 to 19 (default: 19 while other workers serve)"""
     start_timeout: float
-    """Longest time for a worker to load and warm up"""
+    """Seconds within which a worker must load and warm up"""
     arena_bytes: int
-    """Shared memory for large payloads, and again for results; 0: none"""
+    """Shared memory in bytes for large payloads, and as much again for results; 0 disables it"""
     spin: float
     """Seconds that an idle worker polls before it sleeps"""
     drain_timeout: float
-    """Time for accepted requests to finish at the end"""
+    """Seconds that accepted requests have to finish at shutdown"""
     stream_buffer: int
-    """Answers kept for a slow reader before its stream ends"""
+    """Responses buffered for a slow reader before its stream is closed"""
     backpressure: bool
-    """Calls in process wait while the queue is full, instead of failing"""
+    """In-process calls wait while the queue is full instead of failing"""
     loop_spin: float
-    """Seconds around expected events in which the event loop polls instead of sleeping; costs CPU"""
+    """Seconds around expected events during which the event loop polls instead of sleeping; uses CPU"""
 
 
 class ServiceKeywords(CommonKeywords, total=False):
     """The settings of weir.Service."""
 
     timeout: float
-    """Time until a request without its own timeout expires"""
+    """Seconds until a request expires, unless it has its own timeout"""
 
 
 class InProcessKeywords(CommonKeywords, total=False):
@@ -112,65 +112,65 @@ class AsgiKeywords(ServiceKeywords, total=False):
     params: dict[str, Any]
     """Argument of the model's constructor: JSON, or else plain text"""
     max_body_size: int
-    """Largest request body in bytes, also after decompression"""
+    """Largest request body in bytes, before and after decompression"""
     max_header_size: int
-    """Largest head of a request, in bytes"""
+    """Largest request header section in bytes"""
     body_timeout: float
-    """Longest time to receive a request's body"""
+    """Seconds within which a request's body must arrive"""
     max_connections: int
-    """Open connections of every kind"""
+    """Maximum number of open connections of all kinds"""
     max_waiting_bytes: int | None
-    """Bytes that all requests and answers may hold (default: an eighth of the process's memory)"""
+    """Memory for all requests and responses in bytes (default: an eighth of the process's memory)"""
     stream_keep_alive: float
-    """Silence after which a stream of events gets a comment"""
+    """Seconds of silence after which an event stream sends a comment"""
     websocket_in_flight: int
-    """Running requests at which a WebSocket is read no further; 16 times as many with a timeout"""
+    """Running requests at which reading from a WebSocket pauses; 16 times as many if they have a timeout"""
     websocket_ping: float
-    """Time between two pings on a WebSocket"""
+    """Seconds between pings on a WebSocket"""
     compress_above: int
-    """Bytes above which answers are compressed on request"""
+    """Response size in bytes above which responses are compressed, if the client accepts it"""
     protocols: list[str]
-    """Also speak a protocol of an installed package"""
+    """Additional protocol from an installed package"""
     cors_origins: list[str]
-    """Origins whose pages may call this server; * for any"""
+    """Origins whose web pages may call this server; * allows any"""
     liveness: str
-    """What /health/live checks: process, that the server answers; models, also that every model can start workers"""
+    """What /health/live checks: process (the server responds) or models (every model can also start workers)"""
     timeout_status: int
-    """HTTP status of a request that timed out: 408, or 504, which alerts on 5xx count and clients do not retry"""
+    """HTTP status of requests that time out: 408, or 504, which 5xx alerts count and clients do not retry"""
     explain: bool
-    """Explain the batch in every answer's headers"""
+    """Describe the batch in the headers of every response"""
     development: bool
-    """Show callers tracebacks; never where strangers can call"""
+    """Send tracebacks to callers; do not use on a public server"""
     server_name: str
-    """Name of the server in its metadata"""
+    """Server name in the metadata"""
     allow_shared_memory: bool
-    """Let clients on this machine register shared memory (/dev/shm) for tensors"""
+    """Allow clients on this machine to register shared memory (/dev/shm) for tensors"""
     api_key: str | None
-    """Key that every caller must send; prefer the variable or a file, because process lists show flags"""
+    """Key that every caller must send; process lists show flags, so prefer WEIR_API_KEY or a file"""
     api_key_file: str | None
-    """File with keys, one a line"""
+    """File with API keys, one per line"""
     allow_control: bool
-    """Let callers from other machines control this server, without a token"""
+    """Allow admin calls from other machines without a token"""
     control_token_file: str | None
-    """File with the token for controlling the server"""
+    """File with the token for admin calls"""
     allow_model_files: bool
-    """Let load calls bring code, files and variables, which run here"""
+    """Allow load calls to upload code, files and environment variables, which run on this server"""
     batch_dir: str | None
     """Directory of batch jobs and their files (default: no batch jobs)"""
     batch_max_bytes: int
-    """Bytes of all files and answers of batch jobs"""
+    """Largest total size of the files and results of batch jobs, in bytes"""
     batch_max_file_size: int
     """Largest uploaded file, in bytes"""
     batch_max_files: int
-    """Most files, those that jobs will write included"""
+    """Maximum number of files, including those that jobs will write"""
     batch_max_jobs: int
-    """Most batch jobs; a new one replaces the oldest that has ended"""
+    """Maximum number of batch jobs; a new one replaces the oldest finished one"""
     batch_max_requests: int
-    """Most requests of one batch job"""
+    """Maximum number of requests in one batch job"""
     batch_concurrency: int
-    """Running requests of batch jobs"""
+    """Maximum number of batch-job requests that run at once"""
     batch_expire_after: float
-    """Seconds until files and finished jobs are removed"""
+    """Seconds after which files and finished jobs are removed"""
 
 
 class ServerKeywords(ServiceKeywords, total=False):
@@ -183,128 +183,128 @@ class ServerKeywords(ServiceKeywords, total=False):
     params: dict[str, Any]
     """Argument of the model's constructor: JSON, or else plain text"""
     route: list[str]
-    """The model's own path, besides /infer/NAME"""
+    """Additional URL path for the model, next to /infer/NAME"""
     host: str
-    """Address to listen on; ::: every address, of IPv6 and IPv4"""
+    """Address to listen on; '::' means every address, IPv6 and IPv4"""
     port: int
-    """Port to listen on; 0: any free one"""
+    """Port to listen on; 0 picks a free one"""
     uds: str | None
     """Unix socket to listen on, instead of host and port"""
     uds_mode: str
-    """Octal permissions of that socket; who may write to it controls the server"""
+    """Octal permissions of the Unix socket; whoever can write to it controls the server"""
     max_body_size: int
-    """Largest request body in bytes, also after decompression"""
+    """Largest request body in bytes, before and after decompression"""
     max_header_size: int
-    """Largest head of a request, in bytes"""
+    """Largest request header section in bytes"""
     idle_timeout: float
-    """Time after which an idle connection is closed"""
+    """Seconds after which an idle connection is closed"""
     header_timeout: float
-    """Longest time to receive a request's head"""
+    """Seconds within which a request's headers must arrive"""
     body_timeout: float
-    """Longest time to receive a request's body"""
+    """Seconds within which a request's body must arrive"""
     max_connections: int
-    """Open connections of every kind"""
+    """Maximum number of open connections of all kinds"""
     max_waiting_bytes: int | None
-    """Bytes that all requests and answers may hold (default: an eighth of the process's memory)"""
+    """Memory for all requests and responses in bytes (default: an eighth of the process's memory)"""
     stream_keep_alive: float
-    """Silence after which a stream of events gets a comment"""
+    """Seconds of silence after which an event stream sends a comment"""
     websocket_in_flight: int
-    """Running requests at which a WebSocket is read no further; 16 times as many with a timeout"""
+    """Running requests at which reading from a WebSocket pauses; 16 times as many if they have a timeout"""
     websocket_ping: float
-    """Time between two pings on a WebSocket"""
+    """Seconds between pings on a WebSocket"""
     compress_above: int
-    """Bytes above which answers are compressed on request"""
+    """Response size in bytes above which responses are compressed, if the client accepts it"""
     protocols: list[str]
-    """Also speak a protocol of an installed package"""
+    """Additional protocol from an installed package"""
     cors_origins: list[str]
-    """Origins whose pages may call this server; * for any"""
+    """Origins whose web pages may call this server; * allows any"""
     tls_certfile: str | None
-    """Certificate (PEM); switches TLS on"""
+    """TLS certificate (PEM); enables TLS"""
     tls_keyfile: str | None
-    """Private key (PEM), if not with the certificate"""
+    """TLS private key (PEM), if it is not in the certificate file"""
     liveness: str
-    """What /health/live checks: process, that the server answers; models, also that every model can start workers"""
+    """What /health/live checks: process (the server responds) or models (every model can also start workers)"""
     timeout_status: int
-    """HTTP status of a request that timed out: 408, or 504, which alerts on 5xx count and clients do not retry"""
+    """HTTP status of requests that time out: 408, or 504, which 5xx alerts count and clients do not retry"""
     explain: bool
-    """Explain the batch in every answer's headers"""
+    """Describe the batch in the headers of every response"""
     development: bool
-    """Show callers tracebacks; never where strangers can call"""
+    """Send tracebacks to callers; do not use on a public server"""
     grpc_port: int | None
-    """Port for gRPC; 0: any free one (default: no gRPC)"""
+    """Port for gRPC; 0 picks a free one (default: no gRPC)"""
     grpc_host: str | None
-    """Address that gRPC listens on, if not that of HTTP; 0.0.0.0 is IPv6 too"""
+    """Address for gRPC to listen on (default: that of HTTP); 0.0.0.0 includes IPv6"""
     grpc_max_message_size: int
-    """Largest message that a client may send"""
+    """Largest message from a client, in bytes"""
     grpc_keepalive: float
-    """Silence after which a client is pinged"""
+    """Seconds of silence after which a client is pinged"""
     grpc_keepalive_timeout: float
-    """Longest time to answer the ping"""
+    """Seconds within which a client must answer a ping"""
     grpc_stream_requests: int
-    """Requests of one stream that may run before reading stops"""
+    """Running requests of one stream at which reading pauses"""
     doors: dict[str, Any]
-    """Open a package's frontend, with options as JSON or plain text"""
+    """Frontend from an installed package, with its options as JSON or plain text"""
     server_name: str
-    """Name of the server in its metadata"""
+    """Server name in the metadata"""
     allow_shared_memory: bool
-    """Let clients on this machine register shared memory (/dev/shm) for tensors"""
+    """Allow clients on this machine to register shared memory (/dev/shm) for tensors"""
     api_key: str | None
-    """Key that every caller must send; prefer the variable or a file, because process lists show flags"""
+    """Key that every caller must send; process lists show flags, so prefer WEIR_API_KEY or a file"""
     api_key_file: str | None
-    """File with keys, one a line"""
+    """File with API keys, one per line"""
     allow_control: bool
-    """Let callers from other machines control this server, without a token"""
+    """Allow admin calls from other machines without a token"""
     control_token_file: str | None
-    """File with the token for controlling the server"""
+    """File with the token for admin calls"""
     allow_model_files: bool
-    """Let load calls bring code, files and variables, which run here"""
+    """Allow load calls to upload code, files and environment variables, which run on this server"""
     model_repository: str | None
-    """Folder of models, MODEL/VERSION/FILE, that can be loaded while serving"""
+    """Model repository: a directory of MODEL/VERSION/FILE, whose models can be loaded while serving"""
     load: list[str]
-    """Models to load at the start, or none (default: all)"""
+    """Models to load at startup, or none (default: all)"""
     watch: bool
-    """Load and unload models when files in the repository change"""
+    """Load and unload models when repository files change"""
     reload: bool
-    """For development: load a model again when the file of its TARGET changes"""
+    """For development: reload a model when the file of its TARGET changes"""
     allow_pickle: bool
-    """Load models from pickled files (.joblib, .pkl), which can run any code that their maker put into them"""
+    """Load models from pickle files (.joblib, .pkl), which can run arbitrary code; only for files that you trust"""
     trust_type: list[str]
-    """Further type that a .skops file may contain"""
+    """Additional type that a .skops file may contain"""
     metrics: bool
-    """Count what happens and show it at /metrics"""
+    """Collect metrics and serve them at /metrics"""
     metrics_namespace: str
-    """First word of the names of metrics at /metrics"""
+    """Prefix of the metric names at /metrics"""
     triton_metrics: bool
-    """Also show them under Triton's names (nv_inference_*)"""
+    """Also export metrics under Triton's names (nv_inference_*)"""
     log_format: str
     """Format of log lines: text for people, json for machines"""
     log_level: str
-    """Least severe log lines shown"""
+    """Minimum severity of log lines"""
     access_log: bool
     """Log each HTTP request, and each request to a model"""
     log_file: str | None
-    """File for all log lines, as JSON"""
+    """File to write all log lines to, as JSON"""
     record: str | None
-    """File for the arrivals of requests, one per model, to simulate or replay"""
+    """File to record request arrivals in, one per model, for weir simulate and weir bench"""
     trace_endpoint: str | None
-    """OTLP receiver over HTTP for spans, such as http://localhost:4318"""
+    """OTLP/HTTP endpoint that receives spans, such as http://localhost:4318"""
     trace_ratio: float | None
-    """Share of requests to trace, unless their callers decide (default: as OTEL_TRACES_SAMPLER says, or all)"""
+    """Share of requests to trace when the caller does not decide (default: from OTEL_TRACES_SAMPLER, or all)"""
     server_cpu_affinity: list[int]
-    """CPUs of the server's own process; workers have cpu_affinity"""
+    """CPUs that the server process is pinned to; for workers, see cpu_affinity"""
     batch_dir: str | None
     """Directory of batch jobs and their files (default: no batch jobs)"""
     batch_max_bytes: int
-    """Bytes of all files and answers of batch jobs"""
+    """Largest total size of the files and results of batch jobs, in bytes"""
     batch_max_file_size: int
     """Largest uploaded file, in bytes"""
     batch_max_files: int
-    """Most files, those that jobs will write included"""
+    """Maximum number of files, including those that jobs will write"""
     batch_max_jobs: int
-    """Most batch jobs; a new one replaces the oldest that has ended"""
+    """Maximum number of batch jobs; a new one replaces the oldest finished one"""
     batch_max_requests: int
-    """Most requests of one batch job"""
+    """Maximum number of requests in one batch job"""
     batch_concurrency: int
-    """Running requests of batch jobs"""
+    """Maximum number of batch-job requests that run at once"""
     batch_expire_after: float
-    """Seconds until files and finished jobs are removed"""
+    """Seconds after which files and finished jobs are removed"""

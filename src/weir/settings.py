@@ -48,7 +48,7 @@ class NamingSettings:
     params: dict[str, Any] = setting(
         {}, "argument of the model's constructor: JSON, or else plain text", metavar="KEY=VALUE"
     )
-    route: list[str] = setting([], "the model's own path, besides /infer/NAME", metavar="PATH")
+    route: list[str] = setting([], "additional URL path for the model, next to /infer/NAME", metavar="PATH")
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class ProcessSettings:
     """Settings of the server's own process."""
 
     server_cpu_affinity: list[int] = setting(
-        [], "CPUs of the server's own process; workers have cpu_affinity", metavar="NUMBERS",
+        [], "CPUs that the server process is pinned to; for workers, see cpu_affinity", metavar="NUMBERS",
         rule=(lambda value: all(number >= 0 for number in value), "must be numbers from 0 on"),
     )  # fmt: skip
 

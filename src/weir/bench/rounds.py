@@ -38,21 +38,21 @@ class LoadSettings:
     arrivals: str | Arrivals = setting(
         "poisson", "when requests are sent (poisson, constant, gamma:cv=2, trace:FILE, ...)"
     )
-    rate: float | None = setting(None, "requests per second, unless the arrivals state it", rule=_FINITE)
-    duration: float | None = setting(None, "seconds of load (default: 10, or a trace's own)", rule=_FINITE)
+    rate: float | None = setting(None, "requests per second, unless the arrivals state a rate", rule=_FINITE)
+    duration: float | None = setting(None, "seconds of load (default: 10, or the length of the trace)", rule=_FINITE)
     concurrency: int | None = setting(
         None,
-        "closed loop instead: this many callers, each of which waits for its answer before it sends again",
+        "closed loop instead: number of callers, each of which waits for a response before it sends again",
         rule=AT_LEAST_ONE,
     )
-    warm_up: float = setting(0.1, "share of each round that is not counted", rule=(
+    warm_up: float = setting(0.1, "share of each round, at its start, that is not counted", rule=(
         lambda value: 0 <= value < 1, "must be 0 or more, and less than 1"
     ))  # fmt: skip
     rounds: int | None = setting(
-        None, "rounds, in which targets take turns (default: 5, or 1 for a single target)", rule=AT_LEAST_ONE
+        None, "rounds in which targets take turns (default: 5, or 1 for a single target)", rule=AT_LEAST_ONE
     )
     seed: int = setting(1, "seed of random arrivals", rule=AT_LEAST_ZERO)
-    max_lag_ms: float = setting(1.0, "send lag in ms at p99 above which the run fails", rule=POSITIVE)
+    max_lag_ms: float = setting(1.0, "p99 send lag in ms above which the run fails", rule=POSITIVE)
 
     def __post_init__(self) -> None:
         check(self)

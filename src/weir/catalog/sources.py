@@ -240,15 +240,18 @@ class RepositorySettings:
     """Settings: where models come from besides the TARGETs, and which models are loaded at the start."""
 
     model_repository: str | None = setting(
-        None, "folder of models, MODEL/VERSION/FILE, that can be loaded while serving", metavar="DIR"
+        None,
+        "model repository: a directory of MODEL/VERSION/FILE, whose models can be loaded while serving",
+        metavar="DIR",
     )
-    load: list[str] = setting([], "models to load at the start, or none (default: all)", metavar="NAME")
-    watch: bool = setting(False, "load and unload models when files in the repository change")
-    reload: bool = setting(False, "for development: load a model again when the file of its TARGET changes")
+    load: list[str] = setting([], "models to load at startup, or none (default: all)", metavar="NAME")
+    watch: bool = setting(False, "load and unload models when repository files change")
+    reload: bool = setting(False, "for development: reload a model when the file of its TARGET changes")
     allow_pickle: bool = setting(
-        False, "load models from pickled files (.joblib, .pkl), which can run any code that their maker put into them"
+        False,
+        "load models from pickle files (.joblib, .pkl), which can run arbitrary code; only for files that you trust",
     )
-    trust_type: list[str] = setting([], "further type that a .skops file may contain", metavar="TYPE")
+    trust_type: list[str] = setting([], "additional type that a .skops file may contain", metavar="TYPE")
 
     def __post_init__(self) -> None:
         check(self)

@@ -29,27 +29,25 @@ def _batch() -> None:
 def run(
     file: Annotated[
         Path,
-        typer.Argument(metavar="FILE", help="Requests: .jsonl as of OpenAI's Batch API, or a table, .csv or .parquet."),
+        typer.Argument(metavar="FILE", help="Requests: .jsonl as in OpenAI's Batch API, or a table, .csv or .parquet."),
     ],
     targets: Annotated[
         list[str],
-        typer.Argument(metavar="TARGET...", help="The models: module:Class, or directories and ids of text models."),
+        typer.Argument(metavar="TARGET...", help="The models: module:Class, or directories or ids of text models."),
     ],
-    output: Annotated[Path, flag("File that gets the answers, as JSON lines.", _INPUT, "--output", "-o")],
-    url: Annotated[str | None, flag("Where the rows of a table are sent, such as /v1/embeddings.", _INPUT)] = None,
-    column: Annotated[
-        str | None, flag("Column of a table with the values (default: text, or the only one).", _INPUT)
-    ] = None,
-    model: Annotated[str, flag("Model that requests for the rows of a table name.", _INPUT)] = "",
-    concurrency: Annotated[int, flag("Requests that are under way at once.", _INPUT)] = 512,
+    output: Annotated[Path, flag("File to write the results to, as JSON lines.", _INPUT, "--output", "-o")],
+    url: Annotated[str | None, flag("Endpoint for the rows of a table, such as /v1/embeddings.", _INPUT)] = None,
+    column: Annotated[str | None, flag("Column of the table to send (default: text, or the only one).", _INPUT)] = None,
+    model: Annotated[str, flag("Model to name in the requests for the rows of a table.", _INPUT)] = "",
+    concurrency: Annotated[int, flag("Requests to run at once.", _INPUT)] = 512,
     config: Annotated[
         list[str] | None, flag("TOML file of settings, as for weir serve.", _MODELS, metavar="PATH")
     ] = None,
 ) -> None:
-    """Run the requests of FILE by the models of TARGET..., and write the answers to a file, in the order of the requests.
+    """Run the requests in FILE on the models TARGET..., and write the results to a file in the order of the requests.
 
-    A run that was ended, also by a power cut, goes on where it was when it is started again. Failed requests go to OUTPUT with the
-    ending .errors.jsonl; the exit code is 1 then.
+    An interrupted run, even by a power cut, continues when you start it again. Failed requests go to OUTPUT with the suffix
+    .errors.jsonl, and the exit code is then 1.
     """
     from weir.jobs.offline import Source, check_source
     from weir.jobs.settings import JobSettings

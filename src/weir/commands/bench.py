@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 
 FAILED = 1
 
-_ARRIVALS = (
-    "When requests leave: poisson, constant, gamma:cv=2, mmpp:..., on-off:on=1s,off=1s, sine:..., ramp:..., trace:FILE."
-)
+_ARRIVALS = "When requests are sent: poisson, constant, gamma:cv=2, mmpp:..., on-off:on=1s,off=1s, sine:..., ramp:..., trace:FILE."
 _URL = (
     "http(s)://HOST:PORT/PATH, http://unix:SOCKET:/PATH, grpc(s)://HOST:PORT/MODEL or ws(s)://HOST:PORT/MODEL. With #binary"
     " after .../v2/models/MODEL/infer or ws://..., tensors are sent as raw bytes."
@@ -32,12 +30,12 @@ _LOAD, _WHAT, _RESULT = "Load", "Requests", "Result"
 def bench(
     targets: Annotated[list[str] | None, typer.Argument(metavar="[URL]...", help=_URL)] = None,
     arrivals: Annotated[str, flag(_ARRIVALS, _LOAD)] = "poisson",
-    rate: Annotated[float | None, flag("Requests per second, unless the arrivals state it.", _LOAD)] = None,
-    duration: Annotated[float | None, flag("Seconds of load (default: 10, or a trace's own).", _LOAD)] = None,
+    rate: Annotated[float | None, flag("Requests per second, unless --arrivals states a rate.", _LOAD)] = None,
+    duration: Annotated[float | None, flag("Seconds of load (default: 10, or the length of the trace).", _LOAD)] = None,
     concurrency: Annotated[
         int | None,
         flag(
-            "Closed loop instead: this many callers, each of which waits for its answer before it sends again.", _LOAD
+            "Closed loop instead: number of callers, each of which waits for a response before it sends again.", _LOAD
         ),
     ] = None,
     warm_up: Annotated[float, flag("Share of each round, at its start, that is not counted.", _LOAD)] = 0.1,
@@ -45,42 +43,40 @@ def bench(
         int | None, flag("Rounds in which targets take turns (default: 5, or 1 for a single target).", _LOAD)
     ] = None,
     seed: Annotated[int, flag("Seed of random arrivals.", _LOAD)] = 1,
-    max_lag_ms: Annotated[float, flag("Send lag in ms at p99 above which the run fails.", _LOAD)] = 1.0,
+    max_lag_ms: Annotated[float, flag("P99 send lag in ms above which the run fails.", _LOAD)] = 1.0,
     data: Annotated[str | None, flag(_DATA, _WHAT)] = None,
     header: Annotated[
         list[str] | None,
-        flag("Header of each request; may be repeated.", _WHAT, "--header", "-H", metavar="NAME: VALUE"),
+        flag("Header to send with each request; repeatable.", _WHAT, "--header", "-H", metavar="NAME: VALUE"),
     ] = None,
-    timeout: Annotated[float, flag("Seconds until a request counts as failed.", _WHAT)] = 10.0,
-    max_connections: Annotated[int, flag("Largest number of open connections.", _WHAT)] = 1000,
+    timeout: Annotated[float, flag("Seconds after which a request counts as failed.", _WHAT)] = 10.0,
+    max_connections: Annotated[int, flag("Maximum number of open connections.", _WHAT)] = 1000,
     insecure: Annotated[bool, flag("Accept any certificate.", _WHAT, "--insecure")] = False,
-    channels: Annotated[int, flag("Connections for gRPC and WebSocket; each carries many requests.", _WHAT)] = 4,
-    rows: Annotated[int, flag("Rows of a request that is generated from the model's metadata.", _WHAT)] = 1,
+    channels: Annotated[int, flag("gRPC or WebSocket connections; each carries many requests.", _WHAT)] = 4,
+    rows: Annotated[int, flag("Rows per request, if requests are generated from the model's metadata.", _WHAT)] = 1,
     in_process: Annotated[
-        list[str] | None, flag("Serve module:Class in this process; may be repeated.", "In process", metavar="TARGET")
+        list[str] | None, flag("Serve module:Class in this process; repeatable.", "In process", metavar="TARGET")
     ] = None,
     policy: Annotated[
         list[str] | None,
         flag(
-            "Policy of the models in this process; may be repeated: each makes a target.",
+            "Policy of the models in this process; repeatable, each is a target.",
             "In process",
             metavar="POLICY",
         ),
     ] = None,
     set_: Annotated[
         list[str] | None,
-        flag("Setting of the models in this process; may be repeated.", "In process", "--set", metavar="KEY=VALUE"),
+        flag("Setting of the models in this process; repeatable.", "In process", "--set", metavar="KEY=VALUE"),
     ] = None,
-    json: Annotated[Path | None, flag("File that gets the result as JSON; - prints it instead.", _RESULT)] = None,
-    markdown: Annotated[
-        Path | None, flag("File that gets the result as Markdown; - prints it instead.", _RESULT)
-    ] = None,
-    figure: Annotated[Path | None, flag("File that gets a figure, as .png and .svg.", _RESULT)] = None,
+    json: Annotated[Path | None, flag("File to write the result to as JSON; - prints it.", _RESULT)] = None,
+    markdown: Annotated[Path | None, flag("File to write the result to as Markdown; - prints it.", _RESULT)] = None,
+    figure: Annotated[Path | None, flag("File to draw a figure to, as .png and .svg.", _RESULT)] = None,
 ) -> int:
-    """Measure how a server answers a load. Response times count from the instants at which requests were to be sent.
+    """Load-test a server. Response times count from when each request was due to be sent.
 
     Several targets get the same load, in turns. The exit code is 1 if the measurement is invalid, because requests were
-    sent too late (--max-lag-ms) or none was answered, and 2 if a setting is wrong or there is no server.
+    sent too late (--max-lag-ms) or none succeeded, and 2 if a setting is wrong or no server responds.
     """
     from rich.console import Console
 

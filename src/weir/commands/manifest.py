@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from weir.manifests.settings import Manifest
 
 manifest = typer.Typer(
-    help="Print the objects that serve models on Kubernetes, as YAML, filled from the settings of weir serve.",
+    help="Print Kubernetes manifests that serve models with the settings of weir serve.",
     no_args_is_help=True,
 )
 
@@ -28,10 +28,10 @@ _EPILOG = (
 
 
 def _kubernetes(manifest: "Manifest") -> list[dict[str, Any]]:
-    """Print a Deployment, a Service, a PodDisruptionBudget, and what scales and watches them.
+    """Print a Deployment, a Service, a PodDisruptionBudget, and their autoscaling and monitoring.
 
-    --replicas 2..10 has KEDA, or with --autoscaler hpa a HorizontalPodAutoscaler, choose the number of pods by the rows that wait. With
-    --monitor the Prometheus Operator reads the metrics and alerts.
+    With --replicas 2..10, KEDA chooses the number of pods by the queue length; with --autoscaler hpa, a
+    HorizontalPodAutoscaler does. With --monitor, the Prometheus Operator collects metrics and alerts.
     """
     from weir.manifests.kubernetes import kubernetes
 
@@ -41,7 +41,7 @@ def _kubernetes(manifest: "Manifest") -> list[dict[str, Any]]:
 def _kserve(manifest: "Manifest") -> list[dict[str, Any]]:
     """Print a ServingRuntime and an InferenceService of protocol v2.
 
-    The name of the InferenceService is that of the model, unless --object-name says another. KServe runs it as a Deployment (its mode
+    The InferenceService has the name of the model, or that of --object-name. KServe runs it as a Deployment (its mode
     Standard, called RawDeployment before 0.16). --replicas 2..10 needs KEDA.
     """
     from weir.manifests.kserve import kserve
@@ -50,10 +50,10 @@ def _kserve(manifest: "Manifest") -> list[dict[str, Any]]:
 
 
 def _rayservice(manifest: "Manifest") -> list[dict[str, Any]]:
-    """Print a RayService, for KubeRay: Ray Serve with Weir in each of its replicas.
+    """Print a RayService for KubeRay: Ray Serve with Weir in each replica.
 
-    The settings become arguments of the application. Those of a server of its own, such as its ports and log, are Ray Serve's. Of
-    --replicas 2..10 Ray Serve chooses how many there are, and Ray asks Kubernetes for their pods.
+    The settings become arguments of the application. Ray Serve sets ports and logging itself. With --replicas 2..10, Ray
+    Serve chooses the number of replicas, and Ray requests their pods from Kubernetes.
     """
     from weir.manifests.rayservice import rayservice
 

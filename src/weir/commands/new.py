@@ -287,10 +287,10 @@ def files_of(template: ProjectKind, name: str) -> dict[str, str]:
 
 
 def new(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Folder to write, and the name of the model.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Directory to create, and the name of the model.")],
     template: Annotated[ProjectKind, typer.Option("--template", help="What the project serves.")] = ProjectKind.PLAIN,
 ) -> None:
-    """Write a small project into a new folder: a model, a test of it, settings and a Dockerfile."""
+    """Create a small project in a new directory: a model, its test, settings and a Dockerfile."""
     from weir.serving.settings import check_name
 
     folder = Path(check_name(name))

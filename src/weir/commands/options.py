@@ -36,7 +36,7 @@ EXAMPLES: Mapping[str, str] = MappingProxyType({
 })  # fmt: skip
 EPILOG = (
     "Each option is also a TOML key and a variable: --max-batch-size is max_batch_size and WEIR_MAX_BATCH_SIZE. "
-    "An option overrides a variable, a variable the file, and the file the model's class."
+    "Options override variables, variables override the file, and the file overrides the model's class."
 )
 _PLACEHOLDERS = {int: "INTEGER", float: "NUMBER", str: "TEXT"}
 
@@ -157,7 +157,7 @@ class Command(TyperCommand):
         whole.format_help(context, context.make_formatter())
 
 
-_MORE_HELP = "Show the options used most. --help=all: every option; --help=batching: those of a heading; --help=WORD: those with a word."
+_MORE_HELP = "Show the most common options. --help=all shows every option, --help=batching those under a heading, --help=WORD those with a word."
 
 
 def _heading(each: Any) -> str:

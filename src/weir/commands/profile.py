@@ -42,10 +42,10 @@ def _profile(
     target: str, output: Path | None = None, items: Path | None = None, figure: Path | None = None,
     config: list[str] | None = None, **options: list[Any] | None,
 ) -> None:  # fmt: skip
-    """Measure how long batches of each size take and how much energy they use, and write the profile to a file.
+    """Measure how long batches of each size take and how much energy they use, and write a profile.
 
-    One worker is measured, as `weir serve` with the same options would run it. TARGET is any that it
-    serves. `weir solve` and `weir simulate` read the file.
+    One worker is measured, started as `weir serve` would start it with the same options. TARGET is any that `weir serve`
+    takes. `weir solve` and `weir simulate` read the profile.
     """
     own = {name: value_of(OWN[name], list(map(text_of, options[name] or ()))) for name in OWN if options.get(name)}
     settings = settings_of([target], config, {name: value for name, value in options.items() if name not in OWN})
@@ -67,8 +67,8 @@ profile = with_signature(
     [
         parameter("target", str, typer.Argument(..., metavar="TARGET", help="The model to measure.")),
         parameter("output", Path, typer.Option(None, "--output", "-o", metavar="PATH", help="File to write (default: NAME.profile.toml).")),
-        parameter("items", Path, typer.Option(None, "--items", metavar="FILE", help="Items to measure with: .jsonl, .json, .npz for a tensor model, or a folder of bodies (default: the model's examples).")),
-        parameter("figure", Path, typer.Option(None, "--figure", metavar="PATH", help="Picture to write, as .png and .svg (default: beside the file).")),
+        parameter("items", Path, typer.Option(None, "--items", metavar="FILE", help="Items to measure with: .jsonl, .json, .npz for a tensor model, or a directory of request bodies (default: the model's examples).")),
+        parameter("figure", Path, typer.Option(None, "--figure", metavar="PATH", help="Figure to draw, as .png and .svg (default: next to the profile).")),
         *[parameter(name, list[str], option(each)) for name, each in OWN.items()],
         *settings_parameters(OF_MODEL),
     ],

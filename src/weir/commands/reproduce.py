@@ -9,7 +9,7 @@ from weir.errors import SettingsError
 
 def reproduce(
     paper: Annotated[str, typer.Argument(help="The paper: smdp.")] = "smdp",
-    output: Annotated[str, typer.Option("--output", "-o", metavar="FOLDER", help="No longer read.")] = "",
+    output: Annotated[str, typer.Option("--output", "-o", metavar="FOLDER", help="Ignored.")] = "",
 ) -> None:
-    """Say how the paper behind the solver is recomputed now: by `make reproduce` in a checkout of Weir."""
+    """Removed: run `make reproduce` in a checkout of Weir to recompute the paper behind the solver."""
     raise SettingsError("weir reproduce has moved: run `make reproduce` in a checkout of Weir")

@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     from weir.simulation.scaling import ScalingComparison
 
 _POLICIES = (
-    "Policies, separated by commas: smdp (solved for this profile), a bank (.npz), or any that `weir serve` takes "
+    "Policies, separated by commas: smdp (solved for this profile), a policy file (.npz), or any that `weir serve` takes "
     "(default: smdp,greedy)."
 )
 _ARRIVALS = (
-    "When requests arrive: a process with its load as a share of what the workers can serve (poisson:0.7), or with its rate "
-    "in rows per second (poisson:rate=200). Processes: poisson, gamma, mmpp, on-off, sine, ramp, constant; or trace:FILE."
+    "When requests arrive: a process with its load as a share of the workers' capacity (poisson:0.7), or with its rate in "
+    "rows per second (poisson:rate=200). Processes: poisson, gamma, mmpp, on-off, sine, ramp, constant; or trace:FILE."
 )
 _SCALING = (
     "Rules for the number of workers, separated by commas: weir (as a server decides), fixed:8, or, for comparison, those of "
     "Ray Serve, Kubernetes and KEDA: ray:target=2,upscale=30s,downscale=600s,look_back=30s, hpa:target=0.8,stabilisation=300s, "
     "keda:target=5,stabilisation=300s,cooldown=300s (default: weir)."
 )
-_DELAY = "Longest wait that a policy may impose, such as 100ms (default: no limit)."
-_WHAT, _WORKERS, _PRICES, _RESULT = "Simulation", "As many workers as the load needs", "Prices", "Result"
+_DELAY = "Longest time that a policy may hold a request back, such as 100ms (default: no limit)."
+_WHAT, _WORKERS, _PRICES, _RESULT = "Simulation", "Autoscaling", "Weights", "Result"
 
 
 def simulate(
@@ -41,7 +41,7 @@ def simulate(
     workers: Annotated[
         str,
         flag(
-            "Workers that share the queue; or the fewest and the most, as in 1..16: then rules decide how many.",
+            "Workers that share the queue; with a range, such as 1..16, scaling rules choose the number.",
             _WHAT,
             metavar="N or N..M",
         ),
@@ -52,23 +52,26 @@ def simulate(
     deadline: Annotated[
         str | None, flag("Timeout of each request, such as 50ms (default: none).", _WHAT, metavar="DURATION")
     ] = None,
-    bulk: Annotated[int, flag("Rows of bulk work that are there from the start, beside the arrivals.", _WHAT)] = 0,
+    bulk: Annotated[int, flag("Rows of bulk work queued at the start, in addition to the arrivals.", _WHAT)] = 0,
     bulk_delay: Annotated[
         str | None,
-        flag("Time that bulk work may add to a request (default: as in weir serve).", _WHAT, metavar="DURATION"),
+        flag("Time by which bulk work may delay a request (default: as in weir serve).", _WHAT, metavar="DURATION"),
     ] = None,
     max_queue_delay: Annotated[str | None, flag(_DELAY, _WHAT, metavar="DURATION")] = None,
-    latency_weight: Annotated[float, flag("Cost of a millisecond of mean response time.", _PRICES)] = 1.0,
-    energy_weight: Annotated[float, flag("Cost of a watt of mean power.", _PRICES)] = 1.0,
+    latency_weight: Annotated[float, flag("Weight of a millisecond of mean response time.", _PRICES)] = 1.0,
+    energy_weight: Annotated[float, flag("Weight of a watt of mean power.", _PRICES)] = 1.0,
     reference_rate: Annotated[
         float | None,
-        flag("Rows per second at which the weights hold; a waiting request costs the same at other rates.", _PRICES),
+        flag(
+            "Arrival rate at which the weights hold, in rows per second; at other rates a waiting request costs the same.",
+            _PRICES,
+        ),
     ] = None,
     latency_objective: Annotated[
         str | None,
         flag(
-            "Latency to keep with the least energy, such as p99=20ms: smdp is solved for it, and policies are compared by "
-            "power; the weights then have no effect.",
+            "Objective instead of weights, such as p99=20ms: smdp is solved for it with the least energy, and policies are "
+            "compared by power.",
             _PRICES,
             metavar="pNN=DURATION",
         ),
@@ -80,7 +83,7 @@ def simulate(
     target_load: Annotated[
         float | None,
         flag(
-            "Share of what the workers can serve that is used at most (default: what the latency objective allows, or "
+            "Maximum share of the workers' capacity to use (default: what the latency objective allows, or "
             "the knee of the cost).",
             _WORKERS,
         ),
@@ -88,19 +91,19 @@ def simulate(
     scale_to_zero_after: Annotated[
         str | None,
         flag(
-            "Time without a request after which no worker is kept, with workers from 0 on (default: 60s).",
+            "With a range from 0: time without requests after which all workers stop (default: 60s).",
             _WORKERS,
             metavar="DURATION",
         ),
     ] = None,
-    json: Annotated[Path | None, flag("File that gets the result as JSON; - prints it instead.", _RESULT)] = None,
-    figure: Annotated[Path | None, flag("File that gets a figure, as .png and .svg.", _RESULT)] = None,
+    json: Annotated[Path | None, flag("File to write the result to as JSON; - prints it.", _RESULT)] = None,
+    figure: Annotated[Path | None, flag("File to draw a figure to, as .png and .svg.", _RESULT)] = None,
 ) -> None:
-    """Compare policies on the same simulated arrivals, with the batcher that the server runs.
+    """Compare policies on the same simulated arrivals, with the server's own batcher.
 
     All policies get the same arrivals and the same random service times. Confidence intervals are 95 %.
 
-    With a range of workers, compare rules for their number instead, under one policy (greedy unless stated).
+    With a range of workers, scaling rules are compared instead, under one policy (default: greedy).
     """
     from weir.workers.cpus import compute_in_one_thread
 

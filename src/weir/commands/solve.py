@@ -1,5 +1,5 @@
-"""`weir solve`: solves for the policy that a server runs, from a profile. A bank is shown as a table by rate, and the solution for
-one rate as a table by state."""
+"""`weir solve`: solves for the policy that a server runs, from a profile. A policy file is printed as a table by rate, and
+the solution for one rate as a table by state."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from weir.simulation.banks import Beside
 
 
-_PRICES, _SERVED, _ONE, _RESULT = "Prices", "Server", "One rate only", "Result"
+_PRICES, _SERVED, _ONE, _RESULT = "Weights", "Server", "One rate only", "Result"
 
 _METHOD = "policy-iteration"
 
@@ -28,16 +28,19 @@ _METHOD = "policy-iteration"
 def solve(
     profile: Annotated[Path, typer.Argument(metavar="PROFILE", help="Profile written by `weir profile`.")],
     output: Annotated[Path | None, flag("File to write (default: NAME.policy.npz).", _RESULT, "--output", "-o")] = None,
-    latency_weight: Annotated[float, flag("Cost of a millisecond of mean response time.", _PRICES)] = 1.0,
-    energy_weight: Annotated[float, flag("Cost of a watt of mean power.", _PRICES)] = 1.0,
+    latency_weight: Annotated[float, flag("Weight of a millisecond of mean response time.", _PRICES)] = 1.0,
+    energy_weight: Annotated[float, flag("Weight of a watt of mean power.", _PRICES)] = 1.0,
     reference_rate: Annotated[
         float | None,
-        flag("Rows per second at which the weights hold; a waiting request costs the same at other rates.", _PRICES),
+        flag(
+            "Arrival rate at which the weights hold, in rows per second; at other rates a waiting request costs the same.",
+            _PRICES,
+        ),
     ] = None,
     latency_objective: Annotated[
         str | None,
         flag(
-            "Latency to keep with the least energy, such as p99=20ms; or in-time=20ms, for the most answers in time. The weights then have no effect.",
+            "Objective instead of weights: p99=20ms keeps that latency with the least energy; in-time=20ms answers as many requests as possible in time.",
             _PRICES,
             metavar="pNN=DURATION",
         ),
@@ -46,17 +49,18 @@ def solve(
     max_batch_size: Annotated[int | None, flag("Largest batch in rows (default: the profile's).", _SERVED)] = None,
     seed: Annotated[int, flag("Seed of the simulations for several workers or a latency objective.", _SERVED)] = 1,
     rate: Annotated[
-        float | None, flag("Solve for this rate, in rows per second, and show the table; writes no policy.", _ONE)
+        float | None,
+        flag("Solve for this rate only, in rows per second, and print the table; writes no policy file.", _ONE),
     ] = None,
-    method: Annotated[str, flag("Must be policy-iteration; the next release removes this option.", _ONE)] = _METHOD,
-    values: Annotated[bool, flag("Also show the relative values.", _ONE, "--values")] = False,
-    json: Annotated[Path | None, flag("File that gets the result as JSON; - prints it instead.", _RESULT)] = None,
-    figure: Annotated[Path | None, flag("File that gets a figure, as .png and .svg.", _RESULT)] = None,
+    method: Annotated[str, flag("Deprecated: must be policy-iteration.", _ONE)] = _METHOD,
+    values: Annotated[bool, flag("Also print the relative values.", _ONE, "--values")] = False,
+    json: Annotated[Path | None, flag("File to write the result to as JSON; - prints it.", _RESULT)] = None,
+    figure: Annotated[Path | None, flag("File to draw a figure to, as .png and .svg.", _RESULT)] = None,
 ) -> None:
-    """Solve for the batching policy with the least cost, and write it to a file that `weir serve --policy` takes.
+    """Solve for the batching policy with the least cost, and write the policy file for `weir serve --policy`.
 
-    The cost is latency weight x mean response time (ms) + energy weight x mean power (W). Tables are solved for a range of
-    arrival rates; the server estimates the rate and uses its table.
+    The cost is latency weight x mean response time (ms) + energy weight x mean power (W). The file has one table for each
+    of many arrival rates; the server estimates the rate and uses its table.
     """
     from weir.workers.cpus import compute_in_one_thread
 

@@ -24,11 +24,10 @@ def _worker(
     config: list[str] | None = None,
     **options: list[Any] | None,
 ) -> None:
-    """Attach a model to a server as one of its external workers, until SIGTERM, SIGINT, SIGQUIT or SIGHUP.
+    """Attach a model to a server as an external worker, until SIGTERM, SIGINT, SIGQUIT or SIGHUP.
 
-    The server's --worker-socket is the ADDRESS to connect to. The model is loaded and warmed up first. When the connection
-    is lost, the worker attaches again, with a back-off. TARGET is any that
-    `weir serve` takes.
+    ADDRESS is the server's --worker-socket. The worker loads and warms up the model, then connects. When the connection is
+    lost, it reconnects with a back-off. TARGET is any that `weir serve` takes.
     """
     from weir.catalog.loading import make_service
     from weir.workers.remote import Attachment
@@ -56,8 +55,8 @@ worker = with_signature(
     _worker,
     [
         parameter("target", str, typer.Argument(..., metavar="TARGET", help="The model to run.")),
-        parameter("connect", str, typer.Option(..., "--connect", metavar="ADDRESS", help="Where to attach: unix:PATH or tcp:HOST:PORT.")),
-        parameter("content_type", str, typer.Option(None, "--content-type", metavar="TYPE", help=f"Content type of requests and answers (default: {JSON}).")),
+        parameter("connect", str, typer.Option(..., "--connect", metavar="ADDRESS", help="Address of the server's worker socket: unix:PATH or tcp:HOST:PORT.")),
+        parameter("content_type", str, typer.Option(None, "--content-type", metavar="TYPE", help=f"Content type of requests and responses (default: {JSON}).")),
         *settings_parameters(OF_MODEL),
     ],
 )  # fmt: skip

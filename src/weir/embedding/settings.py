@@ -36,59 +36,59 @@ class TextSettings:
     """How the vector of a text is computed. For a setting that is not given, the model's files decide."""
 
     pooling: str | None = setting(
-        None, f"how one vector is made from those of the tokens: {_NAMES}, or several joined: cls+mean (default: the model's own, else mean, and sep for a causal language model)",
+        None, f"how token vectors become one vector: {_NAMES}, or several concatenated, such as cls+mean (default: the model's own; else mean, or sep for a causal language model)",
         rule=_POOLING, metavar="NAME",
     )  # fmt: skip
-    window: int = setting(WINDOW, "consecutive tokens in each mean of the pooling hierarchical", rule=AT_LEAST_ONE)
+    window: int = setting(WINDOW, "tokens in each window of hierarchical pooling", rule=AT_LEAST_ONE)
     layers: list[int] = setting(
-        [], "layers to pool, concatenated: -4,-3,-2,-1; -1 is the last (default: -1, or --bare-layer)",
+        [], "layers to pool and concatenate, such as -4,-3,-2,-1; -1 is the last (default: -1, or --bare-layer)",
         rule=_LAYERS, metavar="NUMBERS",
     )  # fmt: skip
     bare_layer: int = setting(
-        -1, "the layer to pool where the model's files state no pooling; flags of bert-serving-start make it -2",
+        -1, "layer to pool if the model's files state no pooling; with flags of bert-serving-start it is -2",
         rule=(lambda value: value < 0, "must be counted from the end, -1 is the last"),
     )  # fmt: skip
-    mask_special: bool = setting(False, "leave the first and the last token out of the pooling")
+    mask_special: bool = setting(False, "exclude the first and the last token from pooling")
     hide_special: bool = setting(
         False,
-        "let no token attend to the first and the last",
+        "mask the first and the last token from attention",
     )
-    special_tokens: bool = setting(True, "put the model's special tokens around a text")
-    word_special_tokens: bool = setting(True, "special tokens around word lists that are tokens")
+    special_tokens: bool = setting(True, "add the model's special tokens to each text")
+    word_special_tokens: bool = setting(True, "add special tokens to texts that are sent as lists of tokens")
     positions: bool = setting(True, "add position embeddings")
-    normalize: bool | None = setting(None, "scale vectors to length 1 (default: as the model's files state)")
-    dimensions: int | None = setting(None, "keep only the first numbers of each vector", rule=AT_LEAST_ONE)
+    normalize: bool | None = setting(None, "scale vectors to length 1 (default: from the model's files)")
+    dimensions: int | None = setting(None, "truncate each vector to this many dimensions", rule=AT_LEAST_ONE)
     max_length: int | None = setting(
         None,
-        "tokens read of a text (default: the model's maximum)",
+        "maximum number of tokens per text (default: the model's maximum)",
         rule=_LENGTH,
     )
-    truncate: bool = setting(True, "cut longer texts, instead of refusing them")
+    truncate: bool = setting(True, "truncate longer texts instead of refusing them")
     split: bool = setting(
         False,
-        "read longer texts in pieces, and average their vectors",
+        "split longer texts into pieces and average the vectors",
     )
     fixed_length: bool = setting(False, "pad all texts to --max-length")
     cased: bool | None = setting(
         None,
-        "distinguish capital letters (default: as the model's files state)",
+        "distinguish upper and lower case (default: from the model's files)",
     )
     pair_separator: str | None = setting(
         None,
-        "separator between two texts of a pair, such as ' ||| '",
+        "separator between the two texts of a pair, such as ' ||| '",
         metavar="TEXT",
     )
     prompt: str | None = setting(
-        None, "prompt before every text: its text, ending with a space or a colon, or its name (default: as the model's files state)",
+        None, "prompt to put before every text: its name, or the text itself, ending with a space or a colon (default: from the model's files)",
         metavar="NAME", may_be_empty=True,
     )  # fmt: skip
 
     ranges: str | None = setting(
-        None, "a .npy file with the least and the greatest number of each dimension, or with vectors to take them from: int8 and uint8 are then "
-        "those of sentence-transformers (default: each vector is scaled by its largest number)", metavar="FILE",
+        None, ".npy file with the minimum and maximum of each dimension, or with vectors to compute them from, so that int8 and uint8 "
+        "vectors equal those of sentence-transformers (default: each vector is scaled by its largest number)", metavar="FILE",
     )  # fmt: skip
     router: str | None = setting(
-        None, "the route of a model with a Router of sentence-transformers: query, document (default: the route that its files state, else document)",
+        None, "route of a model with a sentence-transformers Router: query or document (default: from its files, else document)",
         metavar="NAME",
     )  # fmt: skip
 
@@ -101,45 +101,45 @@ class ComputingSettings:
     """The runtime, devices and precision with which vectors are computed, and the cache."""
 
     runtime: str = setting(
-        "onnx", "what computes: onnx (the weights, by onnxruntime), torch, or onnx-file (an ONNX file that the model has, as it is)",
+        "onnx", "what runs the model: onnx (onnxruntime, from the weights), torch, or onnx-file (an ONNX file of the model, unchanged)",
         rule=one_of(*RUNTIMES),
     )  # fmt: skip
     dtype: str | None = setting(
-        None, "serve an ONNX file that the model has, in this variant: " + ", ".join(DTYPES) + ", or the name of the file (default: the weights; and "
-        "onnx/model.onnx where their family is not computed here)",
+        None, "variant of the model's ONNX file to serve: " + ", ".join(DTYPES) + ", or the name of the file (default: the weights, or "
+        "onnx/model.onnx if Weir does not support their architecture)",
         rule=(is_dtype, f"must be one of {', '.join(DTYPES)}, or the name of a file that ends in .onnx"), metavar="NAME",
     )  # fmt: skip
     precision: str = setting(
-        Precision.FP32.value, "fp32, fp16, bf16 (torch only) or int8 (onnx only)",
+        Precision.FP32.value, "number format: fp32, fp16, bf16 (torch only) or int8 (onnx only)",
         rule=one_of(*(precision.value for precision in Precision)),
     )  # fmt: skip
     device_map: list[str] = setting(
-        [], "devices of the workers, in turn: cpu, a GPU's number, or auto, the GPU with most free memory (default: auto, or cpu)",
+        [], "device of each worker, in turn: cpu, the number of a GPU, or auto for the GPU with the most free memory (default: auto, or cpu without a GPU)",
         metavar="DEVICE",
     )  # fmt: skip
-    gpu_memory_fraction: float | None = setting(None, "largest share of a GPU's memory per worker", rule=_FRACTION)
+    gpu_memory_fraction: float | None = setting(None, "share of a GPU's memory that one worker may use", rule=_FRACTION)
     compile: bool = setting(False, "compile the model (torch only)")
     run_tokens: int | None = setting(
-        None, "tokens computed at once, with padding (default: a whole batch)",
+        None, "tokens to compute at once, including padding (default: a whole batch)",
         rule=POSITIVE,
     )  # fmt: skip
     calibrate: bool = setting(
         True,
-        "measure the best batch size at the first start, unless --max-batch-cost is set",
+        "measure the best batch size on the first start, unless --max-batch-cost is set",
     )
     cache: str | None = setting(
         None,
-        "folder for graphs and measurements (default: in the user's cache)",
+        "directory for cached graphs and measurements (default: in the user's cache)",
         metavar="DIR",
     )
 
     allow_pickle: bool = setting(
         False,
-        "read pytorch_model.bin and other pickles of torch where there are no safetensors; their tensors are read, and no code in them is run",
+        "if there are no safetensors, read tensors from pytorch_model.bin and other PyTorch pickles; no code in them is run",
     )
     max_cache_size: int = setting(
         16 << 30,
-        "bytes of cached graphs, beyond which the least recently used are removed",
+        "maximum size of cached graphs in bytes; the least recently used are removed",
         rule=AT_LEAST_ZERO,
     )
 
@@ -161,7 +161,7 @@ class ComputingSettings:
 class CallerSettings:
     """The limits of requests."""
 
-    max_texts: int = setting(100_000, "texts that one request may have", rule=AT_LEAST_ONE)
+    max_texts: int = setting(100_000, "maximum number of texts in one request", rule=AT_LEAST_ONE)
 
     def __post_init__(self) -> None:
         check(self)

@@ -179,7 +179,7 @@ class FrontendsSettings:
     """Frontends that installed packages bring."""
 
     doors: dict[str, Any] = setting(
-        {}, "open a package's frontend, with options as JSON or plain text",
+        {}, "frontend from an installed package, with its options as JSON or plain text",
         metavar="NAME=OPTIONS",
     )  # fmt: skip
 

@@ -14,16 +14,20 @@ class JobSettings:
         "directory of batch jobs and their files (default: no batch jobs)",
         metavar="DIR",
     )
-    batch_max_bytes: int = setting(10 << 30, "bytes of all files and answers of batch jobs", rule=AT_LEAST_ONE)
-    batch_max_file_size: int = setting(200 << 20, "largest uploaded file, in bytes", rule=AT_LEAST_ONE)
-    batch_max_files: int = setting(10_000, "most files, those that jobs will write included", rule=AT_LEAST_ONE)
-    batch_max_jobs: int = setting(
-        1000, "most batch jobs; a new one replaces the oldest that has ended", rule=AT_LEAST_ONE
+    batch_max_bytes: int = setting(
+        10 << 30, "largest total size of the files and results of batch jobs, in bytes", rule=AT_LEAST_ONE
     )
-    batch_max_requests: int = setting(50_000, "most requests of one batch job", rule=AT_LEAST_ONE)
-    batch_concurrency: int = setting(128, "running requests of batch jobs", rule=AT_LEAST_ONE)
+    batch_max_file_size: int = setting(200 << 20, "largest uploaded file, in bytes", rule=AT_LEAST_ONE)
+    batch_max_files: int = setting(
+        10_000, "maximum number of files, including those that jobs will write", rule=AT_LEAST_ONE
+    )
+    batch_max_jobs: int = setting(
+        1000, "maximum number of batch jobs; a new one replaces the oldest finished one", rule=AT_LEAST_ONE
+    )
+    batch_max_requests: int = setting(50_000, "maximum number of requests in one batch job", rule=AT_LEAST_ONE)
+    batch_concurrency: int = setting(128, "maximum number of batch-job requests that run at once", rule=AT_LEAST_ONE)
     batch_expire_after: float = setting(
-        30 * 86400.0, "seconds until files and finished jobs are removed", rule=POSITIVE
+        30 * 86400.0, "seconds after which files and finished jobs are removed", rule=POSITIVE
     )
 
     def __post_init__(self) -> None:

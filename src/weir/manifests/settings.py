@@ -56,34 +56,30 @@ class ObjectSettings:
     """The Kubernetes objects, and what each pod gets."""
 
     image: str | None = setting(
-        None, "image of the containers, with Weir, the models and what they import (default: weir, or weir-ray, of this version)",
+        None, "container image with Weir, the models and their dependencies (default: weir or weir-ray at this version)",
         metavar="IMAGE", rule=_matching(r"\S+", "must be the name of an image"),
     )  # fmt: skip
     object_name: str | None = setting(
         None, "name of the objects (default: the first model's name)", rule=NAMED, metavar="NAME"
     )
     namespace: str | None = setting(
-        None, "namespace of the objects (default: the one that kubectl uses)", rule=NAMED, metavar="NAMESPACE"
+        None, "namespace of the objects (default: kubectl's current one)", rule=NAMED, metavar="NAMESPACE"
     )
-    label: list[str] = setting(
-        [], "label of all objects, for those who select by labels", rule=LABELS, metavar="KEY=VALUE"
-    )
-    replicas: str = setting(
-        "1", "pods that serve; of MIN..MAX an autoscaler chooses how many", rule=REPLICAS, metavar="N"
-    )
-    cpu: str = setting("1", "CPUs that each pod asks for", rule=CPUS, metavar="CPUS")
+    label: list[str] = setting([], "label to put on all objects", rule=LABELS, metavar="KEY=VALUE")
+    replicas: str = setting("1", "number of pods; with MIN..MAX an autoscaler chooses it", rule=REPLICAS, metavar="N")
+    cpu: str = setting("1", "CPUs that each pod requests", rule=CPUS, metavar="CPUS")
     memory: str | None = setting(
         None,
-        "memory that each pod asks for, and may use at most (default: 1Gi; with Ray 4Gi)",
+        "memory request and limit of each pod (default: 1Gi; with Ray 4Gi)",
         rule=BYTES,
         metavar="BYTES",
     )
-    gpus: int = setting(0, "NVIDIA GPUs of each pod", rule=AT_LEAST_ZERO)
+    gpus: int = setting(0, "NVIDIA GPUs per pod", rule=AT_LEAST_ZERO)
     secret: list[str] = setting(
-        [], "Secret whose entries become variables of the containers, such as HF_TOKEN", metavar="NAME"
+        [], "Secret whose entries become environment variables of the containers, such as HF_TOKEN", metavar="NAME"
     )
     api_key_secret: str | None = setting(
-        None, "Secret with the entry api-key, which every caller must send; Prometheus gets it too", metavar="NAME"
+        None, "Secret whose entry api-key every caller must send; Prometheus sends it too", metavar="NAME"
     )
 
     def __post_init__(self) -> None:
@@ -105,17 +101,17 @@ class AutoscalingSettings:
     """When pods are added and removed, where --replicas is a range."""
 
     autoscaler: str = setting(
-        "keda", "what chooses the number of pods: keda, which asks Prometheus; or hpa, which asks Kubernetes for the metric",
+        "keda", "autoscaler: keda, which queries Prometheus, or hpa, which uses the Kubernetes metrics API",
         rule=one_of("keda", "hpa"),
     )  # fmt: skip
     target_waiting_rows: int | None = setting(
-        None, "rows that may wait in the queue of each pod (default: max_batch_size times workers)", rule=AT_LEAST_ONE
+        None, "target queue length of each pod, in rows (default: max_batch_size times workers)", rule=AT_LEAST_ONE
     )
     target_latency: float | None = setting(
-        None, "99th percentile of the response time to keep, in seconds; an alert says when it is not", rule=POSITIVE
+        None, "target p99 response time in seconds; an alert fires above it", rule=POSITIVE
     )
     prometheus: str = setting(
-        "http://prometheus-operated.monitoring:9090", "where KEDA asks Prometheus", metavar="URL",
+        "http://prometheus-operated.monitoring:9090", "Prometheus address that KEDA queries", metavar="URL",
         rule=_matching(r"https?://\S+", "must be a URL of http or https"),
     )  # fmt: skip
 
@@ -129,7 +125,7 @@ class MonitoringSettings:
 
     monitor: bool | None = setting(
         None,
-        "also print a PodMonitor and a PrometheusRule, for the Prometheus Operator, from which KEDA has the metrics",
+        "also print a PodMonitor and a PrometheusRule for the Prometheus Operator, which collects the metrics for KEDA",
     )
 
     def __post_init__(self) -> None:
@@ -141,7 +137,7 @@ class InferenceServiceSettings:
     """What only KServe has."""
 
     storage_uri: str | None = setting(
-        None, "where KServe gets a model repository from, such as s3://bucket/models; it is served from /mnt/models",
+        None, "where KServe downloads the model repository from, such as s3://bucket/models; it is served from /mnt/models",
         metavar="URI", rule=_matching(r"[a-z][a-z0-9+-]*://\S+", "must be a URI, such as s3://bucket/models"),
     )  # fmt: skip
 

@@ -34,8 +34,8 @@ class Greedy(PolicyBase):
 class SizeOrDelay(PolicyBase):
     """Wait until `size` rows wait or the oldest has waited for `delay` seconds, whichever comes first."""
 
-    size: int | None = setting(None, "rows to wait for; without it a full batch", rule=AT_LEAST_ONE)
-    delay: float = setting(0.005, "longest wait of the oldest, in seconds", rule=AT_LEAST_ZERO)
+    size: int | None = setting(None, "rows to wait for (default: a full batch)", rule=AT_LEAST_ONE)
+    delay: float = setting(0.005, "longest wait of the oldest request, in seconds", rule=AT_LEAST_ZERO)
 
     def __post_init__(self) -> None:
         check(self)
@@ -55,7 +55,7 @@ class SizeOrDelay(PolicyBase):
 class FullBatches(PolicyBase):
     """Dispatch batches of exactly `size` rows. Smaller ones only occur where the batcher ends a wait."""
 
-    size: int | None = setting(None, "rows of each batch; without it as many as a batch may have", rule=AT_LEAST_ONE)
+    size: int | None = setting(None, "rows of each batch (default: max_batch_size)", rule=AT_LEAST_ONE)
 
     def __post_init__(self) -> None:
         check(self)
@@ -74,7 +74,7 @@ class ControlLimit(PolicyBase):
     1973). They dispatch when the queue exceeds M, so `limit` is their M + 1.
     """
 
-    limit: int = setting(MISSING, "rows from which on a batch is cut", rule=AT_LEAST_ONE)
+    limit: int = setting(MISSING, "number of waiting rows from which a batch is dispatched", rule=AT_LEAST_ONE)
 
     def __post_init__(self) -> None:
         check(self)

@@ -23,20 +23,22 @@ class ProfilingSettings:
 
     sizes: list[int] = setting(
         [],
-        "batch sizes to measure, in rows (default: up to 16, then in steps of a quarter, and the largest; edges of steps are "
-        "looked for between them)",
+        "batch sizes to measure, in rows (default: 1 to 16, then in steps of a quarter, and the largest; between them, "
+        "sudden steps are located)",
         metavar="NUMBERS",
     )
     seconds: float = setting(
-        30.0, "longest time for service times; energy, where it can be read, comes on top", rule=POSITIVE
+        30.0,
+        "time budget for measuring service times; measuring energy, where possible, takes extra time",
+        rule=POSITIVE,
     )
     confidence: float = setting(
-        0.02, "half the width of each mean's 95 % interval, as a share of the mean, that is enough", rule=(
+        0.02, "target half-width of each 95 % confidence interval, as a share of the mean", rule=(
             lambda value: 0 < value < 1, "must be a share, greater than 0 and less than 1"
         )
     )  # fmt: skip
     power: float | None = setting(
-        None, "watts that the device draws while it computes; used if its energy cannot be read", rule=POSITIVE,
+        None, "power of the device while it computes, in watts; used if its energy cannot be read", rule=POSITIVE,
         metavar="WATTS",
     )  # fmt: skip
     seed: int = setting(1, "seed for the order of sizes and the choice of items")

@@ -27,14 +27,16 @@ _PASSED_ON = frozenset((b"forwarded", b"x-forwarded-for", b"x-real-ip", b"via"))
 class ControlSettings:
     """Who may control the server."""
 
-    allow_control: bool = setting(False, "let callers from other machines control this server, without a token")
+    allow_control: bool = setting(False, "allow admin calls from other machines without a token")
     control_token_file: str | None = setting(
         None,
-        "file with the token for controlling the server",
+        "file with the token for admin calls",
         metavar="PATH",
         guards=True,
     )
-    allow_model_files: bool = setting(False, "let load calls bring code, files and variables, which run here")
+    allow_model_files: bool = setting(
+        False, "allow load calls to upload code, files and environment variables, which run on this server"
+    )
 
     def __post_init__(self) -> None:
         check(self)
@@ -156,10 +158,10 @@ class AccessSettings:
     """Who may call the server."""
 
     api_key: str | None = setting(
-        None, "key that every caller must send; prefer the variable or a file, because process lists show flags",
+        None, "key that every caller must send; process lists show flags, so prefer WEIR_API_KEY or a file",
         metavar="KEY", secret=True, guards=True,
     )  # fmt: skip
-    api_key_file: str | None = setting(None, "file with keys, one a line", metavar="PATH", guards=True)
+    api_key_file: str | None = setting(None, "file with API keys, one per line", metavar="PATH", guards=True)
 
     def __post_init__(self) -> None:
         check(self)

@@ -20,18 +20,20 @@ END_LIMIT = 12.0
 class ServiceSettings:
     """How callers are treated. Durations are in seconds."""
 
-    timeout: float = setting(30.0, "time until a request without its own timeout expires", rule=POSITIVE)
-    drain_timeout: float = setting(30.0, "time for accepted requests to finish at the end", rule=AT_LEAST_ZERO)
+    timeout: float = setting(30.0, "seconds until a request expires, unless it has its own timeout", rule=POSITIVE)
+    drain_timeout: float = setting(
+        30.0, "seconds that accepted requests have to finish at shutdown", rule=AT_LEAST_ZERO
+    )
     stream_buffer: int = setting(
         256,
-        "answers kept for a slow reader before its stream ends",
+        "responses buffered for a slow reader before its stream is closed",
         rule=AT_LEAST_ONE,
     )
-    backpressure: bool = setting(True, "calls in process wait while the queue is full, instead of failing")
+    backpressure: bool = setting(True, "in-process calls wait while the queue is full instead of failing")
 
     loop_spin: float = setting(
         0.0,
-        "seconds around expected events in which the event loop polls instead of sleeping; costs CPU",
+        "seconds around expected events during which the event loop polls instead of sleeping; uses CPU",
         rule=AT_LEAST_ZERO,
     )
 

@@ -171,9 +171,9 @@ class MarkovModulated(Arrivals):
 
     name = "mmpp"
     burst: float = setting(
-        5.0, "rate of the busy phase over that of the other; inf: the other is silent", rule=AT_LEAST_ONE
+        5.0, "ratio of the rates of the busy and the quiet phase; inf makes the quiet phase silent", rule=AT_LEAST_ONE
     )
-    share: float = setting(0.2, "share of the time spent in the busy phase", rule=SHARE)
+    share: float = setting(0.2, "share of time spent in the busy phase", rule=SHARE)
     period: float = setting(1.0, "mean seconds from one busy phase to the next", rule=FINITE)
 
     def stream(self, rng: Generator) -> Iterator[Floats]:
@@ -193,7 +193,7 @@ class OnOff(Arrivals):
 
     name = "on-off"
     on: float = setting(1.0, "seconds with arrivals", rule=FINITE)
-    off: float = setting(1.0, "seconds without", rule=FINITE)
+    off: float = setting(1.0, "seconds without arrivals", rule=FINITE)
 
     def stream(self, rng: Generator) -> Iterator[Floats]:
         """Yield arrivals by inversion of the summed rate."""
@@ -206,8 +206,8 @@ class Sine(Arrivals):
     """Poisson arrivals whose rate swings around the mean: times 1 + depth·sin(2π·t/period)."""
 
     name = "sine"
-    depth: float = setting(0.5, "how far the rate swings, as a share of the mean", rule=DEPTH)
-    period: float = setting(10.0, "seconds of one swing", rule=FINITE)
+    depth: float = setting(0.5, "amplitude of the rate, as a share of its mean", rule=DEPTH)
+    period: float = setting(10.0, "seconds per cycle", rule=FINITE)
 
     def stream(self, rng: Generator) -> Iterator[Floats]:
         """Yield arrivals by thinning of the highest rate."""
@@ -225,8 +225,8 @@ class Ramp(Arrivals):
     """Poisson arrivals whose rate rises (or falls) linearly for `period` seconds, and then starts again."""
 
     name = "ramp"
-    climb: float = setting(2.0, "rate at the end, a multiple of that at the start", rule=AT_LEAST_ZERO)
-    period: float = setting(10.0, "seconds of one climb", rule=FINITE)
+    climb: float = setting(2.0, "rate at the end as a multiple of the rate at the start", rule=AT_LEAST_ZERO)
+    period: float = setting(10.0, "seconds per ramp", rule=FINITE)
 
     def stream(self, rng: Generator) -> Iterator[Floats]:
         """Yield arrivals by thinning of the highest rate."""

@@ -22,28 +22,28 @@ _SHARE: Rule = (lambda value: 0 <= value <= 1, "must be from 0 to 1")
 class TelemetrySettings:
     """What the server tells of itself."""
 
-    metrics: bool = setting(True, "count what happens and show it at /metrics")
-    metrics_namespace: str = setting("weir", "first word of the names of metrics at /metrics", rule=_NAMESPACE)
-    triton_metrics: bool = setting(False, "also show them under Triton's names (nv_inference_*)")
+    metrics: bool = setting(True, "collect metrics and serve them at /metrics")
+    metrics_namespace: str = setting("weir", "prefix of the metric names at /metrics", rule=_NAMESPACE)
+    triton_metrics: bool = setting(False, "also export metrics under Triton's names (nv_inference_*)")
     log_format: str = setting(
         "text", "format of log lines: text for people, json for machines", rule=one_of("text", "json")
     )
     log_level: str = setting(
-        "info", "least severe log lines shown", rule=one_of("debug", "info", "warning", "error", "critical")
+        "info", "minimum severity of log lines", rule=one_of("debug", "info", "warning", "error", "critical")
     )
     access_log: bool = setting(False, "log each HTTP request, and each request to a model")
-    log_file: str | None = setting(None, "file for all log lines, as JSON", metavar="PATH")
+    log_file: str | None = setting(None, "file to write all log lines to, as JSON", metavar="PATH")
     record: str | None = setting(
-        None, "file for the arrivals of requests, one per model, to simulate or replay",
+        None, "file to record request arrivals in, one per model, for weir simulate and weir bench",
         metavar="PATH",
     )  # fmt: skip
 
     trace_endpoint: str | None = setting(
-        None, "OTLP receiver over HTTP for spans, such as http://localhost:4318",
+        None, "OTLP/HTTP endpoint that receives spans, such as http://localhost:4318",
         metavar="URL",
     )  # fmt: skip
     trace_ratio: float | None = setting(
-        None, "share of requests to trace, unless their callers decide (default: as OTEL_TRACES_SAMPLER says, or all)",
+        None, "share of requests to trace when the caller does not decide (default: from OTEL_TRACES_SAMPLER, or all)",
         rule=_SHARE,
     )  # fmt: skip
 

@@ -118,22 +118,22 @@ class WorkerSettings:
 
     workers: int | str = setting(
         1,
-        "workers per model; a range, such as 1..16 or 0..4, follows the load",
+        "workers per model; a range, such as 1..16 or 0..4, autoscales",
         rule=(is_workers, RANGE_RULE),
         metavar="N or N..M",
     )
     bulk_workers: int | None = setting(
         None,
-        "processes of idle priority for bulk work (default for texts on CPUs: as many as workers)",
+        "idle-priority processes for bulk work (default for text models on CPUs: as many as workers)",
         rule=AT_LEAST_ZERO,
     )
     target_load: float | None = setting(
         None,
-        "largest share of the workers' capacity to use, with a range",
+        "with a range of workers: maximum share of their capacity to use",
         rule=(lambda value: 0 < value <= 1, "must be greater than 0 and at most 1"),
     )
     scale_to_zero_after: float = setting(
-        60.0, "with workers from 0 on: seconds without a request until none is left", rule=POSITIVE
+        60.0, "with a range from 0: seconds without requests after which all workers stop", rule=POSITIVE
     )
     executor: str = setting(
         "process",
@@ -145,60 +145,66 @@ class WorkerSettings:
     )
     ray_address: str | None = setting(
         None,
-        "Ray cluster: HOST:PORT, or auto (default: RAY_ADDRESS, or a Ray of its own)",
+        "Ray cluster: HOST:PORT, or auto (default: RAY_ADDRESS, or a new local cluster)",
         rule=(_is_ray_address, "must be HOST:PORT or auto"), metavar="ADDRESS",
     )  # fmt: skip
     num_cpus: float = setting(1.0, "CPUs that Ray reserves for each worker", rule=AT_LEAST_ZERO)
-    num_gpus: float = setting(0.0, "GPUs that Ray reserves for each worker; 0.25: a quarter", rule=AT_LEAST_ZERO)
+    num_gpus: float = setting(
+        0.0, "GPUs that Ray reserves for each worker; 0.25 is a quarter of one", rule=AT_LEAST_ZERO
+    )
     resources: dict[str, float] = setting(
         {}, "other resources that Ray reserves for each worker (memory in bytes)", metavar="JSON",
         rule=(lambda value: all(amount > 0 for amount in value.values()), "must have amounts greater than 0"),
     )  # fmt: skip
     placement: str = setting(
         "spread",
-        "how Ray places workers: spread over nodes, pack on few, or strict-spread, one per node",
+        "how Ray places workers: spread over nodes, pack onto few, or strict-spread (one per node)",
         rule=one_of("spread", "pack", "strict-spread"),
     )
     ray_runtime_env: str | None = setting(
-        None, "runtime environment on Ray: working_dir, py_modules, pip", metavar="JSON",
+        None, "Ray runtime environment: working_dir, py_modules, pip", metavar="JSON",
         rule=(_is_json_object, "must be a JSON object"),
     )  # fmt: skip
     ray_detached: str | None = setting(
         None,
-        "keep the workers on Ray, models loaded, when the server ends; the next server of this name takes them over",
+        "keep the workers and their models on Ray when the server stops; the next server with this name takes them over",
         metavar="NAME", rule=(_is_plain_name, "must be letters, digits, - and _"),
     )  # fmt: skip
-    pipeline_depth: int = setting(1, "batches that a worker holds; 2 hides decoding", rule=one_of(1, 2))
+    pipeline_depth: int = setting(
+        1, "batches that a worker holds at once; with 2 it decodes one while another runs", rule=one_of(1, 2)
+    )
     worker_concurrency: int = setting(
-        1, "batches that one worker process runs at once, in threads: for a model that waits", rule=AT_LEAST_ONE
+        1,
+        "batches that one worker process runs at once, in threads, for models that wait for other services",
+        rule=AT_LEAST_ONE,
     )
     predict_timeout: float | None = setting(
         None,
-        "longest time of a batch, or between two yields, before its worker is ended",
+        "seconds that a batch may take, or a stream between two yields, before its worker is killed",
         rule=POSITIVE,
     )
     env: list[dict[str, str]] = setting(
         [],
-        "environment of the workers: one for all, or one each",
+        "environment variables of the workers: one set for all, or one set each",
         metavar="NAME=VALUE",
     )
     cpu_affinity: list[list[int]] = setting(
-        [], "CPU numbers of the workers: one list for all, or one each", metavar="NUMBERS",
+        [], "CPUs that workers are pinned to: one list for all, or one list each", metavar="NUMBERS",
         rule=(lambda value: all(number >= 0 for numbers in value for number in numbers), "must be numbers from 0 on"),
     )  # fmt: skip
     threads: int | None = setting(
-        None, "threads of numeric libraries in each worker process (default: CPUs / workers)", rule=AT_LEAST_ONE
+        None, "numeric-library threads in each worker process (default: CPUs / workers)", rule=AT_LEAST_ONE
     )
-    retry_in_halves: bool = setting(True, "run a failed batch again in halves, so that only bad items fail")
+    retry_in_halves: bool = setting(True, "rerun a failed batch in halves, so that only bad items fail")
     load_niceness: int | None = setting(
         None,
-        "niceness of a loading worker, 0 to 19 (default: 19 while others serve)",
+        "niceness of a worker while it loads, 0 to 19 (default: 19 while other workers serve)",
         rule=(lambda value: 0 <= value <= 19, "must be 0 to 19"),
     )
-    start_timeout: float = setting(300.0, "longest time for a worker to load and warm up", rule=POSITIVE)
+    start_timeout: float = setting(300.0, "seconds within which a worker must load and warm up", rule=POSITIVE)
     arena_bytes: int = setting(
         256 << 20,
-        "shared memory for large payloads, and again for results; 0: none",
+        "shared memory in bytes for large payloads, and as much again for results; 0 disables it",
         rule=AT_LEAST_ZERO,
     )
     spin: float = setting(

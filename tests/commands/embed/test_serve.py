@@ -30,8 +30,8 @@ def test_the_help_shows_the_settings_and_not_the_old_flags() -> None:
     ):
         assert flag in shown
     # Not the defaults of `weir serve`.
-    assert "follows the load (default: CPUs / --threads" in shown
-    assert "Largest batch, in rows; 1 switches batching off (default: measured, see --calibrate" in shown
+    assert "autoscales (default: CPUs / --threads" in shown
+    assert "Largest batch, in rows; 1 disables batching (default: measured, see --calibrate" in shown
     assert "--max-seq-len" not in shown and "--model-repository" not in shown
 
 

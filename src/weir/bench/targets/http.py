@@ -272,11 +272,11 @@ class HttpOptions:
     """How requests are sent to a server."""
 
     headers: Mapping[str, str] = field(default_factory=dict)
-    timeout: float = setting(10.0, "seconds until a request counts as failed", rule=POSITIVE)
-    max_connections: int = setting(1000, "largest number of open connections", rule=AT_LEAST_ONE)
+    timeout: float = setting(10.0, "seconds after which a request counts as failed", rule=POSITIVE)
+    max_connections: int = setting(1000, "maximum number of open connections", rule=AT_LEAST_ONE)
     insecure: bool = setting(False, "accept any certificate")
-    channels: int = setting(4, "connections for gRPC and WebSocket; each carries many requests", rule=AT_LEAST_ONE)
-    rows: int = setting(1, "rows of a request that is generated from the model's metadata", rule=AT_LEAST_ONE)
+    channels: int = setting(4, "gRPC or WebSocket connections; each carries many requests", rule=AT_LEAST_ONE)
+    rows: int = setting(1, "rows per request, if requests are generated from the model's metadata", rule=AT_LEAST_ONE)
 
     def __post_init__(self) -> None:
         check(self)

@@ -23,56 +23,55 @@ def benchmark(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[DIRECTORY] [-- FLAGS...]", help="The model (default: the small one), and flags of weir embed serve."
+            metavar="[DIRECTORY] [-- FLAGS...]", help="The model (default: the small one), and flags for weir embed serve."
         ),
     ] = None,
     lengths: Annotated[
-        str, flag(f"Tokens of a text. {_LISTED}", _MEASURED, "--length", "--test-max-seq-len", "-test-max-seq-len", metavar="NUMBERS")
+        str, flag(f"Tokens per text. {_LISTED}", _MEASURED, "--length", "--test-max-seq-len", "-test-max-seq-len", metavar="NUMBERS")
     ] = "20,40,80,160,320",
     batches: Annotated[
         str,
         flag(
-            f"Texts in a request of one client. {_LISTED}", _MEASURED, "--client-batch", "--test-client-batch-size", "-test-client-batch-size",
+            f"Texts per request, for one client. {_LISTED}", _MEASURED, "--client-batch", "--test-client-batch-size", "-test-client-batch-size",
             metavar="NUMBERS",
         ),
     ] = "1,4,8,16,64,256,512,1024,2048,4096",
     clients: Annotated[
-        str, flag(f"Clients at once. {_LISTED}", _MEASURED, "--clients", "--test-num-client", "-test-num-client", metavar="NUMBERS")
+        str, flag(f"Concurrent clients. {_LISTED}", _MEASURED, "--clients", "--test-num-client", "-test-num-client", metavar="NUMBERS")
     ] = "1,2,4,8,16,32",
     batch_sizes: Annotated[
         str,
-        flag(f"Texts in a batch of the server. {_LISTED}", _MEASURED, "--batch-size", "--test-max-batch-size", "-test-max-batch-size", metavar="NUMBERS"),
+        flag(f"Texts per batch in the server. {_LISTED}", _MEASURED, "--batch-size", "--test-max-batch-size", "-test-max-batch-size", metavar="NUMBERS"),
     ] = "32,64,128,256,512",
     layers: Annotated[
         str,
         flag(
-            f"Layers that are pooled, from the end: -1 is the last. {_LISTED} (default: every layer that the model has)",
+            f"Layers to pool, counted from the end: -1 is the last. {_LISTED} (default: every layer of the model)",
             _MEASURED, "--layer", "--test-pooling-layer", "-test-pooling-layer", metavar="NUMBERS",
         ),
     ] = "all",
     small_and_large: Annotated[bool, flag("Compare small requests with large ones.", _MEASURED)] = True,
-    text_length: Annotated[int, flag("Tokens of a text in the other tables.", _HOW)] = 40,
-    texts: Annotated[int, flag("Texts in a request in the other tables.", _HOW)] = 256,
-    num_repeat: Annotated[int, flag("Largest number of counted requests where there is one client.", _HOW, "--num-repeat", "-num-repeat")] = 8,
-    seconds: Annotated[float, flag("Seconds of counted requests for each number; at least one request is counted.", _HOW)] = 5.0,
+    text_length: Annotated[int, flag("Tokens per text in the other tables.", _HOW)] = 40,
+    texts: Annotated[int, flag("Texts per request in the other tables.", _HOW)] = 256,
+    num_repeat: Annotated[int, flag("Maximum number of counted requests if there is one client.", _HOW, "--num-repeat", "-num-repeat")] = 8,
+    seconds: Annotated[float, flag("Seconds to measure each figure; at least one request is counted.", _HOW)] = 5.0,
     wait_till_ready: Annotated[float, flag("Seconds that a server may take to start.", _HOW, "--wait-till-ready", "-wait-till-ready")] = 300.0,
     client_vocab_file: Annotated[
         Path | None, flag("File of words, one per line, to make texts of (default: common English words).", _HOW, "--client-vocab-file", "-client-vocab-file")
     ] = None,
-    zmq: Annotated[bool, flag("Frontend that the clients use.", _HOW, "--zmq/--http")] = True,
+    zmq: Annotated[bool, flag("Protocol that the clients use.", _HOW, "--zmq/--http")] = True,
     quick: Annotated[
-        bool, flag("Fewer texts in a request, and 1.5 seconds for each number: takes minutes instead of a quarter of an hour.", _HOW, "--quick")
+        bool, flag("Fewer texts per request, and 1.5 seconds per figure: takes minutes instead of a quarter of an hour.", _HOW, "--quick")
     ] = False,
-    json: Annotated[Path | None, flag("File that gets the tables as JSON; - prints them instead.", _RESULT)] = None,
-    markdown: Annotated[Path | None, flag("File that gets the tables as Markdown.", _RESULT)] = None,
-    figure: Annotated[Path | None, flag("File that gets a picture of the tables, as .png and .svg.", _RESULT)] = None,
+    json: Annotated[Path | None, flag("File to write the tables to as JSON; - prints them.", _RESULT)] = None,
+    markdown: Annotated[Path | None, flag("File to write the tables to as Markdown.", _RESULT)] = None,
+    figure: Annotated[Path | None, flag("File to draw the tables to, as .png and .svg.", _RESULT)] = None,
 ) -> int:  # fmt: skip
-    """Measure a model as bert-serving-benchmark does: servers are started one after the other, and tables are printed as
-    Markdown.
+    """Benchmark a model as bert-serving-benchmark does: start one server after another and print tables as Markdown.
 
-    Progress goes to stderr, the tables to stdout. Flags of weir embed serve follow after two dashes. In all tables but the
-    last, a client waits for its answer before it sends again. The last table compares small requests with large ones, with
-    the same texts and equally many texts under way.
+    Progress goes to stderr, tables to stdout. Put flags of weir embed serve after two dashes. In all tables but the last,
+    each client waits for a response before it sends again. The last table compares small requests with large ones, on the
+    same texts and with equally many texts in flight.
     """
     from weir.bench.vectors import WORDS, Patience, TablesPlan
 

@@ -15,12 +15,12 @@ def convert(
     ] = None,
     cased: Annotated[
         bool | None,
-        typer.Option("--cased/--no-cased", "--cased-tokenization/ ", "-cased-tokenization/ ", help="Whether capital letters matter (default: if the vocabulary has any)."),
+        typer.Option("--cased/--no-cased", "--cased-tokenization/ ", "-cased-tokenization/ ", help="Distinguish upper and lower case (default: if the vocabulary does)."),
     ] = None,
 ) -> None:  # fmt: skip
-    """Convert a TensorFlow checkpoint of the original BERT to a directory in Hugging Face's layout; TensorFlow is not needed.
+    """Convert a TensorFlow checkpoint of the original BERT to a directory in Hugging Face's layout, without TensorFlow.
 
-    A classifier that was trained on top is converted too.
+    A classifier trained on top is converted too.
     """
     from weir.embedding.bert_as_service.convert import convert as convert_checkpoint
 

@@ -19,19 +19,19 @@ def layers(
         typer.Option(
             "--output",
             "-o",
-            help="File that gets the picture, as .png and .svg (default: layers.png, if matplotlib is installed).",
+            help="File to draw the figure to, as .png and .svg (default: layers.png, if matplotlib is installed).",
         ),
     ] = None,
-    pooling: Annotated[str, typer.Option(help="Pooling in the picture: mean, max or cls. The table has all.")] = "mean",
-    max_length: Annotated[int | None, typer.Option(help="Tokens of a text that are read.", min=4)] = None,
-    neighbours: Annotated[int, typer.Option(help="Nearest texts that vote on the label of a text.", min=1)] = 5,
-    json: Annotated[Path | None, typer.Option(help="File that gets the table as JSON; - prints it instead.")] = None,
+    pooling: Annotated[str, typer.Option(help="Pooling in the figure: mean, max or cls. The table has all.")] = "mean",
+    max_length: Annotated[int | None, typer.Option(help="Maximum number of tokens per text.", min=4)] = None,
+    neighbours: Annotated[int, typer.Option(help="Nearest neighbours that vote on a text's label.", min=1)] = 5,
+    json: Annotated[Path | None, typer.Option(help="File to write the table to as JSON; - prints it.")] = None,
 ) -> None:
-    """Show how well each layer of a model separates labelled texts: a picture with a panel per layer, and a table.
+    """Show how well each layer of a model separates labelled texts, as a figure with a panel per layer and a table.
 
-    A panel shows the two directions in which the vectors of its layer differ most (PCA). In the table, kNN accuracy is the
-    share of texts whose label most of their nearest neighbours have. Silhouette, from -1 to 1, tells how much nearer texts
-    are to their own class than to the next one. Both use cosine distance.
+    A panel plots the two directions in which the layer's vectors differ most (PCA). In the table, kNN accuracy is the
+    share of texts whose nearest neighbours mostly have the same label. Silhouette, from -1 to 1, measures how much closer
+    texts are to their own class than to the next one. Both use cosine distance.
     """
     import msgspec
     from rich.console import Console

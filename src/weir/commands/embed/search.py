@@ -15,11 +15,11 @@ def search(
         str | None,
         typer.Option(help="The model's directory, or its id such as BAAI/bge-small-en-v1.5 (default: the small one)."),
     ] = None,
-    top: Annotated[int, typer.Option("--top", "-n", help="How many texts to show.", min=1)] = 10,
-    max_length: Annotated[int | None, typer.Option(help="Tokens of a text that are read.", min=4)] = None,
+    top: Annotated[int, typer.Option("--top", "-n", help="Number of texts to print.", min=1)] = 10,
+    max_length: Annotated[int | None, typer.Option(help="Maximum number of tokens per text.", min=4)] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON, an object per line.")] = False,
 ) -> None:
-    """Show the texts of a file whose vectors are nearest to the query's, with their cosine and their place in the file."""
+    """Find the texts in a file that are most similar to a query; print their cosine similarity and line."""
     import msgspec
     from rich.console import Console
     from rich.table import Table

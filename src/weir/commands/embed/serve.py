@@ -32,16 +32,16 @@ _STOCK_VERSION = "1.10.0"  # of bert-as-service, whose clients this serves
 
 
 def _serve(directories: list[str] | None, config: list[str] | None, **options: list[Any] | bool | None) -> int:
-    """Serve the models of all DIRECTORYs until SIGTERM, SIGINT, SIGQUIT or SIGHUP; without one, the small model, if it is installed.
+    """Serve text models until SIGTERM, SIGINT, SIGQUIT or SIGHUP; without a DIRECTORY, the small model, if it is installed.
 
-    A DIRECTORY has the layout of Hugging Face or of sentence-transformers, with weights as safetensors. In its place may stand an
-    id on the Hugging Face Hub, such as BAAI/bge-small-en-v1.5 or, with a revision, BAAI/bge-small-en-v1.5@main: its files are
-    downloaded once, into the cache of all of Hugging Face's tools. NAME=DIRECTORY gives the model a name. Settings that are not given are read from its files. Options apply to every model; values for one model
-    go into its table of the TOML file, models.NAME. Each option is also a TOML key and a variable: --max-length is max_length
-    and WEIR_MAX_LENGTH.
+    A DIRECTORY has the layout of Hugging Face or sentence-transformers, with weights as safetensors. You may also give an id
+    on the Hugging Face Hub, such as BAAI/bge-small-en-v1.5, or BAAI/bge-small-en-v1.5@main with a revision: its files are
+    downloaded once, into the usual Hugging Face cache. NAME=DIRECTORY names the model. Settings that you do not give are read
+    from its files. Options apply to every model; set values for one model in the table models.NAME of the TOML file. Each
+    option is also a TOML key and a variable: --max-length is max_length and WEIR_MAX_LENGTH.
 
-    The flags of bert-serving-start are accepted too, with one dash or two; -port is --zmq-port. With any of them, ZeroMQ
-    listens on the ports that bert-serving-start opens. So are those of text-embeddings-router and infinity_emb, and their variables.
+    The flags and variables of text-embeddings-router and infinity_emb work too, as do the flags of bert-serving-start, with
+    one dash or two. With any of the latter, ZeroMQ listens on the ports that bert-serving-start opens; -port is --zmq-port.
     """
     import asyncio
 

@@ -18,18 +18,18 @@ def terminate(
         int | None, typer.Option("--port", "--port-in", "--port-data", "-port", "-port-in", "-port-data", help=f"Its port for requests (default: {_PORT}).", min=1, max=65535)
     ] = None,
     port_out: Annotated[
-        int | None, typer.Option("--port-out", "--port-result", "-port-out", "-port-result", help="Its port for answers (default: the next one).", min=1, max=65535)
+        int | None, typer.Option("--port-out", "--port-result", "-port-out", "-port-result", help="Its port for responses (default: the request port plus 1).", min=1, max=65535)
     ] = None,
     token_file: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="File with the server's control token, or with its API key. A server without a control token accepts this command only from its own machine. Over ZeroMQ no token can be sent.")
+        Path | None, typer.Option(metavar="PATH", help="File with the server's control token or API key. A server without a control token accepts this command only from its own machine. ZeroMQ cannot send a token.")
     ] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait for its answer.", min=0.001)] = 5.0,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for its response.", min=0.001)] = 5.0,
     timeout_ms: Annotated[float | None, typer.Option("-timeout", hidden=True, min=1)] = None,  # a flag of bert-serving-terminate
 ) -> None:  # fmt: skip
-    """Let a server finish what it has accepted, and stop it.
+    """Stop a server after it has finished the requests that it accepted.
 
-    The server needs its control token, or else accepts this only from its own machine. The flags of bert-serving-terminate are
-    accepted too, with one dash; -timeout is in milliseconds then.
+    The server requires its control token; without one, it accepts this command only from its own machine. The flags of
+    bert-serving-terminate work too, with one dash; -timeout is in milliseconds.
     """
     from weir.embedding import EmbeddingServer
     from weir.errors import SettingsError

@@ -22,13 +22,15 @@ _LIBRARIES = ("grpc", "google")
 class GrpcSettings:
     """Where and how gRPC is served. Durations are in seconds, sizes in bytes."""
 
-    grpc_port: int | None = setting(None, "port for gRPC; 0: any free one (default: no gRPC)", rule=PORT)
-    grpc_host: str | None = setting(None, "address that gRPC listens on, if not that of HTTP; 0.0.0.0 is IPv6 too")
-    grpc_max_message_size: int = setting(16 << 20, "largest message that a client may send", rule=AT_LEAST_ONE)
-    grpc_keepalive: float = setting(30.0, "silence after which a client is pinged", rule=POSITIVE)
-    grpc_keepalive_timeout: float = setting(20.0, "longest time to answer the ping", rule=POSITIVE)
+    grpc_port: int | None = setting(None, "port for gRPC; 0 picks a free one (default: no gRPC)", rule=PORT)
+    grpc_host: str | None = setting(
+        None, "address for gRPC to listen on (default: that of HTTP); 0.0.0.0 includes IPv6"
+    )
+    grpc_max_message_size: int = setting(16 << 20, "largest message from a client, in bytes", rule=AT_LEAST_ONE)
+    grpc_keepalive: float = setting(30.0, "seconds of silence after which a client is pinged", rule=POSITIVE)
+    grpc_keepalive_timeout: float = setting(20.0, "seconds within which a client must answer a ping", rule=POSITIVE)
     grpc_stream_requests: int = setting(
-        256, "requests of one stream that may run before reading stops", rule=AT_LEAST_ONE
+        256, "running requests of one stream at which reading pauses", rule=AT_LEAST_ONE
     )
 
     def __post_init__(self) -> None:

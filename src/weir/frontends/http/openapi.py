@@ -332,10 +332,10 @@ class PolicyReport(TypedDict):
 class PolicyChange(Struct, forbid_unknown_fields=True):
     """Prices to solve the policy of a model for; those that are not given stay as they are."""
 
-    latency_weight: Annotated[Weight, Meta(description="price of a millisecond of mean response time")] | UnsetType = (
+    latency_weight: Annotated[Weight, Meta(description="weight of a millisecond of mean response time")] | UnsetType = (
         UNSET
     )
-    energy_weight: Annotated[Weight, Meta(description="price of a watt of mean power")] | UnsetType = UNSET
+    energy_weight: Annotated[Weight, Meta(description="weight of a watt of mean power")] | UnsetType = UNSET
     reference_rate: Annotated[
         float | None, Meta(description="rows per second at which a row's millisecond has that price; null: at every rate")
     ] | UnsetType = UNSET  # fmt: skip

@@ -628,25 +628,27 @@ class AutoPolicy(SolvedPolicy):
     Raises SettingsError naming the setting, the value and the rule.
     """
 
-    latency_weight: float = setting(1.0, "price of a millisecond of mean response time", rule=AT_LEAST_ZERO)
-    energy_weight: float = setting(0.0, "price of a watt of mean power", rule=AT_LEAST_ZERO)
+    latency_weight: float = setting(1.0, "weight of a millisecond of mean response time", rule=AT_LEAST_ZERO)
+    energy_weight: float = setting(0.0, "weight of a watt of mean power", rule=AT_LEAST_ZERO)
     reference_rate: float | None = setting(
-        None, "rows per second at which a row's millisecond has that price; without it, at every rate", rule=POSITIVE
+        None,
+        "arrival rate at which the latency weight holds, in rows per second (default: at every rate)",
+        rule=POSITIVE,
     )
     p99: float | None = setting(
-        None, "promise instead of a price: seconds within which 99 % are answered, with the least energy", rule=POSITIVE
+        None, "objective instead of weights: p99 response time in seconds, reached with the least energy", rule=POSITIVE
     )
     in_time: float | None = setting(
         None,
-        "answer as many requests as possible within so many seconds; a refusal is as bad as a late answer",
+        "objective instead of weights: answer as many requests as possible within this many seconds; refusals count as late",
         rule=POSITIVE,
     )
     power: float | None = setting(
-        None, "watts that a busy worker draws: a start reads no meters, and without this takes 1 W", rule=POSITIVE
+        None, "power of a busy worker in watts (default: 1; no meter is read at startup)", rule=POSITIVE
     )
-    profile: str | None = setting(None, "a profile's file, instead of measuring the model at the start")
+    profile: str | None = setting(None, "profile to read instead of measuring the model at startup")
     seconds: float = setting(
-        3.0, "how long to measure the model; thrice that at most, where batches are slow", rule=POSITIVE
+        3.0, "seconds to measure the model at startup; up to three times that if batches are slow", rule=POSITIVE
     )
 
     def __post_init__(self) -> None:
