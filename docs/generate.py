@@ -27,10 +27,10 @@ from weir.manifests.yaml import documents
 from weir.messages import Reason
 from weir.protocols.account import Account
 from weir.protocols.settings import HttpSettings
-from weir.protocols.status import TABLE, codes_of_type
 from weir.settings import MODEL_PARTS, SERVER_PARTS, Declared, declared_settings
 from weir.telemetry.exposition import Exposition, TritonNames
 from weir.telemetry.recorder import Metrics
+from weir.wire.status import TABLE, codes_of_type
 from weir.wire.tensors import BINARY_ONLY, DTYPES
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -14,8 +14,8 @@ from weir.protocols.exchange import EventSource, Exchange
 from weir.protocols.native import RequestHead, items_answer, read_head_for
 from weir.protocols.response import HttpResponse
 from weir.protocols.settings import HttpSettings
-from weir.protocols.status import http_code
 from weir.serving.service import Service
+from weir.wire.status import http_code
 
 PATH = re.compile(r"/predictions/([^/]+)(?:/([^/]+))?")
 

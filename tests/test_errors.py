@@ -20,7 +20,7 @@ from weir.errors import (
     for_caller,
     kind_of,
 )
-from weir.protocols.status import http_code
+from weir.wire.status import http_code
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,6 @@ from weir.protocols.access import Access, AccessSettings, Control, ControlSettin
 from weir.protocols.account import Account, allow_descriptors
 from weir.protocols.kserve.context import KserveContext
 from weir.protocols.settings import HttpSettings, KserveSettings
-from weir.protocols.status import set_timeout_status
 from weir.serving.service import Service
 from weir.serving.settings import END_LIMIT
 from weir.settings import Settings, read_model_table
@@ -64,6 +63,7 @@ from weir.telemetry.exposition import NAMESPACE, Exposition
 from weir.telemetry.logs import AccessLog, LogObserver, get_logger, recorders
 from weir.telemetry.recorder import Metrics
 from weir.telemetry.settings import TelemetrySettings, open_tracing
+from weir.wire.status import set_timeout_status
 from weir.workers.cpus import pinned
 from weir.workers.settings import SERVER_ADDRESS
 

@@ -23,7 +23,7 @@
     │   └── ModelCrashed           this request ended its worker process
     └── SettingsError              at start-up only: names the key, the value and the rule
 
-The codes of HTTP and gRPC are in protocols/status.py.
+The codes of HTTP and gRPC are in wire/status.py.
 """
 
 import copy

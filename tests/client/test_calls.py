@@ -34,8 +34,8 @@ from weir.client.calls import (
 )
 from weir.client.http_calls import HttpCalls, HttpReply, error_of
 from weir.errors import InvalidRequest, SettingsError
-from weir.protocols.status import grpc_code, kserve_code
 from weir.wire.inference import InferenceResponse
+from weir.wire.status import TABLE, Codes, grpc_code, http_code, kserve_code
 
 
 def test_the_datatype_is_that_of_the_array() -> None:
@@ -170,7 +170,9 @@ def test_every_error_comes_back_as_what_it_was(kind: type[errors.WeirError]) -> 
 @pytest.mark.parametrize(
     ("status", "kind"),
     [(400, errors.InvalidRequest), (404, errors.ModelNotFound), (413, errors.TooLarge), (429, errors.Overloaded),
-     (501, errors.Unsupported), (503, errors.CapacityError), (418, errors.WeirError)],
+     (501, errors.Unsupported), (503, errors.CapacityError), (418, errors.WeirError), (401, errors.Unauthorized), (403, errors.Forbidden), (405, errors.MethodNotAllowed), (408, errors.DeadlineExceeded),
+     (504, errors.DeadlineExceeded), (409, errors.Conflict), (415, errors.UnsupportedMediaType), (422, errors.ValidationFailed),
+     (499, errors.Cancelled), (500, errors.ModelError)],
 )  # fmt: skip
 def test_an_error_without_a_name_is_what_its_status_stands_for(status: int, kind: type[errors.WeirError]) -> None:
     assert type(error_of_status(status, "because", name="NoSuchError")) is kind
@@ -181,7 +183,19 @@ def test_grpc_tells_a_refusal_from_a_broken_connection() -> None:
     assert type(error_of_code("UNAVAILABLE", "failed to connect to all addresses")) is Unreachable
     assert type(error_of_code("UNAVAILABLE", "Socket closed")) is ConnectionLost
     assert type(error_of_code("RESOURCE_EXHAUSTED", "message larger than max")) is errors.TooLarge
+    assert type(error_of_code("RESOURCE_EXHAUSTED", "the queue is full", retry_after=1.0)) is errors.Overloaded
     assert type(error_of_code("DATA_LOSS", "")) is errors.WeirError
+
+
+@pytest.mark.parametrize(("kind", "codes"), TABLE.items())
+def test_every_code_of_the_table_stands_for_an_error_that_has_it(kind: type[BaseException], codes: Codes) -> None:
+    wait = 1.0 if issubclass(kind, errors.CapacityError) else None
+    (of_status, of_code) = (
+        error_of_status(codes.http, "because"),
+        error_of_code(codes.grpc, "because", retry_after=wait),
+    )
+    assert http_code(of_status) == codes.http and grpc_code(of_code) == codes.grpc
+    assert isinstance(of_status, kind)
 
 
 def test_the_text_and_the_wait_are_kept() -> None:

@@ -1,4 +1,4 @@
-"""Every class of error, through every protocol and every channel, is answered with its codes: there is one table (protocols/status.py)."""
+"""Every class of error, through every protocol and every channel, is answered with its codes: there is one table (wire/status.py)."""
 
 import asyncio
 import json
@@ -20,9 +20,9 @@ from weir.client import GrpcClient, HttpClient, WebSocketClient
 from weir.errors import WeirError
 from weir.frontends.http.fast.shared import Heads
 from weir.protocols.settings import HttpSettings
-from weir.protocols.status import grpc_code, http_code, kserve_code
 from weir.serving.service import Service
 from weir.wire.sse import EventParser
+from weir.wire.status import grpc_code, http_code, kserve_code
 
 KINDS = sorted(
     (kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, WeirError)), key=lambda kind: kind.__name__

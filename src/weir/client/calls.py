@@ -32,6 +32,7 @@ from weir.errors import (
     WorkerLost,
 )
 from weir.wire.inference import InferenceRequest, InferenceResponse, Parameter, Parameters, RequestedOutput, TensorValue
+from weir.wire.status import error_of_grpc, error_of_http
 from weir.wire.tensors import DTYPES
 
 Array = NDArray[Any]
@@ -535,24 +536,12 @@ class ConnectionLost(WeirError):
     """The connection ended before the answer: whether the request was served is not known."""
 
 
-# Error responses become the errors that a caller in the server's process would get. These are for responses without a name.
-_BY_STATUS: dict[int, type[WeirError]] = {
-    400: errors.InvalidRequest, 401: errors.Unauthorized, 403: errors.Forbidden, 404: errors.ModelNotFound,
-    405: errors.MethodNotAllowed, 408: errors.DeadlineExceeded, 409: errors.Conflict, 413: errors.TooLarge,
-    415: errors.UnsupportedMediaType, 422: errors.ValidationFailed, 429: errors.Overloaded, 499: errors.Cancelled,
-    500: errors.ModelError, 501: errors.Unsupported, 503: errors.CapacityError, 504: errors.DeadlineExceeded,
-}  # fmt: skip
-_BY_CODE: dict[str, type[WeirError]] = {
-    "INVALID_ARGUMENT": errors.InvalidRequest, "NOT_FOUND": errors.ModelNotFound, "ALREADY_EXISTS": errors.Conflict,
-    "UNIMPLEMENTED": errors.Unsupported, "UNAUTHENTICATED": errors.Unauthorized, "PERMISSION_DENIED": errors.Forbidden,
-    "DEADLINE_EXCEEDED": errors.DeadlineExceeded, "CANCELLED": errors.Cancelled, "INTERNAL": errors.ModelError,
-    "RESOURCE_EXHAUSTED": errors.Overloaded, "UNAVAILABLE": errors.CapacityError,
-}  # fmt: skip
+# Error responses become the errors that a caller in the server's process would get.
 
 
 def error_of_status(status: int, text: str, *, name: str = "", retry_after: float | None = None) -> WeirError:
     """Return the error for a response with that HTTP status, text, class name and Retry-After in seconds."""
-    return _made(_named(name) or _BY_STATUS.get(status, WeirError), text or f"HTTP status {status}", retry_after)
+    return _made(_named(name) or error_of_http(status), text or f"HTTP status {status}", retry_after)
 
 
 def error_of_code(code: str, text: str, *, name: str = "", retry_after: float | None = None) -> WeirError:
@@ -560,10 +549,8 @@ def error_of_code(code: str, text: str, *, name: str = "", retry_after: float | 
 
     Without a wait, RESOURCE_EXHAUSTED means that a message was too large, and UNAVAILABLE that the connection broke.
     """
-    kind = _named(name) or _BY_CODE.get(code, WeirError)
-    if not name and retry_after is None and code == "RESOURCE_EXHAUSTED":
-        kind = errors.TooLarge
-    elif not name and retry_after is None and code == "UNAVAILABLE":
+    kind = _named(name) or error_of_grpc(code, for_now=retry_after is not None)
+    if not name and retry_after is None and code == "UNAVAILABLE":
         kind = Unreachable if text.startswith("failed to connect") else ConnectionLost
     return _made(kind, text or code, retry_after)
 

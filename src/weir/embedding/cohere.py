@@ -21,8 +21,8 @@ from weir.embedding.texts import Encoded, PlainText, TextOptionFields, TextTask
 from weir.errors import InvalidRequest, Unsupported, brief
 from weir.frontends.http.asgi import Endpoint
 from weir.protocols.response import Headers, HttpResponse, encode_safely, error_headers, error_value
-from weir.protocols.status import http_code
 from weir.wire.schema import read_document
+from weir.wire.status import http_code
 
 NAME = "cohere"
 _SOME = Meta(min_length=1)

@@ -33,7 +33,6 @@ from weir.embedding.texts import TEXTS_FIELD, Encoded, Encodes, Text, TextItem, 
 from weir.errors import CapacityError, DeadlineExceeded, InvalidRequest, UnsupportedMediaType, WeirError, brief
 from weir.messages import JSON, OCTETS, Dispatch
 from weir.model import Tensor
-from weir.protocols.status import http_code, kserve_code
 from weir.serving.inference import (
     InferenceCall,
     ItemHead,
@@ -46,6 +45,7 @@ from weir.serving.inference import (
 )
 from weir.wire.inference import InferenceRequest, InferenceResponse, Parameters, TensorValue
 from weir.wire.schema import read_document
+from weir.wire.status import http_code, kserve_code
 from weir.wire.tensors import TEXT_BYTES
 from weir.wire.values import decode, split
 

@@ -68,8 +68,8 @@ from weir.errors import (
 from weir.frontends.http.asgi import AsgiCall, Endpoint, as_response, identified
 from weir.frontends.http.openapi import operation
 from weir.protocols.response import Headers, HttpResponse, encode_safely, error_headers, error_value
-from weir.protocols.status import http_code
 from weir.wire.schema import any_of, wrong_field
+from weir.wire.status import http_code
 
 JSON_HEADER = (b"content-type", b"application/json")
 

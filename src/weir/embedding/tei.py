@@ -55,8 +55,8 @@ from weir.errors import (
 from weir.frontends.http.asgi import AsgiCall, ClientLeft, Endpoint, unless_left
 from weir.frontends.http.openapi import operation
 from weir.protocols.response import Headers, HttpResponse, encode_safely, error_headers, error_value
-from weir.protocols.status import http_code
 from weir.wire.schema import any_of, read_document
+from weir.wire.status import http_code
 
 NAME = "tei"
 EMPTY, MANY = "empty", "max_texts"  # keys in an error's details

@@ -19,8 +19,8 @@ from weir.embedding.tei import NAME, OUTPUT_OF_TASK, model_info, with_byte_offse
 from weir.embedding.texts import TEXTS_FIELD, Encoded, Text, TextOptionFields, TextTask, prompt_text
 from weir.errors import InvalidRequest, TooLarge, WeirError
 from weir.frontends.grpc.call import Handler, IncomingCall, headers_of, in_task, parse, unary
-from weir.protocols.status import http_code
 from weir.wire.kserve_grpc import Method, message, methods
+from weir.wire.status import http_code
 
 SERVICES = ("tei.v1.Info", "tei.v1.Embed", "tei.v1.Predict", "tei.v1.Rerank", "tei.v1.Tokenize")
 _TYPES = {"embedding": 0, "classifier": 1, "reranker": 2}

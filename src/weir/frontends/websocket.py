@@ -26,11 +26,11 @@ from weir.protocols.exchange import Exchange
 from weir.protocols.kserve.metadata import find
 from weir.protocols.offloading import LONG_ANSWER, off_loop, written
 from weir.protocols.settings import HttpSettings
-from weir.protocols.status import kserve_code
 from weir.serving.inference import QueueEntry, entries_for_one_answer, response_of
 from weir.telemetry.tracecontext import HEADER
 from weir.wire.inference import InferenceRequest, InferenceResponse
 from weir.wire.kserve_binary import binary_outputs, bytes_to_write
+from weir.wire.status import kserve_code
 from weir.wire.websocket import (
     FINAL,
     CancelMessage,

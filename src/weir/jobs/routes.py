@@ -33,7 +33,7 @@ from weir.protocols.native import content_length
 from weir.protocols.offloading import off_loop
 from weir.protocols.response import HttpResponse
 from weir.protocols.settings import HttpSettings
-from weir.protocols.status import http_code
+from weir.wire.status import http_code
 
 _WINDOW = re.compile(r"([0-9]{1,4})([mhd])")
 _UNITS = {"m": 60, "h": 3600, "d": 86400}

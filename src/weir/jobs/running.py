@@ -26,7 +26,7 @@ from weir.protocols.account import Account, Claim
 from weir.protocols.offloading import off_loop
 from weir.protocols.response import error_body
 from weir.protocols.settings import HttpSettings
-from weir.protocols.status import http_code
+from weir.wire.status import http_code
 
 T = TypeVar("T")
 

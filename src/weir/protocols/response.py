@@ -12,8 +12,8 @@ import msgspec
 from weir.errors import CapacityError, MethodNotAllowed, ModelError, Unauthorized, WeirError, bounded
 from weir.messages import JSON, MSGPACK, Dispatch
 from weir.protocols.content_negotiation import compress
-from weir.protocols.status import http_code
 from weir.telemetry.tracecontext import Trace
+from weir.wire.status import http_code
 from weir.wire.values import UNWRITABLE
 
 Headers = list[tuple[bytes, bytes]]

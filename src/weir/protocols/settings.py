@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from weir.config import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, Rule, check, one_of, setting
 from weir.errors import SettingsError
-from weir.protocols.status import TIMEOUTS
+from weir.wire.status import TIMEOUTS
 
 MODE: Rule = (
     lambda value: re.fullmatch("0?[0-7]{3}", value) is not None, "must be three octal digits, such as 600 or 660",

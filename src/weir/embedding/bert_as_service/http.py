@@ -34,9 +34,9 @@ from weir.messages import JSON, MSGPACK
 from weir.protocols.access import Control
 from weir.protocols.content_negotiation import accept_of
 from weir.protocols.response import Headers, HttpResponse, encode_safely, error_headers, error_value
-from weir.protocols.status import http_code
 from weir.wire.schema import any_of
 from weir.wire.schema import read_document as read_declared
+from weir.wire.status import http_code
 from weir.wire.values import DECODE, refuse_names, uncollected, without_nul, words_without_nul
 
 _FORM = "application/x-www-form-urlencoded"

@@ -44,9 +44,9 @@ from weir.errors import (
 from weir.protocols.access import Control
 from weir.protocols.account import CLAIM, Account
 from weir.protocols.offloading import off_loop
-from weir.protocols.status import http_code
 from weir.serving.settings import LONGEST_TIMEOUT
 from weir.telemetry.logs import get_logger
+from weir.wire.status import http_code
 
 MAX_TOPICS = 256  # subscriptions of one peer
 OVERHEAD = 4096  # bytes that each message counts beside its size, as many small messages take memory too

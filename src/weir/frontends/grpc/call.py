@@ -18,9 +18,9 @@ from google.protobuf.message import DecodeError
 from weir.errors import CapacityError, InvalidRequest, WeirError
 from weir.protocols.account import CLAIM
 from weir.protocols.response import error_value, retry_after
-from weir.protocols.status import grpc_code
 from weir.wire.inference import ERROR_NAME
 from weir.wire.kserve_grpc import Method
+from weir.wire.status import grpc_code
 
 if TYPE_CHECKING:
     from weir.frontends.grpc.core import Unsent

@@ -23,12 +23,12 @@ from weir.protocols.native import FRONTEND, MAX_REQUEST_ID_LENGTH, check_length,
 from weir.protocols.offloading import LONG_BODY, parsed, unpack
 from weir.protocols.response import Headers, HttpResponse, compressed_off_loop
 from weir.protocols.settings import HttpSettings
-from weir.protocols.status import HEAD_TOO_LARGE
 from weir.serving.settings import NAME_IN_PATH
 from weir.telemetry.tracecontext import CURRENT, HEADER
 from weir.wire.kserve_json import read_object
 from weir.wire.schema import read_document
 from weir.wire.sse import CONTENT_TYPE, write_comment, write_event
+from weir.wire.status import HEAD_TOO_LARGE
 
 if TYPE_CHECKING:
     from weir.serving.service import Service

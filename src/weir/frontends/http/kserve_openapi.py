@@ -15,11 +15,11 @@ from weir.messages import JSON, OCTETS
 from weir.model import OPTIONAL, Model, Tensor, is_tensor_model
 from weir.protocols.kserve.context import KserveContext
 from weir.protocols.kserve.metadata import KserveError
-from weir.protocols.status import kserve_code
 from weir.serving.inference import ITEM_INPUTS
 from weir.wire.kserve_json import ReadOutput, ReadRequest, ReadResponse, ReadTensor
 from weir.wire.schema import REF_TEMPLATE, json_schemas
 from weir.wire.sse import CONTENT_TYPE
+from weir.wire.status import kserve_code
 
 if TYPE_CHECKING:
     from weir.serving.service import Service

@@ -16,11 +16,11 @@ from weir.model import Example, Model, Tensor, is_tensor_model
 from weir.policy.cost.objective import Prices
 from weir.protocols.content_negotiation import read_types
 from weir.protocols.response import ErrorValue
-from weir.protocols.status import http_code
 from weir.serving.generation import WorkerView
 from weir.serving.service import ModelHealth
 from weir.wire.schema import REF_TEMPLATE, json_schemas, schema_of
 from weir.wire.sse import CONTENT_TYPE
+from weir.wire.status import http_code
 from weir.wire.values import UNWRITABLE, decode, encode
 
 if TYPE_CHECKING:

@@ -38,11 +38,11 @@ from weir.protocols.content_negotiation import accepted_coding
 from weir.protocols.kserve.context import KserveContext
 from weir.protocols.response import HttpResponse, compressed_off_loop, encode_safely, error_answer
 from weir.protocols.settings import HttpSettings
-from weir.protocols.status import codes_of_type
 from weir.serving.service import ModelHealth
 from weir.telemetry.exposition import NAMESPACE, Exposition, Levels, ModelCounts, TritonNames
 from weir.telemetry.recorder import Metrics
 from weir.wire.schema import read_document
+from weir.wire.status import codes_of_type
 from weir.wire.values import decode
 from weir.workers.executor import READY
 

@@ -28,7 +28,7 @@ from weir.messages import Observer
 from weir.protocols.account import Account
 from weir.protocols.kserve.context import KserveContext
 from weir.protocols.settings import HttpSettings
-from weir.protocols.status import http_code
+from weir.wire.status import http_code
 
 if TYPE_CHECKING:
     from weir.catalog.registry import Registry

@@ -25,13 +25,13 @@ from weir.protocols.offloading import LONG_BODY, written
 from weir.protocols.response import Headers, HttpResponse, encode_safely, error_headers, error_value
 from weir.protocols.settings import HttpSettings
 from weir.protocols.shared_memory import Memory, wants_regions
-from weir.protocols.status import kserve_code
 from weir.serving.inference import CLASS, CLASS_HEADER, QueueEntry, Schedule, StreamPart, class_offset
 from weir.serving.settings import NAME_IN_PATH
 from weir.wire import kserve_binary, kserve_json
 from weir.wire.inference import ERROR_NAME, InferenceRequest, InferenceResponse
 from weir.wire.kserve_binary import binary_outputs, bytes_to_write, contiguous_bytes, write_response
 from weir.wire.kserve_json import REGION, Body, read_generate, write_generated
+from weir.wire.status import kserve_code
 from weir.wire.tensors import DTYPES, Arrays
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from weir.frontends.http.fast.plan import END_OF_HEAD, check_beginning
 from weir.frontends.http.fast.response_writer import BODY, BUSY, HEAD, IDLE, LARGE, OVER, SKIP, ResponseWriter, draining
 from weir.frontends.http.fast.shared import CONTINUE, BlockPlace, Buffer, Place, fill
 from weir.protocols.account import head_bytes
-from weir.protocols.status import HEAD_TOO_LARGE
 from weir.serving.delivery import discard
 from weir.wire.cells import LARGE_BYTES
+from weir.wire.status import HEAD_TOO_LARGE
 from weir.workers.executor import Block
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from weir.frontends.http.fast.plan import END_OF_HEAD
 from weir.protocols.account import head_bytes
 from weir.protocols.native import content_length, head_size
 from weir.protocols.settings import HttpSettings
-from weir.protocols.status import HEAD_TOO_LARGE
+from weir.wire.status import HEAD_TOO_LARGE
 
 if TYPE_CHECKING:
     from weir.frontends.http.fast.shared import HttpShared

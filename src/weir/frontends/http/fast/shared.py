@@ -25,7 +25,7 @@ from weir.protocols.access import Access
 from weir.protocols.account import Account, Claim
 from weir.protocols.native import FRONTEND
 from weir.protocols.settings import HttpSettings
-from weir.protocols.status import phrase
+from weir.wire.status import phrase
 from weir.workers.executor import Block
 
 if TYPE_CHECKING:

@@ -1,7 +1,8 @@
-"""The table of status codes by error. No other module maps an error to a code."""
+"""The table of status codes by error, which servers and clients read. No other module maps an error to a code, or a code to an error."""
 
+from collections.abc import Iterable
 from http import HTTPStatus
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from weir import errors
 
@@ -15,16 +16,16 @@ class Codes(NamedTuple):
     grpc: str
 
 
-# An error without an entry has the codes of its nearest ancestor. 499 is nginx's code for a caller that has left: metrics have it for those,
+# An error without an entry has the codes of its nearest ancestor. Of errors with the same code, the first is what a client takes it for. 499 is nginx's code for a caller that has left: metrics have it for those,
 # and a response if a model itself says that a request was cancelled.
 TABLE: dict[type[BaseException], Codes] = {
     errors.RequestError: Codes(400, "INVALID_ARGUMENT"),
     errors.ValidationFailed: Codes(422, "INVALID_ARGUMENT"),
     errors.ModelNotFound: Codes(404, "NOT_FOUND"),
     errors.TooLarge: Codes(413, "RESOURCE_EXHAUSTED"),
-    errors.MethodNotAllowed: Codes(405, "UNIMPLEMENTED"),
     errors.UnsupportedMediaType: Codes(415, "INVALID_ARGUMENT"),
     errors.Unsupported: Codes(501, "UNIMPLEMENTED"),
+    errors.MethodNotAllowed: Codes(405, "UNIMPLEMENTED"),
     errors.Conflict: Codes(409, "ALREADY_EXISTS"),
     errors.Unauthorized: Codes(401, "UNAUTHENTICATED"),
     errors.Forbidden: Codes(403, "PERMISSION_DENIED"),
@@ -81,3 +82,27 @@ def kserve_code(error: BaseException) -> int:
 def grpc_code(error: BaseException) -> str:
     """Return the name of the gRPC status code for `error`."""
     return codes(error).grpc
+
+
+# What a client takes for the error where a response names none, and its code has the entry of a base class.
+_OF_BASE: dict[type[BaseException], type[errors.WeirError]] = {
+    errors.RequestError: errors.InvalidRequest, BaseException: errors.ModelError,
+}  # fmt: skip
+
+
+def error_of_http(status: int) -> type[errors.WeirError]:
+    """Return the class of the error that a response with this HTTP status stands for, if it names none."""
+    if status in TIMEOUTS:
+        return errors.DeadlineExceeded
+    return _first(kind for kind, codes in TABLE.items() if codes.http == status)
+
+
+def error_of_grpc(code: str, *, for_now: bool) -> type[errors.WeirError]:
+    """Return the class of the error that a gRPC status stands for. `for_now`: the response says when the call may be sent again."""
+    kinds = [kind for kind, codes in TABLE.items() if codes.grpc == code]
+    return _first([kind for kind in kinds if for_now and issubclass(kind, errors.CapacityError)] or kinds)
+
+
+def _first(kinds: Iterable[type[BaseException]]) -> type[errors.WeirError]:
+    kind = next(iter(kinds), errors.WeirError)
+    return _OF_BASE.get(kind) or cast(type[errors.WeirError], kind)

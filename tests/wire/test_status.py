@@ -4,7 +4,7 @@ import pytest
 
 from weir import errors
 from weir.frontends.http.fast.shared import Heads
-from weir.protocols.status import grpc_code, http_code, phrase
+from weir.wire.status import grpc_code, http_code, phrase
 
 EXPECTED = [
     (errors.InvalidRequest, 400, "INVALID_ARGUMENT"),
