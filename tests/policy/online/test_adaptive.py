@@ -728,7 +728,7 @@ def test_its_settings_in_a_text() -> None:
         ("auto:p99=0", "p99=0.0: must be greater than 0"),
         ("auto:p99=inf", "deadline=inf: must be a number of seconds"),
         ("auto:seconds=0", "seconds=0.0: must be greater than 0"),
-        ("auto:profile=", "profile='': must be the path of a file"),
+        ("auto:profile=", "profile='': must not be empty"),
         ("auto:speed=9", "no setting 'speed'; it has latency_weight, energy_weight"),
     ],
 )

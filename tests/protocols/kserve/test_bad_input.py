@@ -120,7 +120,7 @@ CASES: dict[str, tuple[str, dict[str, Any], int, tuple[str, ...]]] = {
     "a body too large": (SIMPLE, {"content": bytes(5 << 20)}, 413, ("4194304",)),
     "an unknown model": ("/v2/models/x/infer", {"content": GOOD}, 404, ("Request for unknown model: 'x'",)),
     "an unknown version": ("/v2/models/simple/versions/7/infer", {"content": GOOD}, 404, ("'simple' version '7'",)),
-    "an unknown path": ("/v2/models/simple/inferr", {"content": GOOD}, 404, ("no such path",)),
+    "an unknown path": ("/v2/models/simple/inferr", {"content": GOOD}, 404, ("unknown path",)),
     "a document for an item": (
         "/v2/models/square/infer", {"content": request(tensor("input", "BYTES", (2,), data=["1", "x"]))}, 400,
         ("'input'[1]",),
