@@ -9,7 +9,7 @@ from scipy.special import ndtri
 from weir.errors import SettingsError
 from weir.policy.cost.objective import LatencySLO
 from weir.policy.cost.profile import GOOGLENET_P4, Floats, Profile
-from weir.policy.online.adaptive import SolvedPolicy
+from weir.policy.online.adaptive import SolvedPolicy, predict
 from weir.policy.online.rate import admission
 from weir.policy.solve.bank import Bank
 from weir.policy.solve.smdp import evaluate
@@ -19,7 +19,7 @@ from weir.simulation.arrivals import parse_arrivals
 from weir.simulation.banks import PROMISE_LOADS, make_bank
 from weir.simulation.engine import ServiceTimes
 from weir.simulation.rounds import PlayedRounds, Rule, figures, play
-from weir.simulation.search import REFUSED, SloSearch, Trials
+from weir.simulation.search import SloSearch, Trials
 from weir.simulation.simulator import run
 
 P4 = GOOGLENET_P4
@@ -63,7 +63,35 @@ def test_an_objective_is_kept_at_the_highest_rate_a_table_is_used_for(promised: 
     trials = keeper.trials(banks.PROMISE_REQUESTS)
     seen, least = trials(worst, rule), trials(worst, keeper.rule(1))
     assert keeper.keeps(seen)
-    assert seen.refused_share <= least.refused_share + P99.late_share / REFUSED
+    if float(promised.p99_ms[index]) < np.inf:
+        assert seen.refused_share + seen.late_share <= 1.2 * P99.late_share, "by other luck than the search's"
+    else:  # more are refused than may be late even if no row waits on purpose
+        assert least.refused_share > 0.5 * P99.late_share
+
+
+VARIES = Profile(4.0 + 1.38 * np.arange(1.0, 25.0) ** 0.46, np.ones(24), np.full(24, 0.2))
+FIRST_IS_SLOW = Profile(np.where(np.arange(24) == 0, 10.0, 3.5), np.ones(24), np.full(24, 0.2))
+
+
+@pytest.mark.parametrize(
+    ("profile", "objective"), [(VARIES, "p99=100ms"), (FIRST_IS_SLOW, "p99.9=100ms"), (VARIES, "p95=40ms")]
+)
+def test_an_objective_is_kept_in_all_of_each_band(profile: Profile, objective: str) -> None:
+    """Also where few rows share a batch: with 0.2 for a coefficient of variation, 2.6 % and 11 % were late at low loads."""
+    slo = LatencySLO.parse(objective)
+    bank = make_bank(profile, objective=slo)
+    for load in (0.002, 0.005, 0.02, 0.06, 0.3, 0.9):
+        times = np.cumsum(np.random.default_rng(5).exponential(1.0 / (load * profile.max_rate), 20_000))
+        made = run(profile, SolvedPolicy(bank), times)
+        late = made.refused | (made.end - made.arrival > slo.deadline + 1e-6)
+        parts = np.array([part.mean() for part in np.array_split(late, 20)])
+        assert parts.mean() - 2.0 * parts.std(ddof=1) / 20**0.5 <= slo.late_share, load
+
+
+def test_a_percentile_counts_refused_rows_as_never_answered(promised: Bank) -> None:
+    assert promised.p99_ms[-1] == np.inf, "at a load of 0.97 over 1 % are refused"
+    assert (promised.p99_ms[:8] <= 20.0 + 1e-6).all()
+    assert predict(promised, float(promised.rates[-1]))["p99_ms"] is None
 
 
 def test_near_saturation_few_are_refused_so_that_the_others_are_in_time(promised: Bank) -> None:
@@ -154,7 +182,8 @@ def test_random_service_times_get_slack(cv: float, monkeypatch: pytest.MonkeyPat
     assert 0.0 <= bank.objective.slack < 0.03
     for text in ("poisson:1.5", "on-off:1,on=0.3s,off=0.3s"):
         made = run(profile, SolvedPolicy(bank), traffic(text))
-        assert np.mean(made.response_time_ms > 50.0) <= 0.02
+        late = np.array([part.mean() for part in np.array_split(made.response_time_ms > 50.0, 20)])
+        assert late.mean() - 2.0 * late.std(ddof=1) / 20**0.5 <= 0.02
 
 
 def test_service_times_that_vary_too_much_are_an_error() -> None:
@@ -171,7 +200,7 @@ def test_service_times_that_vary_too_much_are_an_error() -> None:
 def test_where_one_limit_is_too_few_and_the_next_too_many_they_are_mixed() -> None:
     keeper = search.SloSearch(P4, P99)
     trials = keeper.trials(40_000)
-    kept = [keeper.at(load * P4.max_rate, trials) for load in (0.85, 0.87)]
+    kept = [keeper.at([load * P4.max_rate], trials, load * P4.max_rate) for load in (0.89, 0.92)]
     mixed = [each for each in kept if each.share]
     assert mixed
     for each in mixed:
@@ -183,7 +212,8 @@ def test_where_batches_are_small_the_line_may_still_be_long() -> None:
     alone = Profile(np.array([2.0]), np.array([3.0]), np.zeros(1))
     keeper = search.SloSearch(alone, LatencySLO(0.1, 0.01))
     assert keeper.admission.max_waiting == 49  # 49 before it, and its own 2 ms
-    kept = keeper.at(0.99 * alone.max_rate, keeper.trials(10_000))
+    rate = 0.99 * alone.max_rate
+    kept = keeper.at([rate], keeper.trials(10_000), rate)
     assert kept.figures.refused_share < 0.03
 
 

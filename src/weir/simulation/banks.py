@@ -6,6 +6,7 @@ control limit for each rate is found by simulation, all candidates on the same a
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ import numpy as np
 from weir.policy.cost.objective import ROUNDING, LatencySLO, Prices
 from weir.policy.cost.profile import Floats, Profile
 from weir.policy.online.adaptive import SolvedPolicy
-from weir.policy.solve.bank import Bank, bank_of, solve_bank
+from weir.policy.solve.bank import Bank, bank_of, hysteresis, solve_bank
 from weir.policy.solve.smdp import Performance, evaluate
 from weir.policy.solve.tables import greedy_table, limit_table, multi_worker_table, stacked
 from weir.simulation.arrivals import MarkovModulated
@@ -35,7 +36,7 @@ BEYOND = (1.0, 1.1)
 FLOORS = (0.0, 0.85, 0.93, 1.0, 1.05, 2.0)  # loads below which no request is refused, tried in this order
 CHECKED_LOADS, CHECKED_REQUESTS = (0.7, 0.8, 0.85), 40_000
 BURST_LOADS = (0.1, 0.2, 0.3, 0.5)  # mean loads in bursts at which waits must not lose anything
-PROMISE_REQUESTS = 40_000
+PROMISE_REQUESTS = 30_000
 
 
 def make_bank(
@@ -87,8 +88,8 @@ def _for_several(profile: Profile, prices: Prices, workers: int, seed: int, repo
 def _promised(
     profile: Profile, prices: Prices, workers: int, objective: LatencySLO, seed: int, report: Progress
 ) -> Bank:
-    """Return the bank for an objective. Each table keeps it up to the highest rate at which it is used: halfway, by
-    ratio, to the next.
+    """Return the bank for an objective. Each table keeps it at all rates at which it is used: halfway, by ratio, to its
+    neighbours, and as far beyond as the hysteresis allows.
     """
     search = SloSearch(profile, objective, workers=workers, seed=seed)
     trials, bursts = search.trials(PROMISE_REQUESTS), search.trials(PROMISE_REQUESTS, 1, bursts=True)
@@ -97,12 +98,17 @@ def _promised(
     rates = workers * profile.max_rate * np.array(loads)
     highest = np.append(np.sqrt(rates[:-1] * rates[1:]), rates[-1])
     lowest = np.append(rates[0], highest[:-1])
+    margins = [hysteresis(low, high) for low, high in pairwise(rates.tolist())]
     found, seen = [], []
     for done, (low, rate, worst) in enumerate(zip(lowest.tolist(), rates.tolist(), highest.tolist(), strict=True), 1):
-        counts = objective.counts_refusals
-        kept = search.most_in_time(low, worst, trials, bursts) if counts else search.at(worst, trials, rate)
+        if objective.counts_refusals:
+            kept = search.most_in_time(low, worst, trials, bursts)
+            seen.append(trials(rate, search.rule(kept.limit, kept.share, kept.max_waiting, rate=rate)))
+        else:
+            below, above = margins[max(done - 2, 0)], margins[min(done, len(margins)) - 1]
+            kept = search.at((low * (1.0 - below), rate, worst * (1.0 + above * (done < len(rates)))), trials, rate)
+            seen.append(kept.figures)
         found.append(kept)
-        seen.append(trials(rate, search.rule(kept.limit, kept.share, kept.max_waiting, rate=rate)))
         report(done, len(rates))
     firsts = [search.table(kept.limit, kept.max_waiting) for kept in found]
     bank = bank_of(profile, prices, workers, rates, firsts, _predicted(seen))

@@ -21,6 +21,7 @@ from weir.policy.online.adaptive import Mixing
 from weir.policy.online.rate import AdmissionGate
 from weir.simulation.engine import ServiceTimes
 
+CLUMP = 10.0
 PARTS = 40  # batch means from which a standard error is estimated
 
 
@@ -74,7 +75,8 @@ class Figures(NamedTuple):
     """What a rule does on one queue.
 
     Attributes:
-        response_time_ms, p99_ms: mean and 99th percentile of the response time in ms.
+        response_time_ms: mean response time in ms of the rows that are served.
+        p99_ms: within which 99 % of all rows are answered, in ms; infinite if more are refused.
         power_w: mean power in watts.
         excess_w: power in watts beyond the unavoidable, which is counted per row of this very queue, so that the
             chance in its arrivals cancels.
@@ -82,6 +84,7 @@ class Figures(NamedTuple):
         late_share: share of the answers that are late.
         late_error: its standard error, by batch means.
         refused_share: share of all rows that are refused.
+        refused_error: about its standard error, if rows are refused CLUMP at a time.
     """
 
     response_time_ms: float
@@ -92,6 +95,7 @@ class Figures(NamedTuple):
     late_share: float
     late_error: float
     refused_share: float
+    refused_error: float
 
     def excess_cost(self, latency_weight: float, energy_weight: float) -> float:
         """Return the cost beyond the unavoidable, with these weights per ms and per watt."""
@@ -211,13 +215,15 @@ def figures(rounds: PlayedRounds, profile: Profile, deadline: float = inf, warm_
     late = responses > deadline + 2.0 * ROUNDING
     means = late[: len(late) // PARTS * PARTS].reshape(PARTS, -1).mean(axis=1) if len(late) >= PARTS else late
     offered = len(rounds.arrivals) + rounds.refused
+    refused = rounds.refused / offered
     return Figures(
         response_time_ms=1000.0 * float(responses.mean()),
-        p99_ms=1000.0 * float(np.quantile(responses, 0.99)),
+        p99_ms=1000.0 * float(np.quantile(responses, 0.99 / (1.0 - refused))) if refused < 0.01 else inf,
         power_w=energy / span_ms,
         excess_w=(energy - unavoidable) / span_ms,
         batch_size=rows / len(sizes),
         late_share=float(late.mean()),
         late_error=float(np.std(means, ddof=1)) / len(means) ** 0.5,
-        refused_share=rounds.refused / offered,
+        refused_share=refused,
+        refused_error=(CLUMP * refused / offered) ** 0.5,
     )

@@ -93,14 +93,22 @@ def _clip(limit: int, factor: float, most: int) -> int:
 
 
 SURE = 2.0  # standard errors by which the share of late answers must stay below the allowed one
-REFUSED = 4.0  # what a needless refusal counts, where a late answer counts 1
-MARGINS = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0)  # standard deviations of the service time, tried in this order
-MARGIN_LOADS = (0.1, 0.3, 0.5)  # loads at which the bound on waits alone must keep the objective
+MARGINS = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # standard deviations of the service time, tried in this order
+MARGIN_LOADS = (
+    0.002,
+    0.005,
+    0.015,
+    0.04,
+    0.1,
+    0.3,
+    0.5,
+)  # loads at which the bound on waits alone must keep the objective
 SLACK_STEP = 0.5  # standard deviations of the service time, or times LEAST_SPREAD if that is more
 LEAST_SPREAD = 0.02  # share of the deadline
 # Bounds on the queue that are tried, in batches under overload.
 BOUNDS = (0.5, 0.75, 1.0, 1.125, 1.25, 1.375, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0)
 CAREFUL = 6.0  # standard deviations of the longest service time by which a wait ends early if a late row is lost
+HARDLY_MORE = 1.1
 CLEARLY = 0.9  # a bound on the queue must lose less than this share of what the greedy rule loses
 BURST, BURST_BATCHES = (
     5.0,
@@ -207,39 +215,50 @@ class SloSearch:
         """Return whether the share of late answers is surely within the objective."""
         return _at_most(figures) <= self.objective.late_share
 
-    def at(self, rate: float, trials: Trials, estimate: float | None = None) -> SloPoint:
-        """Return what keeps the objective at `rate` (rows per second) with the least energy.
+    def at(self, rates: Sequence[float], trials: Trials, estimate: float) -> SloPoint:
+        """Return what keeps the objective at all of `rates` (rows per second, ascending) with the least energy.
 
-        Rows are admitted as at the rate `estimate`, if it is given. A row that is refused, and would not be if no row waited on purpose, counts as REFUSED late ones.
+        Rows are admitted as at the rate `estimate`. A row that is refused counts as late. If nothing keeps the objective,
+        the limit is the one that loses least at the highest rate, and the rows that are admitted are in time.
 
-        Raises SettingsError, naming objective and rate, if not even a rule that never waits keeps it.
+        Raises SettingsError, naming objective and rate, if even then too many of these are late.
         """
-        estimate = rate if estimate is None else estimate
-        least = trials(rate, self.rule(1, rate=estimate))
-
-        def spent(figures: Figures) -> float:
-            return _at_most(figures) + REFUSED * max(0.0, figures.refused_share - least.refused_share)
-
         allowed, largest = self.objective.late_share, self.admission.largest
-        most = _largest(lambda limit: spent(trials(rate, self.rule(limit, rate=estimate))) <= allowed, largest)
-        if not most and least.late_share <= allowed:
-            return SloPoint(1, 0.0, least)  # kept in this trial, if not surely
+
+        def spent(limit: int, share: float = 0.0) -> float:
+            """Return the share that is lost: the largest at any of the rates, or the first that is too large."""
+            worst = 0.0
+            for rate in rates:
+                worst = max(worst, _lost_at_most(trials(rate, self.rule(limit, share, rate=estimate))))
+                if worst > allowed:
+                    break
+            return worst
+
+        most, share = _largest(lambda limit: spent(limit) <= allowed, largest), 0.0
         if not most:
+            most = self._loses_least(rates[-1], trials, estimate)
+        elif most < largest:
+            # What the promise still allows goes to batches with the next limit. Their share is interpolated, then checked.
+            low, high = spent(most), spent(most + 1)
+            tried = (allowed - low) / (high - low)
+            share = next((each for each in (tried, tried / 2.0) if spent(most, each) <= allowed), 0.0)
+        return SloPoint(most, share, trials(estimate, self.rule(most, share, rate=estimate)))
+
+    def _loses_least(self, rate: float, trials: Trials, estimate: float) -> int:
+        """Return the largest limit with which hardly more rows are lost than with any. Where batches of all sizes take
+        nearly as long, that is a large one.
+        """
+        largest = self.admission.largest
+        limits = sorted({1, largest, *(1 << power for power in range(largest.bit_length()))})
+        seen = {limit: trials(rate, self.rule(limit, rate=estimate)) for limit in limits}
+        least = min(_lost_at_most(each) for each in seen.values())
+        best = max(limit for limit in limits if _lost_at_most(seen[limit]) <= HARDLY_MORE * least)
+        if seen[best].late_share > self.objective.late_share:
             raise SettingsError(
                 f"latency_objective={self.objective}: cannot be kept at {rate:.4g} rows/s: even if no row waits on purpose, "
-                f"{100.0 * least.late_share:.3g} % of the responses are late; the deadline must be later"
+                f"{100.0 * seen[best].late_share:.3g} % of the responses are late; the deadline must be later"
             )
-        kept = SloPoint(most, 0.0, trials(rate, self.rule(most, rate=estimate)))
-        if most == largest:
-            return kept
-        # What the promise still allows goes to batches with the next limit. Their share is interpolated, then checked.
-        low, high = spent(kept.figures), spent(trials(rate, self.rule(most + 1, rate=estimate)))
-        share = (allowed - low) / (high - low)
-        for tried in (share, share / 2.0):
-            figures = trials(rate, self.rule(most, tried, rate=estimate))
-            if spent(figures) <= allowed:
-                return SloPoint(most, tried, figures)
-        return kept
+        return best
 
     def most_in_time(self, lowest: float, highest: float, trials: Trials, bursts: Trials) -> SloPoint:
         """Return what loses least from the `lowest` to the `highest` rate (rows per second): late answers, and
@@ -352,6 +371,12 @@ def _largest(good: Callable[[int], bool], most: int) -> int:
         else:
             most = middle
     return least
+
+
+def _lost_at_most(figures: Figures) -> float:
+    """Return an upper bound on the share of all rows that are late or refused."""
+    refused = figures.refused_share + SURE * figures.refused_error
+    return refused + (1.0 - refused) * _at_most(figures)
 
 
 def _at_most(figures: Figures) -> float:
