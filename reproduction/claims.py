@@ -13,6 +13,7 @@ class Verdict(Enum):
     HELD = "held"
     LIMITED = "held with limits"
     NOT_HELD = "not held"
+    ARGUED = "argued, not computed"
     NOT_COMPUTED = "not a matter of computation"
 
 

@@ -132,7 +132,7 @@ def _accurate_is_optimal(findings: Findings) -> Judgement:
 
 def _any_reference_state(findings: Findings) -> Judgement:
     return Judgement(
-        Verdict.HELD,
+        Verdict.ARGUED,
         "By the form of (21): what is subtracted is one number for all states, so neither the differences of J between states, nor the span, nor the minimising actions depend on it.",
     )
 
@@ -146,7 +146,7 @@ def _multiplications(findings: Findings) -> Judgement:
         ratios.append(exact / stated)
         parts.append(f"{exact:,} against {stated:,} (s_max = {column.s_max})")
     return Judgement(
-        Verdict.LIMITED,
+        Verdict.LIMITED if min(ratios) > 0.5 and max(ratios) < 1.5 else Verdict.NOT_HELD,
         f"Σ|A_s||S'| against Bmax·s_max²: {'; '.join(parts)}: {100 * (min(ratios) - 1):.0f} to {100 * (max(ratios) - 1):+.0f} %. And less would do: the next states depend on s − a alone, so a sweep is one "
         "matrix product over the arrivals that matter, and a gather.",
     )  # fmt: skip

@@ -112,7 +112,7 @@ def _unichain(findings: Findings) -> Judgement:
     model = model_of(PROFILE, 0.9 * PROFILE.max_rate, PRICES, 70)
     most = float(model.arrivals[:, -1].min())
     return Judgement(
-        Verdict.LIMITED,
+        Verdict.LIMITED if most > 0.0 else Verdict.NOT_HELD,
         "In the finite model every state leads to S_o under every policy: by waiting, or because any number of rows may arrive during a batch (at ρ = 0.9 and "
         f"s_max = 70 with a probability of at least {most:.1e}). So there is one closed class. In the infinite model a policy that waits for ever has none, and no stationary "
         "law; the policies that matter serve.",
