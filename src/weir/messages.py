@@ -221,20 +221,22 @@ class Dispatch:
 class Batch:
     """A flat list of entries for a worker, which collate.py makes from a Dispatch.
 
-    `content_types` and `accepts` are one string when all entries agree, else one per entry.
+    `content_types` and `accepts` are one string when all entries agree, else one per entry. `share` is for how many workers' CPUs the batch is, its own
+    worker and some of those that have no batch: the executor sets it when it sends the batch.
     """
 
-    __slots__ = ("accepts", "attempt", "batch_id", "content_types", "payloads")
+    __slots__ = ("accepts", "attempt", "batch_id", "content_types", "payloads", "share")
 
     def __init__(
         self, batch_id: int, payloads: list[Any], content_types: str | list[str], accepts: str | list[str],
-        attempt: int = 0,
+        attempt: int = 0, share: int = 1,
     ) -> None:  # fmt: skip
         self.batch_id = batch_id
         self.payloads = payloads
         self.content_types = content_types
         self.accepts = accepts
         self.attempt = attempt
+        self.share = share
 
 
 class Timing(NamedTuple):

@@ -167,6 +167,8 @@ class Model:
 
     # Set by the worker before `load`: the index of this worker, from 0.
     worker_index: int = 0
+    # Set by the worker before `predict`: the `share` of the batch (see messages.Batch).
+    _share: int = 1
     # Also set by the worker, for `output`: returns a new array of this shape and dtype.
     _allocate: Callable[[tuple[int, ...], Any], Any] | None = None
 

@@ -1,5 +1,6 @@
 """The model that workers run, on a tiny network: whatever the item, the batch and the run, a text has its vector."""
 
+import asyncio
 import json
 import struct
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from tests.embedding import tiny
 
+from weir import Service
 from weir.embedding.model import TextEncoder, TokenIds, estimated_tokens, padded_inputs, runs
 from weir.embedding.runtime import open_runtime
 from weir.embedding.texts import Tokens
@@ -267,6 +269,56 @@ def test_hidden_tokens_are_not_there_for_the_others() -> None:
 
 def test_a_fixed_length_fills_every_text_up() -> None:
     assert padded_inputs([read(2, 3)], pad_id=0, mask_special=False, length=4).ids.shape == (1, 4)
+
+
+def threads_of(pid: int) -> dict[str, int]:
+    """Return for how many nanoseconds each further thread of a process has run."""
+    others = [each for each in Path(f"/proc/{pid}/task").iterdir() if each.name != str(pid)]
+    return {each.name: int((each / "schedstat").read_text().split()[0]) for each in others}
+
+
+def test_a_batch_alone_is_computed_by_the_threads_of_idle_workers_too(tmp_path: Path) -> None:
+    directory = tiny.sentence_model(tmp_path / "bert", "bert", intermediate_size=2048)
+    text = " ".join(TEXTS)
+
+    async def vector(lone_threads: int) -> Any:
+        params = {"directory": str(directory), "cache": str(tmp_path), "lone_threads": lone_threads}
+        async with Service(TextEncoder, params=params, workers=2, max_batch_size=4, name="texts") as service:
+            pids = [state.pid for state in service.executor.states() if state.pid is not None]
+            before = [threads_of(pid) for pid in pids]
+            assert [len(each) for each in before] == [lone_threads - 1] * 2
+            found = await service.infer(text)
+            # A thread that wakes up too late finds nothing left to do, but sooner or later one is in time.
+            for _ in range(1000 if lone_threads > 1 else 0):
+                assert np.array_equal(await service.infer(text), found)
+                if [threads_of(pid) for pid in pids] != before:
+                    return found
+            assert lone_threads == 1, "no further thread of a worker has run"
+            return found
+
+    assert np.array_equal(asyncio.run(vector(1)), asyncio.run(vector(2)))
+
+
+def test_a_batch_beside_others_keeps_to_its_own_threads(directory: Path, cache: str) -> None:
+    runner = loaded(directory, cache, lone_threads=2)
+    model: Any = runner._model
+    used: list[str] = []
+    for name in ("_runtime", "_wide"):
+        setattr(model, name, Noting(getattr(model, name), name, used))
+    for share in (1, 2, 3, 1):
+        list(runner.run(runner.prepare(Batch(0, [TEXTS[0]], OBJECT, OBJECT, share=share))))
+    assert used == ["_runtime", "_wide", "_wide", "_runtime"]
+
+
+class Noting:
+    """A runtime that notes its name when it runs."""
+
+    def __init__(self, runtime: Any, name: str, used: list[str]) -> None:
+        self._runtime, self._name, self._used = runtime, name, used
+
+    def run(self, *inputs: Any) -> Any:
+        self._used.append(self._name)
+        return self._runtime.run(*inputs)
 
 
 class OddRuntime:

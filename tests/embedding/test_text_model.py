@@ -43,6 +43,25 @@ def test_models_share_the_cpus(
     assert len({id(each.pool) for each in specs if each.pool is not None}) <= 1
 
 
+@pytest.mark.parametrize(("stated", "cpus", "expected"), [
+    ({}, 1, 1),
+    ({}, 2, 2),
+    ({}, 64, 4),
+    ({"workers": 2}, 2, 2),
+    ({"workers": 1}, 8, 8),
+    ({"workers": 2}, 16, 8),
+    ({"threads": 1}, 2, 1),
+    ({"threads": 2}, 8, 2),
+    ({"cpu_affinity": [[0], [1]]}, 2, 1),
+    ({"executor": "thread"}, 8, 8),
+])  # fmt: skip
+def test_a_batch_alone_has_the_threads_of_all_workers_unless_their_number_is_stated(
+    stated: dict[str, Any], cpus: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weir.embedding.text_model.cpu_count", lambda: cpus)
+    assert spec(**stated).params()["lone_threads"] == expected
+
+
 def test_only_models_with_workers_of_their_own_have_some_for_bulk_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weir.embedding.text_model.affinity", lambda: [0, 1])
     monkeypatch.setattr("weir.embedding.text_model.cpu_count", lambda: 2)

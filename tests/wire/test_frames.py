@@ -79,7 +79,7 @@ def round_trip(frame: Any, arena: FakeArena | None = None) -> Any:
 def look(frame: Any) -> Any:
     """A frame as something that can be compared."""
     if isinstance(frame, Batch):
-        return frame.batch_id, frame.payloads, frame.content_types, frame.accepts, frame.attempt
+        return frame.batch_id, frame.payloads, frame.content_types, frame.accepts, frame.attempt, frame.share
     if isinstance(frame, Events):
         return frame.batch_id, frame.outputs, frame.indices, frame.kinds, frame.final, frame.timing
     if isinstance(frame, StartFailed):
@@ -93,7 +93,7 @@ FRAMES: list[Frame] = [
     Start("square:Square", {"power": 2}, {"worker_index": 3}),
     Start(b"pickled class", {}, {}),
     Batch(1, [b"1", b"2"], JSON, JSON),
-    Batch(2**40, [b"1", b"\x02"], [JSON, MSGPACK], [JSON, OBJECT], attempt=2),
+    Batch(2**40, [b"1", b"\x02"], [JSON, MSGPACK], [JSON, OBJECT], attempt=2, share=3),
     Batch(3, [1, "two", None, [4.0], {"five": (6, 7)}], OBJECT, OBJECT),
     Batch(4, [b"1", {"a": 1}, b""], [JSON, OBJECT, OBJECT], JSON),
     Batch(5, [], JSON, JSON),

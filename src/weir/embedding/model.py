@@ -50,6 +50,7 @@ class TextEncoder(Model):
             files.
         bare_layer: see recipe.chosen_recipe.
         runtime, threads, compiled, gpu_memory_fraction, cache: see runtime.RuntimeOptions.
+        lone_threads: how many threads compute a batch on a CPU while enough other workers have none; as `threads` if it is not more.
         devices: the device of each worker, repeated if there are more workers: auto, cpu, cuda or cuda:1.
         max_length: the most tokens of a text, special tokens included; None for the model's own limit.
         fixed_length: pad every text to `max_length` tokens, and the vectors of its tokens with zeros.
@@ -83,7 +84,7 @@ class TextEncoder(Model):
         truncate: bool = True, special_tokens: bool = True, cased: bool | None = None, pair_separator: str | None = None,
         run_tokens: int | None = None, padding_cost: float = 1.0, cache: str | None = None, window: int | None = None,
         prompt: str | None = None, hide_special: bool = False, allow_pickle: bool = False, dtype: str | None = None,
-        router: str | None = None, bare_layer: int = -1,
+        router: str | None = None, bare_layer: int = -1, lone_threads: int = 1,
     ) -> None:  # fmt: skip
         check_devices(devices)
         self.directory = Path(directory)
@@ -93,8 +94,9 @@ class TextEncoder(Model):
         }  # fmt: skip
         self.runtime_options = RuntimeOptions(
             runtime, threads=threads, cache=None if cache is None else Path(cache), compiled=compiled,
-            gpu_memory_fraction=gpu_memory_fraction,
+            gpu_memory_fraction=gpu_memory_fraction, prepacked=lone_threads > threads,
         )  # fmt: skip
+        self.lone_threads = lone_threads
         self.devices = list(devices)
         self.max_length = max_length
         self.fixed_length = fixed_length
@@ -118,6 +120,7 @@ class TextEncoder(Model):
         self._filling: int | None
         self._reader: ItemReader
         self._runtime: Runtime | None = None
+        self._wide: Runtime | None = None
 
     def load_shared(self) -> None:
         """Read the model's files and build its graph if the cache has none. Open the graph too if that starts no thread, as workers are forked."""
@@ -164,6 +167,8 @@ class TextEncoder(Model):
         if self._runtime is None:
             device = device_of(self.runtime_options.kind, self.devices, self.worker_index)
             self._runtime = open_runtime(self._checkpoint, self._recipe, self.runtime_options, device)
+        if self.lone_threads > self.runtime_options.threads and self._runtime.device == CPU:
+            self._wide = self._runtime.widened(self.lone_threads)
         if self.run_tokens is None:
             self.run_tokens = RUN_TOKENS_CPU if self._runtime.device == CPU else RUN_TOKENS_GPU
 
@@ -198,6 +203,7 @@ class TextEncoder(Model):
 
     def _computed(self, batch: "list[TokenIds]") -> list[Any]:
         assert self._runtime is not None
+        alone = self._wide if self._has_idle_cpus else None
         answers: list[Any] = [None] * len(batch)
         fixed = self._max_length if self.fixed_length else None
         lengths = [fixed or len(text.ids) for text in batch]
@@ -209,7 +215,7 @@ class TextEncoder(Model):
             )  # fmt: skip
             wanted = list(dict.fromkeys(output for text in texts for output in text.outputs or (_OWN,)))
             if wanted == [_OWN]:
-                results = [self._runtime.run(*inputs)]
+                results = [(alone or self._runtime).run(*inputs)]
             else:
                 results = self._runtime.run_several(*inputs, [self._poolings[output] for output in wanted])
             computed = dict(zip(wanted, results, strict=True))
@@ -226,6 +232,10 @@ class TextEncoder(Model):
                 ]
                 answers[place] = tuple(found) if text.outputs else found[0]
         return answers
+
+    @property
+    def _has_idle_cpus(self) -> bool:
+        return self._share * self.runtime_options.threads >= self.lone_threads
 
     def _result(self, pooling: Pooling, numbers: Any, text: "TokenIds", pool: Any) -> Any:
         """Return the result of a pooling for one text: its vector, its terms, or the vectors of its tokens."""

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 
 TARGET = "weir.embedding.model:TextEncoder"
+MOST_LONE_THREADS = 4  # a single text is too little work for more
 
 
 class TextModelSpec(NamedTuple):
@@ -115,6 +116,15 @@ class TextModelSpec(NamedTuple):
         return stated or max(1, self.own_cpus // self.workers)
 
     @property
+    def lone_threads(self) -> int:
+        """The number of threads of a batch that runs alone: those of all workers, at most MOST_LONE_THREADS. Those of a worker if the settings state
+        them, or its CPUs."""
+        stated = self.settings.get("threads") or self.settings.get("cpu_affinity")
+        if stated or not self._share_weights or self.computing.runtime != "onnx":
+            return self.threads
+        return max(self.threads, min(self.workers * self.threads, MOST_LONE_THREADS))
+
+    @property
     def kind_of_workers(self) -> str:
         """Whatever must agree for it to share workers with another model; "" if its workers are not processes and share nothing."""
         if self.settings.get("executor", "process") != "process":
@@ -136,7 +146,7 @@ class TextModelSpec(NamedTuple):
             "directory": str(self.directory), "pooling": text.pooling, "window": text.window, "layers": text.layers or None,
             "mask_special": text.mask_special, "positions": text.positions, "normalize": text.normalize,
             "dimensions": text.dimensions, "precision": computing.precision, "runtime": computing.runtime,
-            "devices": computing.device_map, "threads": self.threads, "compiled": computing.compile,
+            "devices": computing.device_map, "threads": self.threads, "lone_threads": self.lone_threads, "compiled": computing.compile,
             "gpu_memory_fraction": computing.gpu_memory_fraction, "max_length": text.max_length,
             "fixed_length": text.fixed_length, "truncate": text.truncate and not text.split, "special_tokens": text.special_tokens,
             "cased": text.cased, "pair_separator": text.pair_separator, "prompt": text.prompt,

@@ -129,6 +129,7 @@ class _Batch(msgspec.Struct, array_like=True, tag=1):
     content_types: str | list[str]
     accepts: str | list[str]
     cells: Cells
+    share: int = 1
 
 
 class _StartFailed(msgspec.Struct, array_like=True, tag=6):
@@ -163,7 +164,7 @@ def encode_batch(
 
     def body(payloads: list[Any], places: BufferPlacer | None) -> _Batch:
         cells = pack_cells(payloads, places, InvalidRequest, content_types)
-        return _Batch(batch.batch_id, batch.attempt, content_types, accepts, cells)
+        return _Batch(batch.batch_id, batch.attempt, content_types, accepts, cells, batch.share)
 
     return _bounded(body, batch.payloads, places, InvalidRequest, max_frame_bytes)
 
@@ -345,7 +346,7 @@ class FrameParser(_Splitter[Frame]):
                 )  # fmt: skip
             case _Batch():
                 payloads = unpack_cells(body.cells, self._fetch, InvalidRequest)
-                return Batch(body.batch_id, payloads, body.content_types, body.accepts, body.attempt)
+                return Batch(body.batch_id, payloads, body.content_types, body.accepts, body.attempt, body.share)
             case _Start():
                 return Start(*pickle.loads(body.pickled))  # noqa: S301 - from our own parent process
             case _StartFailed():

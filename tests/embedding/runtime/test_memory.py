@@ -47,8 +47,8 @@ def memory(service: "weir.Service") -> int:
     return own + sum(files.values())
 
 
-def served(model: Path, cache: Path, workers: int) -> "weir.Service":
-    params: dict[str, Any] = {"directory": str(model), "cache": str(cache)}
+def served(model: Path, cache: Path, workers: int, **more: Any) -> "weir.Service":
+    params: dict[str, Any] = {"directory": str(model), "cache": str(cache), **more}
     return weir.Service(
         TextEncoder, params=params, workers=workers, max_batch_size=4, max_queue_size=100_000, name="texts"
     )
@@ -64,6 +64,24 @@ def test_four_workers_have_at_most_half_as_much_again_as_one(model: Path, tmp_pa
     four, again = asyncio.run(measure(4))
     assert four <= 1.5 * one
     assert all(float(a @ b) > 0.99999 for a, b in zip(vectors, again, strict=True))
+
+
+def test_the_threads_of_idle_workers_take_at_most_ten_megabytes_of_a_worker(model: Path, tmp_path: Path) -> None:
+    async def measure(lone_threads: int) -> list[int]:
+        async with served(model, tmp_path, 2, lone_threads=lone_threads) as service:
+            for text in texts(24):  # alone, so with all threads
+                await service.infer(text)
+            await asyncio.gather(*map(service.infer, texts(24)))
+            return [own_memory(state.pid) for state in service.executor.states() if state.pid is not None]
+
+    narrow, wide = (asyncio.run(measure(threads)) for threads in (1, 2))
+    assert max(wide) <= max(narrow) + 10e6
+
+
+def own_memory(pid: int) -> int:
+    """Return the bytes that only this process has, and no file."""
+    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return 1024 * next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss_Anon:"))
 
 
 @pytest.mark.soak

@@ -1,6 +1,7 @@
 import asyncio
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,49 @@ def test_batches_go_out_and_come_back(run: Callable[[Any], None]) -> None:
         assert (pool.heard.lost, pool.heard.reasons) == ([], [])
 
     run(main())
+
+
+class Sharing(Model):
+    """Answers with the share of its batch, when the file that is its item is there."""
+
+    def predict(self, batch: list[str]) -> list[int]:
+        while not Path(batch[0]).exists():
+            time.sleep(0.001)
+        return [self._share] * len(batch)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_batch_is_for_the_workers_that_have_none(depth: int, tmp_path: Path) -> None:
+    (there := tmp_path / "there").touch()
+    later = tmp_path / "later"
+
+    async def main() -> None:
+        async with started(Sharing, workers=4, pipeline_depth=depth) as pool:
+            assert await pool.ask(str(there)) == [4]
+            batches = [pool.send(str(later), worker=worker) for worker in (2, 0, 1, 3)]
+            later.touch()
+            assert [await pool.answer(batch) for batch in batches] == [[4], [2], [1], [1]]
+            assert await pool.ask(str(there), worker=3) == [4]
+            await pool.pool.remove_worker(3)
+            assert await pool.ask(str(there)) == [3]
+
+    asyncio.run(main())
+
+
+def test_bulk_work_takes_no_share_and_leaves_all_to_others(tmp_path: Path) -> None:
+    (there := tmp_path / "there").touch()
+    later = tmp_path / "later"
+
+    async def main() -> None:
+        async with started(Sharing, workers=2, bulk_workers=1) as pool:
+            pool.pool.start_bulk_workers()
+            await pool.again(3)
+            bulk = pool.send(str(later), worker=-1)
+            assert await pool.ask(str(there)) == [2]
+            later.touch()
+            assert await pool.answer(bulk) == [1]
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("depth", [1, 2])

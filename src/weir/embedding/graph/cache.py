@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self
@@ -220,9 +220,10 @@ def _build(checkpoint: "Checkpoint", recipe: Recipe, device: str, folder: Path) 
     aside.mkdir()
     try:
         pickled = ALLOW_PICKLE if checkpoint.allow_pickle else ""
-        _run_child(
-            str(checkpoint.directory), recipe_as_json(recipe), device, str(aside), pickled, checkpoint.router or ""
-        )
+        run_child(
+            "weir.embedding.graph.building", str(checkpoint.directory), recipe_as_json(recipe), device, str(aside), pickled,
+            checkpoint.router or "",
+        )  # fmt: skip
         (aside / MANIFEST).write_text(json.dumps(_manifest(aside)))
         shutil.rmtree(folder, ignore_errors=True)
         aside.rename(folder)
@@ -230,10 +231,11 @@ def _build(checkpoint: "Checkpoint", recipe: Recipe, device: str, folder: Path) 
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _run_child(*arguments: str) -> None:
+def run_child(module: str, *arguments: str) -> None:
+    """Run a module of Weir as a program that makes files. Raises SettingsError with the last line that it wrote, if it fails."""
     paths = [str(Path(weir.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     done = subprocess.run(
-        [sys.executable, "-m", "weir.embedding.graph.building", *arguments],
+        [sys.executable, "-m", module, *arguments],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)}, stdin=subprocess.DEVNULL, capture_output=True, text=True,
         check=False,
     )  # fmt: skip
@@ -243,9 +245,14 @@ def _run_child(*arguments: str) -> None:
 
 
 def _manifest(folder: Path) -> dict[str, int | str]:
-    graphs = [(folder / name).read_bytes() for name in (GRAPH, WHOLE) if name == GRAPH or (folder / name).exists()]
-    graph = hashlib.blake2b(b"".join(graphs), digest_size=16).hexdigest()
-    return {"graph": graph, "weights_bytes": (folder / WEIGHTS).stat().st_size}
+    graphs = [folder / name for name in (GRAPH, WHOLE) if name == GRAPH or (folder / name).exists()]
+    return manifest_of(graphs, folder / WEIGHTS)
+
+
+def manifest_of(graphs: Sequence[Path], weights: Path) -> dict[str, int | str]:
+    """Return what tells whether these files are whole. Raises OSError if one is missing."""
+    graph = hashlib.blake2b(b"".join(file.read_bytes() for file in graphs), digest_size=16).hexdigest()
+    return {"graph": graph, "weights_bytes": weights.stat().st_size}
 
 
 def _is_complete(folder: Path) -> bool:

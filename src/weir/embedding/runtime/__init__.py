@@ -57,6 +57,9 @@ class Runtime(Protocol):
             float32 [texts, dimensions], or [texts, length, dimensions] for Pooling.NONE.
         """
 
+    def widened(self, threads: int) -> "Runtime | None":
+        """Return the same model with more threads of the CPU, if that takes hardly any memory; else None."""
+
     def run_several(
         self, ids: "NDArray[Any]", mask: "NDArray[Any]", types: "NDArray[Any]", pool: "NDArray[Any]", poolings: "Sequence[Pooling]"
     ) -> "list[NDArray[Any]]":  # fmt: skip
@@ -74,6 +77,7 @@ class RuntimeOptions(NamedTuple):
         threads: how many threads compute one batch on a CPU.
         cache: the directory where graphs are kept; None for the user's cache directory.
         compiled: whether torch compiles the model.
+        prepacked: whether the onnx runtime reads weights as this CPU computes with them from a file, see prepacked.py, so that sessions share them.
         gpu_memory_fraction: the most of a GPU's memory that a worker may take, above 0 and at most 1; None for no limit.
     """
 
@@ -82,6 +86,7 @@ class RuntimeOptions(NamedTuple):
     cache: Path | None = None
     compiled: bool = False
     gpu_memory_fraction: float | None = None
+    prepacked: bool = False
 
 
 def open_runtime(checkpoint: "Checkpoint", recipe: "Recipe", options: RuntimeOptions, device: str = "cpu") -> Runtime:

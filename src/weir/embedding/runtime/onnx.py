@@ -3,7 +3,7 @@
 import logging
 import os
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -49,6 +49,7 @@ def has_cuda() -> bool:
 def open_onnx(checkpoint: "Checkpoint", recipe: "Recipe", options: RuntimeOptions, device: str) -> "OnnxRuntime":
     """Open the graph of `recipe` on `device`; build the graph first if the cache does not have it. See open_runtime."""
     from weir.embedding.graph.cache import graph_file, hold
+    from weir.embedding.runtime.prepacked import prepacked
 
     library()
     limit = memory_limit(device, options.gpu_memory_fraction)
@@ -57,27 +58,36 @@ def open_onnx(checkpoint: "Checkpoint", recipe: "Recipe", options: RuntimeOption
         held = hold(graph.parent)
         if held is None:  # another server has just removed the graph from the cache
             continue
-        key = (graph, device, options.threads, limit, tuple(recipe.beside))
+        packed = prepacked(graph) if options.prepacked and device == CPU else None
+        key = (graph, packed, device, options.threads, limit, tuple(recipe.beside))
         runtime = _open.get(key)
         if runtime is None:
             runtime = _open[key] = OnnxRuntime(
-                graph, device, threads=options.threads, limit_bytes=limit, held=held, beside=recipe.beside
+                graph,
+                device,
+                threads=options.threads,
+                limit_bytes=limit,
+                held=held,
+                beside=recipe.beside,
+                packed=packed,
             )
         return runtime
 
 
 class OnnxRuntime:
-    """A session of onnxruntime; see Runtime. The object `held`, which keeps the graph in the cache, lives as long as the session."""
+    """A session of onnxruntime; see Runtime. The object `held`, which keeps the graph in the cache, lives as long as the session. `packed` is the copy of the
+    graph that is opened instead, see prepacked.py."""
 
     def __init__(
         self, graph: Path, device: str = CPU, *, threads: int = 1, limit_bytes: int | None = None, held: Any = None,
-        beside: Sequence[Pooling] = (),
+        beside: Sequence[Pooling] = (), packed: Path | None = None,
     ) -> None:  # fmt: skip
         self._beside = beside
         self._held = held
         self._graph = graph
+        self._packed = packed
         self._open = partial(open_session, device=device, threads=threads, limit_bytes=limit_bytes)
-        self._session = self._open(graph)
+        self._session = self._open(packed or graph)
         self._outputs = [each.name for each in self._session.get_outputs()]
         self._whole: Any = None
         self.device = device if device == CPU or CUDA in self._session.get_providers() else CPU
@@ -85,6 +95,12 @@ class OnnxRuntime:
             logger.warning("device %r: onnxruntime cannot use it, and computes on the CPU instead", device)
         self._dtypes = _dtypes_of(self._session)
         self.dimensions = int(self._session.get_outputs()[0].shape[-1])
+
+    def widened(self, threads: int) -> "OnnxRuntime | None":
+        """See Runtime."""
+        if self._packed is None:
+            return None
+        return OnnxRuntime(self._graph, threads=threads, held=self._held, beside=self._beside, packed=self._packed)
 
     def run(self, ids: NDArray[Any], mask: NDArray[Any], types: NDArray[Any], pool: NDArray[Any]) -> NDArray[Any]:
         """See Runtime. An array that is no input of the graph is not used."""
@@ -113,10 +129,44 @@ def _dtypes_of(session: Any) -> dict[str, Any]:
     return {each.name: DTYPES[each.type] for each in session.get_inputs()}
 
 
+@cache
+def _share_arena() -> None:
+    """Have the sessions of this process compute in the same memory: they rarely do at the same time."""
+    onnxruntime = library()
+    kinds = onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, onnxruntime.OrtMemType.DEFAULT
+    memory = onnxruntime.OrtMemoryInfo("Cpu", kinds[0], 0, kinds[1])
+    onnxruntime.create_and_register_allocator(memory, onnxruntime.OrtArenaCfg(0, -1, -1, -1))
+
+
 def open_session(graph: Path, device: str, threads: int, limit_bytes: int | None) -> Any:
     """Return a session of onnxruntime for a file, on `device`, with at most `limit_bytes` of a GPU's memory."""
     onnxruntime = library()
-    options = onnxruntime.SessionOptions()
+    options = _options(threads)
+    providers: list[Any] = ["CPUExecutionProvider"]
+    if device == CPU:
+        _share_arena()
+        options.add_session_config_entry("session.use_env_allocators", "1")
+    else:
+        limit = {} if limit_bytes is None else {"gpu_mem_limit": str(limit_bytes)}
+        providers.insert(0, (CUDA, {"device_id": device.partition(":")[2], **limit}))
+    return onnxruntime.InferenceSession(str(graph), options, providers=providers)
+
+
+def write_prepacked(graph: Path, copy: Path) -> None:
+    """Write a copy of `graph` whose weights are as this CPU computes with them, to `copy` and a file beside it."""
+    options = _options(1)
+    options.optimized_model_filepath = str(copy)
+    for name, value in (
+        ("session.optimized_model_external_initializers_file_name", copy.with_suffix(".bin").name),
+        ("session.optimized_model_external_initializers_min_size_in_bytes", "1024"),
+        ("session.save_external_prepacked_constant_initializers", "1"),
+    ):
+        options.add_session_config_entry(name, value)
+    library().InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
+
+
+def _options(threads: int) -> Any:
+    options = library().SessionOptions()
     options.log_severity_level = 3  # errors only
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
@@ -124,8 +174,4 @@ def open_session(graph: Path, device: str, threads: int, limit_bytes: int | None
     options.enable_mem_pattern = False
     # Threads that spin while they wait take CPU time from the other workers.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    providers: list[Any] = ["CPUExecutionProvider"]
-    if device != CPU:
-        limit = {} if limit_bytes is None else {"gpu_mem_limit": str(limit_bytes)}
-        providers.insert(0, (CUDA, {"device_id": device.partition(":")[2], **limit}))
-    return onnxruntime.InferenceSession(str(graph), options, providers=providers)
+    return options

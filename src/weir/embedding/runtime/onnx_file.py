@@ -68,6 +68,9 @@ class OnnxFileRuntime:
         """See Runtime."""
         return self.run_several(ids, mask, types, pool, [self._recipe.pooling])[0]
 
+    def widened(self, threads: int) -> None:
+        """See Runtime. A file of the repository has its weights in each session."""
+
     def run_several(
         self, ids: Array, mask: Array, types: Array, pool: Array, poolings: Sequence[Pooling]
     ) -> list[Array]:

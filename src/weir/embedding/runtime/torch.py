@@ -176,6 +176,9 @@ class TorchRuntime:
         """See Runtime."""
         return self.run_several(ids, mask, types, pool, [self._recipe.pooling])[0]
 
+    def widened(self, threads: int) -> None:
+        """See Runtime. Torch has one number of threads for a process."""
+
     def run_several(
         self, ids: "NDArray[Any]", mask: "NDArray[Any]", types: "NDArray[Any]", pool: "NDArray[Any]", poolings: Sequence[Pooling]
     ) -> "list[NDArray[Any]]":  # fmt: skip

@@ -128,7 +128,18 @@ class ProcessPool:
 
     def run(self, worker: int, batch: Batch) -> None:
         """Send `batch` to `worker`. Payloads over 32 KB go through the arena while it has room."""
+        if len(self._workers) > 1 and not takes_bulk_only(worker):
+            batch.share = self._share(worker)
         self._workers[worker].run(batch)
+
+    def _share(self, chosen: int) -> int:
+        """Return how many workers there are for each that has a batch or is `chosen` for one. Bulk work gives way, so its workers do not count."""
+        ready = busy = 0
+        for index, worker in self._workers.items():
+            if not takes_bulk_only(index) and worker.state == "ready":
+                ready += 1
+                busy += index == chosen or worker.in_flight > 0
+        return max(1, ready // max(1, busy))
 
     def cancel(self, worker: int, batch_id: int, indices: Sequence[int]) -> None:
         """Tell `worker` that no caller waits for these entries any more."""

@@ -171,7 +171,7 @@ class Runner:
         items = self._reader.read(batch.payloads, batch.content_types)
         heads = self._reader.heads(items, batch.content_types)
         column = self._prediction.preprocess(items)
-        return PreparedBatch(batch.batch_id, batch.accepts, column, heads, perf_counter() - began)
+        return PreparedBatch(batch.batch_id, batch.accepts, column, heads, perf_counter() - began, batch.share)
 
     def compute(
         self, prepared: PreparedBatch, cancelled: Container[int] = (), restarted: Callable[[], None] | None = None
@@ -206,6 +206,7 @@ class Runner:
         self, prepared: PreparedBatch, cancelled: Container[int] = (), restarted: Callable[[], None] | None = None
     ) -> Generator[Events, None, None]:
         """Yield the events of a batch of any model, the final ones last. See `compute` and `stream`."""
+        self._model._share = prepared.share
         if self.streaming:
             yield from self.stream(prepared, cancelled, restarted)
         else:
@@ -522,7 +523,7 @@ class StreamingRun:
     def _written(self, batch: "_StreamedBatch", entries: list[int], values: ValuesOrErrors) -> ValuesOrErrors:
         if self._check is not None:
             values = each(self._check, values, fault_of("predict"), fatal=self._fatal)
-        _, accepts, column, heads, _ = batch.prepared
+        _, accepts, column, heads, *_ = batch.prepared
         answers = self._prediction.postprocess(values, [column[entry] for entry in entries])
         return self._writer.write(
             answers,

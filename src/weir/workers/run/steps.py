@@ -92,13 +92,14 @@ Fatal = tuple[type[BaseException], ...]
 
 class PreparedBatch(NamedTuple):
     """A batch that has been decoded, validated and preprocessed. `column` is what `predict` takes, `heads` what the Writer must know of each
-    entry besides its answer, and `seconds` how long it took."""
+    entry besides its answer, `seconds` how long it took, and `share` that of its Batch."""
 
     batch_id: int
     accepts: str | list[str]
     column: ValuesOrErrors
     heads: ValuesOrErrors | None
     seconds: float
+    share: int = 1
 
 
 def each(
