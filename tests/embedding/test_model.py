@@ -278,25 +278,25 @@ def threads_of(pid: int) -> dict[str, int]:
 
 
 def test_a_batch_alone_is_computed_by_the_threads_of_idle_workers_too(tmp_path: Path) -> None:
-    directory = tiny.sentence_model(tmp_path / "bert", "bert", intermediate_size=2048)
-    text = " ".join(TEXTS)
+    directory = tiny.sentence_model(tmp_path / "bert", "bert")
+    texts = [" ".join(TEXTS)] * 16  # so many that the network gives a further thread some
 
-    async def vector(lone_threads: int) -> Any:
+    async def vectors(lone_threads: int) -> Any:
         params = {"directory": str(directory), "cache": str(tmp_path), "lone_threads": lone_threads}
-        async with Service(TextEncoder, params=params, workers=2, max_batch_size=4, name="texts") as service:
+        async with Service(TextEncoder, params=params, workers=2, max_batch_size=16, name="texts") as service:
             pids = [state.pid for state in service.executor.states() if state.pid is not None]
             before = [threads_of(pid) for pid in pids]
             assert [len(each) for each in before] == [lone_threads - 1] * 2
-            found = await service.infer(text)
+            found = await service.infer_many(texts)
             # A thread that wakes up too late finds nothing left to do, but sooner or later one is in time.
             for _ in range(1000 if lone_threads > 1 else 0):
-                assert np.array_equal(await service.infer(text), found)
+                assert np.array_equal(await service.infer_many(texts), found)
                 if [threads_of(pid) for pid in pids] != before:
                     return found
             assert lone_threads == 1, "no further thread of a worker has run"
             return found
 
-    assert np.array_equal(asyncio.run(vector(1)), asyncio.run(vector(2)))
+    assert np.array_equal(asyncio.run(vectors(1)), asyncio.run(vectors(2)))
 
 
 def test_a_batch_beside_others_keeps_to_its_own_threads(directory: Path, cache: str) -> None:
