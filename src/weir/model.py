@@ -39,7 +39,8 @@ class Tensor(NamedTuple):
         shape: its shape with the batch as first dimension; -1 stands for any length.
         varying: how requests are batched in which the other -1 of an input have different lengths. "group": only requests of
             equal lengths share a batch. "pad": each row is filled up with `pad_value` to the longest in the batch. "ragged":
-            the rows, whose second dimension varies, are concatenated without that dimension.
+            the rows, whose second dimension varies, are concatenated without that dimension; a model with `separate` gets
+            requests of any lengths as they are.
         pad_value: the value for padding.
         lengths: the name under which `predict` gets the true lengths of a padded or ragged input; by default its name and
             "_lengths". They are INT64, of shape (rows,), or (rows, n) with several -1.
@@ -490,7 +491,8 @@ def _check_synchronous(model: str, name: str, hook: Any) -> None:
 
 def _check_not_joined(model: type[Model], what: str) -> None:
     """Raise SettingsError for attributes that are for batches if the model gets its requests one by one."""
-    varying = [f"{tensor.name!r} varies" for tensor in model.inputs if tensor.varying != GROUP]
+    varies = (PAD,) if model.separate else (PAD, RAGGED)  # it knows that it gets ragged ones as they are
+    varying = [f"{tensor.name!r} varies" for tensor in model.inputs if tensor.varying in varies]
     sizes = ["allowed_batch_sizes is set"] if model.allowed_batch_sizes is not None else []
     buffers = ["it has input_buffers"] if overrides(model, "input_buffers") else []
     for wrong in (*varying, *sizes, *buffers):
@@ -512,6 +514,8 @@ def check_tensors(model: type[Model]) -> None:
     given = {tensor.name for tensor in model.inputs}
     for tensor in model.inputs:
         _check_varying(model, tensor)
+        if tensor.varying == RAGGED and model.separate:
+            continue
         if tensor.optional and tensor.varying != GROUP:
             raise _wrong(model, tensor, f"is optional and has varying={tensor.varying!r}; only one may be")
         if tensor.varying != GROUP and tensor.lengths_name in given:
@@ -552,7 +556,7 @@ def _check_varying(model: type[Model], tensor: Tensor) -> None:
         raise _wrong(model, tensor, f"has varying={tensor.varying!r}, must be {GROUP!r}, {PAD!r} or {RAGGED!r}")
     if tensor.varying == PAD and not tensor.variable:
         raise _wrong(model, tensor, f"has shape {list(tensor.shape)}; to be padded it must have a -1 besides the first")
-    if tensor.varying == RAGGED and tensor.variable != (1,):
+    if tensor.varying == RAGGED and tensor.variable != (1,) and not model.separate:
         raise _wrong(model, tensor, f"has shape {list(tensor.shape)}; only the second length of a ragged one is -1")
     wanted = bytes if tensor.datatype == "BYTES" and tensor.pad_value != 0 else (bool, int, float)
     if not isinstance(tensor.pad_value, wanted):

@@ -328,6 +328,52 @@ def test_a_decoupled_model_sends_any_number_of_responses(server: Any, client: Ht
             list(grpc.stream("repeat", {"IN": np.array([7, -1], np.int32)}))
 
 
+# OUT is the number of requests that `execute` got, and after it the sum of the request's numbers.
+RAGGED = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.decoupled = "decoupled" in args["model_config"]
+
+    def execute(self, requests):
+        sums = [pb_utils.get_input_tensor_by_name(request, "IN").as_numpy().sum() for request in requests]
+        tensors = [pb_utils.Tensor("OUT", np.array([[len(requests), each]], np.int32)) for each in sums]
+        responses = [pb_utils.InferenceResponse([tensor]) for tensor in tensors]
+        if not self.decoupled:
+            return responses
+        for request, response in zip(requests, responses):
+            request.get_response_sender().send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+RAGGED_CONFIG = """
+backend: "python"
+max_batch_size: 3
+input [ { name: "IN" data_type: TYPE_INT32 dims: [ -1, -1 ] allow_ragged_batch: true } ]
+output [ { name: "OUT" data_type: TYPE_INT32 dims: [ 2 ] } ]
+dynamic_batching { preferred_batch_size: [ 3 ] max_queue_delay_microseconds: 30000000 }
+"""
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_requests_of_different_lengths_share_a_batch_of_a_ragged_model(tmp_path: Path, decoupled: bool) -> None:
+    policy = "model_transaction_policy { decoupled: true }"
+    write(tmp_path, "ragged", RAGGED, RAGGED_CONFIG + (policy if decoupled else ""))
+    with (
+        weir.running(model_repository=str(tmp_path), workers=1) as server,
+        HttpClient(server.address, timeout=20) as client,
+        ThreadPoolExecutor(3) as callers,
+    ):
+        with urllib.request.urlopen(f"{server.address}/v2/models/ragged/config") as response:
+            declared = json.load(response)["input"][0]
+        assert declared["allow_ragged_batch"] and declared["dims"] == [-1, -1]
+        arrays = [np.ones((1, 2, count), np.int32) for count in (1, 2, 3)]
+        found = list(
+            callers.map(lambda each: next(iter(client.stream("ragged", {"IN": each})))["OUT"].tolist(), arrays)
+        )
+    assert found == [[[3, 2]], [[3, 4]], [[3, 6]]]
+
+
 @pytest.fixture(scope="module")
 def meeting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[HostedServer, Path]]:
     root = tmp_path_factory.mktemp("meeting")

@@ -25,7 +25,7 @@ from weir.catalog.repository.platforms import as_tensor, batch_dimension_of, rea
 from weir.catalog.repository.triton import read_pbtxt, translated
 from weir.catalog.sources import ModelToServe
 from weir.errors import SettingsError, WeirError
-from weir.model import NONE, REQUIRED, Last, Model
+from weir.model import NONE, RAGGED, REQUIRED, Last, Model, Tensor
 from weir.wire.tensors import rows_of, shape_key
 from weir.workers.process.launch import python_path
 from weir.workers.source import declared
@@ -111,14 +111,17 @@ class TritonPython(Model):
 
 
 class _Call:
-    """Requests that `execute` gets at once, and what is sent to them: an index, a response or None, and whether it was the final one; or an
-    error of `execute`."""
+    """Requests of one form that `execute` gets at once."""
 
-    def __init__(self, requests: list[PbRequest], form: tuple[Any, ...], rows: int) -> None:
-        self.requests = requests
+    def __init__(self, form: tuple[Any, ...], sent: "queue.SimpleQueue[_Sent]") -> None:
+        self.requests: list[PbRequest] = []
+        self.rows = 0
         self.form = form
-        self.rows = rows
-        self.sent: queue.SimpleQueue[tuple[int, PbResponse | None, bool] | BaseException] = queue.SimpleQueue()
+        self.sent = sent
+
+
+# What a model sends to a request: its index, a response or None, and whether it was the final one; or an error of `execute`.
+_Sent = tuple[int, PbResponse | None, bool] | BaseException
 
 
 class TritonDecoupled(TritonPython):
@@ -131,7 +134,6 @@ class TritonDecoupled(TritonPython):
     """
 
     streaming = True
-    separate = False  # a streaming model gets its requests one by one anyway
     owns_inputs = True  # its threads may read them when nobody waits for the answers any more
 
     def load(self) -> None:
@@ -146,16 +148,20 @@ class TritonDecoupled(TritonPython):
     def predict(self, batch: list[Any]) -> Generator[dict[int, Any], frozenset[int], None]:
         """Yield the answers to each request as they are sent."""
         left: frozenset[int] = frozenset()
-        rows = len(batch) if self.unbatched else sum(map(rows_of, batch))
-        call = _Call([self._request(arrays) for arrays in batch], shape_key(batch[0], self.inputs), rows)
-        for index, request in enumerate(call.requests):
-            request.sender = PbSender(index, lambda *each: call.sent.put(each), lambda place: place in left)
+        sent: queue.SimpleQueue[_Sent] = queue.SimpleQueue()
+        calls: dict[tuple[Any, ...], _Call] = {}
+        for index, arrays in enumerate(batch):
+            form = shape_key(arrays, self.inputs)
+            call = calls.setdefault(form, _Call(form, sent))
+            call.requests.append(request := self._request(arrays))
+            call.rows += 1 if self.unbatched else rows_of(arrays)
+            request.sender = PbSender(index, lambda *each: sent.put(each), lambda place: place in left)
         with self._changed:
-            self._waiting.append(call)
+            self._waiting.extend(calls.values())
             self._changed.notify()
         open_requests = set(range(len(batch)))
         while open_requests:
-            given = call.sent.get()
+            given = sent.get()
             if isinstance(given, BaseException):
                 raise given
             index, response, final = given
@@ -280,7 +286,7 @@ def load_triton_model(model: ModelToServe, path: Path) -> type[Model]:
     for key in ("inputs", "outputs"):
         if not own[key]:
             raise SettingsError(f"{source}: {_FILE} or auto_complete_config must declare {key}")
-        attributes[key] = tuple(as_tensor(table, own["batch_dimension"], f"{source}: {key}") for table in own[key])
+        attributes[key] = tuple(_tensor(table, own["batch_dimension"], f"{source}: {key}") for table in own[key])
     if batch == NONE:
         attributes["unbatched"] = "max_batch_size is 0"
     if (
@@ -290,6 +296,11 @@ def load_triton_model(model: ModelToServe, path: Path) -> type[Model]:
     ):
         attributes["worker_concurrency"] = _CONCURRENCY
     return with_attributes(declared(TritonDecoupled if decoupled else TritonPython, attributes), model)
+
+
+def _tensor(table: Mapping[str, Any], batch: str, source: str) -> Tensor:
+    tensor = as_tensor({**table, "ragged": False}, batch, source)
+    return tensor._replace(varying=RAGGED) if table.get("ragged") else tensor
 
 
 def _config_of(file: Path, name: str) -> dict[str, Any]:
