@@ -88,7 +88,7 @@ def to_arrays(value: Any, declared: Sequence[Tensor], complain: Complain = Inval
     `complain` makes of a text that names tensor, value and rule.
     """
     arrays = read_arrays(value, declared, complain)
-    if declared[0].batch != NONE:
+    if arrays and declared[0].batch != NONE:
         _check_rows(arrays, complain)
     return arrays
 
@@ -110,13 +110,12 @@ def read_arrays(value: Any, declared: Sequence[Tensor], complain: Complain) -> A
         array = _array(value[tensor.name], tensor, complain)
         _check_shape(array.shape, tensor, complain)
         arrays[tensor.name] = array
-    if not arrays:
-        raise complain(f"tensors: there are none, must be at least one of {_names(declared)}")
     return arrays
 
 
 def check_bound(found: Mapping[str, tuple[str, Sequence[int]]], declared: Sequence[Tensor]) -> int:
-    """Check the datatypes and shapes `found`, by name, against the `declared` tensors. Return the number of rows; 1 if there is no batch dimension.
+    """Check the datatypes and shapes `found`, by name, against the `declared` tensors. Return the number of rows; 1 if there is no batch dimension
+    or no tensor.
 
     Names, datatypes and shapes must be as declared. If the first dimension is the batch, it must be equal in all tensors and at least 1. Otherwise raises
     InvalidRequest naming tensor, value and rule.
@@ -146,21 +145,21 @@ def check_bound(found: Mapping[str, tuple[str, Sequence[int]]], declared: Sequen
                 f"tensor {tensor.name!r}: has {shape[0]} rows, tensor {first!r} has {rows}; they must be equal"
             )
         rows = shape[0]
-    if not rows:
-        raise InvalidRequest(f"tensors: there are none, must be at least one of {_names(declared)}")
-    return rows
+    return rows or 1
 
 
 def leaves_batch_out(shapes: Mapping[str, Sequence[int]], declared: Sequence[Tensor]) -> bool:
     """Return whether tensors with these `shapes`, by name, have no batch dimension, and the `declared` tensors allow that."""
-    if declared[0].batch != OPTIONAL:
+    if declared[0].batch != OPTIONAL or not shapes:
         return False
     return all(len(shapes[tensor.name]) + 1 == len(tensor.shape) for tensor in declared if tensor.name in shapes)
 
 
 def rows_of(arrays: Arrays) -> int:
-    """Return the number of rows: the length of the first dimension."""
-    return len(next(iter(arrays.values())))
+    """Return the number of rows: the length of the first dimension; 1 if all inputs are optional and there are none."""
+    for array in arrays.values():
+        return len(array)
+    return 1
 
 
 def shape_key(arrays: Arrays, declared: Sequence[Tensor]) -> tuple[Any, ...]:

@@ -374,6 +374,41 @@ def test_requests_of_different_lengths_share_a_batch_of_a_ragged_model(tmp_path:
     assert found == [[[3, 2]], [[3, 4]], [[3, 6]]]
 
 
+# OUT is how many inputs the request has.
+ALL_OPTIONAL = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        counts = [np.full(self.shape, len(request.inputs()), np.int32) for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", count)]) for count in counts]
+
+    def initialize(self, args):
+        self.shape = [1, 1] if '"max_batch_size": 4' in args["model_config"] else [1]
+"""
+ALL_OPTIONAL_CONFIG = """
+backend: "python"
+input [ { name: "A" data_type: TYPE_INT32 dims: [ 1 ] optional: true }, { name: "B" data_type: TYPE_INT32 dims: [ 1 ] optional: true } ]
+output { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] }
+"""
+
+
+def test_a_request_may_leave_out_all_inputs_if_they_are_optional(tmp_path: Path) -> None:
+    write(tmp_path, "batched", ALL_OPTIONAL, ALL_OPTIONAL_CONFIG + "max_batch_size: 4")
+    write(tmp_path, "single", ALL_OPTIONAL, ALL_OPTIONAL_CONFIG)
+    with (
+        weir.running(model_repository=str(tmp_path), workers=1, grpc_port=0) as server,
+        GrpcClient(server.addresses[1].removeprefix("grpc://")) as grpc,
+        HttpClient(server.address) as binary,
+        HttpClient(server.address, binary=False) as text,
+    ):
+        for model, ones in (("batched", np.ones((1, 1), np.int32)), ("single", np.ones(1, np.int32))):
+            for client in (text, binary, grpc):
+                for given in ({}, {"B": ones}, {"A": ones, "B": ones}):
+                    assert client.infer(model, given)["OUT"].tolist() == (ones * len(given)).tolist()
+
+
 @pytest.fixture(scope="module")
 def meeting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[HostedServer, Path]]:
     root = tmp_path_factory.mktemp("meeting")

@@ -7,8 +7,8 @@ import pytest
 from tests.workers.runs import run, started
 
 from weir.errors import InvalidRequest, ModelError, SettingsError, WeirError
-from weir.messages import JSON, MSGPACK, OBJECT
-from weir.model import PAD, RAGGED, Model, Tensor
+from weir.messages import JSON, KSERVE, MSGPACK, OBJECT
+from weir.model import NONE, PAD, RAGGED, REQUIRED, Model, Tensor
 from weir.wire.tensors import Arrays
 from weir.workers.run.tensors import Splitter, Stacker, adjoined, allocator, input_buffers, readers, repeated, writers
 
@@ -450,3 +450,21 @@ def test_read_and_write() -> None:
 
 def test_an_example_is_repeated_at_least_once() -> None:
     assert [len(repeated(Doubled, {"x": [1, 2, 3]}, rows)) for rows in (1, 3, 7)] == [1, 1, 2]
+
+
+@pytest.mark.parametrize("kind", ["joined", "separate", "streaming", "unbatched"])
+def test_only_where_requests_are_joined_one_needs_a_tensor_that_states_its_rows(kind: str) -> None:
+    batch = NONE if kind == "unbatched" else REQUIRED
+    model_class = type(
+        "AllOptional", (Model,),
+        {"inputs": (Tensor("x", "INT32", (-1,), batch=batch, optional=True),), "outputs": (Tensor("y", "INT32", (-1,), batch=batch),),
+         "separate": kind == "separate", "streaming": kind == "streaming"},
+    )  # fmt: skip
+    found = readers(model_class())
+    assert found[OBJECT]({"x": [1]})["x"].tolist() == [1]
+    for content_type, empty in ((OBJECT, {}), (JSON, b"{}"), (KSERVE, b'{"inputs": []}')):
+        if kind == "joined":
+            with pytest.raises(InvalidRequest, match="tensors: there are none, must be at least one of 'x'"):
+                found[content_type](empty)
+        else:
+            assert found[content_type](empty) == {}

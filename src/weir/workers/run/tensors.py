@@ -7,13 +7,14 @@ import math
 import mmap
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
 import numpy
 from numpy.lib.stride_tricks import as_strided
 
-from weir.errors import ModelError, SettingsError, WeirError
+from weir.errors import InvalidRequest, ModelError, SettingsError, WeirError
 from weir.messages import JSON, KSERVE, MSGPACK, OBJECT
 from weir.model import GROUP, PAD, RAGGED, Model, Tensor, is_batched, overrides
 from weir.wire.cells import LARGE_BYTES
@@ -338,9 +339,22 @@ def readers(model: Model) -> dict[str, Callable[[Any], Any]]:
         decode = DECODE[content_type]
         return lambda payload: arrays(decode(payload))
 
-    return {
+    readers: dict[str, Callable[[Any], Any]] = {
         OBJECT: arrays, JSON: arrays_in(JSON), MSGPACK: arrays_in(MSGPACK), KSERVE: BodyReader(type(model)),
     }  # fmt: skip
+    is_joined = is_batched(type(model)) and not (model.separate or model.streaming)
+    if not (is_joined and all(tensor.optional for tensor in model.inputs)):
+        return readers
+    return {content_type: partial(_with_rows, model, read) for content_type, read in readers.items()}
+
+
+def _with_rows(model: Model, read: Callable[[Any], Any], payload: Any) -> Any:
+    """Read an entry that is joined with others: without a tensor it would have no rows."""
+    entry = read(payload)
+    if type(entry) is not Listed and not entry:
+        names = ", ".join(repr(tensor.name) for tensor in model.inputs)
+        raise InvalidRequest(f"tensors: there are none, must be at least one of {names}")
+    return entry
 
 
 def writers(kind: type[Model], label: str) -> dict[str, Callable[..., bytes]]:
