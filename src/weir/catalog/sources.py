@@ -41,6 +41,7 @@ class ModelToServe(NamedTuple):
         folder: the folder that holds its files, or None.
         attributes: attributes for its class: tensors, examples, sizes to warm up at.
         trust: what its files may do.
+        config: what a load call says in place of its configuration, as it came.
         aliases: further names that it answers to.
     """
 
@@ -54,6 +55,7 @@ class ModelToServe(NamedTuple):
     folder: Path | None = None
     attributes: Mapping[str, Any] | None = None
     trust: Trust = Trust()
+    config: Mapping[str, Any] | None = None
     aliases: tuple[str, ...] = ()
 
     @property
@@ -129,19 +131,19 @@ class TargetRepository:
         return ModelReading([model])
 
 
-class InlineRepository(Repository, Protocol):
-    """A Repository to which models can be added by their configuration alone."""
+class OpenRepository(Repository, Protocol):
+    """A Repository to which load calls can add models."""
 
-    def takes(self, config: Mapping[str, Any] | None) -> bool:
-        """Tell whether `read` can make a model from `config`."""
+    def takes(self, config: Mapping[str, Any] | None, files: Mapping[str, bytes] | None) -> bool:
+        """Tell whether `read` can make a model that it does not have from `config` and `files`."""
 
 
 class CombinedRepository:
-    """Several repositories as one. A model is read from the first that has it, else from `inline`."""
+    """Several repositories as one. A model is read from the first that has it, else from the first of `open_ones` that takes it."""
 
-    def __init__(self, sources: Sequence[Repository], inline: InlineRepository | None = None) -> None:
-        self._sources = [*sources, *([] if inline is None else [inline])]
-        self._inline = inline
+    def __init__(self, sources: Sequence[Repository], open_ones: Sequence[OpenRepository] = ()) -> None:
+        self._sources = sources
+        self._open_ones = open_ones
 
     def names(self) -> list[str]:
         """Return the names of all models, each once."""
@@ -154,25 +156,26 @@ class CombinedRepository:
         for source in self._sources:
             if name in source.names():
                 return source.read(name, config, files)
-        if self._inline is not None and self._inline.takes(config):
-            return self._inline.read(name, config, files)
+        for source in self._open_ones:
+            if source.takes(config, files):
+                return source.read(name, config, files)
         raise unknown_model(name, self.names())
 
 
 LOAD_ALL, LOAD_NONE = "all", "none"
 
 
-def all_sources(known: TargetRepository, folder: Repository | None, inline: InlineRepository) -> CombinedRepository:
+def all_sources(known: TargetRepository, folder: OpenRepository | None, inline: OpenRepository) -> CombinedRepository:
     """Return one repository of the TARGETs, the models of the folder and the models that load calls describe. Raises
     SettingsError for a name that both the TARGETs and the folder have."""
     if folder is None:
-        return CombinedRepository([known], inline)
+        return CombinedRepository([known, inline], [inline])
     for name in known.names():
         if name in folder.names():
             raise SettingsError(
                 f"name={name!r}: is both a TARGET and a model of the repository; give the TARGET another (--name)"
             )
-    return CombinedRepository([known, folder], inline)
+    return CombinedRepository([known, folder, inline], [inline, folder])
 
 
 class ModelsToStart(NamedTuple):

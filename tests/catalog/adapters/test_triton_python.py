@@ -1,8 +1,10 @@
 """Models of Triton's Python backend run unchanged: written here in the forms of its own examples, served, and called by a client."""
 
+import base64
 import json
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -407,6 +409,37 @@ def test_a_request_may_leave_out_all_inputs_if_they_are_optional(tmp_path: Path)
             for client in (text, binary, grpc):
                 for given in ({}, {"B": ones}, {"A": ones, "B": ones}):
                     assert client.infer(model, given)["OUT"].tolist() == (ones * len(given)).tolist()
+
+
+def loaded(server: HostedServer, change: str, name: str, **parameters: str) -> int:
+    body = json.dumps({"parameters": parameters}).encode()
+    try:
+        with urllib.request.urlopen(f"{server.address}/v2/repository/models/{name}/{change}", body) as response:
+            return int(response.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def test_a_load_call_brings_a_new_model_and_its_configuration(tmp_path: Path) -> None:
+    write(tmp_path, "completed", COMPLETED)
+    table = {"name": "IN", "dataType": "TYPE_INT32", "dims": ["-1", "-1"]}
+    config = {
+        "backend": "python", "maxBatchSize": 5, "input": [table], "output": [{**table, "name": "OUT", "dims": ["2"]}],
+    }  # fmt: skip
+    files = {"file:1/model.py": base64.b64encode(RAGGED.encode()).decode()}
+    ones = np.ones((1, 2, 3), np.int32)
+    with (
+        weir.running(model_repository=str(tmp_path), workers=1, allow_model_files=True) as server,
+        HttpClient(server.address) as client,
+    ):
+        assert loaded(server, "load", "new", config=json.dumps(config)) == 404  # it brings no files
+        assert loaded(server, "load", "new", config=json.dumps(config), **files) == 200
+        assert client.infer("new", {"IN": ones})["OUT"].tolist() == [[1, 6]]
+        assert client.model_metadata("new")["inputs"][0]["shape"] == [-1, -1, -1]
+        assert loaded(server, "load", "new", config="{}", **files) == 400  # it declares nothing
+        assert client.infer("new", {"IN": ones})["OUT"].tolist() == [[1, 6]]
+        assert loaded(server, "unload", "new") == 200
+        assert loaded(server, "load", "new") == 404  # the files counted for that load
 
 
 @pytest.fixture(scope="module")

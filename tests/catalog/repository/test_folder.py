@@ -246,7 +246,7 @@ def test_a_chain_is_known_once_it_was_described() -> None:
 
 
 def test_only_a_chain_can_be_described() -> None:
-    sources = CombinedRepository([TargetRepository([])], heard())
+    sources = CombinedRepository([TargetRepository([])], [heard()])
     assert sources.read("both", CHAIN).versions
     with pytest.raises(ModelNotFound, match="unknown model"):
         sources.read("other", {"platform": "python", "target": "os:system"})

@@ -22,7 +22,7 @@ from weir.catalog.adapters.triton_utils import (
     load_class,
 )
 from weir.catalog.repository.platforms import as_tensor, batch_dimension_of, read_apart, with_attributes
-from weir.catalog.repository.triton import read_pbtxt, translated
+from weir.catalog.repository.triton import in_snakes, read_pbtxt, translated
 from weir.catalog.sources import ModelToServe
 from weir.errors import SettingsError, WeirError
 from weir.model import NONE, RAGGED, REQUIRED, Last, Model, Tensor
@@ -270,7 +270,7 @@ def load_triton_model(model: ModelToServe, path: Path) -> type[Model]:
     """Return the class that runs the TritonPythonModel in the file `path` of a repository. Raises SettingsError."""
     assert model.folder is not None, "a model of a repository has a folder: this is a bug"
     source = f"{model.label}/{path.name}"
-    config = _completed(model, path, _config_of(model.folder.parent / _FILE, model.name))
+    config = _completed(model, path, _config_of(model.folder.parent / _FILE, model.name, in_snakes(model.config or {})))
     if _ENVIRONMENT in config.get("parameters", {}):
         raise SettingsError(
             f"{source}: {_FILE}: parameters: {_ENVIRONMENT}: models run in the server's environment: install there what it has, and "
@@ -303,10 +303,10 @@ def _tensor(table: Mapping[str, Any], batch: str, source: str) -> Tensor:
     return tensor._replace(varying=RAGGED) if table.get("ragged") else tensor
 
 
-def _config_of(file: Path, name: str) -> dict[str, Any]:
-    """Return a configuration in Triton's JSON form, with the fields that models rely on."""
+def _config_of(file: Path, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration in Triton's JSON form, with the fields that models rely on. `given` overrides what the file says."""
     read = read_pbtxt(file.read_text("utf-8-sig"), f"{name}/{_FILE}") if file.is_file() else {}
-    config: dict[str, Any] = {"name": name, "platform": "", "backend": "python", "max_batch_size": 0, **read}
+    config: dict[str, Any] = {"name": name, "platform": "", "backend": "python", "max_batch_size": 0, **read, **given}
     for key in (*_TABLES, "instance_group"):
         config[key] = _listed(config.get(key, []))
     for key in _TABLES:

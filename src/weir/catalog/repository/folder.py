@@ -331,6 +331,10 @@ class FolderRepository:
         own = ["/".join(parts[:depth]) for depth in (1, 2)]
         return [_name_of(self.root / name, name) for name in dict.fromkeys(own) if is_name(name)]
 
+    def takes(self, config: Mapping[str, Any] | None, files: Mapping[str, bytes] | None) -> bool:
+        """Tell whether there are `files`: they need no folder in the repository."""
+        return bool(files)
+
     def read(
         self, name: str, config: Mapping[str, Any] | None = None, files: Mapping[str, bytes] | None = None
     ) -> ModelReading:
@@ -360,7 +364,8 @@ class FolderRepository:
         versions = _versions_to_serve(existing, document, source)
         if document.default is not None and document.default not in versions:
             raise SettingsError(f"{source}: default={document.default!r}: must be one of {', '.join(versions)}")
-        return ModelReading([self._model(folder, name, version, document) for version in versions], document.default)
+        models = [self._model(folder, name, version, document)._replace(config=config) for version in versions]
+        return ModelReading(models, document.default)
 
     def _model(self, folder: Path, name: str, version: str, document: ModelDocument) -> ModelToServe:
         files = (folder / version).resolve()
@@ -432,7 +437,7 @@ class InlineConfigs:
         """Return the names of the chains that were described."""
         return list(self._contents)
 
-    def takes(self, config: Mapping[str, Any] | None) -> bool:
+    def takes(self, config: Mapping[str, Any] | None, files: Mapping[str, bytes] | None) -> bool:
         """Tell whether `config` is that of a chain."""
         return config is not None and config.get("platform") == ENSEMBLE
 

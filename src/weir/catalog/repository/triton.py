@@ -83,7 +83,7 @@ def translated(given: Table, source: str) -> dict[str, Any]:
     own: dict[str, Any] = {}
     wrong: list[str] = []
     python = given.get("backend") == "python"  # whose models read the parameters themselves
-    for key, value in sorted(map(_in_snakes, given.items()), key=_rank):
+    for key, value in sorted(in_snakes(given).items(), key=_rank):
         if key == "parameters" and python:
             continue
         try:
@@ -126,12 +126,14 @@ def _warn(what: str, value: Any, why: str) -> None:
         logger.warning("%s: %s", what, why)
 
 
-def _in_snakes(each: tuple[str, Any]) -> tuple[str, Any]:
-    """Return a key of Triton and its value with all field names in snake case; Weir's own keys stay as they are."""
-    key, value = _snake(each[0]), each[1]
-    if key not in {**_TRANSLATORS, **REFUSED, **WARNED}:
-        return each
-    return key, value if key in _FREE else _renamed(value)
+def in_snakes(given: Table) -> dict[str, Any]:
+    """Return the configuration `given` with all field names of Triton in snake case, as its files have them; Weir's own keys stay as they are."""
+    known = {**_TRANSLATORS, **REFUSED, **WARNED}
+    named = [(_snake(key), key, value) for key, value in given.items()]
+    return {
+        snake if snake in known else key: value if snake in _FREE or snake not in known else _renamed(value)
+        for snake, key, value in named
+    }
 
 
 def _snake(key: str) -> str:
