@@ -55,6 +55,17 @@ class Simple(weir.Model):
         return {"OUTPUT0": first + second, "OUTPUT1": first - second}
 
 
+class Numbers(weir.Model):
+    """Returns as many numbers as a sentence vector has, for as many as a sentence has tokens, and computes nothing."""
+
+    inputs = (weir.Tensor("TOKENS", "INT32", [-1, 20]),)
+    outputs = (weir.Tensor("VECTOR", "FP32", [-1, 384]),)
+    vector = (0.05 * numpy.random.default_rng(0).standard_normal((1, 384))).astype(numpy.float32)
+
+    def predict(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return {"VECTOR": self.vector.repeat(len(batch["TOKENS"]), axis=0)}
+
+
 class Mean(weir.Model):
     """The mean of the first row of each image: next to no work on 602 KB."""
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.harness.reference import loop_seconds
 from benchmarks.harness.result import Result, Run, count, middle, milliseconds, ratio, rotated, short, spread
 from benchmarks.harness.servers import Load, Server
 
@@ -102,6 +103,11 @@ def micro(title: str, figure: str, case: Any = None) -> Column:
     return medians(title, figure, lambda seconds: short(seconds * 1e6), case)
 
 
+def loops(title: str) -> Column:
+    """Show the processor time of the process that listens as a multiple of the loop in reference.py."""
+    return medians(title, "front loops", "{:.2f}".format)
+
+
 def of_load(done: Load, server: Server, *, refused: bool = False) -> dict[str, float]:
     """Return rate and latencies. Raises RuntimeError if a request was lost, or refused where none may be."""
     if done.broken or (done.refused and not refused):
@@ -111,13 +117,16 @@ def of_load(done: Load, server: Server, *, refused: bool = False) -> dict[str, f
 
 def with_usage(server: Server, load: Callable[[], Load], *, refused: bool = False) -> dict[str, float]:
     """Put a load on a server. Return rate, latencies, CPU seconds per request (of the process that listens, `front`, of those below it,
-    `workers`, and of `all`) and the memory afterwards."""
+    `workers`, and of `all`), `front loops`, which is `front` as a multiple of the loop in reference.py, and the memory afterwards."""
+    loop = loop_seconds()
     before = server.usage()
     done = load()
     after = server.usage()
+    loop = (loop + loop_seconds()) / 2
     front = (after.front_seconds - before.front_seconds) / done.requests
     workers = (after.worker_seconds - before.worker_seconds) / done.requests
     more = {"front": front, "workers": workers, "all": front + workers, "memory": after.memory_bytes}
+    more["front loops"] = front / loop
     return of_load(done, server, refused=refused) | more
 
 

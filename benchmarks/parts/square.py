@@ -12,6 +12,7 @@ from benchmarks.harness.rounds import (
     Measurements,
     Rounds,
     folder,
+    loops,
     medians,
     micro,
     of_load,
@@ -76,6 +77,7 @@ SQUARE = Rounds(
         *LATENCIES,
         micro("CPU µs front", "front"),
         micro("CPU µs workers", "workers"),
+        loops("front, in loops"),
     ),
     conclude=_conclude_square,
 )

@@ -10,7 +10,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import uvloop
 
+from benchmarks.harness.reference import loop_seconds
 from benchmarks.harness.result import Part, Result, Run, count, middle, short
 from benchmarks.harness.rounds import folder
-from benchmarks.harness.servers import Load, Server, ask_own, load
+from benchmarks.harness.servers import Load, Server, ask_own, load, serving, weir_command
 from benchmarks.harness.texts import (
     CORES,
     MODEL,
@@ -49,6 +50,12 @@ from weir.testing import FakeExecutor
 
 CLIENTS = (1, 16, 64)
 MOST_MICROSECONDS = 150
+MOST_KSERVE = 1.5  # times the cost of a KServe request whose answer is as large
+KSERVE = "KServe"
+KSERVE_BODY = json.dumps(
+    {"inputs": [{"name": "TOKENS", "datatype": "INT32", "shape": [1, 20], "data": list(range(20))}]}
+)
+LOOP = "loop"
 PHASES = ("parse", "tokenise", "queue", "format")
 PARAGRAPH, SENTENCE = "paragraph", "sentence"
 KINDS = {PARAGRAPH: sample, SENTENCE: sentences}
@@ -68,6 +75,7 @@ class Seen(NamedTuple):
     kernel: float  # of the front's, what the system spent for it on sockets and pipes
     workers: float
     alone: float  # texts in a second, with the clients' processor time taken out
+    loops: float  # the front's time as a multiple of the loop in reference.py
 
 
 def _cpu_seconds(pid: int) -> float:
@@ -88,12 +96,15 @@ def seen(server: Server, clients: int, seconds: float, bodies: Path, size: int) 
     workers = _workers_of(server)
     front, computing, asking = _cpu_seconds(server.front.pid), sum(map(_cpu_seconds, workers)), _asking()
     kernel = server.front.cpu_times().system
+    loop = loop_seconds()
     done = load(server.url, clients, seconds, bodies=bodies)
+    loop = (loop + loop_seconds()) / 2
     texts = size * _good(server, done)
     spent = (_asking() - asking) / (done.seconds * CORES)
+    front = (_cpu_seconds(server.front.pid) - front) / texts
     return Seen(
-        texts / done.seconds, (_cpu_seconds(server.front.pid) - front) / texts,
-        (server.front.cpu_times().system - kernel) / texts, (sum(map(_cpu_seconds, workers)) - computing) / texts, texts / done.seconds / (1.0 - spent),
+        texts / done.seconds, front,
+        (server.front.cpu_times().system - kernel) / texts, (sum(map(_cpu_seconds, workers)) - computing) / texts, texts / done.seconds / (1.0 - spent), front / loop,
     )  # fmt: skip
 
 
@@ -148,7 +159,9 @@ def measure(run: Run) -> Result:
         run.step(f"the peers' models: {lacking or 'made'}")
         with ExitStack() as stack:
             servers, missing = _start(stack, place, models)
-            found = _in_rounds(run, servers, _files(place), offline)
+            (place / KSERVE).write_text(KSERVE_BODY + "\n")
+            kserve = stack.enter_context(_kserve())
+            found = _in_rounds(run, servers, _files(place), offline, (kserve, place / KSERVE))
         _show(result, servers, found)
         _conclude(result, found, phases, offline)
         text_peers.note_peers(result, missing, _rates(servers, found), CLIENTS)
@@ -159,6 +172,13 @@ def measure(run: Run) -> Result:
             text_peers.measure_ranking(run, models, place, result)
             text_peers.measure_both(run, models, place, result)
     return result
+
+
+def _kserve() -> AbstractContextManager[Server]:
+    """Serve a model whose answer is as large as a vector, and that computes nothing."""
+    command = weir_command("benchmarks.models:Numbers")
+    path = "/v2/models/numbers/infer"
+    return serving(KSERVE, command, path=path, body=KSERVE_BODY.encode(), expected=None)
 
 
 def _start(stack: ExitStack, place: Path, models: Path) -> tuple[dict[str, Server], dict[str, str]]:
@@ -189,10 +209,11 @@ def _cases(servers: Iterable[str]) -> list[Case]:
 
 
 def _in_rounds(
-    run: Run, servers: Mapping[str, Server], files: Mapping[tuple[str, int], Path], offline: list[float]
-) -> Measured:
+    run: Run, servers: Mapping[str, Server], files: Mapping[tuple[str, int], Path], offline: list[float], kserve: tuple[Server, Path]
+) -> Measured:  # fmt: skip
     """Put each load on its server in every round, and measure the runtime alone into `offline`."""
     found: Measured = {}
+    load(kserve[0].url, 64, 2.0, bodies=kserve[1])
     for name, server in servers.items():
         load(server.url, 16, 2.0, bodies=files[PARAGRAPH, SMALL])
         if name == "fp32":
@@ -203,6 +224,7 @@ def _in_rounds(
             _rest(servers.values())
             one = seen(servers[name], clients, run.seconds, files[kind, size], size)
             found.setdefault(_key(name, clients, size, kind), []).append(one)
+        found.setdefault(KSERVE, []).append(seen(kserve[0], 64, run.seconds, kserve[1], 1))
         rates = ask_own("parts.vectors", "fp32", *LAYOUT, run.seconds / 2)
         offline.append(CORES / max(rates.values()))
         cost = found[_key("fp32", 64, SMALL, SENTENCE)][-1].front
@@ -256,6 +278,12 @@ def _conclude(result: Result, found: Measured, phases: Mapping[str, Mapping[str,
         f"64 clients, one sentence a request: at most {MOST_MICROSECONDS} µs of the server process", f"{front:.0f} µs",
         front <= MOST_MICROSECONDS,
     )  # fmt: skip
+    loops = middle([each.loops for each in found[KSERVE]])
+    result.values["KServe: loops 64"] = loops
+    result.at_most(
+        f"the same as a multiple of a KServe JSON request with as large an answer, both by the loop: at most {MOST_KSERVE}",
+        _share(_of(found, "loops", "fp32", 64, kind=SENTENCE), [each.loops for each in found[KSERVE]]), MOST_KSERVE,
+    )  # fmt: skip
     result.at_least(
         f"alone, {MIDDLE} texts a request: at least 0.9 of {LARGE}, in texts/s",
         _share(_of(found, "texts", "fp32", 1, MIDDLE), _of(found, "texts", "fp32", 1, LARGE)), 0.9,
@@ -272,6 +300,7 @@ def _conclude(result: Result, found: Measured, phases: Mapping[str, Mapping[str,
     tokens = lengths(sentences())
     result.notes += [
         f"{described(sample())}; {len(tokens)} sentences, of {sum(tokens) / len(tokens):.1f}; by wrk on the same {CORES} cores. The server process: with most clients.",
+        f"In brackets: multiples of a fixed loop of the interpreter, which was measured beside each load. A KServe JSON request with as large an answer: {loops:.2f}.",
         f"Phases: each alone, without sockets or workers, the best of {TRIES}; the kernel's live; besides: HTTP, and emptied caches.",
         f"The clients' time is taken out by dividing the rate by the share of the cores that wrk left. The runtime alone: {1e3 * middle(offline):.2f} ms a text.",
     ]
@@ -279,12 +308,20 @@ def _conclude(result: Result, found: Measured, phases: Mapping[str, Mapping[str,
 
 def _by_phase(result: Result, found: Measured, kind: str, phases: Mapping[str, float]) -> str:
     """Say what a text of this kind costs by phase at 64 clients, in µs, and keep the figures."""
+    loops = middle(_of(found, "loops", "fp32", 64, kind=kind))
     front, kernel = (1e6 * middle(_of(found, figure, "fp32", 64, kind=kind)) for figure in ("front", "kernel"))
     each = {**{name: phases[name] for name in PHASES}, "kernel": kernel}
-    result.values |= {f"{kind}: front 64": front, **{f"{kind}: {name}": cost for name, cost in each.items()}}
-    shown = ", ".join(f"{name} {cost:.0f}" for name, cost in each.items())
-    rest = front - sum(each.values())
-    return f"A {kind}, 64 clients: {front:.0f} µs: {shown}, besides {rest:.0f}."
+    result.values |= {
+        f"{kind}: front 64": front,
+        f"{kind}: loops 64": loops,
+        **{f"{kind}: {name}": cost for name, cost in each.items()},
+    }
+    in_loops = {**{name: phases[name] / phases[LOOP] for name in PHASES}, "kernel": kernel / front * loops}
+    shown = ", ".join(f"{name} {cost:.0f} ({in_loops[name]:.2f})" for name, cost in each.items())
+    rest, rest_in_loops = front - sum(each.values()), loops - sum(in_loops.values())
+    return (
+        f"A {kind}, 64 clients: {front:.0f} µs ({loops:.2f} loops): {shown}, besides {rest:.0f} ({rest_in_loops:.2f})."
+    )
 
 
 # The child: the server process alone.
@@ -375,7 +412,7 @@ async def phases(clients: int, total: int, kind: str) -> dict[str, float]:
             "format": _best(lambda number: OPENAI.write(exchange, found), len(texts)),
         }
         encoder.close()
-    return {**least, "queue": min(through) - least["tokenise"]}
+    return {**least, "queue": min(through) - least["tokenise"], LOOP: 1e6 * loop_seconds()}
 
 
 PART = Part(
