@@ -6,8 +6,23 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from weir.commands.options import check_drawing, check_results, check_writable, print_table, write_atomically
+from weir.commands import options
+from weir.commands.options import check_drawing, check_results, check_writable, option, print_table, write_atomically
 from weir.errors import SettingsError
+from weir.settings import declared_settings
+
+
+def test_the_settings_are_found_once_for_all_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = list(declared_settings().values())
+    for each in settings:
+        option(each)
+
+    def again(kind: object = None) -> None:
+        pytest.fail("found again")
+
+    monkeypatch.setattr(options, "declared_settings", again)
+    for each in settings:
+        option(each)
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import copy
 import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
@@ -78,10 +79,16 @@ def flag(help: str, panel: str, *names: str, metavar: str | None = None) -> Any:
     return typer.Option(*names, help=help, rich_help_panel=panel, metavar=metavar)
 
 
+@cache
+def _names() -> frozenset[str]:
+    """Return the names of all settings of servers. Each of them is an option, and to find them takes a millisecond."""
+    return frozenset({**declared_settings(), **declared_settings(TEXTS)})
+
+
 def option(declared: Declared) -> Any:
     """Return the option of one setting."""
     names = f"{declared.flag}/--no-{declared.flag[2:]}" if declared.is_switch else declared.flag
-    rare = declared.name not in EXAMPLES and declared.name in {**declared_settings(), **declared_settings(TEXTS)}
+    rare = declared.name not in EXAMPLES and declared.name in _names()
     kinds = [kind for kind in getattr(declared.hint, "__args__", (declared.hint,)) if kind in _PLACEHOLDERS]
     return typer.Option(
         None, names, metavar=declared.metavar or (_PLACEHOLDERS[kinds[0]] if kinds else " " if declared.is_switch else None), help=_help(declared),
