@@ -175,8 +175,8 @@ def measure(run: Run) -> Result:
 
 
 def _kserve() -> AbstractContextManager[Server]:
-    """Serve a model whose answer is as large as a vector, and that computes nothing."""
-    command = weir_command("benchmarks.models:Numbers")
+    """Serve a model whose answer is as large as a vector, and that computes for as long as the network."""
+    command = weir_command("benchmarks.models:Numbers", "--workers", str(CORES), "--threads", "1")
     path = "/v2/models/numbers/infer"
     return serving(KSERVE, command, path=path, body=KSERVE_BODY.encode(), expected=None)
 
