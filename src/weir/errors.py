@@ -103,6 +103,7 @@ class WeirError(Exception):
     field = ""
     place: int | None = None
     rule = ""
+    reported = False  # whether the observers have been notified; see Service.notify
 
     def __init__(self, message: str = "", *, details: Any = None) -> None:
         super().__init__(message)
@@ -235,8 +236,6 @@ class ModelError(WeirError):
     `original_type` is the qualified name of the exception that the model raised ("" if it raised none), and `remote_traceback` is
     the traceback in the worker. If the exception's class can be imported in this process, the exception is the `__cause__`.
     """
-
-    reported = False  # whether the observers of the model have been told
 
     def __init__(
         self, message: str = "", *, details: Any = None, original_type: str = "", remote_traceback: str = ""

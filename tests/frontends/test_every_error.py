@@ -14,13 +14,14 @@ from tests.frontends.http.servers import running
 from websockets.sync.client import connect
 
 import weir
-from weir import Model, Tensor, errors
+from weir import Measure, Model, Tensor, errors
 from weir.catalog.registry import Registry
 from weir.client import GrpcClient, HttpClient, WebSocketClient
 from weir.errors import WeirError
 from weir.frontends.http.fast.shared import Heads
 from weir.protocols.settings import HttpSettings
 from weir.serving.service import Service
+from weir.testing import RecordingObserver
 from weir.wire.sse import EventParser
 from weir.wire.status import grpc_code, http_code, kserve_code
 
@@ -244,3 +245,42 @@ def test_a_response_that_cannot_be_written_ends_the_connection(
             server.client.post(path, json=body, timeout=10)
         monkeypatch.undo()
         assert server.client.post("/infer/items", json="good").json() == "good"
+
+
+class Measured(Model):
+    """Refuses the item "bad" when the server measures it, and fails for "broken"; its answer to "odd" cannot be written as JSON."""
+
+    @classmethod
+    def measure(cls, item: Any) -> Measure:
+        if item == "bad":
+            raise errors.InvalidRequest("must be good")
+        return Measure(rows=1)
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        return [errors.ModelError("it is broken") if item == "broken" else item for item in batch]
+
+
+# What is sent, and how often the observers hear of a refusal, of a failure, and of an end with an error.
+HEARD: dict[str, tuple[str, Any, tuple[int, int, int]]] = {
+    "a refused item": ("/infer/measured", "bad", (1, 0, 0)),
+    "a refused item of a list": ("/infer/measured/batch", ["good", "bad", "bad"], (2, 0, 0)),
+    "a failed item": ("/infer/measured", "broken", (0, 1, 1)),
+    "a failed item of a list": ("/infer/measured/batch", ["good", "broken"], (0, 1, 1)),
+    "a refused tensor": ("/v2/models/measured/infer", kserve_item('"bad"'), (1, 0, 0)),
+    "a failed tensor": ("/v2/models/measured/infer", kserve_item('"broken"'), (0, 1, 1)),
+    "a body that is none": ("/v2/models/measured/infer", 7, (1, 0, 0)),
+    "a timeout that is none": ("/v2/models/measured/infer", {**kserve_item('"good"'), "parameters": {"timeout": -1}}, (1, 0, 0)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("channel", ["fastlane", "asgi"])
+@pytest.mark.parametrize("form", HEARD)
+def test_the_observers_hear_of_each_error_once(channel: str, form: str) -> None:
+    observer = RecordingObserver()
+    registry = Registry([Service(Measured, executor="inline", observers=[observer])])
+    path, body, heard = HEARD[form]
+    with running(channel, registry, HttpSettings(port=0)) as server:
+        server.client.post(path, json=body, timeout=20)
+    failures = [error for _, failed in observer.failures for error in failed]
+    ends = [error for _, error, _ in observer.answers if error is not None]
+    assert (len(observer.refusals), len(failures), len(ends)) == heard

@@ -324,19 +324,15 @@ class TextInference:
         self, exchange: TextExchange, service: "Service", request: InferenceRequest, call: InferenceCall
     ) -> None:
         """Read `request` into `exchange`, in a thread if it is large. Raises what `infer` raises for an invalid or late request."""
-        try:
-            check_outputs(service, request)
-            schedule = schedule_of(request.parameters, service.model)
-            work = partial(read_tensors, exchange, request, self._encoder)
-            many = sum(value.array.size for value in request.inputs) > _LARGE
-            await asyncio.to_thread(work) if many else work()
-        except WeirError as error:
-            raise service.tell_refused(call.door, error) from None
+        check_outputs(service, request)
+        schedule = schedule_of(request.parameters, service.model)
+        work = partial(read_tensors, exchange, request, self._encoder)
+        many = sum(value.array.size for value in request.inputs) > _LARGE
+        await asyncio.to_thread(work) if many else work()
         exchange.priority = schedule.priority
         exchange.timeout = min((each for each in (call.timeout, schedule.timeout) if each is not None), default=None)
         if exchange.timeout is not None and exchange.timeout <= 0:
-            late = DeadlineExceeded("the deadline passed before the request was read")
-            raise service.tell_refused(call.door, late)
+            raise DeadlineExceeded("the deadline passed before the request was read")
 
     async def infer_items(self, head: ItemHead, body: bytes, call: InferenceCall) -> ItemsResponse:
         """Answer a body of items: each has a vector or an error. Raises the error of a single item, and of a body that is invalid as a whole."""
@@ -369,11 +365,7 @@ class TextInference:
 
     async def _items(self, head: ItemHead, body: bytes, call: InferenceCall) -> list[Item | WeirError]:
         read = partial(read_items, head, body, self._context, self._encoder)
-        items = await call.read(_ITEM_BYTES * len(body), read)
-        for item in items:
-            if isinstance(item, WeirError):
-                head.service.tell_refused(call.door, item)
-        return items
+        return await call.read(_ITEM_BYTES * len(body), read)
 
 
 class ItemGroups:

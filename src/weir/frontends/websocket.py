@@ -26,7 +26,7 @@ from weir.protocols.exchange import Exchange
 from weir.protocols.kserve.metadata import find
 from weir.protocols.offloading import LONG_ANSWER, off_loop, written
 from weir.protocols.settings import HttpSettings
-from weir.serving.inference import QueueEntry, entries_for_one_answer, response_of
+from weir.serving.inference import QueueEntry, response_of
 from weir.telemetry.tracecontext import HEADER
 from weir.wire.inference import InferenceRequest, InferenceResponse
 from weir.wire.kserve_binary import binary_outputs, bytes_to_write
@@ -247,8 +247,8 @@ class Session:
             service = find(self._registry, request.model, request.version)
             if service.tracing is None and not service.streaming and service.inference.queues_tensors(service):
                 request.parameters.pop(HEADER, None)
-                (entry,), timeout, priority = entries_for_one_answer(service, request, FRONTEND, None)
                 exchange = Exchange(service, door=FRONTEND)
+                (entry,), timeout, priority = exchange.entries(request)
                 queued = QueuedRequest(self, exchange, request, entry, timeout, priority, received, size)
                 self._under_way[request.id] = queued
                 service.submit(queued, queued.arrival)
@@ -311,6 +311,8 @@ class Session:
             message = write()
             self._claim.take(len(message))
         except Exception as error:
+            if isinstance(error, WeirError):
+                queued.exchange.refused(error)
             self.post_failure(request.id, _shown(request, error))
         else:
             self._post(_Outgoing(message, len(message)))

@@ -6,15 +6,25 @@ refusals and transferred bytes, begins the trace, and lets the model compute. do
 """
 
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
-from weir.errors import WeirError
+from weir.errors import ModelError, WeirError
 from weir.messages import JSON, Kind
 from weir.protocols.account import charge, charge_answer
 from weir.protocols.offloading import off_loop
 from weir.protocols.response import Headers, HttpResponse
 from weir.serving.calls import StreamedCall
-from weir.serving.inference import Gathering, ItemHead, ItemsResponse, QueueEntry, StreamPart, stream, stream_of
+from weir.serving.inference import (
+    Gathering,
+    ItemHead,
+    ItemsResponse,
+    QueueEntry,
+    StreamPart,
+    entries_for_one_answer,
+    stream,
+    stream_of,
+)
 from weir.telemetry.tracecontext import CURRENT, HEADER, Trace
 from weir.wire.inference import InferenceRequest, InferenceResponse
 
@@ -103,32 +113,44 @@ class Exchange:
     async def read(self, size_bytes: int, work: Callable[[], T]) -> T:
         """Return the result of `work`, which reads about `size_bytes` bytes: in a thread if they are many.
 
-        Raises the WeirErrors that `work` raises; the observers have been notified of them.
+        Raises the WeirErrors that `work` raises.
         """
-        try:
+        with self:
             return await off_loop(size_bytes, work)
-        except WeirError as error:
-            raise self.refused(error) from None
 
     def charge(self, size_bytes: int) -> None:
-        """Charge memory that the request needs beside its body. Raises what Account.take raises; the observers have been notified."""
-        self._charge(charge, size_bytes)
+        """Charge memory that the request needs beside its body. Raises what Account.take raises."""
+        with self:
+            charge(size_bytes)
 
     def charge_answer(self, size_bytes: int) -> None:
         """Charge the answer. Raises what `charge` raises."""
-        self._charge(charge_answer, size_bytes)
-
-    def _charge(self, charge: Callable[[int], None], size_bytes: int) -> None:
-        try:
-            charge(size_bytes)
-        except WeirError as error:
-            raise self.refused(error) from None
+        with self:
+            charge_answer(size_bytes)
 
     def refused(self, error: WeirError) -> WeirError:
-        """Notify the observers that the request was refused before it reached the service. Return the error. The request has no span from now on."""
-        self.trace = None
-        CURRENT.set(None)
-        return self.service.tell_refused(self.door, error)
+        """Notify the observers of the error that ends the request, unless they know it. Return the error.
+
+        Whatever raises an error leaves this to the exchange and the channel. A request that was refused before it reached the service has no span.
+        """
+        if not error.reported:
+            if not isinstance(error, ModelError):
+                self.trace = None
+                CURRENT.set(None)
+            self.service.notify(self.door, error)
+        return error
+
+    def __enter__(self) -> None:
+        """Begin a block whose errors end the request: the observers are notified of them."""
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, WeirError):
+            self.refused(error)
+
+    def entries(self, request: InferenceRequest) -> tuple[list[QueueEntry], float, int]:
+        """Return the queue entries of a request for one response, its timeout in seconds and its priority. Raises Unsupported and RequestErrors."""
+        with self:
+            return entries_for_one_answer(self.service, request, self.timeout)
 
     def begin_trace(self) -> Trace | None:
         """Begin the request's span, as a child of the caller's, and return it; None if requests are not traced. This task's log lines name the span."""
@@ -148,12 +170,14 @@ class Exchange:
     async def infer(self, request: InferenceRequest) -> InferenceResponse:
         """Return the response to a request of tensors. Raises the WeirError that ends the request."""
         self.begin_trace()
-        return await self.service.inference.infer(self.service, request, self)
+        with self:
+            return await self.service.inference.infer(self.service, request, self)
 
     async def infer_items(self, head: ItemHead, body: bytes) -> ItemsResponse:
         """Return the results of a body of items, which is decompressed. Raises the WeirError that ends the whole request."""
         self.begin_trace()
-        return await self.service.inference.infer_items(head, body, self)
+        with self:
+            return await self.service.inference.infer_items(head, body, self)
 
     async def infer_item(
         self, item: bytes, *, content_type: str = JSON, accept: str = JSON, priority: int = 0
@@ -165,10 +189,13 @@ class Exchange:
         (request,) = await Gathering(self.service, self, timeout, priority, alone=False).run([entry])
         return as_bytes(request.end)
 
-    def stream(self, request: InferenceRequest) -> AsyncGenerator[StreamPart, None]:
+    async def stream(self, request: InferenceRequest) -> AsyncGenerator[StreamPart, None]:
         """Yield the responses to a request of tensors: exactly one if the model does not stream. The caller must close the generator."""
         self.begin_trace()
-        return stream(self.service, request, self)
+        with self:
+            async with aclosing(stream(self.service, request, self)) as parts:
+                async for part in parts:
+                    yield part
 
     def stream_of(self, head: ItemHead, entry: QueueEntry) -> StreamedCall:
         """Return the streamed call of one item, for `read_parts`."""

@@ -309,15 +309,15 @@ class NativeProtocol:
         del body
         bodies = await written(response.size_bytes, response.write)
         for each in bodies:
-            if isinstance(each, ModelError) and not each.reported:
-                head.service.tell_failed(each)
+            if isinstance(each, WeirError):
+                exchange.refused(each)
         return items_answer(head, response, bodies, development=self._settings.development)
 
     async def stream(self, exchange: Exchange, head: RequestHead, body: bytes) -> EventSource:
         """Return the stream of a streaming model's outputs for one item."""
         (entry,) = await exchange.read(bytes_to_read(head, body), partial(item_entries, head, body))
         if isinstance(entry, WeirError):
-            raise exchange.refused(entry)
+            raise entry
         exchange.charge(arrays_size(entry.payload))
         request = exchange.stream_of(head, entry)
 
@@ -329,10 +329,10 @@ class NativeProtocol:
             own = explain_headers(request.arrival, request.dispatch) if explained and request.dispatch else []
             return own + start_headers(request.arrival, request.dispatch)
 
-        return EventSource(_events(head, request), failure, headers)
+        return EventSource(_events(exchange, head, request), failure, headers)
 
 
-async def _events(head: RequestHead, request: StreamedCall) -> AsyncGenerator[bytes, None]:
+async def _events(exchange: Exchange, head: RequestHead, request: StreamedCall) -> AsyncGenerator[bytes, None]:
     async with aclosing(read_parts(head.service, request)) as parts:
         async for output, _ in parts:
             if not isinstance(output, dict):
@@ -340,7 +340,7 @@ async def _events(head: RequestHead, request: StreamedCall) -> AsyncGenerator[by
                 continue
             body = await written(sum(map(text_size, output.values())), partial(body_or_error, head, output))
             if isinstance(body, ModelError):
-                raise head.service.tell_failed(body)
+                raise exchange.refused(body)
             yield body
 
 

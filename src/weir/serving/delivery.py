@@ -33,7 +33,7 @@ class Delivery:
     def give(self, dispatch: Dispatch, events: Events, now: float) -> None:
         """Give the requests of `dispatch` their answers and errors in `events`. `now` is in seconds of the service's clock."""
         if events.kinds is not None:
-            self.tell_failed([output for output in events.outputs if isinstance(output, ModelError)], now)
+            self._note_failed([output for output in events.outputs if isinstance(output, WeirError)], now)
         whole = dispatch.plain and events.indices is None and events.kinds is None
         if whole and len(events.outputs) == len(dispatch.requests):
             self._give_whole(dispatch, events.outputs, now)
@@ -102,7 +102,16 @@ class Delivery:
 
     def refused(self, request: Request, error: WeirError) -> None:
         """Tell the observers that `request` was not accepted."""
-        self.tell("refused", request.door, error)
+        self.ended_outside(request.door, error, 0.0)
+
+    def ended_outside(self, door: str, error: WeirError, now: float) -> None:
+        """Notify the observers of an error of a request that is not in the queue: of a failure of the model, or else of a refusal by the frontend
+        `door`. Nothing happens if they have been notified of it."""
+        if isinstance(error, ModelError):
+            self._note_failed([error], now)
+        elif not error.reported:
+            error.reported = True
+            self.tell("refused", door, error)
 
     def cancelled(self, request: Request, error: WeirError, now: float) -> None:
         """Tell the observers that the caller of `request` left, and release its payload and answers."""
@@ -113,8 +122,7 @@ class Delivery:
     def give_error(self, request: Request, error: WeirError, now: float) -> None:
         """Give `request`, which must be settled already, an error."""
         _discard_gathered(request)
-        if isinstance(error, ModelError):
-            self.tell_failed([error], now)
+        self._note_failed([error], now)
         try:
             request.fail(error)
         except Exception:
@@ -130,13 +138,13 @@ class Delivery:
                 discard(request.payload)
         self.tell("answered", requests, error, now)
 
-    def tell_failed(self, errors: Sequence[ModelError], now: float) -> None:
-        """Tell the observers that the model failed. Each error is reported once."""
+    def _note_failed(self, errors: Sequence[WeirError], now: float) -> None:
+        """Tell the observers of the failures of the model among `errors`, each once. Of the others they hear when the requests end."""
         new = [error for error in errors if not error.reported]
-        if new:
-            for error in new:
-                error.reported = True
-            self.tell("failed", new, now)
+        for error in new:
+            error.reported = True
+        if failures := [error for error in new if isinstance(error, ModelError)]:
+            self.tell("failed", failures, now)
 
     def tell(self, event: str, *facts: Any) -> None:
         """Call the method `event` of every observer. An exception in it is logged."""

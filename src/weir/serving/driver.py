@@ -392,10 +392,6 @@ class Driver:
         """How many requests wait for room in the batcher's queue."""
         return len(self.outside) + len(self.outside_bulk)
 
-    def tell_refused(self, request: Request, error: WeirError) -> None:
-        """Tell the observers that `request` was not accepted."""
-        self._delivery.refused(request, error)
-
     def _refusal(self) -> WeirError:
         name = self._delivery.model
         if self.not_ready_reason:
@@ -449,9 +445,9 @@ class Driver:
             self._delivery.blocks_in_use = True
         return block
 
-    def tell_failed(self, error: ModelError) -> None:
-        """Tell the observers that the model failed."""
-        self._delivery.tell_failed([error], self._clock())
+    def ended_outside(self, door: str, error: WeirError) -> None:
+        """Notify the observers of an error of a request that is not in the queue; see Delivery."""
+        self._delivery.ended_outside(door, error, self._clock())
 
     def may_have_blocks(self, other: "Driver") -> None:
         """Expect requests whose payloads are in shared memory of `other`."""

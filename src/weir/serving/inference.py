@@ -108,11 +108,11 @@ class InferenceCall(Protocol):
     async def read(self, size_bytes: int, work: Callable[[], T]) -> T:
         """Return the result of `work`, which reads about `size_bytes` bytes: in a thread if they are many.
 
-        Raises the WeirErrors that `work` raises; the observers have been notified of them.
+        Raises the WeirErrors that `work` raises.
         """
 
     def charge(self, size_bytes: int) -> None:
-        """Charge memory that the request needs beside its body. Raises Overloaded if there is no room; the observers have been notified."""
+        """Charge memory that the request needs beside its body. Raises Overloaded if there is no room."""
 
 
 class Inference(Protocol):
@@ -404,7 +404,7 @@ def _requested_arrays(service: "Service", request: InferenceRequest, arrays: Any
         raise arrays
     missing = [tensor.name for tensor in service.model.outputs if tensor.name not in arrays]
     if missing:  # only a hook can have removed it
-        raise service.tell_failed(ModelError(f"output {missing[0]!r}: is missing in the model's answer"))
+        raise ModelError(f"output {missing[0]!r}: is missing in the model's answer")
     return select_outputs(service.model.outputs, request, arrays)
 
 
@@ -448,16 +448,16 @@ def _items(outputs: list[Any]) -> TensorValue:
 def output_body(head: ItemHead, output: Any) -> bytes:
     """Return one output encoded. It is bytes, a Block (which is released), or the arrays of a tensor model.
 
-    Raises ModelError for arrays that cannot be written in the accepted content type; the observers have been notified.
+    Raises ModelError for arrays that cannot be written in the accepted content type.
     """
     body = body_or_error(head, output)
     if isinstance(body, ModelError):
-        raise head.service.tell_failed(body)
+        raise body
     return body
 
 
 def body_or_error(head: ItemHead, output: Any) -> bytes | ModelError:
-    """Return one output encoded, or the ModelError that `output_body` would raise. No observer is notified."""
+    """Return one output encoded, or the ModelError that `output_body` would raise."""
     if isinstance(output, bytes):
         return output
     if isinstance(output, dict):
@@ -469,7 +469,7 @@ def body_or_error(head: ItemHead, output: Any) -> bytes | ModelError:
 
 
 def tensors_body(head: ItemHead, tensors: dict[str, Any]) -> bytes | ModelError:
-    """Return arrays encoded in the accepted content type, or the ModelError that says why they cannot be. No observer is notified."""
+    """Return arrays encoded in the accepted content type, or the ModelError that says why they cannot be."""
     try:
         as_values = to_text if head.accept == JSON else to_plain
         return encode(as_values(tensors, head.service.model.outputs), head.accept)
@@ -629,11 +629,11 @@ async def stream(
     if not service.streaming:
         yield StreamPart(await service.inference.infer(service, request, call), True)
         return
-    entries, timeout, priority = read_entries(service, request, call.door, call.timeout)
+    entries, timeout, priority = read_entries(service, request, call.timeout)
     first = entries[0]
     if len(entries) > 1 or (first.kind is Kind.ITEMS and first.rows > 1):
         rows = sum(entry.rows for entry in entries)
-        raise service.tell_refused(call.door, InvalidRequest(f"tensor 'input': has {rows} items, a stream takes one"))
+        raise InvalidRequest(f"tensor 'input': has {rows} items, a stream takes one")
     item = first.payload[0] if first.kind is Kind.ITEMS else first.payload
     streamed = stream_of(service, first._replace(payload=item), timeout, priority, call)
     async with aclosing(read_parts(service, streamed)) as parts:
@@ -645,27 +645,23 @@ async def stream(
 
 
 def entries_for_one_answer(
-    service: "Service", request: InferenceRequest, door: str, timeout: float | None
+    service: "Service", request: InferenceRequest, timeout: float | None
 ) -> tuple[list[QueueEntry], float, int]:  # fmt: skip
     """Return the queue entries of a request for one response, its timeout in seconds and its priority.
 
-    Raises Unsupported if the model streams, and RequestErrors; the observers have been notified.
+    Raises Unsupported if the model streams, and RequestErrors.
     """
     if service.streaming:
-        error = Unsupported(f"model {service.label!r} streams its answers: send the request where streams are offered")
-        raise service.tell_refused(door, error)
-    return read_entries(service, request, door, timeout)
+        raise Unsupported(f"model {service.label!r} streams its answers: send the request where streams are offered")
+    return read_entries(service, request, timeout)
 
 
 def read_entries(
-    service: "Service", request: InferenceRequest, door: str, timeout: float | None
+    service: "Service", request: InferenceRequest, timeout: float | None
 ) -> tuple[list[QueueEntry], float, int]:  # fmt: skip
-    """Return the queue entries of a request, its timeout in seconds and its priority. Raises RequestErrors; the observers have been notified."""
-    try:
-        schedule = schedule_of(request.parameters, service.model)
-        entries = entries_of(service, request)
-    except WeirError as error:
-        raise service.tell_refused(door, error) from None
+    """Return the queue entries of a request, its timeout in seconds and its priority. Raises RequestErrors."""
+    schedule = schedule_of(request.parameters, service.model)
+    entries = entries_of(service, request)
     limits = [limit for limit in (timeout, schedule.timeout) if limit is not None]
     return entries, min(limits) if limits else service.settings.timeout, schedule.priority
 
@@ -689,7 +685,7 @@ class ModelInference:
 
     async def infer(self, service: "Service", request: InferenceRequest, call: InferenceCall) -> InferenceResponse:
         """See Inference."""
-        entries, timeout, priority = entries_for_one_answer(service, request, call.door, call.timeout)
+        entries, timeout, priority = entries_for_one_answer(service, request, call.timeout)
         kinds = [entry.kind for entry in entries]
         ended = await Gathering(service, call, timeout, priority, alone=False).run([*entries])
         waited = max([each.dispatch.started_for(each.arrival) for each in ended if each.dispatch], default=0.0)

@@ -402,11 +402,6 @@ class Service:
 
     # Protocols and channels.
 
-    def tell_failed(self, error: ModelError) -> ModelError:
-        """Tell the observers of a failure of the model that was found only when its answer was written; return the error."""
-        self._driver.tell_failed(error)
-        return error
-
     @cached_property
     def inference(self) -> "Inference":
         """How requests of other processes are answered. A product that turns them into other requests sets its own."""
@@ -414,11 +409,10 @@ class Service:
 
         return MODEL_INFERENCE
 
-    def tell_refused(self, door: str, error: WeirError) -> WeirError:
-        """Tell the observers that the frontend `door` refused a request for this service before it got here; return the error."""
-        for observer in self.observers:
-            observer.refused(self.label, door, error)
-        return error
+    def notify(self, door: str, error: WeirError) -> None:
+        """Notify the observers of an error that ends a request of the frontend `door`, unless they know it: the request was refused, or its answer
+        cannot be written. Only exchanges call this, for each error that they send; of the errors of accepted requests, the delivery notifies."""
+        self._driver.ended_outside(door, error)
 
     def submit(self, request: Request, now: float | None = None) -> None:
         """Put `request` into the queue. `now` is the present time of the service's clock, if the caller has just read it.
@@ -596,7 +590,7 @@ class Service:
         try:
             self._check(call)
         except WeirError as error:
-            self._driver.tell_refused(call, error)
+            self.notify(call.door, error)
             refuse(call, error)
             return
         try:

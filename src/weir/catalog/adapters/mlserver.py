@@ -22,7 +22,7 @@ from weir.catalog.adapters.mlserver_huggingface import (
 from weir.catalog.repository.platforms import as_tensor, batch_dimension_of, with_attributes
 from weir.catalog.sources import ModelReading, ModelToServe, Trust
 from weir.catalog.targets import PLATFORMS
-from weir.errors import InvalidRequest, ModelError, SettingsError, Unsupported, WeirError
+from weir.errors import InvalidRequest, ModelError, SettingsError, Unsupported
 from weir.messages import Kind
 from weir.model import DATATYPES, REQUIRED, Model, Tensor
 from weir.serving.inference import (
@@ -195,11 +195,8 @@ class MlserverInference(ModelInference):
 
     async def infer(self, service: Service, request: InferenceRequest, call: InferenceCall) -> InferenceResponse:
         """See Inference."""
-        try:
-            schedule = schedule_of(request.parameters, service.model)
-            entry = self._entry(service, request)
-        except WeirError as error:
-            raise service.tell_refused(call.door, error) from None
+        schedule = schedule_of(request.parameters, service.model)
+        entry = self._entry(service, request)
         limits = [limit for limit in (call.timeout, schedule.timeout) if limit is not None]
         timeout = min(limits) if limits else service.settings.timeout
         (ended,) = await Gathering(service, call, timeout, schedule.priority, alone=False).run([entry])
@@ -212,10 +209,9 @@ class MlserverInference(ModelInference):
     async def infer_items(self, head: ItemHead, body: bytes, call: InferenceCall) -> ItemsResponse:
         """Raise Unsupported: without declared tensors there are no items."""
         service = head.service
-        error = Unsupported(
+        raise Unsupported(
             f"model {service.name!r}: {FILE} declares no inputs, so it takes requests at /v2/models/{service.name}/infer only"
         )
-        raise service.tell_refused(call.door, error)
 
     def _entry(self, service: Service, request: InferenceRequest) -> QueueEntry:
         described = [

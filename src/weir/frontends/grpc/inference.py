@@ -39,7 +39,7 @@ from weir.protocols.kserve.context import KserveContext
 from weir.protocols.kserve.metadata import find
 from weir.protocols.offloading import LONG_ANSWER, LONG_BODY, off_loop, work_later, written
 from weir.protocols.shared_memory import Memory, wants_regions
-from weir.serving.inference import CLASS, QueueEntry, class_offset, entries_for_one_answer, response_of
+from weir.serving.inference import CLASS, QueueEntry, class_offset, response_of
 from weir.telemetry.tracecontext import HEADER
 from weir.wire.inference import InferenceRequest, InferenceResponse, Parameters
 from weir.wire.kserve_grpc import (
@@ -115,7 +115,7 @@ class GrpcExchange(Exchange):
     def __init__(
         self, context: KserveContext, call: IncomingCall, parsed: Parsed, read: InferenceRequest | WeirError
     ) -> None:
-        """Make the exchange of the request that `read` has returned. Raises RequestErrors; the service's observers have been notified of a malformed request."""
+        """Make the exchange of the request that `read` has returned. Raises RequestErrors."""
         message = parsed.message
         service = find(context.registry, message.model_name, message.model_version)
         super().__init__(service, door=FRONTEND, timeout=call.time_remaining())
@@ -293,19 +293,21 @@ class Inferred(RequestBase):
                     return
                 answer = answer.write()
         except Exception as error:
-            refuse(error, self._call, development=self._development)
+            self.fail(error)
         else:
             self._written(answer)
 
     def _written(self, answer: bytes | Exception) -> None:
         if isinstance(answer, Exception):
-            refuse(answer, self._call, development=self._development)
+            self.fail(answer)
         else:
             self._call.end(body=answer)
             self._exchange.transferred(self._received_bytes, len(answer))
 
-    def fail(self, error: WeirError) -> None:
+    def fail(self, error: Exception) -> None:
         """End the call with the error."""
+        if isinstance(error, WeirError):
+            self._exchange.refused(error)
         refuse(error, self._call, development=self._development)
 
     def _withdraw(self) -> None:
@@ -359,7 +361,7 @@ class UnaryInference:
         if service.tracing is not None or not service.inference.queues_tensors(service):
             in_task(partial(self._infer, exchange), development=self._development)(call, body)
             return
-        (entry,), timeout, priority = entries_for_one_answer(service, request, FRONTEND, exchange.timeout)
+        (entry,), timeout, priority = exchange.entries(request)
 
         def respond(output: Any, waited: float) -> Writing:
             return exchange.writing(response_of(service, request, [entry.kind], [output], waited))

@@ -31,7 +31,7 @@ from weir.wire.sse import CONTENT_TYPE, write_comment, write_event
 from weir.wire.status import HEAD_TOO_LARGE
 
 if TYPE_CHECKING:
-    from weir.serving.service import Service
+    pass
 
 
 T = TypeVar("T")
@@ -429,7 +429,7 @@ class AsgiInference:
                 head = protocol.read_head(scope["method"], path, scope["headers"])
             except WeirError as error:
                 if (service := protocol.named(path)) is not None:
-                    service.tell_refused(FRONTEND, error)
+                    service.notify(FRONTEND, error)
                 refusal = identified(protocol.error_answer(error, service), scope["headers"])
                 return await self._send_early(scope, receive, send, refusal, closing=has_large_body(scope))
             if head is not None:
@@ -490,7 +490,7 @@ class AsgiInference:
                 answer = await compressed_off_loop(answer, head.accept_coding)
             exchange.charge_answer(len(answer.body))
         except Exception as error:
-            return _error_answer(protocol, head.service, error)
+            return _error_answer(exchange, protocol, error)
         return answer
 
     async def _open(
@@ -502,13 +502,10 @@ class AsgiInference:
                 body = await self._unpacked(exchange, head, body)
             return await protocol.stream(exchange, head, body)
         except Exception as error:
-            return _error_answer(protocol, head.service, error)
+            return _error_answer(exchange, protocol, error)
 
     async def _unpacked(self, exchange: Exchange, head: HttpRequestHead, body: bytes) -> bytes:
-        try:
-            return await unpacked(body, head.coding, self._settings.max_body_size, head.timeout)
-        except WeirError as error:
-            raise exchange.refused(error) from None
+        return await unpacked(body, head.coding, self._settings.max_body_size, head.timeout)
 
     async def _send_events(
         self, source: EventSource, exchange: Exchange, protocol: HttpProtocol, received_bytes: int, receive: Receive, send: Send
@@ -521,7 +518,9 @@ class AsgiInference:
         exchange.transferred(received_bytes, events.sent_bytes)
 
 
-def _error_answer(protocol: HttpProtocol, service: "Service", error: Exception) -> HttpResponse:
-    if not isinstance(error, WeirError):
-        _log.error("an answer of %s cannot be written", service.name, exc_info=error)
-    return protocol.error_answer(error, service)
+def _error_answer(exchange: Exchange, protocol: HttpProtocol, error: Exception) -> HttpResponse:
+    if isinstance(error, WeirError):
+        exchange.refused(error)
+    else:
+        _log.error("an answer of %s cannot be written", exchange.service.name, exc_info=error)
+    return protocol.error_answer(error, exchange.service)

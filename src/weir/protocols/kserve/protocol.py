@@ -259,7 +259,7 @@ class KserveProtocol:
             for output in request.outputs or ():
                 if REGION in output.parameters:
                     error = Unsupported(f"output {output.name!r}: has {REGION}, but a stream is written as JSON")
-                    raise exchange.refused(error)
+                    raise error
         return EventSource(_events(exchange.stream(request), write), error_event, list)
 
     async def _read(self, exchange: Exchange, head: KserveHead, body: bytes, memory: Memory) -> InferenceRequest:

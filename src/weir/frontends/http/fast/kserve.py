@@ -87,13 +87,9 @@ class KserveRequest(HttpRequest):
 
     def _take_small(self) -> bool:
         """Read rows, batch key and parameters of a small JSON body. Return whether the worker can read the rest."""
-        try:
-            found = self._undecoded(self.payload, self.head.outline)
-            if found is not None:
-                self._take_outline(None, found)
-        except WeirError as error:  # the service does not know of the request
-            self.connection.shared.refused(self.head.service, error)
-            raise
+        found = self._undecoded(self.payload, self.head.outline)
+        if found is not None:
+            self._take_outline(None, found)
         return found is not None
 
     def bytes_to_read(self) -> int:
@@ -212,7 +208,7 @@ class KserveRequest(HttpRequest):
 
     def fail(self, error: BaseException) -> None:
         """Write the error, uncompressed: clients of the protocol do not decompress errors."""
-        answer = self.plan.handler.error_answer(error, self.head.service)
+        answer = self._error_answer(error)
         answer.headers.extend(trace_headers(self))
         self._write(answer)
 

@@ -86,13 +86,9 @@ class HttpRequest(RequestBase):
 
     def _take(self, found: Step | Exception) -> None:
         """Submit the request after the step `found`, which sets what was read from its body. Raises `found` if it is an error."""
-        try:
-            if isinstance(found, Exception):
-                raise found
-            found()
-        except WeirError as error:  # the service does not know of the request
-            self.connection.shared.refused(self.head.service, error)
-            raise
+        if isinstance(found, Exception):
+            raise found
+        found()
         self.head.service.submit(self, self.arrival)
 
     def leave(self) -> None:
@@ -144,7 +140,12 @@ class HttpRequest(RequestBase):
 
     def fail(self, error: Exception) -> None:
         """Write the error."""
-        self._answer(self.plan.handler.error_answer(error, self.head.service))
+        self._answer(self._error_answer(error))
+
+    def _error_answer(self, error: BaseException) -> HttpResponse:
+        if isinstance(error, WeirError):
+            self.connection.shared.refused(self.head.service, error)
+        return self.plan.handler.error_answer(error, self.head.service)
 
     def abandon(self) -> None:
         """Close the connection: the response could not be written, and a part of it may have been."""

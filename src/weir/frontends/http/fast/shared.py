@@ -229,9 +229,9 @@ class HttpShared:
         return block
 
     def refused(self, service: "Service | None", error: WeirError) -> None:
-        """Notify the observers that a request was refused before it reached a service."""
+        """Notify the observers of the error that ends a request, unless they know it. `service` is the one that the request names, if known."""
         if service is not None:
-            service.tell_refused(FRONTEND, error)
+            service.notify(FRONTEND, error)
             return
         for observer in self.observers:
             observer.refused("", FRONTEND, error)
