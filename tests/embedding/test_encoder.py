@@ -288,7 +288,7 @@ def test_who_leaves_takes_all_along(count: int) -> None:
                 await asking
             assert encoder._service.state()["waiting"] == 0
             assert {type(error).__name__ for _, error in heard.ends} == {"Cancelled"}
-            assert (encoder._held, encoder._in_queue, len(encoder._callers)) == (0, 0, 0)
+            assert (encoder._held, sum(encoder._under_way.values()), len(encoder._callers)) == (0, 0, 0)
 
     asyncio.run(main())
 
@@ -611,7 +611,7 @@ def assert_at_rest(encoder: Encoder) -> None:
     """Nothing waits, nothing is counted that is not there."""
     batcher = encoder._service._driver.batcher
     assert (batcher.is_empty, batcher.waiting_rows, batcher.unsettled()) == (True, 0, [])
-    assert (encoder._held, encoder._in_queue, len(encoder._callers)) == (0, 0, 0)
+    assert (encoder._held, sum(encoder._under_way.values()), len(encoder._callers)) == (0, 0, 0)
     assert (encoder._open_requests._count, encoder._callers._shares) == (0, {})
     assert encoder._callers.now >= 0
     assert (encoder._callers._tags, dict(encoder._callers._ended)) == ([], {})

@@ -46,7 +46,9 @@ def known_words() -> Words:
 
 
 def nothing_left(encoder: Encoder) -> bool:
-    return not (encoder._in_queue or encoder._held or encoder._open_requests._count or len(encoder._callers))
+    return not (
+        any(encoder._under_way.values()) or encoder._held or encoder._open_requests._count or len(encoder._callers)
+    )
 
 
 def test_a_text_alone_gets_what_it_gets_among_others() -> None:

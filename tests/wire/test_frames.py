@@ -280,7 +280,7 @@ def test_errors_among_payloads_and_outputs() -> None:
     "frame",
     [
         WorkerWaits("no room"), WorkerPlaced(7, "4f2a", "192.0.2.1", ["0", "1"], "a1"), WorkerLeaves("preempted"),
-        WorkerEnded("it was killed"), WorkerEnded("no such resource", failed=True),
+        WorkerEnded("it was killed"),
     ],
 )  # fmt: skip
 def test_notices_about_a_worker_in_a_cluster(frame: Any) -> None:

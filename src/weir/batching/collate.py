@@ -7,7 +7,7 @@ A dispatch consists of requests, a batch of *entries*: one for an item, one for 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from weir.batching.request_state import answer, has_answer, settle
+from weir.batching.request_state import answer, has_answer
 from weir.errors import ModelCrashed, ModelError, WeirError, WorkerLost
 from weir.messages import NO_ANSWER, Batch, Dispatch, EventKind, Events, Kind, Request
 
@@ -91,24 +91,6 @@ def deliver(dispatch: Dispatch, events: Events) -> list[End]:
     Outputs for a request that is settled already are dropped. After the final events no request waits for this batch: an entry without an answer
     gets a ModelError.
     """
-    outputs = events.outputs
-    requests = dispatch.requests
-    if dispatch.plain and events.indices is None and events.kinds is None and len(outputs) == len(requests):
-        return [end for end in zip(requests, outputs, strict=True) if settle(end[0])]
-    return _deliver_each(dispatch, events)
-
-
-def dropped_in(dispatch: Dispatch, events: Events) -> list[Any]:
-    """Return the outputs of these events, except parts, that no caller gets because their entries are done. To be called before `deliver`."""
-    entries = entries_of(dispatch)
-    return [
-        output
-        for index, kind, output in _each(events)
-        if kind != EventKind.PART and (not 0 <= index < len(entries) or is_done(entries[index]))
-    ]
-
-
-def _deliver_each(dispatch: Dispatch, events: Events) -> list[End]:
     entries = entries_of(dispatch)
     ends: list[End] = []
     for index, kind, output in _each(events):
@@ -121,6 +103,16 @@ def _deliver_each(dispatch: Dispatch, events: Events) -> list[End]:
         unanswered = [entry for entry in entries if not is_done(entry)]
         ends += _fail(unanswered, lambda: ModelError("the worker ended the batch without an answer to this item"))
     return ends
+
+
+def dropped_in(dispatch: Dispatch, events: Events) -> list[Any]:
+    """Return the outputs of these events, except parts, that no caller gets because their entries are done. To be called before `deliver`."""
+    entries = entries_of(dispatch)
+    return [
+        output
+        for index, kind, output in _each(events)
+        if kind != EventKind.PART and (not 0 <= index < len(entries) or is_done(entries[index]))
+    ]
 
 
 def _each(events: Events) -> Iterator[tuple[int, int, Any]]:

@@ -168,10 +168,6 @@ class Encoder:
         settings = self._service.batching
         return max(1, min(settings.max_queue_size // 2, max(256, 8 * settings.max_batch_size)))
 
-    @property
-    def _in_queue(self) -> int:
-        return sum(self._under_way.values())
-
     def serve(self, service: "Service") -> None:
         """Send texts to the queue of `service` from now on. Texts that are in the queue of the previous service stay there."""
         self._service = service

@@ -109,10 +109,9 @@ class WorkerLeaves(msgspec.Struct, array_like=True, tag=11, frozen=True):
 
 
 class WorkerEnded(msgspec.Struct, array_like=True, tag=12, frozen=True):
-    """The worker has ended, for this reason. `failed`: it could not be placed because of how it was asked for."""
+    """The worker has ended, for this reason."""
 
     reason: str
-    failed: bool = False
 
 
 Notice = WorkerWaits | WorkerPlaced | WorkerLeaves | WorkerEnded
