@@ -106,12 +106,12 @@ def test_serve_says_where_it_cannot_run() -> None:
     thread = threading.Thread(target=elsewhere)
     thread.start()
     thread.join()
-    assert "in another one, use weir.running" in errors[0]
+    assert "in another thread, use weir.running" in errors[0]
 
     async def beside() -> None:
         weir.serve(Square)
 
-    with pytest.raises(weir.Conflict, match="an event loop runs in this thread already"):
+    with pytest.raises(weir.Conflict, match="an event loop is already running in this thread"):
         asyncio.run(beside())
 
 

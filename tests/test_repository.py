@@ -68,7 +68,7 @@ def test_what_holds_for_every_model_holds_for_those_of_the_repository(tmp_path: 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"model_repository": ["nowhere"]}, "model_repository='nowhere': there is no such folder"),
+        ({"model_repository": ["nowhere"]}, "model_repository='nowhere': no such directory"),
         ({"load": ["three"]}, "load='three': unknown model; available: square, one"),
         ({"load": ["none", "one"]}, "none must be the only value"),
         ({"name": ["one"]}, "name='one': is both a TARGET and a model of the repository"),

@@ -110,7 +110,7 @@ def shown(number: int) -> list[str]:
 
 
 def compare(effort: Effort) -> Compared:
-    """Hold `solved`, with constant prices, and `auto`, without, against greedy on all traffic."""
+    """Hold `solved`, with constant weights, and `auto`, without, against greedy on all traffic."""
     worst: dict[str, list[tuple[float, float, str]]] = {}
     made = Compared(COLUMNS)
     for traffic in traffics():

@@ -50,17 +50,17 @@ COST = "cost beyond the unavoidable"
 
 MEAN_LOAD, DEPTH, SWINGS = 0.45, 0.95, 4
 ENERGY_WEIGHTS = (1.0, 10.0)
-CONSTANT = "solved, constant prices"
+CONSTANT = "solved, constant weights"
 
 
 def _day(effort: Effort) -> Iterator[Scene]:
-    """Play tables with constant prices, with the paper's, the one of the mean rate, and the best fixed rules."""
+    """Play tables with constant weights, with the paper's, the one of the mean rate, and the best fixed rules."""
     rate = MEAN_LOAD * CAPACITY
     for weight in ENERGY_WEIGHTS:
         constant, paper = Prices(1.0, weight, reference_rate=rate), Prices(1.0, weight)
         players: dict[str, Player] = {
             CONSTANT: real(PROFILE, SolvedPolicy(solve_bank(PROFILE, constant))),
-            "solved, the paper's prices at each rate": real(PROFILE, SolvedPolicy(solve_bank(PROFILE, paper))),
+            "solved, the paper's weights at each rate": real(PROFILE, SolvedPolicy(solve_bank(PROFILE, paper))),
             "table of the mean rate": real(PROFILE, SolvedPolicy(solve_bank(PROFILE, paper, rates=[rate]))),
             "best limit": tuned_limit(PROFILE, constant),
             "best size and delay": tuned_delay(PROFILE, constant),

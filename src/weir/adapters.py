@@ -183,13 +183,15 @@ def _of_litserve(found: type) -> Adapter:
     if predict is getattr(_foreign(found, LITSERVE), "predict"):  # noqa: B009 - the same
         raise SettingsError(f"{found.__name__}: must implement predict(x)")
     if inspect.isasyncgenfunction(predict):
-        raise SettingsError(f"{found.__name__}.predict: an async generator is not adapted; a generator is")
+        raise SettingsError(f"{found.__name__}.predict: an async generator is not supported; write a generator")
     attributes: dict[str, Any] = {"max_batch_size": 1, "__doc__": vars(found).get("__doc__")}
     annotated = _annotated_request(found)
     if isinstance(annotated, type) and hasattr(annotated, "model_validate"):
         attributes["Input"] = annotated
     elif getattr(annotated, "__name__", "") == "UploadFile":
-        raise SettingsError(f"{found.__name__}.decode_request: uploads are not adapted: write a weir.Model with decode")
+        raise SettingsError(
+            f"{found.__name__}.decode_request: uploads are not supported; write a weir.Model with decode"
+        )
     if inspect.isgeneratorfunction(predict):
         return Adapter(LitStream, {**attributes, "streaming": True})
     return Adapter(LitModel, attributes)

@@ -285,7 +285,7 @@ class App:
             self._logger.warning("unfinished after drain_timeout", **unfinished)
         await self.manager.stop(0.0)  # fails what is unfinished
         if not all(await asyncio.gather(*[frontend.drain(WRITE_TIMEOUT) for frontend in self.frontends])):
-            self._logger.warning("some answers were not read in time")
+            self._logger.warning("some clients did not read their responses in time")
 
     async def _stop_jobs(self) -> None:
         if self._jobs is not None:

@@ -13,11 +13,11 @@
     │   ├── Unauthorized           this call needs the API key or the control token
     │   └── Forbidden              the caller may not do this from where it is, or not on this server
     ├── DeadlineExceeded           also when the deadline could no longer be met (refused early)
-    ├── Cancelled                  the caller left
+    ├── Cancelled                  the caller disconnected
     ├── CapacityError              the server is at fault, for now; safe to send again after `retry_after`
     │   ├── Overloaded             the queue is full
     │   ├── ModelNotReady          loading, or failed; the message says which
-    │   ├── Draining               the server is about to stop
+    │   ├── Draining               the server is shutting down
     │   └── WorkerLost             the worker died, but not because of this request
     ├── ModelError                 the model raised, or returned something it must not
     │   └── ModelCrashed           this request ended its worker process

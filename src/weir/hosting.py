@@ -56,14 +56,16 @@ def serve(*models: Served, config: str | None = None, **settings: "Unpack[Server
     outside the main thread or beside a running event loop, where `running` is what works.
     """
     if threading.current_thread() is not threading.main_thread():
-        raise Conflict("weir.serve runs in the main thread, to which signals go; in another one, use weir.running")
+        raise Conflict(
+            "weir.serve runs in the main thread, which receives signals; in another thread, use weir.running"
+        )
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         composed = _composed(models, config, settings)
         serve_in_terminal(composed.settings, kinds=composed.kinds)
         return
-    raise Conflict("an event loop runs in this thread already: use weir.running, which has a thread of its own")
+    raise Conflict("an event loop is already running in this thread; use weir.running, which starts its own thread")
 
 
 def running(*models: Served, config: str | None = None, **settings: "Unpack[ServerKeywords]") -> "HostedServer":
@@ -102,7 +104,7 @@ class HostedServer:
         """Start the server; return when all models are ready. Raises what App.run raises; nothing is left running then. Raises
         Conflict if it was started before."""
         if self._runner is not None:
-            raise Conflict("this server was started before: make another one with weir.running")
+            raise Conflict("this server was already started once; create another with weir.running")
         self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
         self._loop = self._runner.get_loop()
         self._thread.start()

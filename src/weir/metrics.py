@@ -185,7 +185,9 @@ class ModelMetrics:
             found = self._metrics.get(definition.name)
             if found is None:
                 if len(self._metrics) >= MAX_METRICS:
-                    raise SettingsError(f"metric {definition.name!r}: a model may have {MAX_METRICS} metrics")
+                    raise SettingsError(
+                        f"metric {definition.name!r}: the model already has {MAX_METRICS} metrics, the maximum"
+                    )
                 found = self._metrics[definition.name] = kind(self, definition)
         if not isinstance(found, kind) or found.definition._replace(help="") != definition._replace(help=""):
             raise SettingsError(f"metric {definition.name!r}: is declared as {found.definition} already")

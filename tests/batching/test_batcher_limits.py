@@ -214,7 +214,7 @@ def measured(seconds: float, max_batch_size: int = 64) -> Mill:
 
 def test_what_cannot_make_it_is_refused_at_once() -> None:
     mill = measured(0.5)
-    with pytest.raises(DeadlineExceeded, match="the answer would come too late"):
+    with pytest.raises(DeadlineExceeded, match="the response would miss the deadline"):
         mill.batcher.submit(Asked(0, mill.now, 0.4), mill.now)
     mill.submit(Asked(0, mill.now, 0.6))
 
@@ -227,9 +227,9 @@ def test_where_batches_are_padded_too_what_is_near_or_large_is_looked_at() -> No
         mill.finish(cut)
     assert mill.batcher._tight == inf
     assert 0.5 < mill.batcher._in_sight < 30.0
-    with pytest.raises(DeadlineExceeded, match="the answer would come too late"):
+    with pytest.raises(DeadlineExceeded, match="the response would miss the deadline"):
         mill.batcher.submit(Asked(0, mill.now, 0.01, cost=10.0), mill.now)
-    with pytest.raises(DeadlineExceeded, match="the answer would come too late"):
+    with pytest.raises(DeadlineExceeded, match="the response would miss the deadline"):
         mill.batcher.submit(Asked("takes 50 s", mill.now, 30.0, cost=8000.0), mill.now)
     mill.submit(Asked(0, mill.now, 20.0, cost=10.0))
 

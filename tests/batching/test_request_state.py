@@ -67,7 +67,7 @@ def test_pieces_that_do_not_fit_together(other: object) -> None:
     assert gather.put(2, 4, other)
     result = gather.result()
     assert isinstance(result, ModelError)
-    assert "do not fit together" in result.message
+    assert "cannot be combined" in result.message
 
 
 @pytest.mark.parametrize(
@@ -163,5 +163,5 @@ def test_an_answer_may_end_another_request_of_its_batch() -> None:
 
 def test_a_request_has_one_answer_unless_its_protocol_takes_parts() -> None:
     cut = Dispatch(1, 0, [], None, 1, 1.0, Reason.IDLE, 1, 0.0, None, Wakeup.ARRIVAL, 0.0)
-    with pytest.raises(Unsupported, match="'python' gives one answer"):
+    with pytest.raises(Unsupported, match="'python' returns one response"):
         Asked(0).part("a", cut)

@@ -80,7 +80,7 @@ def test_what_is_wrong_takes_one_line_and_is_reported_before_any_load(served: Se
         ((square, "--rate", 5, "--data", "three"), "400 InvalidRequest"),
         ((square, "--rate", 5, "-H", "nothing"), "--header='nothing': must be NAME: VALUE"),
         ((square, "--rate", 5, "--policy", "full"), "--policy and --set are for models in this process"),
-        ((square, "--rate", 5, "--json", tmp_path / "no" / "a.json"), "must be a folder that you may write to"),
+        ((square, "--rate", 5, "--json", tmp_path / "no" / "a.json"), "must be a writable directory"),
         (("--in-process", f"{MODELS}:Square", "--set", "wrkers=1"), "did you mean workers"),
         (("--in-process", f"{MODELS}:Square", "--set", "workers"), "must be KEY=VALUE"),
         (("--rate", 5), "nothing to measure: give a URL"),

@@ -48,7 +48,7 @@ def test_the_line_is_bounded_and_ends_with_the_server() -> None:
 
         asked = [asyncio.ensure_future(changes.make(for_ever)) for _ in range(MAX_CHANGES)]
         await asyncio.sleep(0)
-        with pytest.raises(Overloaded, match="that is the limit"):
+        with pytest.raises(Overloaded, match="pending, which is the maximum"):
             await changes.make(for_ever)
         left = asked.pop()
         left.cancel()

@@ -70,7 +70,7 @@ def test_an_onnx_file_is_served_by_its_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "flags", "message"),
     [
-        ("a.pkl", [], "a: a.pkl: loading a pickled file can run any code: --allow-pickle, if you trust its maker; or save it with skops.io.dump(estimator, 'a.skops')"),
+        ("a.pkl", [], "a: a.pkl: loading a pickle file can run arbitrary code; if you trust it, set --allow-pickle; or save it with skops.io.dump(estimator, 'a.skops')"),
         ("a.skops", [], "a: platform sklearn: scikit-learn is not installed (pip install 'weir-serving[sklearn]')"),
         ("a.pkl", ["--allow-pickle"], "a: platform sklearn: scikit-learn is not installed (pip install 'weir-serving[sklearn]')"),
     ],

@@ -58,7 +58,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     (tmp_path / "here" / "model.py").write_text("mine")
     done = weir_here("new", "here", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (
-        2, f"weir: NAME 'here': {tmp_path}/here is there already; must be a new or an empty folder\n",
+        2, f"weir: NAME 'here': {tmp_path}/here exists; must be a new or empty directory\n",
     )  # fmt: skip
     assert (tmp_path / "here" / "model.py").read_text() == "mine"
 

@@ -41,16 +41,16 @@ def test_bytes_are_written_too(tmp_path: Path) -> None:
 
 def test_a_path_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
     check_writable(tmp_path / "profile.toml")
-    with pytest.raises(SettingsError, match="it is a folder; must be a file"):
+    with pytest.raises(SettingsError, match="is a directory; must be a file"):
         check_writable(tmp_path)
-    with pytest.raises(SettingsError, match="must be a folder that you may write to"):
+    with pytest.raises(SettingsError, match="must be a writable directory"):
         check_writable(tmp_path / "missing" / "profile.toml")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_that_one_may_not_write_to_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
-    with pytest.raises(SettingsError, match="must be a folder that you may write to"):
+    with pytest.raises(SettingsError, match="must be a writable directory"):
         check_writable(tmp_path / "profile.toml")
 
 

@@ -66,7 +66,7 @@ def test_the_file_of_settings_that_will_serve_can_be_given(tmp_path: Path) -> No
     [
         ((f"{MODELS}:Square", "--power", 0), "--power=0.0: must be greater than 0"),
         ((f"{MODELS}:Square", "--sizes", "1,x"), "--sizes='1,x': must be whole numbers and ranges like 0,1,4-7"),
-        ((f"{MODELS}:Square", "-o", "missing/x.toml"), "must be a folder that you may write to"),
+        ((f"{MODELS}:Square", "-o", "missing/x.toml"), "must be a writable directory"),
         ((f"{MODELS}:Square", "--items", "none.jsonl"), "items=none.jsonl: cannot be read"),
         ((f"{MODELS}:Sqare",), "has no 'Sqare'"),
         ((f"{MODELS}:Square", "--max-batch-size", 4, "--sizes", 9), "sizes=9: must be at most max_batch_size=4"),

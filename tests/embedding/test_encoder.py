@@ -572,7 +572,7 @@ def test_all_of_a_large_request_goes_through_the_line_before_the_end() -> None:
             await asyncio.sleep(0)
             draining = asyncio.ensure_future(encoder.drain())
             await asyncio.sleep(0)
-            with pytest.raises(Draining, match="about to stop"):
+            with pytest.raises(Draining, match="shutting down"):
                 await of(encoder, ["late"])
             assert not draining.done()
             words.gate.set()

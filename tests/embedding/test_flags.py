@@ -97,7 +97,7 @@ def test_what_is_reached_in_another_way_says_so(flag: str) -> None:
     of = REFUSED[flag]
     with pytest.raises(SettingsError) as refused:
         from_other_servers([], {flag: True if of.is_switch else ["x"]}, {})
-    assert refused.value.message == f"--{flag.replace('_', '-')}: is not taken here: {of.remedy}"
+    assert refused.value.message == f"--{flag.replace('_', '-')}: is not supported: {of.remedy}"
     for value in of.neutral:
         assert meant_by({flag: [value]}) == ([], {})
 
@@ -105,7 +105,7 @@ def test_what_is_reached_in_another_way_says_so(flag: str) -> None:
 def test_the_command_refuses_in_one_line() -> None:
     refused = weir_here("embed", "serve", "--prometheus-port", "9000")
     assert refused.returncode == 2
-    assert refused.stderr == "weir: --prometheus-port: is not taken here: /metrics is at the port of HTTP\n"
+    assert refused.stderr == "weir: --prometheus-port: is not supported: /metrics is at the port of HTTP\n"
 
 
 def test_the_variables_of_their_images_are_read() -> None:

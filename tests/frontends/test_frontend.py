@@ -61,7 +61,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_frontend_without_keys_is_refused_where_the_server_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
     keyed = CONTEXT._replace(access=Access(AccessSettings(api_key="k3y")))
-    with pytest.raises(SettingsError, match=r"door='hatch': does not ask callers for the API key"):
+    with pytest.raises(SettingsError, match=r"door='hatch': does not check API keys"):
         open_frontends({"hatch": 1}, keyed)
     assert open_frontends({"hatch": None}, keyed) == []
     monkeypatch.setattr(Hatch, "asks_for_key", True, raising=False)
@@ -78,7 +78,7 @@ def test_one_may_be_switched_off_by_its_options() -> None:
 
 
 def test_a_name_that_nobody_brings_is_refused_with_those_there_are() -> None:
-    with pytest.raises(SettingsError, match=r"door='gate': no installed package brings it .*: broken, hatch, jammed"):
+    with pytest.raises(SettingsError, match=r"door='gate': no installed package provides it .*: broken, hatch, jammed"):
         open_frontends({"gate": 1}, CONTEXT)
 
 

@@ -116,7 +116,7 @@ def test_a_job_with_the_stock_client(kept: Kept) -> None:
     assert [each.id for each in client.batches.list()] == [made.id]
     assert {each.id for each in client.files.list()} == {file, job.output_file_id, job.error_file_id}
     assert client.files.delete(file).deleted
-    with pytest.raises(openai.NotFoundError, match="there is none of this id"):
+    with pytest.raises(openai.NotFoundError, match="unknown id"):
         client.files.retrieve(file)
     page = httpx.get(f"{kept.served.url}/metrics").text
     assert 'weir_bulk_rows_total{model="logged"} 50.0' in page

@@ -73,7 +73,9 @@ def test_a_run_goes_on_when_the_disk_has_room_again(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(offline, "JobStore", SmallStore)
     source = table(tmp_path, b"text\n" + b"long answer\n" * 50)
-    with pytest.raises(SettingsError, match=r"out.weir-batch: database or disk is full; the same command goes on"):
+    with pytest.raises(
+        SettingsError, match=r"out.weir-batch: database or disk is full; fix this and run the same command again"
+    ):
         answers(source, tmp_path / "out")
     pages[0] = 10_000
     assert answers(source, tmp_path / "out") == ["x" * 5000] * 50

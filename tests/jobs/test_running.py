@@ -163,5 +163,5 @@ def test_a_file_that_was_cut_fails_its_job(tmp_path: Path) -> None:
     ended = asyncio.run(played.end())
     assert ended.status == "failed"
     assert ended.errors is not None
-    assert "the file was changed or cut after it was validated" in ended.errors[0]["message"]
+    assert "the file was changed or truncated after it was validated" in ended.errors[0]["message"]
     assert played.account.held_bytes == 0

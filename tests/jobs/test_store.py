@@ -196,13 +196,13 @@ def test_files_are_listed_and_deleted(tmp_path: Path) -> None:
     assert [file.id for file in listed] == names[:2]
     assert [file.id for file in store.files(purpose=None, after=names[1], limit=9, ascending=False)] == names[:1]
     assert store.files(purpose="other", after=None, limit=9, ascending=True) == []
-    with pytest.raises(InvalidRequest, match="after='nope': there is nothing of this id"):
+    with pytest.raises(InvalidRequest, match="after='nope': unknown id"):
         store.files(purpose=None, after="nope", limit=9, ascending=True)
     store.add_job("/infer/m", names[0], "24h", None, 100, 900)
     with pytest.raises(Conflict, match="reads it, which has not ended"):
         store.delete_file(names[0])
     store.delete_file(names[1])
-    with pytest.raises(ModelNotFound, match="there is none of this id"):
+    with pytest.raises(ModelNotFound, match="unknown id"):
         store.path(names[1])
     with pytest.raises(ModelNotFound):
         store.path("../jobs.sqlite")

@@ -164,7 +164,7 @@ def test_a_key_comes_from_a_secret() -> None:
         ([TARGET, "--label=a"], "--label=['a']: must be KEY=VALUE"),
         ([TARGET, "--object-name=Square_2"], "--object-name='Square_2': must be lower-case letters"),
         ([TARGET, "--namespace=-x"], "--namespace='-x': must be lower-case letters"),
-        ([TARGET, "--name=日本"], "日本: is no name for objects of Kubernetes; give one (--object-name)"),
+        ([TARGET, "--name=日本"], "日本: is not a valid Kubernetes name; set --object-name"),
         ([TARGET, "--target-waiting-rows=5"], "--target-waiting-rows=5: nothing scales without a range, such as --replicas 2..10"),
         ([TARGET, "--replicas=1..2", "--autoscaler=cron"], "--autoscaler='cron': must be one of keda, hpa"),
         ([TARGET, "--replicas=1..2", "--no-metrics"], "--replicas=1..2: needs the metrics that --no-metrics switches off"),
@@ -172,7 +172,7 @@ def test_a_key_comes_from_a_secret() -> None:
         ([TARGET, "--num-gpus=1"], "num_gpus=1.0, executor='process': only Ray reads num_gpus; state executor ray"),
         ([TARGET, "--ray-address=auto"], "ray_address='auto', executor='process': only Ray reads ray_address"),
         ([TARGET, "--monitor", "--no-metrics"], "--monitor: needs the metrics that --no-metrics switches off"),
-        ([TARGET, "--target-latency=0.1"], "--target-latency=0.1: nothing would keep it"),
+        ([TARGET, "--target-latency=0.1"], "--target-latency=0.1: nothing enforces it"),
         ([TARGET, "--image=a", "--image=b"], "--image: given 2 times (a, b); must be given once"),
         ([TARGET, "--config=no.toml"], "--config=no.toml: cannot be read"),
     ],
@@ -188,7 +188,7 @@ def test_the_autoscaler_of_each_platform() -> None:
         "--prometheus=http://x: only --autoscaler keda"
     )
     assert refused("kubernetes", *ranged, "--target-latency=0.1").startswith(
-        "--target-latency=0.1: nothing would keep it"
+        "--target-latency=0.1: nothing enforces it"
     )
 
 

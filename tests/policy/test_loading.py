@@ -119,7 +119,7 @@ def test_a_module(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "own_policies", raising=False)
     assert repr(load_policy("own_policies:Mine:patience=3")) == "Mine(patience=3.0)"
     assert repr(load_policy("own_policies:ready_made")) == "Mine(patience=7.0)"
-    with pytest.raises(SettingsError, match="'x=3' cannot be given to what is already a policy"):
+    with pytest.raises(SettingsError, match="'x=3' cannot be passed to a policy that is already an instance"):
         load_policy("own_policies:ready_made:x=3")
     with pytest.raises(SettingsError, match="must be a class or a policy, is 3"):
         load_policy("own_policies:number")
@@ -191,9 +191,9 @@ def test_a_bank_file_is_a_solved_policy(tmp_path: Path, monkeypatch: pytest.Monk
     ("content", "message"),
     [
         (None, r"policy='no.npz': '/.*/no.npz' cannot be read: No such file or directory"),
-        (b"", "policy='no.npz': must be a bank made by `weir solve`"),
-        (b"PK\x03\x04 and so on", "policy='no.npz': must be a bank made by `weir solve`"),
-        (bank().to_bytes()[:-100], "policy='no.npz': must be a bank made by `weir solve`"),
+        (b"", "policy='no.npz': must be a policy file made by `weir solve`"),
+        (b"PK\x03\x04 and so on", "policy='no.npz': must be a policy file made by `weir solve`"),
+        (bank().to_bytes()[:-100], "policy='no.npz': must be a policy file made by `weir solve`"),
     ],
 )
 def test_a_file_that_is_no_bank(

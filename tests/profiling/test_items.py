@@ -101,7 +101,7 @@ def test_without_anything_to_measure_with_it_says_how_to_give_it() -> None:
 
     with pytest.raises(SettingsError, match=r"Bare: there is nothing to measure it with: .*examples.*--items"):
         items_of(Bare)
-    with pytest.raises(SettingsError, match="items: there are none to measure Bare with"):
+    with pytest.raises(SettingsError, match="items: none given to measure Bare with"):
         items_of(Bare, [])
 
 
@@ -159,8 +159,8 @@ def test_arrays_are_named_tensors(tmp_path: Path) -> None:
     ("name", "text", "message"),
     [
         ("items.jsonl", "1\nnot json\n", "line 2: "),
-        ("items.jsonl", "\n", "there are none in it"),
-        ("items.json", "[]", "there are none in it"),
+        ("items.jsonl", "\n", "has no items"),
+        ("items.json", "[]", "has no items"),
         ("items.npz", "no arrays", "must be arrays saved by numpy.savez"),
     ],
 )
@@ -180,7 +180,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 def test_arrays_without_any_are_none(tmp_path: Path) -> None:
     np.savez(tmp_path / "none.npz")
-    with pytest.raises(SettingsError, match="there are none in it"):
+    with pytest.raises(SettingsError, match="has no items"):
         read_items(tmp_path / "none.npz")
 
 
@@ -189,7 +189,7 @@ def test_the_files_of_a_folder_are_bodies(tmp_path: Path) -> None:
     for name in ("b", "a"):
         (tmp_path / name).write_bytes(name.encode())
     assert read_items(tmp_path) == [RawItem(b"a"), RawItem(b"b")]
-    with pytest.raises(SettingsError, match="there are none in it"):
+    with pytest.raises(SettingsError, match="has no items"):
         read_items(tmp_path / "folder")
 
 

@@ -145,7 +145,7 @@ def test_a_model_that_fails_on_an_item_is_an_error() -> None:
     for places in (1, 2):
         with pytest.raises(ModelError, match="predict raised"):
             asyncio.run(story(ModelError("predict raised"), places))
-    with pytest.raises(ModelError, match="the model refuses an item that it is measured with: too long"):
+    with pytest.raises(ModelError, match="the model rejects one of the items to measure with: too long"):
         asyncio.run(story(InvalidRequest("too long")))
 
 
@@ -155,7 +155,7 @@ def test_items_too_large_for_any_batch_are_refused_and_sizes_that_they_cannot_fi
         measuring = await started(executor)
         return await measure(measuring, Items([Entry(0, rows=3)]), max_batch_size, ProfilingSettings())
 
-    with pytest.raises(SettingsError, match="items: none of them fits into a batch of 2 rows"):
+    with pytest.raises(SettingsError, match="items: none fits into a batch of 2 rows"):
         asyncio.run(story(2))
     profile = asyncio.run(story(10))
     assert profile.about["sizes_measured"] == [3, 6, 9]

@@ -60,7 +60,7 @@ def test_what_is_unfinished_when_draining_ends_fails() -> None:
             rig.clock.advance(0.2)
             await stopping
             for call in calls:
-                with pytest.raises(Draining, match="stopped before the answer was there"):
+                with pytest.raises(Draining, match="stopped before the response was ready"):
                     await call
 
     asyncio.run(main())

@@ -185,7 +185,7 @@ def test_a_stream_whose_worker_died_is_not_run_again() -> None:
             begun, silent, killer = (service.infer_stream(item) for item in ("begun", "silent", "die"))
             assert list(await asyncio.gather(anext(begun), anext(killer))) == ["begun", "begun"]
             for stream in (begun, killer):
-                with pytest.raises(WorkerLost, match="lost amid the answer"):
+                with pytest.raises(WorkerLost, match="lost while it was responding"):
                     await anext(stream)
             assert await taken(silent) == ["whole"]  # it had no part: it is run again
             with pytest.raises(WorkerLost):

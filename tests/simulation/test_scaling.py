@@ -332,7 +332,7 @@ def test_keda_comes_back_from_zero_when_it_polls_and_goes_there_after_its_cooldo
         ("slo", "must be one of weir, fixed, ray, hpa, keda, with options"),
         ("weir:target=1", "must be one of"),
         ("fixed:none", "must be 1 or more"),
-        ("ray:goal=2", "'goal' is no option of ray; there are target, upscale, downscale, look_back"),
+        ("ray:goal=2", "'goal' is not an option of ray; there are target, upscale, downscale, look_back"),
         ("hpa:target=0", "target=0 must be a number greater than 0"),
         ("hpa:target=x", "target=x must be a number greater than 0"),
         ("keda:cooldown=soon", "cooldown=soon must be a duration of 0 or more"),

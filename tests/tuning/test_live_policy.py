@@ -155,7 +155,7 @@ def test_of_a_program_without_an_event_loop() -> None:
 def test_only_a_solved_policy_has_prices() -> None:
     async def check() -> None:
         async with weir.Service(Quick, executor="inline") as service:
-            with pytest.raises(Conflict, match="'greedy': only a solved one has prices"):
+            with pytest.raises(Conflict, match="'greedy': only a solved policy has weights"):
                 await service.set_prices(energy_weight=3.0)
 
     asyncio.run(check())

@@ -106,7 +106,7 @@ def test_tensors_take_their_bytes_in_order() -> None:
         ([binary("x", [1], "INT32", 4, data=[1])], b"\0\0\0\0", "only one is allowed"),
         ([binary("x", [1], "INT32", 4)], b"\0\0\0\0\0", "body: has 1 bytes after the last binary tensor"),
         ([binary("x", [2], "BYTES", 5)], b"\1\0\0\0a", "5 bytes cannot hold 2 BYTES elements"),
-        ([binary("x", [1], "BYTES", 5)], b"\2\0\0\0a", "element 0 is cut off: 1 of 2 bytes"),
+        ([binary("x", [1], "BYTES", 5)], b"\2\0\0\0a", "element 0 is truncated: 1 of 2 bytes"),
     ],
 )
 def test_what_is_wrong_is_named(inputs: list[dict[str, Any]], rest: bytes, words: str) -> None:

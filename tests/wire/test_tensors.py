@@ -303,9 +303,9 @@ def test_elements_are_in_row_major_order() -> None:
     [
         (b"\1\0\0", 1, "tensor 'x': 3 bytes cannot hold 1 BYTES elements"),
         (b"", 1 << 60, "0 bytes cannot hold 1152921504606846976 BYTES elements"),
-        (b"\1\0\0\0", 1, "tensor 'x': element 0 is cut off: 0 of 1 bytes"),
-        (b"\xff\xff\xff\xff", 1, "element 0 is cut off: 0 of 4294967295 bytes"),
-        (b"\2\0\0\0ab\0\0", 2, "element 1 is cut off: 2 of 4 bytes of its length"),
+        (b"\1\0\0\0", 1, "tensor 'x': element 0 is truncated: 0 of 1 bytes"),
+        (b"\xff\xff\xff\xff", 1, "element 0 is truncated: 0 of 4294967295 bytes"),
+        (b"\2\0\0\0ab\0\0", 2, "element 1 is truncated: 2 of 4 bytes of its length"),
         (b"\0\0\0\0\0", 1, "has 1 bytes after the last of its 1 elements"),
     ],
 )

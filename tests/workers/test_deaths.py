@@ -297,7 +297,7 @@ def test_a_worker_that_does_not_end_although_it_was_killed_is_replaced(
             assert f"process {pid} is left behind" in reason
             assert "predict_timeout=0.05" in reason
             assert await pool.ask("pid") == [pool.pool.states()[0].pid]
-            assert f"process {pid}, worker 0 of 'tried', does not end although it was killed" in caplog.text
+            assert f"process {pid}, worker 0 of 'tried', is still running after it was killed" in caplog.text
             end_process(pid)
 
     asyncio.run(main())
@@ -311,7 +311,7 @@ def test_a_pool_stops_whatever_a_worker_does(monkeypatch: pytest.MonkeyPatch, ca
             unkillable(monkeypatch, pid)
             os.kill(pid, signal.SIGSTOP)
             await pool.pool.stop()
-            assert f"process {pid}, worker 1 of 'tried', does not end although it was killed" in caplog.text
+            assert f"process {pid}, worker 1 of 'tried', is still running after it was killed" in caplog.text
             assert [state.state for state in pool.pool.states()] == ["stopped", "stopped"]
             end_process(pid)
             await turns()

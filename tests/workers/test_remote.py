@@ -241,7 +241,7 @@ def test_an_item_left_out_and_one_that_cannot_be_read_fail_alone(unix: str) -> N
     assert fine == b"1"
     assert isinstance(unread, ModelError)
     assert isinstance(missing, ModelError)
-    assert "leaves this item out" in missing.message
+    assert "lacks this item" in missing.message
 
 
 def test_what_cannot_be_sent_fails_alone_also_when_it_is_the_whole_batch(unix: str) -> None:

@@ -250,7 +250,9 @@ class Batcher:
             raise Overloaded(self._fullness(self._queue, request), retry_after=self.drain_time())
         is_near = request.deadline <= now + self._in_sight or request.cost > self._max_cost
         if is_near and self._forecast.cannot_make_it(request, now):
-            raise DeadlineExceeded(f"timeout={request.timeout:g}: the answer would come too late with this queue")
+            raise DeadlineExceeded(
+                f"timeout={request.timeout:g}: the response would miss the deadline with the current queue"
+            )
         self._queue.enter(request)
 
     def _submit_bulk(self, request: Request) -> None:

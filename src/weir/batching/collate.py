@@ -101,7 +101,7 @@ def deliver(dispatch: Dispatch, events: Events) -> list[End]:
             ends += _answered(entries[index], NO_ANSWER if kind == EventKind.END else output)
     if events.final:
         unanswered = [entry for entry in entries if not is_done(entry)]
-        ends += _fail(unanswered, lambda: ModelError("the worker ended the batch without an answer to this item"))
+        ends += _fail(unanswered, lambda: ModelError("the worker finished the batch without a response to this item"))
     return ends
 
 
@@ -158,7 +158,9 @@ def fail_entries(lost: Lost, reason: str = "the worker died") -> list[End]:
     """Give the entries that do not run again an error. Settle and return the requests that this completes, as `deliver` does. `reason` says why the
     worker is gone."""
     ends = _fail(lost.crashed, lambda: ModelCrashed(f"this request ended its worker, also when run alone: {reason}"))
-    ends += _fail(lost.interrupted, lambda: WorkerLost(f"lost amid the answer: {reason}", retry_after=RETRY_AFTER))
+    ends += _fail(
+        lost.interrupted, lambda: WorkerLost(f"lost while it was responding: {reason}", retry_after=RETRY_AFTER)
+    )
     return ends
 
 

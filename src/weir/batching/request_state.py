@@ -68,7 +68,9 @@ class RequestBase:
 
     def part(self, output: Any, dispatch: Dispatch) -> None:
         """Raise Unsupported: this request has one answer."""
-        raise Unsupported(f"the frontend {self.door!r} gives one answer to a request, a streaming model gives several")
+        raise Unsupported(
+            f"the frontend {self.door!r} returns one response per request, but a streaming model returns several"
+        )
 
 
 # Dispatching, at once or in pieces.
@@ -185,7 +187,7 @@ def _join(pieces: list[dict[str, Any]]) -> Any:
     try:
         return {name: numpy.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
     except (ValueError, KeyError, TypeError) as error:
-        return ModelError(f"the answers to the pieces of a divided request do not fit together: {error!r}")
+        return ModelError(f"the results of the parts of a divided request cannot be combined: {error!r}")
 
 
 def has_answer(request: Request, start: int) -> bool:

@@ -81,7 +81,7 @@ def make_load(settings: LoadSettings, targets: int) -> Load:
     if settings.concurrency is not None:
         if settings.rate is not None:
             raise SettingsError(
-                f"rate={settings.rate:g}: a closed loop (concurrency) has no rate; give one of them only"
+                f"rate={settings.rate:g}: a closed loop (concurrency) has no rate; give only one of them"
             )
         seconds = _round_seconds(settings.duration or 10.0, rounds)
         name = f"closed:{settings.concurrency}"
@@ -140,7 +140,7 @@ def _arrivals(settings: LoadSettings) -> Arrivals:
     parts = [part for part in rest.split(",") if part]
     stated = name == "trace" or any(part.startswith("rate=") or "=" not in part for part in parts)
     if stated and rate is not None:
-        raise SettingsError(f"rate={rate:g}: arrivals={text!r} state their own rate; give one of them only")
+        raise SettingsError(f"rate={rate:g}: arrivals={text!r} state their own rate; give only one of them")
     if not stated and rate is None:
         raise SettingsError(f"arrivals={text!r}: state no rate; give --rate (requests per second)")
     return parse_arrivals(text if stated else f"{name}:{','.join([f'rate={rate!r}', *parts])}")

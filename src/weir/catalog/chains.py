@@ -220,7 +220,7 @@ def check_steps(steps: Any, label: str, *, tensors: bool) -> None:
                 f"{label}: step {name_of(part)!r}: inputs and outputs are for chains that declare tensors"
             )
         elif not isinstance(part, (Step, str, Service)):
-            raise SettingsError(f"{label}: {part!r:.100}: is no step: must be a name, a Step, a Branch or a Switch")
+            raise SettingsError(f"{label}: {part!r:.100}: is not a step: must be a name, a Step, a Branch or a Switch")
 
 
 def _check_paths(part: Branch | Switch, label: str, tensors: bool) -> None:

@@ -61,7 +61,9 @@ class ChangeQueue:
         if self._closed:
             raise _changes_closed()
         if len(self._tasks) >= MAX_CHANGES:
-            raise Overloaded(f"{len(self._tasks)} changes wait to be made; that is the limit", retry_after=1.0)
+            raise Overloaded(
+                f"{len(self._tasks)} changes are pending, which is the maximum; try again later", retry_after=1.0
+            )
         task = asyncio.create_task(self._in_turn(change))
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -91,7 +93,7 @@ class ChangeQueue:
 
 
 def _changes_closed() -> Draining:
-    return Draining("the server is being stopped: nothing is loaded or unloaded any more")
+    return Draining("the server is shutting down; models can no longer be loaded or unloaded")
 
 
 class WorkerEndpoint(NamedTuple):

@@ -59,7 +59,7 @@ class Registry:
             self.check_label(service.name, service.version)
             versions = self._versions.setdefault(service.name, {})
             if service.version in versions:
-                raise SettingsError(f"name={service.label!r}: two models have this name; give one of them another")
+                raise SettingsError(f"name={service.label!r}: two models have this name; rename one of them")
             versions[service.version] = service
         for name, paths in (routes or {}).items():
             if name not in self._versions:

@@ -147,7 +147,7 @@ class AnswerRouter:
         else:
             self.forget(answer.id)
             answers.put_nowait(
-                Overloaded(f"{self._url}: {MAX_KEPT} answers to one request were not read: no more are kept")
+                Overloaded(f"{self._url}: {MAX_KEPT} answers to one request are unread, which is the maximum")
             )
         return True
 

@@ -297,7 +297,7 @@ def new(
     if "/" in name:  # a model's name may have them, and a folder's may not
         raise SettingsError(f"NAME {name!r}: must be of up to 255 letters, digits and . _ ~ -, without a /")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise SettingsError(f"NAME {name!r}: {folder.absolute()} is there already; must be a new or an empty folder")
+        raise SettingsError(f"NAME {name!r}: {folder.absolute()} exists; must be a new or empty directory")
     files = files_of(template, name)
     try:
         folder.mkdir(exist_ok=True)

@@ -196,7 +196,7 @@ STDOUT = Path("-")
 def check_writable(path: Path) -> None:
     """Raise SettingsError if the file `path` cannot be written."""
     if path.is_dir():
-        raise SettingsError(f"{path}: cannot be written: it is a folder; must be a file")
+        raise SettingsError(f"{path}: cannot be written: is a directory; must be a file")
     check_folder(path)
 
 
@@ -212,7 +212,7 @@ def check_folder(path: Path) -> None:
     """Raise SettingsError if the file or folder `path` cannot be created."""
     folder = path.absolute().parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise SettingsError(f"{path}: cannot be written: {folder} must be a folder that you may write to")
+        raise SettingsError(f"{path}: cannot be written: {folder} must be a writable directory")
 
 
 def can_draw() -> bool:

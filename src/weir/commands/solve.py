@@ -81,7 +81,7 @@ def solve(
         _solve_one(measured, rate, prices, values, json)
         return
     if values:
-        raise SettingsError("--values: is for one rate; add --rate")
+        raise SettingsError("--values: needs --rate")
     path = output or profile.with_name(_stem(profile) + ".policy.npz")
     check_results(path)
     arguments = {

@@ -63,7 +63,7 @@ class OpenRequests:
     def begin(self) -> None:
         """Count a request. Raises Draining if no more are accepted."""
         if self._closed:
-            raise Draining("the server is about to stop")
+            raise Draining("the server is shutting down")
         self._count += 1
 
     def end(self) -> None:

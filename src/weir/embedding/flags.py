@@ -144,7 +144,7 @@ def _meant(name: str, values: list[Any] | bool) -> list[tuple[str, Any]]:
         return []
     given = [flag.switch] if isinstance(values, bool) else list(map(str, values))
     if flag.remedy and not set(given) <= set(flag.neutral):
-        raise SettingsError(f"--{name.replace('_', '-')}: is not taken here: {flag.remedy}")
+        raise SettingsError(f"--{name.replace('_', '-')}: is not supported: {flag.remedy}")
     found = [flag.values.get(value, value) for value in given if value is not None]
     return [(flag.setting, value) for value in found if value] if flag.setting else []
 

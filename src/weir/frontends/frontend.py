@@ -196,9 +196,7 @@ def open_frontends(wanted: Mapping[str, Any], context: FrontendContext) -> list[
     made = {name: _make(name, context._replace(options=options)) for name, options in wanted.items()}
     for name, frontend in made.items():
         if context.access.required and frontend is not None and not getattr(frontend, "asks_for_key", False):
-            raise SettingsError(
-                f"door={name!r}: does not ask callers for the API key, which this server must do (asks_for_key)"
-            )
+            raise SettingsError(f"door={name!r}: does not check API keys, which this server requires (asks_for_key)")
     return [frontend for frontend in made.values() if frontend is not None]
 
 
@@ -220,7 +218,7 @@ def make_named(kind: str, group: str, name: str, *arguments: Any) -> Any:
     found = {entry.name: entry for entry in entry_points(group=group)}
     if name not in found:
         known = ", ".join(sorted(found)) or "none"
-        raise SettingsError(f"{kind}={name!r}: no installed package brings it (entry points {group}: {known})")
+        raise SettingsError(f"{kind}={name!r}: no installed package provides it (entry points {group}: {known})")
     try:
         return found[name].load()(*arguments)
     except WeirError:

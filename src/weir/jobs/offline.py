@@ -60,7 +60,9 @@ def check_source(source: Source) -> None:
         if kind == ".jsonl":
             _endpoint(_url_of(source))
         elif source.url is None:
-            raise SettingsError(f"{source.path}: a table needs --url, where its rows are sent, such as /v1/embeddings")
+            raise SettingsError(
+                f"{source.path}: a table needs --url, the endpoint for its rows, such as /v1/embeddings"
+            )
         else:
             _endpoint(source.url)
             next(_csv_values(source) if kind == ".csv" else _parquet_values(source), None)
@@ -80,7 +82,7 @@ async def run(
     store = runner.store
     try:
         if not await runner.use(store.lead):
-            raise SettingsError(f"{directory}: another process works on it")
+            raise SettingsError(f"{directory}: another process is using it")
         job = await runner.use(_job_for, store, source, directory, runner.now)
         working = asyncio.create_task(runner.finish(job.id))
         try:
@@ -98,9 +100,7 @@ async def run(
             raise SettingsError(f"{source.path}: {errors or job.status}")
         return await runner.use(_placed, store, job, output, directory)
     except (OSError, sqlite3.Error) as error:
-        raise SettingsError(
-            f"{directory}: {error}; the same command goes on from there once it can be written"
-        ) from error
+        raise SettingsError(f"{directory}: {error}; fix this and run the same command again to continue") from error
     finally:
         begun = bool(await runner.use(store.jobs, after=None, limit=1))
         await runner.stop()
@@ -116,7 +116,9 @@ def _job_for(store: JobStore, source: Source, directory: Path, now: int) -> Job:
     }
     for job in store.jobs(after=None, limit=1):
         if job.metadata != of:
-            raise SettingsError(f"{directory}: is of another file or other options; delete it to begin anew")
+            raise SettingsError(
+                f"{directory}: belongs to another input file or other options; delete it to start again"
+            )
         if job.status in (*ACTIVE, "completed"):
             return job
     name, path = store.begin_file()

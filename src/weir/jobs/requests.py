@@ -127,7 +127,7 @@ def body_of(file: int, request: JobRequest) -> bytes:
         return bytes(_DECODER.decode(os.pread(file, request.length, request.start)).body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(
-            f"input file: the request {request.custom_id[:80]!r} is no longer there: the file was changed or cut after it was validated"
+            f"input file: the request {request.custom_id[:80]!r} is no longer there: the file was changed or truncated after it was validated"
         ) from error
 
 

@@ -240,7 +240,7 @@ class JobStore:
         """Return the file with the id `name`. Raises ModelNotFound."""
         row = self._database.execute("SELECT * FROM files WHERE id = ?", (name,)).fetchone()
         if row is None:
-            raise ModelNotFound(f"file {name[:80]!r}: there is none of this id")
+            raise ModelNotFound(f"file {name[:80]!r}: unknown id")
         return StoredFile(*row)
 
     def path(self, name: str) -> Path:
@@ -263,7 +263,7 @@ class JobStore:
         if after is not None:
             row = self._database.execute(f"SELECT rowid FROM {table} WHERE id = ?", (after,)).fetchone()
             if row is None:
-                raise InvalidRequest(f"after={after[:80]!r}: there is nothing of this id")
+                raise InvalidRequest(f"after={after[:80]!r}: unknown id")
             conditions.append(f"rowid {rule} ?")
             values.append(row[0])
         where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
@@ -328,7 +328,7 @@ class JobStore:
         """Return the job with the id `name`. Raises ModelNotFound."""
         row = self._database.execute("SELECT * FROM jobs WHERE id = ?", (name,)).fetchone()
         if row is None:
-            raise ModelNotFound(f"batch {name[:80]!r}: there is none of this id")
+            raise ModelNotFound(f"batch {name[:80]!r}: unknown id")
         return _job_of(row)
 
     def jobs(self, *, after: str | None, limit: int) -> list[Job]:

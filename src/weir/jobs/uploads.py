@@ -104,7 +104,7 @@ class Upload:
     def _append(self, piece: bytearray) -> None:
         with create(self._path, "ab") as file:
             if file.tell() != self._written:
-                raise OSError("somebody else has changed the file while it was uploaded")
+                raise OSError("another request changed the file during the upload")
             file.write(piece)
         self._written += len(piece)
 
@@ -137,7 +137,7 @@ class Upload:
             self.fields[name] = ""
             return
         if self.filename is not None:
-            raise InvalidRequest("file: comes twice; must come once", details={"param": "file"})
+            raise InvalidRequest("file: was sent twice; must be sent once", details={"param": "file"})
         given = options.get(b"filename", b"").decode("utf-8", "replace")
         self._field = None
         self.filename = given.replace("\\", "/").rpartition("/")[2][:_MAX_NAME] or "file"

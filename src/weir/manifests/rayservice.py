@@ -122,7 +122,7 @@ def _refuse(command: ServeCommand) -> None:
         unknown = declared.part == "Telemetry" and name not in _OF_TELEMETRY
         if declared.part in _OF_RAY or name in OF_THE_HOST or unknown:
             raise SettingsError(
-                f"{declared.flag}: is of a server of its own; Ray Serve has its ports, logs and processes"
+                f"{declared.flag}: applies to a standalone server only; Ray Serve manages ports, logs and processes"
             )
     if not command.settings.models:
         raise SettingsError(

@@ -200,7 +200,7 @@ class Manifest(NamedTuple):
         names = [model.name for model in self.command.settings.models] or ["weir"]
         name = re.sub(r"[^a-z0-9]+", "-", names[0].lower()).strip("-")
         if not _NAME.fullmatch(name):
-            raise SettingsError(f"{names[0]}: is no name for objects of Kubernetes; give one (--object-name)")
+            raise SettingsError(f"{names[0]}: is not a valid Kubernetes name; set --object-name")
         return name
 
     @property
@@ -274,10 +274,10 @@ def _check_together(manifest: Manifest, values: Mapping[str, Any]) -> None:
                     f"{catalog[name].flag}={values[name]}: nothing scales without a range, such as --replicas 2..10"
                 )
     elif scaling.autoscaler == "hpa" and "prometheus" in values:
-        raise SettingsError(f"--prometheus={scaling.prometheus}: only --autoscaler keda asks it")
+        raise SettingsError(f"--prometheus={scaling.prometheus}: only --autoscaler keda uses it")
     if scaling.target_latency is not None and not monitored and (not objects.scales or scaling.autoscaler == "hpa"):
         raise SettingsError(
-            f"--target-latency={scaling.target_latency:g}: nothing would keep it; needs --replicas MIN..MAX with --autoscaler keda, or --monitor"
+            f"--target-latency={scaling.target_latency:g}: nothing enforces it; needs --replicas MIN..MAX with --autoscaler keda, or --monitor"
         )
     if not manifest.command.settings.telemetry.metrics and (objects.scales or monitored):
         why = "--monitor" if monitored else f"--replicas={objects.replicas}"

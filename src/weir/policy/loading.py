@@ -191,7 +191,9 @@ def _known() -> list[str]:
 def _made(found: Any, arguments: str | None, text: str) -> Any:
     if isinstance(found, Policy) and not isinstance(found, type):
         if arguments is not None:
-            raise SettingsError(f"policy={text!r}: {arguments!r} cannot be given to what is already a policy")
+            raise SettingsError(
+                f"policy={text!r}: {arguments!r} cannot be passed to a policy that is already an instance"
+            )
         return found
     if not callable(found):
         raise SettingsError(f"policy={text!r}: must be a class or a policy, is {found!r}")

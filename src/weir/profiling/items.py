@@ -136,7 +136,7 @@ def items_of(model: type[Model], items: Iterable[Any] | None = None, *, seed: in
     values = [each.item if isinstance(each, Example) else each for each in given]
     if not values:
         raise SettingsError(
-            _no_items(model) if items is None else f"items: there are none to measure {model.__name__} with"
+            _no_items(model) if items is None else f"items: none given to measure {model.__name__} with"
         )
     if all(isinstance(value, RawItem) for value in values):
         return _bodies(model, [value.content for value in values], seed)
@@ -212,7 +212,7 @@ def read_items(path: Path) -> list[Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"items={path}: cannot be read: {error}") from error
     if not items:
-        raise SettingsError(f"items={path}: there are none in it")
+        raise SettingsError(f"items={path}: has no items")
     return items
 
 

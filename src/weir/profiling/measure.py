@@ -188,7 +188,7 @@ async def measure(
         estimates = sampler.estimates()
         energy = await _measure_energy(sampler, estimates, settings, meters, no_meters, progress)
     except RequestError as error:
-        raise ModelError(f"the model refuses an item that it is measured with: {error.message}") from error
+        raise ModelError(f"the model rejects one of the items to measure with: {error.message}") from error
     notes = {**(about or {}), "items": len(items), "content_type": items.content_type, **_notes(sampler, settings)}
     return _assembled(estimates, energy, max_batch_size, sampler.offset(), pipeline_depth, notes)
 
@@ -198,7 +198,7 @@ async def _measure_times(
 ) -> None:
     sizes = list(filter(items.can_fill, grid(max_batch_size, settings.sizes)))
     if not sizes:
-        raise SettingsError(f"items: none of them fits into a batch of {max_batch_size} rows")
+        raise SettingsError(f"items: none fits into a batch of {max_batch_size} rows")
     progress(0.0, "warming up")
     await sampler.warm_up(sizes)
 

@@ -42,8 +42,8 @@ class ControlSettings:
         check(self)
         if self.allow_control and self.control_token_file is not None:
             raise SettingsError(
-                f"allow_control, control_token_file={self.control_token_file!r}: the first lets anybody control the "
-                "server, the second only callers with the token; set one of them"
+                f"allow_control, control_token_file={self.control_token_file!r}: the first allows admin calls without "
+                "a token, the second requires one; set only one of them"
             )
 
 
@@ -236,7 +236,7 @@ def read_keys(path: str) -> list[str]:
         raise SettingsError(f"api_key_file={path!r}: cannot be read: {error.strerror}") from None
     keys = {place: line.strip().decode("latin-1") for place, line in enumerate(lines, start=1) if line.strip()}
     if not keys:
-        raise SettingsError(f"api_key_file={path!r}: must hold a key, or several, one a line")
+        raise SettingsError(f"api_key_file={path!r}: must hold one or more keys, one per line")
     for place, key in keys.items():
         if not _is_key(key.removesuffix(BULK_KEY)):
             raise SettingsError(f"api_key_file={path!r}: line {place}: {_RULE}, with or without {BULK_KEY!r} behind it")

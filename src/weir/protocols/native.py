@@ -154,11 +154,11 @@ def _read_as_stream(head: RequestHead, accept: str) -> None:
     """Check that the caller accepts a stream of events. Its data are JSON, whatever the content type of the request."""
     name = head.service.name
     if head.batch:
-        raise Unsupported(f"model {name!r} is streaming: it takes one item in a request, not a list")
+        raise Unsupported(f"model {name!r} is streaming: a request must have one item, not a list")
     try:
         accept_of(accept, [CONTENT_TYPE])
     except UnsupportedMediaType:
-        raise Unsupported(f"Accept {accept!r}: model {name!r} is streaming, its answers are {CONTENT_TYPE}") from None
+        raise Unsupported(f"Accept {accept!r}: model {name!r} is streaming; its responses are {CONTENT_TYPE}") from None
 
 
 _PATH = re.compile(f"/infer/({NAME_IN_PATH})")

@@ -151,7 +151,7 @@ class _Job(Generic[T]):
                 bare.__context__ = None
         except MemoryError:  # decoded nested lists are many times as large as their text
             what = f"to {self._verb} of {self._size_bytes} bytes"
-            bare = Overloaded(f"there is not enough memory now {what}", retry_after=1.0)
+            bare = Overloaded(f"not enough memory available {what}", retry_after=1.0)
         finally:
             del work
         raise bare

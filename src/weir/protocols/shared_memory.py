@@ -77,7 +77,7 @@ class Region:
             at += os.pwritev(self.fd, [view[at:]], self.offset + offset + at)
 
     def _shorter(self) -> InvalidRequest:
-        return InvalidRequest(f"shared memory region {self.name!r}: its client has made {self.key!r} shorter")
+        return InvalidRequest(f"shared memory region {self.name!r}: its client shrank {self.key!r}")
 
 
 class Regions:

@@ -51,7 +51,7 @@ class InProcessRequest:
 
     def part(self, output: Any, dispatch: Dispatch) -> None:
         """Raise Unsupported: a call has one answer."""
-        raise Unsupported("a call has one answer, but a streaming model gives several")
+        raise Unsupported("a call returns one response, but a streaming model returns several: use stream")
 
 
 class Call(InProcessRequest, asyncio.Future[Any]):
@@ -335,7 +335,7 @@ def takes_one(request: Request) -> bool:
 
 def several(name: str) -> Unsupported:
     """Return the error for a request to a streaming model that can take one answer only."""
-    return Unsupported(f"model {name!r} is streaming, it gives several answers: request a stream")
+    return Unsupported(f"model {name!r} is streaming, it returns several responses: request a stream")
 
 
 def measure(model: type[Model], item: Any) -> Measure:

@@ -302,7 +302,7 @@ class Driver:
             self.not_ready_reason, self.failed = "stopped", ""
             if self._alertness is not None:
                 self._alertness.close()
-            self._fail_all(lambda request: Draining("the service stopped before the answer was there"))
+            self._fail_all(lambda request: Draining("the service stopped before the response was ready"))
             if self.streaming:
                 for each in self.batcher.running.values():
                     self.executor.cancel(each.worker, each.batch_id, range(len(entries_of(each))))
@@ -398,7 +398,7 @@ class Driver:
             hint = _START if self.not_ready_reason == NOT_STARTED else ""
             return ModelNotReady(f"model {name!r} is not ready: {self.not_ready_reason}{hint}")
         if self.draining:
-            return Draining(f"model {name!r} is being stopped and accepts no more requests")
+            return Draining(f"model {name!r} is being stopped and accepts no new requests")
         # First come, first served: calls that wait for room come before this request.
         return Overloaded(f"the queue of model {name!r} is full", retry_after=self.batcher.drain_time())
 
@@ -421,7 +421,7 @@ class Driver:
         else:
             for worker, batch_id, indices in self.batcher.cancel(request, now):
                 self.executor.cancel(worker, batch_id, indices)
-        self._delivery.cancelled(request, Cancelled("the caller left"), now)
+        self._delivery.cancelled(request, Cancelled("the caller disconnected"), now)
         self._note_if_emptied()
 
     def _end(self, request: Request, error: WeirError, now: float) -> None:

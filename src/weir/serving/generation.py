@@ -237,7 +237,7 @@ class Generation:
         async with self._alone():
             last = self.workers.first_workers - 1
             if not last:
-                raise Conflict(f"model {self.label!r} has one worker left; stop the service to end it too")
+                raise Conflict(f"model {self.label!r} has one worker left; to remove it, stop the service")
             self._resized(-1)
             await driver.remove_worker(last, self.settings.drain_timeout)
 
@@ -253,7 +253,7 @@ class Generation:
         """Raise Conflict if the number of workers follows the load."""
         if self._workers.scale is not None:
             raise Conflict(
-                f"model {self.label!r} has workers={self._workers.workers}: as many as the load needs, so none can be added or removed by hand"
+                f"model {self.label!r} has workers={self._workers.workers}, so it autoscales; set a fixed number to add or remove workers yourself"
             )
 
     @property

@@ -532,7 +532,7 @@ class Service:
         tuner = self.generation.tuner
         if tuner is None:
             raise Conflict(
-                f"the policy of model {self.name!r} is {self.batching.policy!r}: only a solved one has prices"
+                f"the policy of model {self.name!r} is {self.batching.policy!r}: only a solved policy has weights"
             )
         await tuner.change(changes)
         return self.explain_policy()

@@ -241,7 +241,7 @@ def parse_autoscaler(text: str, allowed: WorkerRange, scaling: Callable[[], Work
     for part in filter(None, rest.split(",")):
         key, _, value = part.partition("=")
         if key not in known:
-            raise SettingsError(f"scaling={text!r}: {key!r} is no option of {name}; there are {', '.join(known)}")
+            raise SettingsError(f"scaling={text!r}: {key!r} is not an option of {name}; there are {', '.join(known)}")
         options[key] = _number(text, key, value)
     return _RULES[name](allowed, kind(**options))
 

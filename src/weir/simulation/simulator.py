@@ -33,7 +33,7 @@ def split_policies(text: str, key: str = "policy") -> list[str]:
     for part in text.split(","):
         name, equals, _ = part.partition("=")
         if not part.strip():
-            raise SettingsError(f"{key}={text!r}: has nothing between two commas, or at an end")
+            raise SettingsError(f"{key}={text!r}: has an empty entry between commas, or at an end")
         if not (equals and name.strip().isidentifier()):
             policies.append(part.strip())
         elif policies and ":" in policies[-1]:

@@ -219,7 +219,7 @@ def _wrong_key(document: Any, declared: Any, mapping: dict[Any, Any]) -> Any:
             msgspec.convert(document, declared)
         except msgspec.ValidationError:
             return key
-    raise AssertionError("each entry is right alone, and not together: this is a bug")
+    raise AssertionError("each entry is valid alone but not together. This is a bug in Weir")
 
 
 def _rule_of_missing(document: Any, declared: Any, parent: dict[str, Any], name: str) -> str:
@@ -348,7 +348,7 @@ def _document_of(value: Any, *, with_bytes: bool) -> bytes | None:
 def _pydantic_failure(error: Any) -> ValidationFailed:
     count = error.error_count()
     if count > MAX_LISTED:
-        return ValidationFailed(f"item: {count} errors; of more than {MAX_LISTED} none is shown", details=[])
+        return ValidationFailed(f"item: {count} errors; with more than {MAX_LISTED}, none is listed", details=[])
     errors = error.errors(include_url=False)
     where = ".".join(map(str, errors[0]["loc"])) or "item"
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""

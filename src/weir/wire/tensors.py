@@ -613,4 +613,4 @@ def unpack_elements(raw: bytes | memoryview, count: int, name: str) -> numpy.nda
 
 
 def _cut_off(name: str, index: int, found: int, due: int, what: str) -> InvalidRequest:
-    return InvalidRequest(f"tensor {name!r}: element {index} is cut off: {found} of {due} bytes {what}".rstrip())
+    return InvalidRequest(f"tensor {name!r}: element {index} is truncated: {found} of {due} bytes {what}".rstrip())

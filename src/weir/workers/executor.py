@@ -21,7 +21,7 @@ class Listener(Protocol):
         """`worker` has loaded and warmed up, and takes batches; only of bulk work if its index is below 0."""
 
     def worker_lost(self, worker: int, reason: str) -> None:
-        """`worker` has ended, or does not end although it was killed: what it was running will never be answered.
+        """`worker` has ended, or is still running after it was killed: what it was running will never be answered.
 
         A replacement is announced by `worker_ready` with the same index, or by `worker_lost` again if it could not load.
         """

@@ -112,7 +112,7 @@ class LockstepBatch:
 
     def _output(self, index: int, body: bytes | None, failed: bool) -> Any:
         if body is None:
-            return ModelError("the worker's answer leaves this item out")
+            return ModelError("the worker's response lacks this item")
         if failed:
             return _refusal(body, self._types[index])
         sent, wanted = self._types[index], self._accepts[index]

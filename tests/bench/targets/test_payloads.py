@@ -106,7 +106,7 @@ def test_a_request_has_the_example_of_an_item_model() -> None:
 
 def test_nobody_knows_what_bytes_are() -> None:
     with pytest.raises(
-        SettingsError, match="model 'sums': its metadata do not tell what 'input' is; give it with --data"
+        SettingsError, match="model 'sums': its metadata do not say what 'input' is; give it with --data"
     ):
         made_request(ENDPOINT, [DeclaredInput("input", "BYTES", (-1,))], rows=1)
 
@@ -123,7 +123,7 @@ def test_recorded_lines_must_be_requests() -> None:
 
 @pytest.mark.parametrize("metadata", [None, {}, {"inputs": []}, {"inputs": [{"name": "x"}]}, {"inputs": 3}])
 def test_metadata_without_inputs_are_of_no_use(metadata: object) -> None:
-    with pytest.raises(SettingsError, match="model 'sums': the server has no metadata with its inputs"):
+    with pytest.raises(SettingsError, match="model 'sums': the server has no metadata about its inputs"):
         declared_inputs("sums", metadata)
 
 

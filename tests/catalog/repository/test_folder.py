@@ -169,7 +169,7 @@ def test_a_model_may_be_in_the_folder_of_its_owner(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="there is no such folder"):
+    with pytest.raises(SettingsError, match="no such directory"):
         FolderRepository(tmp_path / "none", read_model_table)
     (tmp_path / "gone").mkdir()
     folder = FolderRepository(tmp_path / "gone", read_model_table)

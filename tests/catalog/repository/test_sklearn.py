@@ -66,7 +66,7 @@ def test_a_repository_has_estimators_too(folder: Path, tmp_path: Path) -> None:
     with serving("--model-repository", tmp_path, "--workers", "1") as (_, client):
         assert client.post("/infer/iris", json=FLOWER).json() == 0
     write(tmp_path, {"old/1/model.joblib": (folder / "iris.joblib").read_bytes()})
-    with pytest.raises(SettingsError, match=r"old/1: model\.joblib: loading a pickled file can run any code"):
+    with pytest.raises(SettingsError, match=r"old/1: model\.joblib: loading a pickle file can run arbitrary code"):
         InProcess(model_repository=str(tmp_path), load=["old"])
 
 
@@ -92,10 +92,10 @@ def test_pickles_and_unknown_types_are_loaded_only_where_that_was_allowed(folder
         assert done.returncode == 2, done
         return done.stderr
 
-    assert "--allow-pickle, if you trust its maker" in refused("iris.joblib")
+    assert "if you trust it, set --allow-pickle" in refused("iris.joblib")
     found: Any = load_target(str(folder / "iris.joblib"), trust=Trust(pickles=True))
     assert (found.features, found.examples) == (4, ([0.0] * 4,))
-    assert "types that may run code: if you trust its maker, --trust-type json.dumps" in refused("own.skops")
+    assert "types that may run code; if you trust it, set --trust-type json.dumps" in refused("own.skops")
     assert "method='predict': Pipeline has transform" in refused("own.skops", "--trust-type", "json.dumps")
 
 

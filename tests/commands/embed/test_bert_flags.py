@@ -109,7 +109,7 @@ def test_what_is_a_flag_of_today_too(flag: str, setting: str) -> None:
 @pytest.mark.parametrize("dashes", ["-", "--"])
 def test_what_is_set_elsewhere_is_refused_with_where(flag: str, dashes: str) -> None:
     words = parsed(f"{dashes}{flag}", "value")
-    with pytest.raises(SettingsError, match=f"-{flag}: is not taken here: {re.escape(ELSEWHERE[flag])}"):
+    with pytest.raises(SettingsError, match=f"-{flag}: is not supported: {re.escape(ELSEWHERE[flag])}"):
         translated(None, words)
 
 

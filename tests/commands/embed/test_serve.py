@@ -41,7 +41,7 @@ def test_what_is_wrong_takes_one_line(tmp_path: Path) -> None:
         ((tmp_path / "nowhere",), f"{tmp_path}/nowhere: must be a directory with a model"),
         ((model, "--pooling_strategy", "MEDIAN"), "--pooling='MEDIAN': must be one of"),
         ((model, "-num_worker=none"), "--workers='none': must be 1 or more, or the fewest and the most"),
-        ((model, "-num_labels", "2"), "-num_labels: is not taken here: it is read from the model's files"),
+        ((model, "-num_labels", "2"), "-num_labels: is not supported: it is read from the model's files"),
         ((model, "--max_seq_len", "1000"), "model: max_length=1000: the model reads at most 64 tokens"),
     ):
         done = weir_here("embed", "serve", *arguments)

@@ -64,7 +64,7 @@ def test_the_checkpoint_is_chosen_by_name(tmp_path: Path) -> None:
     for name in ("model.ckpt-1", "model.ckpt-2"):
         bundles.write_original(tmp_path / "original", name=name)
     with pytest.raises(
-        SettingsError, match=r"no bert_model.ckpt.index; the checkpoints there: model.ckpt-1, model.ckpt-2"
+        SettingsError, match=r"no bert_model.ckpt.index; available checkpoints: model.ckpt-1, model.ckpt-2"
     ):
         convert(tmp_path / "original", tmp_path / "converted")
     assert convert(tmp_path / "original", tmp_path / "converted", name="model.ckpt-2").is_dir()
@@ -75,7 +75,7 @@ def test_directories_that_are_no_original_bert(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"has no bert_config.json"):
         convert(source, target)
     bundles.write_settings(source)
-    with pytest.raises(SettingsError, match="the checkpoints there: none"):
+    with pytest.raises(SettingsError, match="available checkpoints: none"):
         convert(source, target)
     found, _ = bundles.variables()
     bundles.write_bundle(

@@ -150,7 +150,7 @@ def test_a_request_that_is_too_large_raises(connect: Connect) -> None:
             client.encode(["a"] * 1001)
         assert client.encode(["a"] * 1000).shape == (1000, 8)
         opened.call(opened.door.refuse)
-        with pytest.raises(TypeError, match="Draining: the server is about to stop"):
+        with pytest.raises(TypeError, match="Draining: the server is shutting down"):
             client.encode(["a"])
 
 

@@ -125,7 +125,7 @@ def test_drain_finishes_what_was_accepted_and_refuses_the_rest() -> None:
         await until(lambda: bool(fake.pending))
         rig.server.refuse()
         code, text = await refused(rig.infer(make_request()))
-        assert code is grpc.StatusCode.UNAVAILABLE and "is being stopped" in text
+        assert code is grpc.StatusCode.UNAVAILABLE and "is shutting down" in text
         draining = asyncio.ensure_future(rig.server.drain())
         await asyncio.sleep(0)
         fake.answer_next(lambda payloads: [{"y": payloads[0]["x"]}])

@@ -423,7 +423,7 @@ def test_who_stays_gets_what_comes_of_it() -> None:
 
 def test_who_leaves_has_it_cancelled() -> None:
     async def main() -> None:
-        with pytest.raises(Cancelled, match="the caller left"):
+        with pytest.raises(Cancelled, match="the caller disconnected"):
             await unless_left(forever(), leaves)
         await asyncio.sleep(0)  # nothing is left of the cancellation
 

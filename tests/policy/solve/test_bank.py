@@ -106,15 +106,15 @@ def damaged(**changes: Any) -> bytes:
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (b"", "must be a bank made by `weir solve`"),
-        (b"not a bank", "must be a bank made by `weir solve`: it is no npz file"),
-        (bank().to_bytes()[:-40], "must be a bank made by `weir solve`"),
+        (b"", "must be a policy file made by `weir solve`"),
+        (b"not a bank", "must be a policy file made by `weir solve`; it is not an .npz file"),
+        (bank().to_bytes()[:-40], "must be a policy file made by `weir solve`"),
         (damaged(weir_bank=2), "weir_bank=2: must be 1"),
         (damaged(workers=0), "workers=0: must be 1 or more"),
         (damaged(prices=[1.0, -1.0, None]), "energy_weight=-1.0: must be a number, 0 or more"),
         (damaged(profile="weir_profile = 1"), "profile: must be a profile"),
         (damaged(objective=[-1.0, 0.01, 0.0]), "deadline=-1.0"),
-        (damaged(objective=7), "must be a bank made by `weir solve`"),
+        (damaged(objective=7), "must be a policy file made by `weir solve`"),
     ],
 )
 def test_a_file_that_is_no_bank_is_named(data: bytes, says: str) -> None:

@@ -321,7 +321,7 @@ def test_what_the_system_refuses_ends_the_start_and_leaves_nothing(
 
 @pytest.mark.parametrize(
     ("arena_bytes", "rule"),
-    [(1 << 60, "the system does not give that much"), (1 << 70, "must be a number of at most 64 bits")],
+    [(1 << 60, "the system cannot allocate that much"), (1 << 70, "must be a number of at most 64 bits")],
 )
 def test_more_shared_memory_than_there_can_be_is_a_wrong_setting(arena_bytes: int, rule: str) -> None:
     with pytest.raises(SettingsError, match=rf"arena_bytes={arena_bytes}: {rule}"):

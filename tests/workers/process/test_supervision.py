@@ -69,7 +69,7 @@ def test_a_worker_that_is_stopped_is_suspended_until_it_goes_on(soon: None, capl
             os.kill(first.pid, signal.SIGSTOP)
             await until(lambda: first.state == "suspended")
             assert "its process is stopped by a signal, and has not run for" in first.reason
-            assert f"worker 0 of 'tried' is suspended: {first.reason[:20]}" in caplog.text
+            assert f"worker 0 of 'tried' is paused: {first.reason[:20]}" in caplog.text
             assert (second.state, suspension(pool.pool.states())) == ("ready", "")
             os.kill(first.pid, signal.SIGCONT)
             await until(lambda: first.state == "ready")

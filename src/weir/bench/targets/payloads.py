@@ -153,7 +153,7 @@ def _made(endpoint: TargetEndpoint, tensor: DeclaredInput, rows: int, example: A
         return TensorValue(tensor.name, tensor.datatype, np.ones(shape, DATATYPES[tensor.datatype]))
     if example is None:
         raise SettingsError(
-            f"model {endpoint.model!r}: its metadata do not tell what {tensor.name!r} is; give it with --data"
+            f"model {endpoint.model!r}: its metadata do not say what {tensor.name!r} is; give it with --data"
         )
     array = np.empty(shape, object)
     array[...] = msgspec.json.encode(example)
@@ -168,6 +168,6 @@ def declared_inputs(model: str, metadata: Any) -> list[DeclaredInput]:
         inputs = []
     if not inputs or any(each.datatype not in DATATYPES for each in inputs):
         raise SettingsError(
-            f"model {model!r}: the server has no metadata with its inputs; is it served there? Give a request with --data"
+            f"model {model!r}: the server has no metadata about its inputs. Check the model's name, or give a request with --data"
         )
     return inputs

@@ -270,14 +270,12 @@ def read_mlserver_model(folder: Path, name: str, complete: Any, trust: Trust) ->
     if not isinstance(settings, dict) or not isinstance(settings.get("implementation"), str):
         raise SettingsError(f"{source}: implementation: must name a class, such as mlserver_sklearn.SKLearnModel")
     if settings.get("name", name) != name:
-        raise SettingsError(
-            f"{source}: name={settings['name']!r}: another model has this name, or it is none for a model"
-        )
+        raise SettingsError(f"{source}: name={settings['name']!r}: must be unique and a valid model name")
     parameters = settings.get("parameters") or {}
     uri = str(parameters.get("uri") or "")
     if uri.endswith(_PICKLED) and not trust.pickles:
         raise SettingsError(
-            f"{source}: uri={uri!r}: loading a pickled file can run any code: --allow-pickle, if you trust its maker"
+            f"{source}: uri={uri!r}: loading a pickle file can run arbitrary code; if you trust it, set --allow-pickle"
         )
     attributes = {
         key: tuple(_tensor(each, f"{source}: {key}") for each in settings.get(key) or ())

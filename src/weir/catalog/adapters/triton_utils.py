@@ -412,7 +412,7 @@ class PbModelConfig:
     def _add(self, kind: str, tensor: Mapping[str, Any], keys: tuple[str, ...]) -> None:
         if set(tensor) - set(keys) or not set(keys[:3]) <= set(tensor):
             raise ValueError(
-                f"{kind} {dict(tensor)}: must have {', '.join(keys[:3])}, and nothing beside {', '.join(keys)}"
+                f"{kind} {dict(tensor)}: must have {', '.join(keys[:3])}, and nothing other than {', '.join(keys)}"
             )
         table = {**tensor, "dims": [int(length) for length in tensor["dims"]]}
         for known in self._config[kind]:

@@ -294,7 +294,7 @@ class FolderRepository:
         try:
             os.scandir(self.root).close()
         except (FileNotFoundError, NotADirectoryError):
-            raise SettingsError(f"model_repository={str(root)!r}: there is no such folder") from None
+            raise SettingsError(f"model_repository={str(root)!r}: no such directory") from None
         except OSError as error:
             raise SettingsError(f"model_repository={str(root)!r}: cannot be read: {error.strerror}") from error
         self._read_settings = read_settings
@@ -341,7 +341,7 @@ class FolderRepository:
         """See Repository. With `files`, the model's own file is not read, unless it is one of them."""
         folder = self._uploaded(name, files) if files else self.folder_of(name)
         if folder is None:
-            raise ModelNotFound(f"model {name!r}: there is no such folder in the model repository")
+            raise ModelNotFound(f"model {name!r}: no such directory in the model repository")
         try:
             return self._read(folder, name, config)
         except OSError as error:

@@ -26,7 +26,7 @@ class SklearnPlatform:
         what = f"{model.label}: {path.name}"
         if path.suffix != SKOPS and not model.trust.pickles:
             raise SettingsError(
-                f"{what}: loading a pickled file can run any code: --allow-pickle, if you trust its maker; or save it with "
+                f"{what}: loading a pickle file can run arbitrary code; if you trust it, set --allow-pickle; or save it with "
                 f"skops.io.dump(estimator, '{path.stem}.skops')"
             )
         need("sklearn", "sklearn", model, "scikit-learn")
@@ -35,7 +35,7 @@ class SklearnPlatform:
         described = _described(path, what, model.trust.types)
         if untrusted := described.get("untrusted"):
             flags = " ".join(f"--trust-type {name}" for name in untrusted)
-            raise SettingsError(f"{what}: has types that may run code: if you trust its maker, {flags}")
+            raise SettingsError(f"{what}: contains types that may run code; if you trust it, set {flags}")
         _check_method(model, described, what)
         attributes = {
             "path": str(path), "trusted": model.trust.types, "features": described["features"],

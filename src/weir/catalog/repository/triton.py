@@ -185,7 +185,7 @@ def _platform(value: Any, source: str) -> dict[str, Any]:
         raise SettingsError(f"{source}={brief(value)}: must be text")
     if value in FOREIGN:
         raise SettingsError(
-            f"{source}={value!r}: Weir has no such platform; python and onnx are built in, and packages may bring others"
+            f"{source}={value!r}: unknown platform; python and onnx are built in, and packages can add others"
         )
     return {"platform": PLATFORMS.get(value, value)} if value else {}
 

@@ -137,7 +137,9 @@ class Bundle:
             )
         try:
             if path.stat().st_size < variable.offset + variable.size:
-                raise SettingsError(f"{path}: is cut off: {name!r} would end at byte {variable.offset + variable.size}")
+                raise SettingsError(
+                    f"{path}: is truncated: {name!r} would end at byte {variable.offset + variable.size}"
+                )
             return np.memmap(path, dtype=dtype, mode="r", offset=variable.offset, shape=variable.shape or (1,))
         except OSError as error:
             raise SettingsError(f"{path}: cannot be read: {error.strerror}") from None
@@ -228,7 +230,7 @@ def _checkpoint_name(source: Path, name: str | None) -> str:
     found = sorted(path.name.removesuffix(".index") for path in source.glob("*.index"))
     chosen = name if name is not None else DEFAULT_NAME if DEFAULT_NAME in found or len(found) != 1 else found[0]
     if chosen not in found:
-        raise SettingsError(f"{source}: has no {chosen}.index; the checkpoints there: {', '.join(found) or 'none'}")
+        raise SettingsError(f"{source}: has no {chosen}.index; available checkpoints: {', '.join(found) or 'none'}")
     return chosen
 
 

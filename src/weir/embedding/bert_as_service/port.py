@@ -113,7 +113,7 @@ class Port:
         account.counters.append(lambda: len(self.peers))
 
     async def start(self, host: str, port: int, key: str) -> None:
-        """Listen. Raises SettingsError naming the setting `key` of the port if the address is taken or unusable."""
+        """Listen. Raises SettingsError naming the setting `key` of the port if the address is in use or invalid."""
         try:
             self._server = await listen(lambda: Peer(self), host, port, backlog=_BACKLOG)
         except socket.gaierror as error:

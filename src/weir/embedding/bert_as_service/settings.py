@@ -153,7 +153,7 @@ def translated(directories: list[str] | None, given: Mapping[str, list[Any] | bo
     old = [name for name in used if name in {*known, MODEL_DIRECTORY, *PREFETCH, XLA}]
     for name, values in used.items():
         if name in ELSEWHERE:
-            raise SettingsError(f"-{name}: is not taken here: {ELSEWHERE[name]}")
+            raise SettingsError(f"-{name}: is not supported: {ELSEWHERE[name]}")
         if name == MODEL_DIRECTORY:
             found += values
         elif name in PREFETCH:

@@ -400,7 +400,7 @@ class RequestHandler:
             if request.command:
                 self._command(request, peer)
             elif self.draining:
-                raise Draining("the server is about to stop")
+                raise Draining("the server is shutting down")
             else:
                 self._start(request)
         except WeirError as error:

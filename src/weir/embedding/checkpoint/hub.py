@@ -223,7 +223,7 @@ def _library(source: ModelId) -> Any:
         import huggingface_hub.errors
     except ImportError:
         raise SettingsError(
-            f"{source}: is no directory here; ids of models need huggingface_hub: pip install 'weir-serving[embed]'"
+            f"{source}: is not a directory here; model ids need huggingface_hub: pip install 'weir-serving[embed]'"
         ) from None
     logging.getLogger("huggingface_hub").handlers.clear()  # its lines come twice otherwise: the server's log has them
     return huggingface_hub
@@ -308,7 +308,7 @@ def _check_space(source: ModelId, hub: Any, missing: Iterable[RepositoryFile]) -
     needed, free = sum(file.size for file in missing) - begun, shutil.disk_usage(existing).free
     if needed > free:
         raise SettingsError(
-            f"{source}: its files take {needed:,} more bytes, and {cache} has {free:,} free: make room, or set HF_HOME to a folder on another disk"
+            f"{source}: its files take {needed:,} more bytes, and {cache} has {free:,} free: free some space, or set HF_HOME to a directory on another disk"
         )
 
 

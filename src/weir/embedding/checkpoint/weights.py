@@ -256,5 +256,5 @@ def _shards(index: Path) -> list[Path]:
         raise SettingsError(f"{index}: weight_map must name the file of each weight: {error}") from None
     for name in shards.values():
         if Path(name).name != name:
-            raise SettingsError(f"{index}: {name!r} must be the name of a file beside it")
+            raise SettingsError(f"{index}: {name!r} must be the name of a file in the same directory")
     return [index.parent / name for name in sorted(set(shards.values()))]

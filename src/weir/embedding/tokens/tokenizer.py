@@ -605,7 +605,7 @@ class Tokenizer:
                 )
             if room < len(parts):
                 return InvalidRequest(
-                    f"max_length={max_length}: must leave room for the text beside the special tokens"
+                    f"max_length={max_length}: must leave room for text as well as the special tokens"
                 )
         if not length and not template.first:
             return InvalidRequest("the text has no tokens, and none are added")

@@ -101,7 +101,7 @@ class AioCore:
         self._server.add_generic_rpc_handlers((_Methods(self),))
 
     def listen(self, address: str, credentials: Any) -> int:
-        """Listen at `address`. Return the port, or 0 if the address is taken or unusable. `credentials` None: without TLS."""
+        """Listen at `address`. Return the port, or 0 if the address is in use or invalid. `credentials` None: without TLS."""
         try:
             if credentials is None:
                 return int(self._server.add_insecure_port(address))

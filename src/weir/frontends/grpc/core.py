@@ -281,7 +281,7 @@ class Core:
         self._thread = threading.Thread(target=self._wait, name="weir-grpc", daemon=True)
 
     def listen(self, address: str, credentials: Any) -> int:
-        """Listen at `address`. Return the port, or 0 if the address is taken or unusable. `credentials` None: without TLS."""
+        """Listen at `address`. Return the port, or 0 if the address is in use or invalid. `credentials` None: without TLS."""
         try:
             if credentials is None:
                 return int(self._server.add_http2_port(address.encode()))

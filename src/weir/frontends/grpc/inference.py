@@ -391,7 +391,7 @@ class UnaryInference:
 
 def refusal() -> Draining:
     """Return the error for a request to a server that is being stopped."""
-    return Draining("the server is being stopped and accepts no more requests", retry_after=1.0)
+    return Draining("the server is shutting down and accepts no new requests", retry_after=1.0)
 
 
 # Parameters of Triton's decoupled models (docs/user_guide/decoupled_models.md of its server). A request with the first one gets a last response

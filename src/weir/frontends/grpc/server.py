@@ -51,7 +51,7 @@ class GrpcServer:
         return f"grpc{'s' if self._http.tls_certfile else ''}://{host}:{self.port}"
 
     async def start(self) -> None:
-        """Listen. Raises SettingsError when the address is taken or unusable, or the certificate unreadable."""
+        """Listen. Raises SettingsError when the address is in use or invalid, or the certificate unreadable."""
         credentials = tls_credentials(self._http)
         most = self._settings.grpc_stream_requests
         added = NO_CALLS if self._added is None else self._added(most)

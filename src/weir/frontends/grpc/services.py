@@ -418,7 +418,7 @@ class Services:
 
         def begin(call: IncomingCall, body: bytes) -> None:
             if self._inference.refusing:
-                return refuse(Draining("the server is about to stop"), call, development=self._development)
+                return refuse(Draining("the server is shutting down"), call, development=self._development)
             handler.begin(call, body)
 
         return Handler(begin, handler.takes_stream)

@@ -145,7 +145,7 @@ async def unless_left(work: Coroutine[Any, Any, T], receive: Receive) -> T:
         return await work
     except asyncio.CancelledError:
         if left and not task.uncancel():  # no other cancellation is pending
-            raise ClientLeft("the caller left") from None
+            raise ClientLeft("the caller disconnected") from None
         raise
     finally:
         at_work = False

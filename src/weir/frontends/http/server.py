@@ -84,7 +84,7 @@ class HttpServer:
         self._sweeping: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
-        """Listen. Raises SettingsError when the address is taken or unusable, or the certificate unreadable."""
+        """Listen. Raises SettingsError when the address is in use or invalid, or the certificate unreadable."""
         self._hand_over.config.load()
         self._tls = tls_context(self._settings)
         self._server = await self._listen(self._tls)

@@ -134,7 +134,7 @@ class Bank:
         same one. Raises SettingsError naming `source` and what is wrong.
         """
         if not data.startswith(b"PK"):  # numpy would take it for a pickle, and advise to trust it
-            raise SettingsError(f"{source}: must be a bank made by `weir solve`: it is no npz file")
+            raise SettingsError(f"{source}: must be a policy file made by `weir solve`; it is not an .npz file")
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
                 about = json.loads(str(arrays["about"]))
@@ -142,7 +142,7 @@ class Bank:
         except SettingsError as error:
             raise SettingsError(f"{source}: {error.message}") from None
         except _UNREADABLE as error:
-            raise SettingsError(f"{source}: must be a bank made by `weir solve`: {error}") from error
+            raise SettingsError(f"{source}: must be a policy file made by `weir solve`: {error}") from error
 
     @classmethod
     def _of(cls, about: dict[str, Any], profile: Profile | None, arrays: dict[str, Any]) -> "Bank":

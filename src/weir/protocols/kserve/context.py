@@ -39,7 +39,7 @@ class KserveContext:
     def manager(self) -> "Manager":
         """What loads and unloads models. Raises Unsupported if the server's models cannot change."""
         if self._manager is None:
-            raise Unsupported("this server's models cannot be changed while it runs")
+            raise Unsupported("this server cannot load or unload models while it runs")
         return self._manager
 
     @property

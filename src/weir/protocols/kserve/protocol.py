@@ -104,7 +104,7 @@ def read_head(
     head = KserveHead(find(registry, model, version), version, call)
     head.headers = list(headers)
     if head.service.streaming and call == "infer":
-        raise Unsupported(f"model {head.service.label!r} streams its answers, and this call has one answer only")
+        raise Unsupported(f"model {head.service.label!r} streams its answers, but this call returns one response")
     for name, value in head.headers:
         if name == b"content-length":
             check_length(value, settings.max_body_size)

@@ -36,7 +36,7 @@ class ChildListener(Protocol):
     def exited(self, reason: str) -> None:
         """The process has ended and was reaped, its last frames have been passed on, and its resources are freed.
 
-        Or it does not end although it was killed: nothing more comes from it, and it is reaped and freed when it ends.
+        Or it is still running after it was killed: nothing more comes from it, and it is reaped and freed when it ends.
         """
 
 
@@ -211,7 +211,7 @@ class Child(ChannelWithResults):
             self._report("it was ended before it had started")
             return
         logger.warning(
-            "process %d, worker %d of %r, does not end although it was killed; it is left behind",
+            "process %d, worker %d of %r, is still running after it was killed, and is left behind",
             self._process.pid, self._launch.index, self._launch.name,
         )  # fmt: skip
         self._close_ours()  # nothing that it sends is read any more

@@ -202,7 +202,7 @@ def become_idle() -> None:
         except ProcessLookupError:  # it has ended meanwhile
             continue
         except OSError as error:
-            raise SettingsError(f"bulk_workers: the system gives processes no idle priority ({error})") from None
+            raise SettingsError(f"bulk_workers: the system does not support idle priority ({error})") from None
 
 
 def _for_each_thread(given: int, priority: int) -> None:

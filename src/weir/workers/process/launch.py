@@ -304,7 +304,7 @@ def when_gone(
         finish()
 
     def stays() -> None:
-        logger.warning("process %d, which workers depend on, does not end although it was killed", popen.pid)
+        logger.warning("process %d, which workers depend on, is still running after it was killed", popen.pid)
         finish()
 
     def finish() -> None:

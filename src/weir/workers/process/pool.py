@@ -152,7 +152,7 @@ class ProcessPool:
     async def stop(self) -> None:
         """Have every worker finish its batches and unload; kill those that take longer than the grace.
 
-        No process is left when this returns or is cancelled, except one that does not end although it was killed: a warning names it.
+        No process is left when this returns or is cancelled, except one that is still running after it was killed: a warning names it.
         """
         try:
             if self._bulk_starts is not None:
@@ -244,7 +244,7 @@ class ProcessPool:
         try:
             return Arena(create_memory(f"weir-requests-{self._name}", size_bytes), size_bytes)
         except (OSError, OverflowError) as error:
-            raise SettingsError(f"arena_bytes={size_bytes}: the system does not give that much ({error})") from error
+            raise SettingsError(f"arena_bytes={size_bytes}: the system cannot allocate that much ({error})") from error
 
     def _make_worker(self, index: int) -> SupervisedWorker:
         launch = Launch(

@@ -303,7 +303,7 @@ class SupervisedWorker:
             self._child.kill(reason)
 
     def end(self) -> None:
-        """Kill the process and do not start it again. `stopped` is done when it has ended, or does not end although it was killed."""
+        """Kill the process and do not start it again. `stopped` is done when it has ended, or is still running after it was killed."""
         self.state = "stopped"
         self._close_timers()
         if self._child is None:
@@ -317,7 +317,7 @@ class SupervisedWorker:
             return
         reason = self._standstill.reason(self.pid, self._loop.time())
         if reason and self.state == READY:
-            logger.warning("%s is suspended: %s (process %d)", self._name, reason, self.pid)
+            logger.warning("%s is paused: %s (process %d)", self._name, reason, self.pid)
         self.state, self.reason = (SUSPENDED if reason else READY), reason
 
     def received(self, frame: Frame) -> None:

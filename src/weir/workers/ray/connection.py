@@ -165,7 +165,7 @@ def _read(connection: socket.socket, size: int, until: float) -> tuple[bytes, li
             more, came, _, _ = socket.recv_fds(connection, size - len(data), 2)
             descriptors += came
             if not more:
-                raise ConnectionResetError("the other side has left")
+                raise ConnectionResetError("the peer disconnected")
             data += more
     except BaseException:
         _close(descriptors)

@@ -500,7 +500,7 @@ class HeldActor(threading.Thread):
 
     def _payload(self, ref: Ref) -> Any:
         if self._requests is None:
-            raise FrameError(f"a reference {ref} into an arena, but there is none")
+            raise FrameError(f"reference {ref} into an arena, but no arena exists")
         return np.frombuffer(self._requests.view(*ref), np.uint8)
 
     def _call(self, method: str, *arguments: Any) -> "Future[Any]":

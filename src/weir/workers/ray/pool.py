@@ -479,7 +479,7 @@ class RayWorker(SupervisedWorker):
 
     def _wait(self, reason: str) -> None:
         if reason != self.reason:
-            logger.info("%s waits for a place: %s", self._name, reason)
+            logger.info("%s is waiting for resources: %s", self._name, reason)
         self.reason = reason
         if self._started:  # then it may take as long as it takes; the others serve meanwhile
             self._start_limit.end()

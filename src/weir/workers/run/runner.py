@@ -241,7 +241,8 @@ class Runner:
 
 def _without(column: ValuesOrErrors, cancelled: Container[int]) -> ValuesOrErrors:
     return [
-        Cancelled("nobody waits for it any more") if index in cancelled else value for index, value in enumerate(column)
+        Cancelled("no caller is waiting for it any more") if index in cancelled else value
+        for index, value in enumerate(column)
     ]
 
 

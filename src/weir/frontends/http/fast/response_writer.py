@@ -317,4 +317,4 @@ class ResponseWriter(asyncio.BufferedProtocol):
 
 def draining() -> Draining:
     """Return the error for a request to a server that is being stopped."""
-    return Draining("the server is being stopped and accepts no more requests")
+    return Draining("the server is shutting down and accepts no new requests")
