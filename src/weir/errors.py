@@ -149,11 +149,11 @@ def _rebuild(kind: type[WeirError], state: dict[str, Any]) -> WeirError:
 
 
 class RequestError(WeirError):
-    """The request is at fault."""
+    """The request is wrong: the caller must change it."""
 
 
 class InvalidRequest(RequestError):
-    """Malformed, or of the wrong shape, datatype or size."""
+    """The request is malformed, or has the wrong shape, datatype or size."""
 
 
 class ValidationFailed(RequestError):
@@ -161,7 +161,7 @@ class ValidationFailed(RequestError):
 
 
 class ModelNotFound(RequestError):
-    """There is no model of that name; the message names the models that exist."""
+    """No model has this name; the message lists the available models."""
 
 
 def unknown_model(name: str, available: Iterable[str], version: str = "") -> ModelNotFound:
@@ -171,7 +171,7 @@ def unknown_model(name: str, available: Iterable[str], version: str = "") -> Mod
 
 
 class TooLarge(RequestError):
-    """Larger than a limit; refused before the body was read."""
+    """The request exceeds a size limit; it was refused before its body was read."""
 
 
 class MethodNotAllowed(RequestError):
@@ -183,7 +183,7 @@ class UnsupportedMediaType(RequestError):
 
 
 class Unsupported(RequestError):
-    """This server does not offer the call, or not for this kind of model over this protocol."""
+    """The server does not support this call, or not for this kind of model and protocol."""
 
 
 class Conflict(RequestError):
@@ -191,19 +191,19 @@ class Conflict(RequestError):
 
 
 class Unauthorized(RequestError):
-    """The call needs the server's API key or control token, and came without it or with another one."""
+    """The call lacks the server's API key or control token, or has a wrong one."""
 
 
 class Forbidden(RequestError):
-    """The call is not allowed from where the caller is, or not on this server."""
+    """The call is not allowed from the caller's address, or not on this server."""
 
 
 class DeadlineExceeded(WeirError, TimeoutError):
-    """The deadline passed, or could no longer be met when the work would have started."""
+    """The deadline passed, or could no longer be met, so the request was dropped before it ran."""
 
 
 class Cancelled(WeirError):
-    """The caller left before the answer."""
+    """The caller disconnected or cancelled before the response was ready."""
 
 
 class CapacityError(WeirError):
@@ -219,19 +219,19 @@ class Overloaded(CapacityError):
 
 
 class ModelNotReady(CapacityError):
-    """The model is loading, or has failed; the message says why."""
+    """The model is loading or has failed; the message says which."""
 
 
 class Draining(CapacityError):
-    """The server finishes the requests that it has accepted, and accepts no more."""
+    """The server is shutting down: it finishes accepted requests and accepts no new ones."""
 
 
 class WorkerLost(CapacityError):
-    """The worker died while it had this request, but not because of it."""
+    """The worker died while it ran this request, for another reason."""
 
 
 class ModelError(WeirError):
-    """The model raised, or returned something it must not.
+    """The model raised an exception or returned an invalid result.
 
     `original_type` is the qualified name of the exception that the model raised ("" if it raised none), and `remote_traceback` is
     the traceback in the worker. If the exception's class can be imported in this process, the exception is the `__cause__`.
@@ -246,7 +246,7 @@ class ModelError(WeirError):
 
 
 class ModelCrashed(ModelError):
-    """This request ended its worker process, even when it ran alone."""
+    """This request killed its worker process, even when it ran alone."""
 
 
 class SettingsError(WeirError):

@@ -53,7 +53,7 @@ def serve(*models: Served, config: str | None = None, **settings: "Unpack[Server
             not read.
 
     Raises SettingsError for what cannot be served; ModelError with the worker's traceback if a model cannot be loaded; and Conflict
-    outside the main thread or beside a running event loop, where `running` is what works.
+    outside the main thread or while an event loop is running; use `running` there.
     """
     if threading.current_thread() is not threading.main_thread():
         raise Conflict(

@@ -60,7 +60,7 @@ def with_key(key: Hashable, inner: Hashable) -> Hashable:
 
 
 class Reason(IntEnum):
-    """Why a batch was cut. Metrics and explanations show the name in lower case."""
+    """Why a batch was dispatched. Metrics and explanations show the name in lower case."""
 
     SIZE = 0  # it has as many rows as a batch may have, or as the policy waits for
     DELAY = 1  # the oldest request has waited as long as it may

@@ -104,14 +104,14 @@ class Last(NamedTuple):
 class Model:
     """Subclass this, implement `predict`, and serve the class.
 
-    A worker calls the constructor with the given parameters, `load_shared` and `load`, and runs the warm-up on `examples`. Then for
+    Each worker calls the constructor with the given parameters, `load_shared` and `load`, and runs the warm-up on `examples`. Then for
     each batch it calls `decode` (only for `content_types`), validates items against `Input`, calls `preprocess` for each item (or
     `preprocess_batch`), `predict`, `postprocess` for each item (or `postprocess_batch`), validates answers against `Output`, and
-    calls `encode`. At the end it calls `unload`.
+    calls `encode`. At shutdown it calls `unload`.
 
     A RequestError, such as InvalidRequest or ValidationFailed, fails a single item: `preprocess` may raise it, and `predict` and the
     batch forms may return it in the item's place. Any other exception is a ModelError of the item (`preprocess`, `postprocess`) or
-    of the batch (`predict`), which is then tried again in halves, so that only the items that cause it fail.
+    of the batch (`predict`), which is then rerun in halves, so that only the items that cause it fail.
     """
 
     # Types of an item and of an answer: a pydantic model, a msgspec struct, or anything that msgspec can convert to.
@@ -340,7 +340,7 @@ def model(function: Callable[[list[Any]], Any], /, **attributes: Any) -> type[Mo
 @overload
 def model(**attributes: Any) -> Callable[[Callable[[list[Any]], Any]], type[Model]]: ...
 def model(function: Callable[[list[Any]], Any] | None = None, /, **attributes: Any) -> Any:
-    """Return a model class made of a function that takes a list of items and returns a list of as many answers.
+    """Return a model class made from a function that takes a list of items and returns one answer for each.
 
     It is also a decorator, with or without attributes of the class (`max_batch_size`, `Input`, `examples` and so on):
 

@@ -333,7 +333,7 @@ def test_range_needs_workers_that_can_be_started(executor: str) -> None:
             ScalingReason.HELD, 0.0,
             "2 workers keep load=0.8 up to 6.4 rows/s; 1 would do now, but more were needed shortly before",
         ),
-        (ScalingReason.FIRST, 0.0, "a request waits and there was no worker"),
+        (ScalingReason.FIRST, 0.0, "a request is waiting and there was no worker"),
         (ScalingReason.LEAST, 0.0, "there shall be at least 1; 2 workers keep load=0.8 up to 6.4 rows/s, and 5 arrive"),
         (ScalingReason.MOST, 0.0, "there may be at most 4; 1 are needed"),
     ],

@@ -447,7 +447,7 @@ def profile(
             be the ones that will serve: `max_batch_size`, `pipeline_depth`, `spin`, `executor`, `threads` and so on. One
             worker is measured, whatever `workers` is.
 
-    This also works beside a running event loop, such as a notebook's, which is blocked meanwhile.
+    This also works while an event loop is running, such as a notebook's, which is blocked meanwhile.
     Raises SettingsError for what cannot be run or measured, and ModelError when the model fails.
     """
     own = ProfilingSettings(**{name: settings.pop(name) for name in _OWN & settings.keys()})

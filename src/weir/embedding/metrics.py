@@ -171,23 +171,23 @@ class TextCounts(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metric families."""
-        calls = CounterMetricFamily(
-            "weir_text_calls", "Calls for the vectors of texts.", labels=["model", "door", "code"]
-        )
+        calls = CounterMetricFamily("weir_text_calls", "Embedding calls.", labels=["model", "door", "code"])
         answered = list(self._answered.items())
         good = [((*place, "200"), counts[0]) for place, counts in answered]
         for labels, count in [*good, *self._calls.items()]:
             calls.add_metric(labels, count)
         yield calls
         for number, (name, text) in enumerate(
-            (("weir_texts", "Texts whose vectors were answered."), ("weir_texts_truncated", "Those of them that were cut.")), 1
+            (("weir_texts", "Texts embedded."), ("weir_texts_truncated", "Texts truncated.")), 1
         ):  # fmt: skip
             family = CounterMetricFamily(name, text, labels=["model", "door"])
             for place, counts in answered:
                 family.add_metric(place, counts[number])
             yield family
         dropped = CounterMetricFamily(
-            "weir_zeromq_dropped", "What the ZeroMQ frontend has dropped; the log names the reasons.", labels=["kind"]
+            "weir_zeromq_dropped",
+            "Messages dropped by the ZeroMQ frontend; the log gives the reasons.",
+            labels=["kind"],
         )
         for kind, count in list(self._dropped.items()):
             dropped.add_metric([kind], count)
@@ -239,10 +239,10 @@ class PaddingMetrics(SilentObserver, Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield both families."""
         for name, text, counted in (
-            ("weir_tokens", "Tokens of texts that workers have computed.", self.tokens),
+            ("weir_tokens", "Tokens that workers computed.", self.tokens),
             (
                 "weir_padding_tokens",
-                "Padding that workers have computed beside them, as tokens that take as long.",
+                "Padding that workers computed, as tokens of the same cost.",
                 self.padding,
             ),
         ):

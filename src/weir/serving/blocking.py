@@ -284,7 +284,7 @@ def _stopped() -> ModelNotReady:
 
 
 class BlockingService:
-    """Serves one model for any number of threads, which share batches. Its event loop runs in a thread of its own.
+    """Serves one model to any number of threads, which share batches. Its event loop runs in its own thread.
 
         with weir.BlockingService(Square, max_batch_size=64) as service:
             assert service.infer(3) == 9

@@ -208,12 +208,12 @@ def solve(
     seed: int = 1,
     progress: Progress | None = None,
 ) -> Bank:
-    """Return the bank of tables to serve with, for all rates up to 97 % of what the workers can serve.
+    """Return the policy tables to serve with (a Bank), for all rates up to 97 % of the workers' capacity.
 
     Args:
         profile: the costs of a batch: a Profile, or a file written by `weir profile`.
-        latency_weight: cost of a millisecond of mean response time.
-        energy_weight: cost of a watt of mean power.
+        latency_weight: weight of a millisecond of mean response time.
+        energy_weight: weight of a watt of mean power.
         reference_rate: rows per second at which these weights hold; waiting then costs the same at every rate.
         workers: the number of workers that serve the one queue.
         latency_objective: a latency to keep with the least energy, such as "p99=20ms"; the weights then have no

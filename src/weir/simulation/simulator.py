@@ -154,7 +154,7 @@ def simulate(
     settings: BatchingSettings | None = None, deadline: float | None = None, late_after: float | None = None,
     latency_objective: LatencySLO | str | None = None, bulk: int = 0, progress: Progress | None = None,
 ) -> Comparison:  # fmt: skip
-    """Return how each policy does with the same arrivals and random numbers. Memory does not grow with `requests`.
+    """Compare policies on the same arrivals and random numbers, and return the results. Memory does not grow with `requests`.
 
     Args:
         profile: the costs of a batch, or the file of a profile.

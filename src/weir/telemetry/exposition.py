@@ -79,8 +79,8 @@ _LEVELS = {
 }
 # Name, help, key and factor.
 _POLICY: tuple[tuple[str, str, str, float], ...] = (
-    ("weir_policy_rate", "Arrival rate as the policy estimates it, rows per second.", "rate", 1.0),
-    ("weir_policy_limit", "Rows from which on the policy cuts a batch at this rate.", "limit", 1.0),
+    ("weir_policy_rate", "Arrival rate that the policy estimates, in rows per second.", "rate", 1.0),
+    ("weir_policy_limit", "Control limit at this rate: waiting rows at which the policy dispatches.", "limit", 1.0),
     (
         "weir_policy_predicted_response_time_seconds", "Mean response time predicted at this rate.",
         "predicted_response_time_ms", 0.001,
@@ -91,7 +91,7 @@ _POLICY: tuple[tuple[str, str, str, float], ...] = (
     ),
     ("weir_policy_predicted_power_watts", "Mean power predicted at this rate.", "predicted_power_w", 1.0),
     ("weir_policy_measured_power_watts", "Power of the batches served, by the profile.", "measured_power_w", 1.0),
-    ("weir_policy_drift", "Service times now, as a multiple of those that were measured.", "drift", 1.0),
+    ("weir_policy_drift", "Current service times divided by the measured ones.", "drift", 1.0),
 )  # fmt: skip
 
 
@@ -172,16 +172,18 @@ class Exposition(Collector):
         by_code: Counter[tuple[str, str, str]] = Counter()
         for (model, frontend, kind), count in ended:
             by_code[model, frontend, self._code_of(frontend, kind)] += count
-        yield _counter("weir_requests", "Requests that had their end.", "model door code", by_code.items())
+        yield _counter("weir_requests", "Finished requests.", "model door code", by_code.items())
         refused = [
             ((model, frontend, kind.__name__ if kind else ""), count)
             for (model, frontend, kind), count in list(self._metrics.refused_requests.items())
         ]
-        yield _counter("weir_requests_rejected", "Requests refused before the queue.", "model door error", refused)
+        yield _counter(
+            "weir_requests_rejected", "Requests refused before they were queued.", "model door error", refused
+        )
         for name, text, wanted in (
             ("weir_requests_expired", "Requests whose deadline passed.", DeadlineExceeded),
-            ("weir_requests_cancelled", "Requests whose caller left.", Cancelled),
-            ("weir_validation_errors", "Requests that the model's Input refused.", ValidationFailed),
+            ("weir_requests_cancelled", "Requests cancelled by their callers.", Cancelled),
+            ("weir_validation_errors", "Requests that failed the model's Input validation.", ValidationFailed),
         ):
             of_kind = [(end[:2], count) for end, count in ended if end[2] is not None and issubclass(end[2], wanted)]
             yield _counter(name, text, "model door", of_kind)
@@ -196,11 +198,11 @@ class Exposition(Collector):
     def _batches(self) -> Iterator[Metric]:
         records = list(self._metrics.models.items())
         cut = [((model, reason.name.lower()), record.batches[reason]) for model, record in records for reason in Reason]
-        yield _counter("weir_batches", "Batches, by why they were cut.", "model reason", cut)
+        yield _counter("weir_batches", "Batches, by the reason for their dispatch.", "model reason", cut)
         bulk = [((model,), record.bulk_rows) for model, record in records]
         yield _counter("weir_bulk_rows", "Rows of bulk work that were dispatched.", "model", bulk)
         parts = [((model,), record.parts) for model, record in records]
-        yield _counter("weir_stream_parts", "Answers that streaming models gave.", "model", parts)
+        yield _counter("weir_stream_parts", "Responses of streaming models.", "model", parts)
         for attribute, (name, text) in _HISTOGRAMS.items():
             family = HistogramMetricFamily(name, text, labels=["model"])
             for model, record in records:
@@ -215,12 +217,15 @@ class Exposition(Collector):
         workers = [((model, state), count) for model, levels in present for state, count in levels.workers.items()]
         yield _gauge("weir_workers", "Workers, by state.", "model state", workers)
         wanted = [((model,), levels.wanted_workers) for model, levels in present]
-        yield _gauge("weir_workers_wanted", "Workers that there shall be.", "model", wanted)
+        yield _gauge("weir_workers_wanted", "Target number of workers.", "model", wanted)
         restarts = [((model,), levels.restarts) for model, levels in present]
         yield _counter("weir_worker_restarts", "Workers that were replaced.", "model", restarts)
         places = [((model, *place), 1) for model, levels in present for place in levels.places]
         yield _gauge(
-            "weir_worker_place", "Where a worker in a cluster is: 1.", "model worker node address gpus actor", places
+            "weir_worker_place",
+            "1, with the location of a worker in a cluster as labels.",
+            "model worker node address gpus actor",
+            places,
         )
         yield from _policies({model: levels.policy for model, levels in present})
 
@@ -333,7 +338,7 @@ def _policies(policies: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
     ]
     yield _counter("weir_policy_resolves", "Tables that were solved and swapped in.", "model reason", resolves)
     failed = [((model,), policy.get("failed_resolves", 0)) for model, policy in policies.items()]
-    yield _counter("weir_policy_failed_resolves", "Tries to solve tables that failed.", "model", failed)
+    yield _counter("weir_policy_failed_resolves", "Failed attempts to solve tables.", "model", failed)
 
 
 Samples = Iterable[tuple[tuple[str, ...], float]]  # values of the labels, and the number

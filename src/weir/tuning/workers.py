@@ -375,10 +375,10 @@ class WorkerTuner(SilentObserver):
             ScalingReason.RATE: f"{enough}, and {decision.rate:.4g} arrive",
             ScalingReason.QUEUE: self._of_queue(decision),
             ScalingReason.HELD: f"{enough}; {max(decision.by_rate, decision.by_queue)} would do now, but more were needed shortly before",
-            ScalingReason.FIRST: "a request waits and there was no worker",
-            ScalingReason.IDLE: f"there was no request for {self._idle_after:g} s",
-            ScalingReason.LEAST: f"there shall be at least {self.allowed.least}; {enough}, and {decision.rate:.4g} arrive",
-            ScalingReason.MOST: f"there may be at most {self.allowed.most}; {max(decision.by_rate, decision.by_queue)} are needed",
+            ScalingReason.FIRST: "a request is waiting and there was no worker",
+            ScalingReason.IDLE: f"no request arrived for {self._idle_after:g} s",
+            ScalingReason.LEAST: f"the minimum is {self.allowed.least}; {enough}, and {decision.rate:.4g} arrive",
+            ScalingReason.MOST: f"the maximum is {self.allowed.most}, but {max(decision.by_rate, decision.by_queue)} are needed",
         }[decision.reason]
 
     def _of_queue(self, decision: ScalingDecision) -> str:

@@ -319,13 +319,13 @@ class Held(Collector):
         """Yield all metrics."""
         account = self._account
         for name, text, value in (
-            ("weir_held_bytes", "Bytes that requests and answers of all clients hold.", account.held_bytes),
-            ("weir_max_held_bytes", "Bytes that they may hold (max_waiting_bytes).", account.max_bytes),
-            ("weir_connections", "Connections of every kind that are open.", account.connections),
-            ("weir_max_connections", "Connections that may be open.", account.max_connections),
+            ("weir_held_bytes", "Bytes held by requests and responses.", account.held_bytes),
+            ("weir_max_held_bytes", "Limit of the bytes held (max_waiting_bytes).", account.max_bytes),
+            ("weir_connections", "Open connections of all kinds.", account.connections),
+            ("weir_max_connections", "Limit of open connections.", account.max_connections),
         ):
             yield GaugeMetricFamily(name, text, value)
-        text = "Times that bytes were refused, for want of room."
+        text = "Requests refused because memory was short."
         yield CounterMetricFamily("weir_held_refusals", text, account.refused)
 
 

@@ -188,8 +188,8 @@ class Prices:
     and w2).
 
     Attributes:
-        latency_weight: cost of a millisecond of mean response time.
-        energy_weight: cost of a watt of mean power.
+        latency_weight: weight of a millisecond of mean response time.
+        energy_weight: weight of a watt of mean power.
         reference_rate: rows per second. With it, one row that waits for a millisecond costs the same at every arrival
             rate, namely what it costs at this one. Without it that cost is the paper's, w1/λ, which falls as the rate
             λ grows.

@@ -431,7 +431,7 @@ POLICY = Reason.POLICY  # looking up a member of an enum is slow
 
 
 class SolvedPolicy(PolicyBase):
-    """Decides by the tables of a bank, following the arrival rate. Greedy without a bank and until the rate is known.
+    """Decides by the tables of a Bank, and follows the arrival rate. Greedy without a Bank and until the rate is known.
 
         bank = Bank.from_bytes(Path("square.policy.npz").read_bytes())
         service = weir.Service(Square, policy=weir.SolvedPolicy(bank), max_batch_size=bank.profile.max_batch_size)
