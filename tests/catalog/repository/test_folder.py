@@ -94,7 +94,7 @@ def test_what_holds_for_every_model_is_put_around_its_own(tmp_path: Path) -> Non
         ({"one/config.toml": "port = 1"}, "is a setting of the whole server"),
         ({"one/config.toml": "workers ="}, "one/config.toml: must be TOML"),
         ({"one/config.toml": 'name = "two"'}, "name='two': must be the name of the folder, 'one'"),
-        ({"one/config.toml": 'platform = "vitis_xmodel"'}, "platform='vitis_xmodel': Weir has no such platform"),
+        ({"one/config.toml": 'platform = "vitis_xmodel"'}, "platform='vitis_xmodel': unknown platform"),
         ({"one/config.toml": 'platform = "jax"'}, "unknown platform 'jax'; available: python, onnx"),
         ({"one/config.toml": "[[models]]"}, "one/config.toml: models: ensembles in the AMD server's form are not read"),
         ({"one/config.toml": "versions = 0"}, "versions=0: must be"),

@@ -118,7 +118,7 @@ def test_numbers_may_be_texts_and_keys_in_camel_case() -> None:
         ({"output": [{"name": "y", "optional": True}]}, "one: output['y'].optional: is for inputs"),
         ({"outputs": [{"name": "y", "format": "FORMAT_NCHW"}]}, "one: outputs['y'].format: is for inputs"),
         ({"platform": ["onnx"]}, "one: platform=['onnx']: must be text"),
-        ({"platform": "tensorrt_plan"}, "one: platform='tensorrt_plan': Weir has no such platform"),
+        ({"platform": "tensorrt_plan"}, "one: platform='tensorrt_plan': unknown platform"),
         ({"sequence_batching": {"max_sequence_idle_microseconds": 5}}, "one: sequence_batching: sequences"),
         ({"batch_input": [{"kind": "BATCH_ELEMENT_COUNT"}]}, "one: batch_input: input tensors that"),
         ({"model_transaction_policy": {"decoupled": 1}}, "one: model_transaction_policy.decoupled=1: must be true or"),

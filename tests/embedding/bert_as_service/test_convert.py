@@ -86,7 +86,7 @@ def test_directories_that_are_no_original_bert(tmp_path: Path) -> None:
     bundles.write_bundle(source / "bert_model.ckpt", found)
     data = source / "bert_model.ckpt.data-00000-of-00001"
     data.write_bytes(data.read_bytes()[:5000])
-    with pytest.raises(SettingsError, match=r"data-00000-of-00001: is cut off"):
+    with pytest.raises(SettingsError, match=r"data-00000-of-00001: is truncated"):
         convert(source, target)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["original"]
     bundles.write_bundle(source / "bert_model.ckpt", found | {"bert/pooler/dense/bias": np.zeros(31, np.float32)})
