@@ -52,7 +52,7 @@ class LineFrontend:
         """Ask the model and write the answer; an error is one too."""
         try:
             if self.refusing:
-                raise Draining("the server is being stopped")
+                raise Draining("the server is shutting down")
             service = next(iter(self.registry.services.values()))
             answer = await Exchange(service, door="lines").infer_item(item)
         except WeirError as error:

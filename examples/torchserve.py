@@ -52,7 +52,9 @@ class TorchServe:
 
     async def stream(self, exchange: Exchange, head: RequestHead, body: bytes) -> EventSource:
         """Refuse: this form has one answer."""
-        raise exchange.refused(Unsupported(f"model {head.service.name!r} streams its answers, and this call has one"))
+        raise exchange.refused(
+            Unsupported(f"model {head.service.name!r} streams its answers, but this call returns one")
+        )
 
     def error_answer(self, error: BaseException, service: Service | None) -> HttpResponse:
         """Write an error in TorchServe's words."""

@@ -304,7 +304,7 @@ def test_what_is_not_adapted_is_said(folder: Path, monkeypatch: pytest.MonkeyPat
 
     for wrong, why in (
         (mosec.Worker, "must implement forward"), (litserve.LitAPI, "must implement predict"),
-        (Endless, "an async generator is not adapted"),
+        (Endless, "an async generator is not supported"),
     ):  # fmt: skip
         with pytest.raises(weir.SettingsError, match=why):
             check_model(wrong)

@@ -191,7 +191,7 @@ def test_model_without_requests_has_no_worker_and_the_first_answer_says_that_it_
             return explained
 
         until(lambda: not scaling()["present"])
-        assert scaling()["because"] == "there was no request for 0.3 s"
+        assert scaling()["because"] == "no request arrived for 0.3 s"
         assert client.get("/health/ready").status_code == 200
         assert "weir_workers_wanted{" in client.get("/metrics").text
         first = client.post("/infer/square", json=3)

@@ -64,7 +64,7 @@ def test_a_server_is_started_once_and_stopped_as_often_as_one_likes() -> None:
     server = weir.running(Square, executor="inline")
     server.stop()  # it has not been started
     server.start()
-    with pytest.raises(weir.Conflict, match="was started before"):
+    with pytest.raises(weir.Conflict, match="already started once"):
         server.start()
     server.stop()
     server.stop()

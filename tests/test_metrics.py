@@ -170,7 +170,7 @@ def test_names_labels_and_buckets_are_checked() -> None:
     assert metrics.take() is None
     for place in range(MAX_METRICS - 2):
         metrics.gauge(f"metric{place}")
-    with pytest.raises(weir.SettingsError, match="may have 100 metrics"):
+    with pytest.raises(weir.SettingsError, match="already has 100 metrics"):
         metrics.gauge("one_more")
 
 

@@ -230,7 +230,7 @@ def test_what_cannot_be_a_chain_is_refused() -> None:
         return error.value.message
 
     for steps, words in (
-        ([], "at least one step"), ("double", "must be a list"), ([3], "is no step"), ([Branch({})], "at least one path"),
+        ([], "at least one step"), ("double", "must be a list"), ([3], "is not a step"), ([Branch({})], "at least one path"),
         ([Step("double", inputs={"a": "b"})], "chains that declare tensors"),
     ):  # fmt: skip
         with pytest.raises(SettingsError, match=words):

@@ -101,7 +101,7 @@ def test_a_recorded_trace_is_played(
         (["--seed", "-1"], "seed=-1: must be 0 or more"),
         (["--latency-objective", "20ms"], "latency_objective='20ms': must be a percentile and a duration"),
         (["--latency-objective", "p99=1ms"], "latency_objective=p99=1ms: a row alone takes"),
-        (["--json", "."], "it is a folder"),
+        (["--json", "."], "is a directory"),
         (["--json", "nowhere/it.json"], "nowhere"),
         (["--figure", "nowhere/it.png"], "nowhere"),
     ],

@@ -55,7 +55,7 @@ def test_a_form_in_pieces_of_any_size(tmp_path: Path, size: int) -> None:
     ("body", "kind", "error"),
     [
         (form(PURPOSE), InvalidRequest, "file: is missing"),
-        (form(FILE, FILE), InvalidRequest, "file: comes twice"),
+        (form(FILE, FILE), InvalidRequest, "file: was sent twice"),
         (form(FILE)[:-9], InvalidRequest, "body: ends before its last boundary"),
         (b"nothing of the kind", InvalidRequest, "body: is not a form"),
         (form(('name="purpose"', b"x" * 2000)), InvalidRequest, "purpose: must have at most 1024 bytes"),

@@ -263,7 +263,7 @@ def test_one_answer_and_several_have_methods_of_their_own() -> None:
     async def main() -> None:
         async with Service(Count, executor="inline") as service:
             for call in (service.infer(3), service.infer_many([3]), anext(service.stream([3]))):
-                with pytest.raises(Unsupported, match="model 'count' is streaming, it gives several answers"):
+                with pytest.raises(Unsupported, match="model 'count' is streaming, it returns several responses"):
                     await call
         async with Service(Square, executor="inline") as service:
             assert await taken(service.infer_stream(3)) == squares([3])

@@ -192,7 +192,7 @@ def test_no_worker_is_kept_without_requests_and_the_first_one_waits_for_a_start(
             await rig.pass_seconds(5, 1)
             await rig.pass_seconds(25)
             assert (rig.service.worker_count, rig.scaling["reason"]) == (0, "idle")
-            assert rig.scaling["because"] == "there was no request for 20 s"
+            assert rig.scaling["because"] == "no request arrived for 20 s"
             assert rig.service.ready
             call = rig.service.infer(7)
             await turns()
@@ -285,7 +285,7 @@ def test_workers_of_a_range_are_not_added_by_hand() -> None:
     async def main() -> None:
         async with running() as rig:
             for change in (rig.service.add_worker, rig.service.remove_worker):
-                with pytest.raises(Conflict, match=r"has workers=1\.\.4: as many as the load needs"):
+                with pytest.raises(Conflict, match=r"has workers=1\.\.4, so it autoscales"):
                     await change()
 
     asyncio.run(main())
@@ -334,8 +334,8 @@ def test_range_needs_workers_that_can_be_started(executor: str) -> None:
             "2 workers keep load=0.8 up to 6.4 rows/s; 1 would do now, but more were needed shortly before",
         ),
         (ScalingReason.FIRST, 0.0, "a request is waiting and there was no worker"),
-        (ScalingReason.LEAST, 0.0, "there shall be at least 1; 2 workers keep load=0.8 up to 6.4 rows/s, and 5 arrive"),
-        (ScalingReason.MOST, 0.0, "there may be at most 4; 1 are needed"),
+        (ScalingReason.LEAST, 0.0, "the minimum is 1; 2 workers keep load=0.8 up to 6.4 rows/s, and 5 arrive"),
+        (ScalingReason.MOST, 0.0, "the maximum is 4, but 1 are needed"),
     ],
 )  # fmt: skip
 def test_each_reason_is_a_sentence(reason: ScalingReason, queue: float, because: str) -> None:

@@ -156,7 +156,7 @@ def test_in_a_stream() -> None:
         ({"outputs": [{"name": "y"}, {"name": "y"}]}, "output 'y': is there twice"),
         (
             {"inputs": [tensor(datatype="BYTES", shape=[1])], "raw_input_contents": [b"\5\0\0\0abc"]},
-            "tensor 'x': element 0 is cut off",
+            "tensor 'x': element 0 is truncated",
         ),
     ],
 )

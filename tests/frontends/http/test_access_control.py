@@ -84,7 +84,7 @@ def test_unusable_settings_are_refused(tmp_path: Path) -> None:
     for text in ("", " \n", "one\ntwo"):
         with pytest.raises(SettingsError, match="must hold one token"):
             with_token(tmp_path, text)
-    with pytest.raises(SettingsError, match="set one of them"):
+    with pytest.raises(SettingsError, match="set only one of them"):
         ControlSettings(allow_control=True, control_token_file="token")
 
 

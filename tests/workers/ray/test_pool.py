@@ -255,7 +255,7 @@ def test_there_are_as_many_workers_as_the_load_needs(nodes: Nodes, loop: Loop, m
             assert len({state.node for state in states}) > 1
             await load.until(lambda: service.worker_count < 3, width=1, pause=0.05)
             await watch.until(lambda: service.ready_workers == 0)
-            assert service.state()["scaling"]["because"] == "there was no request for 0.5 s"
+            assert service.state()["scaling"]["because"] == "no request arrived for 0.5 s"
             assert await service.infer(41) == 42, "the first request waits for the start"
             counts = service.statistics.to_dict()
         assert counts["inference_stats"]["fail"]["count"] == 0
