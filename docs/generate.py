@@ -443,7 +443,7 @@ def with_install_note(path: str) -> str:
     assert found is not None
     end = text.index("\n```\n", found.start()) + len("\n```")
     link = os.path.relpath(INSTALL_PAGE, (ROOT / path).parent)
-    note = f"Weir is not on PyPI yet: [install it from a checkout]({link})."
+    note = f"Not on PyPI yet: [install]({link})."
     return f"{text[:end]}\n\n{NOTE_BEGIN}\n{note}\n{NOTE_END}{text[end:]}"
 
 

@@ -20,7 +20,7 @@ def test_each_page_that_installs_says_once_that_there_is_no_release_and_a_releas
     assert "docs/reference/tei.md" in pages and "docs/install.md" not in pages
     for path in pages:
         text = (ROOT / path).read_text()
-        assert text.count("Weir is not on PyPI yet: [install it from a checkout](") == 1, path
+        assert text.count("Not on PyPI yet: [install](") == 1, path
         monkeypatch.setattr(generate, "RELEASED", True)
         assert "PyPI yet" not in generate.with_install_note(
             path
