@@ -96,6 +96,26 @@ def test_both_models_are_in_the_same_processes_which_one_alone_may_use(tmp_path:
     asyncio.run(main())
 
 
+class Sharing(Model):
+    """Answers with the share of its batch."""
+
+    def predict(self, batch: list[Any]) -> list[int]:
+        return [self._share] * len(batch)
+
+
+def test_a_batch_is_for_the_workers_that_have_none_of_any_model(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(Reports, Sharing) as (first, second):
+            assert await second.infer(0) == 2
+            held = first.infer(pipe(tmp_path, "a"))
+            await until(lambda: batches(first) == 1)
+            assert await second.infer(0) == 1
+            await let_go(str(tmp_path / "a"), held)
+            assert await second.infer(0) == 2
+
+    asyncio.run(main())
+
+
 def test_a_worker_is_added_and_removed_for_all_models(tmp_path: Path) -> None:
     async def main() -> None:
         pool = SharedPool()
