@@ -26,7 +26,7 @@ def test_predictions_beside_the_protocols_of_the_server(tmp_path: Path) -> None:
             missing = client.post("/predictions/cube", content=b"3")
             assert missing.status_code == 404
             assert missing.json()["type"] == "ModelNotFoundException"
-            assert "there are square" in missing.json()["message"]
+            assert "unknown model 'cube'; available: square" in missing.json()["message"]
             assert client.get("/predictions/square").status_code == 405
 
 
