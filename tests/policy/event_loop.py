@@ -25,7 +25,7 @@ from scipy.stats import t as student
 
 from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import Floats, Profile
-from weir.policy.solve.smdp import Costs, Served
+from weir.policy.solve.smdp import Costs, SteadyQueue
 from weir.policy.solve.tables import Table, checked_table, stacked
 
 LEVEL = 0.999  # of intervals
@@ -83,7 +83,7 @@ MOST_ABOVE = 1500  # values above the solver's longest line
 def controls(profile: Profile, rate: float, table: Table) -> Controls:
     """Return the controls that the solver's values of response time and power are: as functions they are Weir's, but their
     mean changes are computed apart."""
-    served_line = Served(profile, rate / 1000.0, table)
+    served_line = SteadyQueue(profile, rate / 1000.0, table)
     model, actions = served_line.model, served_line.actions
     squares = (1.0 + profile.cv**2) * profile.service_time_ms**2 / 2.0
     wanted = (Costs(np.append(0.0, squares), 1000.0 / rate), Costs(np.append(0.0, profile.energy_mj), 0.0))

@@ -19,7 +19,7 @@ from weir.policy.solve.bank import Bank, bank_of, hysteresis, solve_bank
 from weir.policy.solve.smdp import Performance, evaluate
 from weir.policy.solve.tables import greedy_table, limit_table, multi_worker_table, stacked
 from weir.simulation.arrivals import MarkovModulated
-from weir.simulation.replicas import Estimate, Estimator, Replicas, best_limit
+from weir.simulation.replicas import Estimator, ReplicaEstimate, Replicas, best_limit
 from weir.simulation.rounds import Figures
 from weir.simulation.search import BURST, BURST_BATCHES, SloSearch, lowest
 from weir.simulation.simulator import check_count, read_profile, run
@@ -189,7 +189,7 @@ def _greedy_below(bank: Bank, search: SloSearch, floor: float) -> Bank:
     return replace(bank, tables=stacked(tables), second_tables=stacked(tables), max_waiting=bounds)
 
 
-def _predicted(seen: Sequence[Figures | Estimate]) -> list[tuple[float, float, float]]:
+def _predicted(seen: Sequence[Figures | ReplicaEstimate]) -> list[tuple[float, float, float]]:
     return [(each.response_time_ms, each.p99_ms, each.power_w) for each in seen]
 
 

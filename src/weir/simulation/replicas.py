@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from weir.numerics import GammaQuantile
 from weir.policy.cost.profile import Floats, Profile
 from weir.policy.solve.quantile import QuantileSampler
-from weir.policy.solve.smdp import Served as SteadyQueue
+from weir.policy.solve.smdp import SteadyQueue
 from weir.policy.solve.tables import Table, full_batch_table, limit_of, multi_worker_table, stacked
 
 Ints = NDArray[np.int64]
@@ -53,7 +53,7 @@ class Draws(NamedTuple):
     luck: Floats
 
 
-class Served(NamedTuple):
+class ReplicaFigures(NamedTuple):
     """What each table does in each queue, for the rows that count. Shapes (tables, queues).
 
     Attributes:
@@ -105,7 +105,7 @@ class Replicas:
             rows, arrivals, np.empty(0) if self._quantiles is None else np.cumsum(rng.standard_normal(shape), axis=1)
         )
 
-    def serve(self, rate: float, tables: Sequence[Table], draws: Draws, *, times: bool = False) -> Served:
+    def serve(self, rate: float, tables: Sequence[Table], draws: Draws, *, times: bool = False) -> ReplicaFigures:
         """Serve rows that arrive at `rate` per second by each of `tables`.
 
         Each table waits for its control limit and serves every longer queue. The response times of all rows are
@@ -160,7 +160,7 @@ class Replicas:
         low, high = self._quantiles[law, cell], self._quantiles[law, cell + 1]
         return np.asarray(mean * (low + (at - cell) * (high - low)), dtype=np.float64)
 
-    def _summed(self, made: _Batches, coming: Floats, tables: int, *, times: bool) -> Served:
+    def _summed(self, made: _Batches, coming: Floats, tables: int, *, times: bool) -> ReplicaFigures:
         queues, width = coming.shape
         profile, lines = self.profile, tables * queues
         sums = np.cumsum(np.concatenate((np.zeros((queues, 1)), coming), axis=1), axis=1)
@@ -178,7 +178,7 @@ class Replicas:
         energy = profile.energy_mj[made.rows - 1]
         spare = energy - made.rows * float(np.min(profile.energy_mj / profile.sizes))
         shape, response = (tables, queues), total(made.end * made.rows - arrived_at) / rows
-        served = Served(
+        served = ReplicaFigures(
             response.reshape(shape) + profile.latency_offset_ms, (total(spare) / span).reshape(shape), (total(energy) / span).reshape(shape),
             np.minimum(total(made.end - made.start) / span / self.workers, 1.0).reshape(shape), len(made.rows),
         )  # fmt: skip
@@ -229,7 +229,7 @@ def best_limit(replicas: Replicas, rate: float, latency_weight: float, energy_we
         attempt(between)
 
 
-class Estimate(NamedTuple):
+class ReplicaEstimate(NamedTuple):
     """What a table does: mean and 99th percentile of the response time in ms, mean power in W, and the share of the
     workers' time in which they are busy. `error` is the relative standard error of the mean response time.
     """
@@ -261,7 +261,7 @@ class Estimator:
         self._busy = rate > BUSY * replicas.workers * profile.max_rate
         self._spare = (replicas.workers - 1) * profile.best_batch_size // 2 if self._busy else 0
 
-    def __call__(self, table: Table, enough: float = ENOUGH) -> Estimate:
+    def __call__(self, table: Table, enough: float = ENOUGH) -> ReplicaEstimate:
         """Return what `table` does, with an `error` of at most `enough` unless that takes too long."""
         seen = _Seen()
         for number in range(1, MOST_PARTS + 1):
@@ -327,7 +327,7 @@ class _Seen:
     """
 
     def __init__(self) -> None:
-        self.parts: list[Served] = []
+        self.parts: list[ReplicaFigures] = []
         self.beyond: list[Floats] = []
         self.later: list[Floats] = []
 
@@ -341,7 +341,7 @@ class _Seen:
         later = np.concatenate(self.later)
         return max(float(_weights(later) @ late), 0.0), _error(late, later)
 
-    def estimate(self) -> Estimate:
+    def estimate(self) -> ReplicaEstimate:
         """Return the means over all queues, by their weights."""
         beyond, later = np.concatenate(self.beyond), np.concatenate(self.later)
         response, power, busy = (
@@ -353,7 +353,7 @@ class _Seen:
         mean = float(weights @ response)
         late_error = self.later_than(p99)[1] / (1.0 - SHARE)
         error = max(_error(response, beyond) / mean, late_error * LATE_COUNTS)
-        return Estimate(mean, p99, float(weights @ power), float(weights @ busy), error)
+        return ReplicaEstimate(mean, p99, float(weights @ power), float(weights @ busy), error)
 
 
 def _weights(control: Floats) -> Floats:

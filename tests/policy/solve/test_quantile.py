@@ -9,7 +9,7 @@ from tests.policy.random_models import MODERATE, drawn
 from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import GOOGLENET_P4, Profile
 from weir.policy.solve.quantile import QuantileSampler
-from weir.policy.solve.smdp import Served, longest_of, solve_long
+from weir.policy.solve.smdp import SteadyQueue, longest_of, solve_long
 from weir.policy.solve.tables import Table, greedy_table, limit_table, static_table
 
 STEPS = np.arange(32.0) // 8.0
@@ -32,9 +32,9 @@ def test_sampled_percentiles_are_those_of_the_law(profile: Profile, load: float)
 @pytest.mark.parametrize("load", [0.2, 0.8, 0.99])
 @pytest.mark.parametrize("rows", [1, 3])
 def test_exponential_batches_of_one_size(load: float, rows: int) -> None:
-    """M/M/1: exponential with rate μ - λ. Served singly or by threes while fewer come than are served."""
+    """M/M/1: exponential with rate μ - λ. SteadyQueue singly or by threes while fewer come than are served."""
     profile = Profile(np.full(rows, 2.0), np.ones(rows), np.ones(rows))
-    found = Served(profile, load * 0.5, greedy_table(1))
+    found = SteadyQueue(profile, load * 0.5, greedy_table(1))
     assert QuantileSampler(found).quantile_ms(0.99) == pytest.approx(-np.log(0.01) * 2.0 / (1.0 - load), rel=0.02)
 
 
@@ -51,7 +51,7 @@ def test_exponential_batches_of_one_size(load: float, rows: int) -> None:
     ids=["singly", "rare", "hardly varied", "limit", "leaves some"],
 )
 def test_sampled_percentiles_are_those_of_the_event_loop(profile: Profile, rate: float, table: Table) -> None:
-    p99 = QuantileSampler(Served(profile, rate / 1000.0, table)).quantile_ms(0.99)
+    p99 = QuantileSampler(SteadyQueue(profile, rate / 1000.0, table)).quantile_ms(0.99)
     assert p99 == pytest.approx(served(profile, rate, table, 2_000_000, parts=1, warm=100_000).quantiles[0], rel=0.02)
 
 

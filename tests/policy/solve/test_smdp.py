@@ -14,7 +14,7 @@ from weir.policy.solve.smdp import (
     LONGEST,
     Continued,
     Costs,
-    Served,
+    SteadyQueue,
     arrivals_up_to,
     evaluate,
     improve,
@@ -125,7 +125,7 @@ TABLES = [greedy_table(32), limit_table(20, 32), static_table(32)]
 @pytest.mark.parametrize("table", TABLES, ids=["greedy", "limit", "static"])
 def test_rates_are_those_of_the_whole_law(profile: Profile, load: float, table: Table) -> None:
     rate = load * profile.max_rate
-    exact, found = performance(profile, rate, table), Served(profile, rate / 1000.0, table).rates
+    exact, found = performance(profile, rate, table), SteadyQueue(profile, rate / 1000.0, table).rates
     assert found.response_time_ms == pytest.approx(exact.response_time_ms, rel=1e-9)
     assert found.power_w == pytest.approx(exact.power_w, rel=1e-9)
     assert found.busy_share == pytest.approx(exact.busy_share, rel=1e-9)
@@ -282,7 +282,7 @@ def test_every_entry_of_a_long_table_counts() -> None:
     rate = 0.88 * measured.max_rate
     table = np.minimum(np.arange(1101), 32).astype(np.uint16)
     table[700:1100] = 20  # too slow, but for what is beyond
-    found, greedy = (Served(measured, rate / 1000.0, each).rates for each in (table, greedy_table(32)))
+    found, greedy = (SteadyQueue(measured, rate / 1000.0, each).rates for each in (table, greedy_table(32)))
     exact = performance(measured, rate, table, 3000)
     assert exact.left_out < 1e-8
     assert found.response_time_ms == pytest.approx(exact.response_time_ms, rel=1e-6)

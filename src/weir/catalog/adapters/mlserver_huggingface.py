@@ -43,7 +43,7 @@ _OPTIONS = frozenset((
 _MOST = MappingProxyType({"num_beams": 64, "num_return_sequences": 64, "max_length": 1 << 17, "max_seq_len": 1 << 17})
 
 
-class _Call(NamedTuple):
+class _PipelineCall(NamedTuple):
     """How one request calls the pipeline."""
 
     args: list[Any]
@@ -92,7 +92,7 @@ class HuggingFacePipeline(Model):
         if self._pipeline.tokenizer.pad_token_id is None:  # then texts of different lengths fit into no batch
             self._batch_size = 1
 
-    def preprocess(self, item: dict[str, Any]) -> _Call:
+    def preprocess(self, item: dict[str, Any]) -> _PipelineCall:
         """Return what the pipeline is called with. Raises InvalidRequest for what it may not be called with."""
         given = {name: _decoded(name, array, parameters) for name, _, array, parameters in item["inputs"]}
         args = given.pop("args", [])
@@ -110,9 +110,9 @@ class HuggingFacePipeline(Model):
                 raise InvalidRequest(
                     f"input {name!r}: {brief(value, 60)}: must be a whole number from 1 to {most}, of content_type raw"
                 )
-        return _Call(args, given)
+        return _PipelineCall(args, given)
 
-    def predict(self, batch: list[_Call]) -> list[Any]:
+    def predict(self, batch: list[_PipelineCall]) -> list[Any]:
         """Return the response to each request. Requests of texts with the same options are answered together."""
         texts = [call.texts for call in batch]
         joined = [text for each in texts for text in each or ()]
@@ -125,7 +125,7 @@ class HuggingFacePipeline(Model):
             ]
         return [_response(self._pipeline(*call.args, batch_size=self._batch_size, **call.options)) for call in batch]
 
-    def _as_alone(self, call: _Call, results: list[Any]) -> Any:
+    def _as_alone(self, call: _PipelineCall, results: list[Any]) -> Any:
         """Return what the pipeline returns for `call`, whose texts have these `results` in a list of texts."""
         takes_out = self.settings["task"] == FILL_MASK and len(results) == 1
         return results[0] if takes_out or isinstance(call.args[0], str) else results

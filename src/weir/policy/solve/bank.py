@@ -34,7 +34,7 @@ from weir.policy.solve.smdp import (
     solve_long,
     weights_of,
 )
-from weir.policy.solve.smdp import Served as SteadyQueue
+from weir.policy.solve.smdp import SteadyQueue as SteadyQueue
 from weir.policy.solve.tables import Table, checked_table, limit_of, stacked, steady_table
 
 FORMAT = 1  # of the file

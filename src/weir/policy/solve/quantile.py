@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from weir.numerics import gamma_tail
 from weir.policy.cost.profile import Floats
-from weir.policy.solve.smdp import Actions, Continued, Costs, Served
+from weir.policy.solve.smdp import Actions, Continued, Costs, SteadyQueue
 from weir.policy.solve.stationary import decay
 from weir.policy.solve.tables import Table, extended, steady_table
 
@@ -81,7 +81,7 @@ class TableShape:
 class QuantileSampler:
     """Samples rows that arrive in the queue `served`."""
 
-    def __init__(self, served: Served) -> None:
+    def __init__(self, served: SteadyQueue) -> None:
         self._profile, self._rate = served.profile, served.rate_per_ms
         self._rules = TableShape(served.table)
         self._served = served

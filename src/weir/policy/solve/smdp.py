@@ -458,7 +458,7 @@ class Rates(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Served:
+class SteadyQueue:
     """A queue that a stable `table` serves, at `rate_per_ms` rows per ms: exact, however long it grows."""
 
     profile: Profile
@@ -507,7 +507,7 @@ class Found:
         improved: the policy that the table was made from.
     """
 
-    served: Served
+    served: SteadyQueue
     cost: float
     error_bound: float
     model: Continued
@@ -588,7 +588,7 @@ def _keeps_up(model: Continued, size: int) -> bool:
     return model.rate_per_ms * float(model.sojourn[size]) <= (1.0 - _SPARE) * size
 
 
-def _delivered(model: Continued, improved: Improved, weights: tuple[float, float]) -> Served:
+def _delivered(model: Continued, improved: Improved, weights: tuple[float, float]) -> SteadyQueue:
     """Return the table that serves as `improved` does, with the full-batch rule from the first state on that does not
     occur.
 
@@ -602,10 +602,10 @@ def _delivered(model: Continued, improved: Improved, weights: tuple[float, float
     while worse > _SAME * improved.values.cost and rare > _RAREST:  # a rare state may be a costly one
         rare *= _RARER
         end = _end(model, share, rare)
-        served = Served(model.profile, model.rate_per_ms, with_full_batches(as_found, end, model.profile))
+        served = SteadyQueue(model.profile, model.rate_per_ms, with_full_batches(as_found, end, model.profile))
         worse = served.rates.cost(*weights) - improved.values.cost
     costly = worse > _WORSE * improved.values.cost
-    return Served(model.profile, model.rate_per_ms, as_found) if costly else served
+    return SteadyQueue(model.profile, model.rate_per_ms, as_found) if costly else served
 
 
 def _end(model: Continued, share: Floats, rare: float) -> int:
@@ -710,7 +710,7 @@ def evaluate(profile: Profile, rate: float, table: Table, prices: Prices | None 
     prices, table = prices or Prices(), checked_table(table, profile.max_batch_size)
     if not is_stable(profile, rate, table):
         return _overloaded(profile, int(table[-1]), prices)
-    seen = Served(profile, rate / 1000.0, table).rates
+    seen = SteadyQueue(profile, rate / 1000.0, table).rates
     response_time = seen.response_time_ms + profile.latency_offset_ms
     cost = prices.latency_weight_at(rate) * response_time + prices.energy_weight * seen.power_w
     return Performance(
