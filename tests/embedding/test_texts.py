@@ -20,7 +20,7 @@ def test_a_name_or_the_text_itself(said: str, text: str) -> None:
 def test_what_is_neither_is_refused_with_the_names_there_are() -> None:
     with pytest.raises(InvalidRequest, match="prompt='qury': unknown prompt; available: query, document"):
         prompt_text("qury", PROMPTS)
-    with pytest.raises(SettingsError, match="there are none; the text of a prompt ends with a space or a colon"):
+    with pytest.raises(SettingsError, match="available: none; the text of a prompt ends with a space or a colon"):
         server_prompt("query", {})
 
 
