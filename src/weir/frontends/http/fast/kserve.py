@@ -247,6 +247,7 @@ class KserveRequest(HttpRequest):
             self._send(found)
 
     def _send(self, reply: KserveReply | Exception) -> None:
+        self.memory = None  # the connection may keep this request for long: regions are closed now
         if isinstance(reply, Exception):
             if not isinstance(reply, WeirError):
                 _log.error("an answer of %s cannot be written", self.head.service.label, exc_info=reply)
