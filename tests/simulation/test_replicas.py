@@ -9,7 +9,7 @@ from weir.policy.cost.profile import GOOGLENET_P4, Profile
 from weir.policy.solve.tables import Table, greedy_table, multi_worker_table
 from weir.simulation.banks import make_bank
 from weir.simulation.engine import ServiceTimes
-from weir.simulation.replicas import Estimator, Replicas, best_limit, quantiles
+from weir.simulation.replicas import Estimator, ReplicaCase, Replicas, best_limit, best_limits, looks, quantiles
 from weir.simulation.rounds import Rule, play
 
 P4 = GOOGLENET_P4
@@ -32,6 +32,37 @@ def test_the_same_batches_are_cut_as_one_at_a_time(workers: int) -> None:
             times = 1000.0 * rounds.responses[np.repeat(counted, rounds.sizes)]
             np.testing.assert_allclose(seen.times_ms[number][queue], times, rtol=1e-6)
             assert seen.response_ms[number, queue] == pytest.approx(times.mean())
+
+
+@pytest.mark.parametrize("cv", [0.0, 0.2])
+def test_cases_that_are_served_at_once_are_served_as_each_alone(cv: float) -> None:
+    profile = Profile.linear(alpha_ms=0.3, tau0_ms=4.0, max_batch_size=16, cv=cv)
+    replicas = Replicas(profile, 1).with_workers(3)
+    tables = [multi_worker_table(profile, limit) for limit in (1, 7, 16)]
+    cases = [
+        ReplicaCase(load * 3 * profile.max_rate, tables[:many], replicas.draws(queues, rows, [many]))
+        for load, many, queues, rows in ((0.2, 3, 5, 700), (0.95, 1, 2, 3_000), (0.6, 2, 4, 50))
+    ]
+    for case, made in zip(cases, replicas.serve_all(cases, times=True), strict=True):
+        alone = Replicas(profile, 3).serve(*case, times=True)
+        np.testing.assert_allclose(made.response_ms, alone.response_ms, rtol=1e-9)
+        np.testing.assert_allclose(made.power_w, alone.power_w, rtol=1e-9)
+        assert (made.batches == alone.batches).all()
+        for some, others in zip(made.times_ms, alone.times_ms, strict=True):
+            for one, other in zip(some, others, strict=True):
+                np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+def test_rates_that_are_looked_at_together_give_what_each_gives_alone() -> None:
+    replicas = Replicas(P4, 4)
+    rates = [load * 4 * P4.max_rate for load in (0.2, 0.6, 0.95)]
+    limits = best_limits(replicas, [(rate, 1.0, 0.3) for rate in rates], 1)
+    assert limits == [best_limit(Replicas(P4, 4), rate, 1.0, 0.3, 1) for rate in rates]
+    table = multi_worker_table(P4, 5)
+    together = looks([(Estimator(replicas, rate, 1, 30_000), table) for rate in rates])
+    for rate, seen in zip(rates, together, strict=True):
+        alone = Estimator(Replicas(P4, 4), rate, 1, 30_000)(table, np.inf)
+        np.testing.assert_allclose(seen.estimate(), alone, rtol=1e-6)
 
 
 @pytest.mark.parametrize("cv", [0.05, 0.4, 1.5])

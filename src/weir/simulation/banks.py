@@ -19,7 +19,7 @@ from weir.policy.solve.bank import Bank, bank_of, hysteresis, solve_bank
 from weir.policy.solve.smdp import Performance, evaluate
 from weir.policy.solve.tables import greedy_table, limit_table, multi_worker_table, stacked
 from weir.simulation.arrivals import MarkovModulated
-from weir.simulation.replicas import Estimator, ReplicaEstimate, Replicas, best_limit
+from weir.simulation.replicas import Estimator, ReplicaEstimate, Replicas, best_limits
 from weir.simulation.rounds import Figures
 from weir.simulation.search import BURST, BURST_BATCHES, SloSearch, lowest
 from weir.simulation.simulator import check_count, read_profile, run
@@ -76,11 +76,11 @@ def make_bank(
 def _for_several(profile: Profile, prices: Prices, workers: int, seed: int, report: Progress) -> Bank:
     replicas = Replicas(profile, workers)
     rates = workers * profile.max_rate * np.array(MULTI_WORKER_LOADS)
-    tables, seen = [], []
-    for done, rate in enumerate(rates.tolist(), 1):
-        limit = best_limit(replicas, rate, prices.latency_weight_at(rate), prices.energy_weight, seed)
-        tables.append(multi_worker_table(profile, limit))
-        seen.append(Estimator(replicas, rate, seed)(tables[-1]))
+    wanted = [(rate, prices.latency_weight_at(rate), prices.energy_weight) for rate in rates.tolist()]
+    tables = [multi_worker_table(profile, limit) for limit in best_limits(replicas, wanted, seed)]
+    seen = []
+    for done, (rate, table) in enumerate(zip(rates.tolist(), tables, strict=True), 1):
+        seen.append(Estimator(replicas, rate, seed)(table))
         report(done, len(rates))
     return bank_of(profile, prices, workers, rates, tables, _predicted(seen))
 

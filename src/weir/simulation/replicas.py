@@ -6,8 +6,10 @@ tests/simulation/test_replicas.py holds it equal to `play`, which serves one que
 """
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
@@ -34,7 +36,8 @@ SHARE, LATE_COUNTS = 0.99, 0.03  # a relative error of the share of later rows c
 BUSY = 0.7  # load from which on chance is that large
 WARM = 0.2  # share of the rows of a queue that come before it counts
 WIDEST, FINE = 6.0, 32  # normal scores are looked up within this many deviations, in steps of one by this
-SAME_CV = 2  # decimals: coefficients of variation that agree so far have one law
+SAME_CV, SAME_LOAD = 2, 12  # decimals: coefficients of variation, or loads, that agree so far are the same
+TOGETHER = 4_000_000  # rows of the cases that are served at once: many short ones, or a long one alone
 
 
 class Draws(NamedTuple):
@@ -53,6 +56,14 @@ class Draws(NamedTuple):
     luck: Floats
 
 
+class ReplicaCase(NamedTuple):
+    """What is served at once with others: rows that arrive at `rate` per second, by each of `tables`."""
+
+    rate: float
+    tables: Sequence[Table]
+    draws: Draws
+
+
 class ReplicaFigures(NamedTuple):
     """What each table does in each queue, for the rows that count. Shapes (tables, queues).
 
@@ -61,6 +72,7 @@ class ReplicaFigures(NamedTuple):
         excess_w: power in watts beyond the least energy of as many rows.
         power_w: mean power in watts.
         busy: share of the workers' time in which they are busy.
+        batches: how many they are.
         times_ms: by table, the response times of all rows, queue by queue; only if they are wanted.
     """
 
@@ -68,13 +80,13 @@ class ReplicaFigures(NamedTuple):
     excess_w: Floats
     power_w: Floats
     busy: Floats
-    batches: int
+    batches: Ints
     times_ms: Sequence[Sequence[Floats]] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class _Batches:
-    """Batches of all queues, in any order: whose they are, their first row, rows, start and end in ms."""
+    """Batches of some queues: whose they are, their first row, rows, start and end in ms."""
 
     line: Ints
     first: Ints
@@ -82,7 +94,7 @@ class _Batches:
     start: Floats
     end: Floats
 
-    def some(self, which: NDArray[Any]) -> "_Batches":
+    def some(self, which: NDArray[Any] | slice) -> "_Batches":
         """Return those that `which` chooses, by truth or by place."""
         return _Batches(self.line[which], self.first[which], self.rows[which], self.start[which], self.end[which])
 
@@ -96,6 +108,26 @@ class Replicas:
         cvs, laws = np.unique(np.round(profile.cv, SAME_CV), return_inverse=True)
         self._law = np.append(0, laws)  # by size, the row of `_quantiles`
         self._quantiles = quantiles(cvs) if cvs.any() else None
+        self._known: dict[float, _OneWorker] = {}  # by the load
+
+    def with_workers(self, workers: int) -> "Replicas":
+        """Return queues that are served by so many of these workers; what does not depend on the number is shared."""
+        made = copy(self)
+        made.workers = workers
+        return made
+
+    @property
+    def fast(self) -> "Replicas":
+        """Queues that are each served by one worker that is as fast as all workers together."""
+        made = self.with_workers(1)
+        made._mean = self._mean / self.workers
+        made.profile = replace(self.profile, service_time_ms=self.profile.service_time_ms / self.workers)
+        return made
+
+    def one_worker(self, rate: float) -> "_OneWorker":
+        """Return what is known of one worker at its share of `rate` rows per second."""
+        load = round(rate / (self.workers * self.profile.max_rate), SAME_LOAD)
+        return self._known.setdefault(load, _OneWorker(self.profile, load * self.profile.max_rate / 1000.0))
 
     def draws(self, queues: int, rows: int, seed: Sequence[int]) -> Draws:
         """Return the chance in that many queues of so many rows."""
@@ -111,24 +143,50 @@ class Replicas:
         Each table waits for its control limit and serves every longer queue. The response times of all rows are
         returned if `times`.
         """
-        # Each queue has a time of its own, which begins after that of the one before. So all arrivals ascend.
-        coming = draws.arrivals * (1000.0 / rate)
-        coming = coming + 2.0 * float(coming[:, -1].max()) * np.arange(len(coming))[:, None]
-        made = self._batches(coming, draws, tables)
-        kept = made.first >= int(WARM * draws.rows)
-        return self._summed(made.some(kept), coming, len(tables), times=times)
+        return self.serve_all([ReplicaCase(rate, tables, draws)], times=times)[0]
 
-    def _batches(self, coming: Floats, draws: Draws, tables: Sequence[Table]) -> _Batches:
-        """Serve the queues whose rows arrive at `coming`, shape (queues, rows), in ms. A line is a queue and a table."""
-        queues, width = coming.shape
-        arrivals, luck, entries = coming.ravel(), draws.luck.ravel(), stacked(tables).astype(np.int64)
+    def serve_all(self, cases: Sequence[ReplicaCase], *, times: bool = False) -> list[ReplicaFigures]:
+        """Serve all `cases`, as `serve` does each: as many at once as are TOGETHER rows."""
+        found: list[ReplicaFigures] = []
+        rows = np.cumsum([case.draws.arrivals.size for case in cases]) // TOGETHER
+        for part in sorted(set(rows.tolist())):
+            found += self._served(
+                [case for case, each in zip(cases, rows.tolist(), strict=True) if each == part], times=times
+            )
+        return found
+
+    def _served(self, cases: Sequence[ReplicaCase], *, times: bool) -> list[ReplicaFigures]:
+        coming = [case.draws.arrivals * (1000.0 / case.rate) for case in cases]
+        # Each queue has a time of its own, which begins after that of the one before. So all arrivals ascend.
+        spans = np.repeat([2.0 * float(each[:, -1].max()) for each in coming], [len(each) for each in coming])
+        begins = np.split(np.cumsum(spans) - spans, np.cumsum([len(each) for each in coming])[:-1])
+        made = self._batches(cases, [each + begin[:, None] for each, begin in zip(coming, begins, strict=True)])
+        ends = np.cumsum([len(case.tables) * len(case.draws.arrivals) for case in cases])
+        places = np.append(0, np.searchsorted(made.line, ends))
+        found = []
+        for case, arrivals, begin, low, high in zip(cases, coming, begins, places, places[1:], strict=False):
+            part = made.some(slice(low, high))
+            part = part.some(part.first >= int(WARM * case.draws.rows))
+            line = part.line - made.line[low]
+            own = begin[line % len(begin)]
+            part = _Batches(line, part.first, part.rows, part.start - own, part.end - own)
+            found.append(self._summed(part, arrivals, len(case.tables), times=times))
+        return found
+
+    def _batches(self, cases: Sequence[ReplicaCase], coming: Sequence[Floats]) -> _Batches:
+        """Serve the queues whose rows arrive at `coming`, by case of shape (queues, rows), in ms. A line is a queue and a
+        table. Return the batches by line, and in the order of their start.
+        """
+        arrivals = np.concatenate([each.ravel() for each in coming])
+        luck = np.concatenate([case.draws.luck.ravel() for case in cases])
+        tables = [table for case in cases for table in case.tables]
+        entries = stacked(tables).astype(np.int64)
         most = entries.shape[1] - 1
-        line = np.arange(len(tables) * queues)
-        limit, which, begin = (
-            np.repeat([limit_of(each) for each in tables], queues),
-            line // queues,
-            line % queues * width,
+        begin, goal = _lines(cases, coming)
+        which = np.repeat(
+            np.arange(len(tables)), [len(each) for case, each in zip(cases, coming, strict=True) for _ in case.tables]
         )
+        line, limit = np.arange(len(which)), np.array([limit_of(each) for each in tables])[which]
         head, last = begin.copy(), np.full(len(line), -np.inf)
         free = np.full((len(line), self.workers), -np.inf)
         found: list[tuple[Any, ...]] = []
@@ -137,17 +195,18 @@ class Replicas:
             worker = free.argmin(axis=1)
             now = np.maximum(free[places, worker], arrivals[head + limit - 1])
             now = np.maximum(now, last, out=last)  # in the order of arrival
-            rows = entries[which, np.minimum(np.searchsorted(arrivals, now, side="right") - head, most)]
+            rows = entries[which, np.minimum(arrivals.searchsorted(now, side="right") - head, most)]
             end = now + self._service_ms(rows, luck, head)
             free[places, worker] = end
             found.append((line, head - begin, rows, now.copy(), end))
             head = head + rows
-            going = head - begin < draws.rows
+            going = head < goal
             if not going.all():
-                line, limit, which, begin, head, last, free = (
-                    part[going] for part in (line, limit, which, begin, head, last, free)
+                line, limit, which, begin, goal, head, last, free = (
+                    part[going] for part in (line, limit, which, begin, goal, head, last, free)
                 )
-        return _Batches(*map(np.concatenate, zip(*found, strict=True)))
+        made = _Batches(*map(np.concatenate, zip(*found, strict=True)))
+        return made.some(np.argsort(made.line, kind="stable"))
 
     def _service_ms(self, rows: Ints, luck: Floats, head: Ints) -> Floats:
         """Return how long batches of `rows` rows take, whose first rows are at `head`; shape (lines,), ms."""
@@ -171,20 +230,18 @@ class Replicas:
             return np.asarray(np.bincount(made.line, values, lines), dtype=np.float64)
 
         rows = total(made.rows)
-        start, stop = np.full(lines, np.inf), np.full(lines, -np.inf)
-        np.minimum.at(start, made.line, made.start)
-        np.maximum.at(stop, made.line, made.start)
-        span = stop - start
+        ends = np.searchsorted(made.line, np.arange(lines), side="right")
+        span = made.start[ends - 1] - made.start[np.append(0, ends[:-1])]
         energy = profile.energy_mj[made.rows - 1]
         spare = energy - made.rows * float(np.min(profile.energy_mj / profile.sizes))
         shape, response = (tables, queues), total(made.end * made.rows - arrived_at) / rows
         served = ReplicaFigures(
             response.reshape(shape) + profile.latency_offset_ms, (total(spare) / span).reshape(shape), (total(energy) / span).reshape(shape),
-            np.minimum(total(made.end - made.start) / span / self.workers, 1.0).reshape(shape), len(made.rows),
+            np.minimum(total(made.end - made.start) / span / self.workers, 1.0).reshape(shape),
+            np.diff(ends, prepend=0).reshape(shape),
         )  # fmt: skip
         if not times:
             return served
-        made = made.some(np.argsort(made.line, kind="stable"))  # by line, and in the order of their start
         first = made.line % queues * width + made.first - (np.cumsum(made.rows) - made.rows)
         row = np.repeat(first, made.rows) + np.arange(int(made.rows.sum()))
         took = np.repeat(made.end, made.rows) - coming.ravel()[row] + profile.latency_offset_ms
@@ -192,9 +249,23 @@ class Replicas:
         return served._replace(times_ms=[parts[table * queues : (table + 1) * queues] for table in range(tables)])
 
 
+def _lines(cases: Sequence[ReplicaCase], coming: Sequence[Floats]) -> tuple[Ints, Ints]:
+    """Return, by line, the place of its queue's first row among all, and that of the first row beyond its rows."""
+    found, before = [], 0
+    for case, each in zip(cases, coming, strict=True):
+        begin = np.tile(before + each.shape[1] * np.arange(len(each)), len(case.tables))
+        found.append((begin, begin + case.draws.rows))
+        before += each.size
+    begins, goals = (np.concatenate(part) for part in zip(*found, strict=True))
+    return begins, goals
+
+
 # Of the limits that are tried first; how many of the best are looked at; and limits that are tried around each of them.
 FIRST_RATIO, VALLEYS, TRIED = 1.3, 2, 7
 SEARCH_QUEUES, SEARCH_ROWS, SEARCH_BATCHES = 24, 1_000, 100
+# The first limits are tried on this part of the rows. Ones that are worse by so many standard errors, and by that share of
+# the least cost, are left; the others are tried on at least so many batches as large as theirs, if that is fewer rows.
+FIRST_PART, WORSE, WORSE_BY, OWN_BATCHES = 0.2, 3.0, 0.02, 500
 
 
 def best_limit(replicas: Replicas, rate: float, latency_weight: float, energy_weight: float, seed: int) -> int:
@@ -204,29 +275,89 @@ def best_limit(replicas: Replicas, rate: float, latency_weight: float, energy_we
     busy with small batches, and ones that wait for many rows are not. So limits of all sizes are tried first, and then
     those between the neighbours of the best few, until none is left between. All are tried on the same arrivals.
     """
+    return best_limits(replicas, [(rate, latency_weight, energy_weight)], seed)[0]
+
+
+def best_limits(replicas: Replicas, wanted: Sequence[tuple[float, float, float]], seed: int) -> list[int]:
+    """Return the best limit, as above, for each rate (rows per second), latency weight and energy weight."""
     most = replicas.profile.best_batch_size
-    costs: dict[int, float] = {}
-    rows = SEARCH_ROWS + SEARCH_BATCHES * most
-    draws = replicas.draws(SEARCH_QUEUES, rows, [seed, 0])
+    draws = replicas.draws(SEARCH_QUEUES, SEARCH_ROWS + SEARCH_BATCHES * most, [seed, 0])
+    searches = [_LimitSearch(replicas.profile, *each) for each in wanted]
+    while going := [search for search in searches if search.next]:
+        cases = [
+            ReplicaCase(
+                search.rate,
+                [multi_worker_table(replicas.profile, limit) for limit in search.next],
+                _first(draws, search.rows, most),
+            )
+            for search in going
+        ]
+        for search, made in zip(going, replicas.serve_all(cases), strict=True):
+            search.learn(made)
+    return [search.best for search in searches]
 
-    def attempt(limits: set[int]) -> None:
-        new = sorted(limits - costs.keys())
-        if new:
-            made = replicas.serve(rate, [multi_worker_table(replicas.profile, limit) for limit in new], draws)
-            cost = latency_weight * made.response_ms + energy_weight * made.excess_w
-            costs.update(zip(new, cost.mean(axis=1).tolist(), strict=True))
 
-    attempt({1, most} | {int(FIRST_RATIO**power) for power in range(99) if FIRST_RATIO**power < most})
-    while True:
-        known = sorted(costs)
+def _first(draws: Draws, rows: int, most: int) -> Draws:
+    """Return the first rows of each queue, and the few more: at most `most`."""
+    width = rows + most + 1
+    return Draws(rows, draws.arrivals[:, :width], draws.luck[..., :width])
+
+
+class _LimitSearch:
+    """The search for the best limit at one rate.
+
+    Attributes:
+        rate: rows per second.
+        next: the limits to try next, ascending; none when it is over.
+        rows: of each queue in which they are tried.
+    """
+
+    def __init__(self, profile: Profile, rate: float, latency_weight: float, energy_weight: float) -> None:
+        self.rate, self._weights = rate, (latency_weight, energy_weight)
+        most = self._most = profile.best_batch_size
+        self.next = sorted({1, most} | {int(FIRST_RATIO**power) for power in range(99) if FIRST_RATIO**power < most})
+        self._all_rows = SEARCH_ROWS + SEARCH_BATCHES * most
+        self.rows = int(FIRST_PART * self._all_rows)
+        self._first = True
+        self._costs: dict[int, float] = {}
+
+    @property
+    def best(self) -> int:
+        """The best limit so far."""
+        return min(self._costs, key=self._costs.__getitem__)
+
+    def learn(self, made: ReplicaFigures) -> None:
+        """Learn what the limits in `next` do, and choose the next ones."""
+        latency, energy = self._weights
+        cost = latency * made.response_ms + energy * made.excess_w
+        self._costs.update(zip(self.next, cost.mean(axis=1).tolist(), strict=True))
+        if self._first:
+            self._first = False
+            self.next = self._contenders(cost, made)
+        else:
+            self.next = self._between()
+
+    def _contenders(self, cost: Floats, made: ReplicaFigures) -> list[int]:
+        """Return the limits that may be the best, with their neighbours, and set `rows` for them."""
+        least = int(cost.mean(axis=1).argmin())
+        beyond = cost - cost[least]
+        error = beyond.std(axis=1) / float(cost.shape[1]) ** 0.5
+        good = beyond.mean(axis=1) <= np.maximum(WORSE * error, WORSE_BY * abs(float(cost[least].mean())))
+        largest = (1.0 - WARM) * self.rows * cost.shape[1] / float(made.batches[good].sum(axis=1).min())
+        self.rows = min(SEARCH_ROWS + int(OWN_BATCHES * largest), self._all_rows)
+        near = good | np.append(good[1:], False) | np.append(False, good[:-1])
+        self._costs = {}
+        return [limit for limit, kept in zip(self.next, near.tolist(), strict=True) if kept]
+
+    def _between(self) -> list[int]:
+        """Return the limits between the neighbours of the best few."""
+        known = sorted(self._costs)
         between: set[int] = set()
-        for best in sorted(costs, key=costs.__getitem__)[:VALLEYS]:
+        for best in sorted(self._costs, key=self._costs.__getitem__)[:VALLEYS]:
             at = known.index(best)
             low, high = known[max(at - 1, 0)], known[min(at + 1, len(known) - 1)]
             between |= set(np.unique(np.linspace(low, high, TRIED).astype(int)).tolist())
-        if between <= costs.keys():
-            return min(costs, key=costs.__getitem__)
-        attempt(between)
+        return sorted(between - self._costs.keys())
 
 
 class ReplicaEstimate(NamedTuple):
@@ -251,66 +382,50 @@ class Estimator:
     """
 
     def __init__(self, replicas: Replicas, rate: float, seed: int, part_rows: int = PART_ROWS) -> None:
-        profile = replicas.profile
-        self.rate = rate
-        self._replicas, self._seed, self._part_rows = replicas, seed, part_rows
-        self._full = full_batch_table(profile)
-        faster = replace(profile, service_time_ms=profile.service_time_ms / replicas.workers)
-        self._one, self._known = Replicas(faster, 1), SteadyQueue(faster, rate / 1000.0, self._full)
-        self._sampler = QuantileSampler(self._known)
-        self._busy = rate > BUSY * replicas.workers * profile.max_rate
-        self._spare = (replicas.workers - 1) * profile.best_batch_size // 2 if self._busy else 0
+        self.rate, self.replicas = rate, replicas
+        self._seed, self._part_rows = seed, part_rows
+        self._known = replicas.one_worker(rate)
+        self.busy = rate > BUSY * replicas.workers * replicas.profile.max_rate
+        self._spare = (replicas.workers - 1) * replicas.profile.best_batch_size // 2 if self.busy else 0
 
     def __call__(self, table: Table, enough: float = ENOUGH) -> ReplicaEstimate:
         """Return what `table` does, with an `error` of at most `enough` unless that takes too long."""
-        seen = _Seen()
-        for number in range(1, MOST_PARTS + 1):
-            self._see(seen, table, number)
-            found = seen.estimate()
-            if found.error <= enough:
-                break
-        return found
+        return looks([(self, table)], enough)[0].estimate()
 
-    def late(self, table: Table, deadline_ms: float) -> tuple[float, float]:
-        """Return the share of the rows that `table` answers after the deadline, and its standard error."""
-        seen = _Seen()
-        self._see(seen, table, 1)
-        return seen.later_than(deadline_ms)
+    def pilot(self, table: Table) -> ReplicaCase:
+        """Return the case that shows how large batches are."""
+        return ReplicaCase(self.rate, [table], self._draws(PILOT_QUEUES, PILOT_ROWS, 0))
 
-    def _see(self, seen: "_Seen", table: Table, number: int) -> None:
-        offset = self._replicas.profile.latency_offset_ms
-        draws = self._draws(*self._size(table), number)
-        seen.parts.append(self._replicas.serve(self.rate, [table], draws, times=True))
-        if not self._busy:
-            seen.beyond.append(np.zeros(len(draws.arrivals)))
-            seen.later.append(seen.beyond[-1])
-            return
-        one = self._one.serve(self.rate, [self._full], self._without_spare(draws), times=True)
-        seen.beyond.append(one.response_ms[0] - self._known.rates.response_time_ms - offset)
-        seen.later.append(
-            np.array([np.mean(times > self._late_ms + offset) for times in one.times_ms[0]]) - (1.0 - SHARE)
-        )
-
-    @cached_property
-    def _late_ms(self) -> float:
-        return self._sampler.quantile_ms(SHARE)
-
-    def _size(self, table: Table) -> tuple[int, int]:
+    def size(self, pilot: ReplicaFigures) -> tuple[int, int]:
         """Return how many queues are served at a time, and how many rows each has."""
-        pilot = self._replicas.serve(self.rate, [table], self._draws(PILOT_QUEUES, PILOT_ROWS, 0))
-        each = BATCHES_EACH[bool(self._replicas.profile.cv.any()) or not self._busy]
-        batches = min(BATCHES + each * self._replicas.workers, MOST_BATCHES)
-        longest = LONGEST * int(self._sampler.states(np.array([1.0 - RARE]))[0])
-        rows = min(max(batches * PILOT_QUEUES * PILOT_ROWS / pilot.batches, longest), MOST_ROWS)
+        each = BATCHES_EACH[bool(self.replicas.profile.cv.any()) or not self.busy]
+        batches = min(BATCHES + each * self.replicas.workers, MOST_BATCHES)
+        longest = LONGEST * int(self._known.sampler.states(np.array([1.0 - RARE]))[0])
+        rows = min(max(batches * PILOT_QUEUES * PILOT_ROWS / float(pilot.batches.sum()), longest), MOST_ROWS)
         return int(np.clip(self._part_rows / rows, FEWEST_QUEUES, MOST_QUEUES)), int(rows)
+
+    def case(self, table: Table, size: tuple[int, int], number: int) -> ReplicaCase:
+        """Return the case with the part of this number."""
+        return ReplicaCase(self.rate, [table], self._draws(*size, number))
+
+    def fast(self, case: ReplicaCase) -> ReplicaCase:
+        """Return the same for the fast worker."""
+        return ReplicaCase(self.rate, [self._known.table], self._without_spare(case.draws))
+
+    def beyond(self, one: ReplicaFigures) -> tuple[Floats, Floats]:
+        """Return by how much the fast worker's mean response time, and its share of late rows, are too high."""
+        workers, offset = self.replicas.workers, self.replicas.profile.latency_offset_ms
+        late_ms = self._known.late_ms / workers + offset
+        later = np.array([np.mean(times > late_ms) for times in one.times_ms[0]]) - (1.0 - SHARE)
+        return one.response_ms[0] - self._known.response_ms / workers - offset, later
 
     def _draws(self, queues: int, rows: int, number: int) -> Draws:
         """Return chance for queues that are as long as the fast worker's are at any instant when their rows begin."""
-        draws = self._replicas.draws(queues, rows + self._spare, [self._seed, number])
-        if not self._busy:
+        draws = self.replicas.draws(queues, rows + self._spare, [self._seed, number])
+        if not self.busy:
             return draws
         rng = np.random.default_rng([self._seed, number, 1])
-        first = self._spare + np.minimum(self._sampler.states(rng.random(queues)), rows // 2)
+        first = self._spare + np.minimum(self._known.sampler.states(rng.random(queues)), rows // 2)
         begun = draws.arrivals - np.where(first, draws.arrivals[np.arange(queues), first - 1], 0.0)[:, None]
         return draws._replace(arrivals=np.maximum(begun, 0.0))
 
@@ -321,7 +436,53 @@ class Estimator:
         return Draws(draws.rows - self._spare, draws.arrivals[:, self._spare :], draws.luck[..., self._spare :])
 
 
-class _Seen:
+class _OneWorker:
+    """What is known exactly of one worker at `rate` rows per ms. One that is n times as fast, at n times the rate, has
+    the same queues, and is n times as soon.
+    """
+
+    def __init__(self, profile: Profile, rate: float) -> None:
+        self.table = full_batch_table(profile)
+        self._served = SteadyQueue(profile, rate, self.table)
+
+    @cached_property
+    def sampler(self) -> QuantileSampler:
+        return QuantileSampler(self._served)
+
+    @cached_property
+    def response_ms(self) -> float:
+        return self._served.rates.response_time_ms
+
+    @cached_property
+    def late_ms(self) -> float:
+        return self.sampler.quantile_ms(SHARE)
+
+
+def looks(pairs: Sequence[tuple[Estimator, Table]], enough: float = inf) -> list["SeenQueues"]:
+    """Return what is seen of each table, until the `error` is at most `enough` or that takes too long.
+
+    The estimators are those of the same queues at different rates, which are served at once.
+    """
+    replicas = pairs[0][0].replicas
+    pilots = replicas.serve_all([estimator.pilot(table) for estimator, table in pairs])
+    sizes = [estimator.size(pilot) for (estimator, _), pilot in zip(pairs, pilots, strict=True)]
+    found, left = [SeenQueues() for _ in pairs], list(range(len(pairs)))
+    for number in range(1, MOST_PARTS + 1):
+        cases = [pairs[each][0].case(pairs[each][1], sizes[each], number) for each in left]
+        made = replicas.serve_all(cases, times=True)
+        busy = [place for place, each in enumerate(left) if pairs[each][0].busy]
+        fast = replicas.fast.serve_all([pairs[left[place]][0].fast(cases[place]) for place in busy], times=True)
+        beyond = {place: pairs[left[place]][0].beyond(one) for place, one in zip(busy, fast, strict=True)}
+        for place, (each, part) in enumerate(zip(left, made, strict=True)):
+            none = np.zeros(part.response_ms.shape[1])
+            found[each].add(part, *beyond.get(place, (none, none)))
+        left = [each for each in left if enough < inf and found[each].estimate().error > enough]
+        if not left:
+            break
+    return found
+
+
+class SeenQueues:
     """Some queues that were served: in parts what the table does in them, and by how much the fast worker's mean
     response time, and its share of late rows, are too high; shape (queues,).
     """
@@ -330,6 +491,12 @@ class _Seen:
         self.parts: list[ReplicaFigures] = []
         self.beyond: list[Floats] = []
         self.later: list[Floats] = []
+
+    def add(self, part: ReplicaFigures, beyond: Floats, later: Floats) -> None:
+        """Add a part."""
+        self.parts.append(part)
+        self.beyond.append(beyond)
+        self.later.append(later)
 
     @property
     def _times(self) -> list[Floats]:

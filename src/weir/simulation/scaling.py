@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import heappush
-from math import inf
+from math import inf, log
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,7 +28,7 @@ from weir.simulation.arrivals import Ints, parse_arrivals
 from weir.simulation.autoscalers import Autoscaler, FixedWorkers, WorkerLoad, parse_autoscaler
 from weir.simulation.banks import make_bank
 from weir.simulation.engine import Engine, EventLog, Run, ServiceTimes, Whole
-from weir.simulation.replicas import Estimator, Replicas, best_limit
+from weir.simulation.replicas import Estimator, Replicas, SeenQueues, best_limits, looks
 from weir.simulation.simulator import (
     SOLVED,
     Progress,
@@ -46,7 +46,8 @@ from weir.simulation.simulator import (
 COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 LOADS = (0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.94, 0.97)
 PART_ROWS = 100_000  # of each simulation
-STEPS, LEAST_LOAD, MOST_LOAD = 9, 0.001, 0.995  # of the search for the highest rate
+LEAST_LOAD, MOST_LOAD, NEAR = 0.001, 0.995, 0.002  # of the search for the highest load, and how near it comes
+LEAST_LATE = 0.01  # smaller late shares, by what is allowed, say little about where it is
 SURE = 2.0  # standard errors by which the share of late answers must stay below the allowed one
 DEFAULT_LATE = 0.01  # the share of late answers for which a rule prepares where no objective states one
 LEAST_SLACK = 0.1  # share of the deadline: the queue's last row may wait so long at least, or nothing could
@@ -93,9 +94,9 @@ def measure_capacity(
     if objective is not None:
         objective.checked_for(profile)
     counts = [count for count in COUNTS if count < request.most] + [request.most]
-    found = []
+    replicas, found = Replicas(profile, 1), []
     for done, count in enumerate(counts, 1):
-        found.append(_Measured(request, count, seed))
+        found.append(_Measured(request, replicas.with_workers(count), seed))
         if progress is not None:
             progress(done, len(counts))
     every = np.arange(1, request.most + 1)
@@ -131,58 +132,69 @@ def _slack(request: CapacityRequest) -> float:
 
 
 class _Measured:
-    """What `count` workers do. `share` is the highest load at which they keep the goal, and `figures` has the mean and
-    the 99th percentile of the response time (ms) and the busy share, by LOADS.
+    """What the workers of `replicas` do. `share` is the highest load at which they keep the goal, and `figures` has the
+    mean and the 99th percentile of the response time (ms) and the busy share, by LOADS.
     """
 
-    def __init__(self, request: CapacityRequest, count: int, seed: int) -> None:
-        self._request, self._seed = request, seed
-        self._replicas = Replicas(request.profile, count)
-        self.figures = [self._figures(load) for load in LOADS]
+    def __init__(self, request: CapacityRequest, replicas: Replicas, seed: int) -> None:
+        self._request, self._seed, self._replicas = request, seed, replicas
+        seen = self._looks(LOADS)
+        estimates = [each.estimate() for each in seen]
+        self.figures = [(each.response_time_ms, each.p99_ms, each.busy) for each in estimates]
         self.share = request.target_load or 1.0
         if request.objective is not None:
-            self.share = min(self._highest(request.objective), self.share)
+            self.share = min(self._highest(request.objective, seen), self.share)
 
-    def _estimator(self, load: float) -> Estimator:
-        rate = load * self._replicas.workers * self._request.profile.max_rate
-        return Estimator(self._replicas, rate, self._seed, PART_ROWS)
+    def _looks(self, loads: Sequence[float]) -> list[SeenQueues]:
+        rates = [load * self._replicas.workers * self._request.profile.max_rate for load in loads]
+        estimators = [Estimator(self._replicas, rate, self._seed, PART_ROWS) for rate in rates]
+        return looks(list(zip(estimators, self._tables(rates), strict=True)))
 
-    def _table(self, rate: float) -> Table:
-        """Return the table of the policy that will run."""
+    def _tables(self, rates: Sequence[float]) -> list[Table]:
+        """Return the tables of the policy that will run, by rate."""
         request, profile = self._request, self._request.profile
         if not request.solved:
-            return greedy_table(profile.max_batch_size)
+            return [greedy_table(profile.max_batch_size)] * len(rates)
         if request.objective is not None:
-            return full_batch_table(profile)
-        weights = request.prices.latency_weight_at(rate), request.prices.energy_weight
-        return multi_worker_table(profile, best_limit(self._replicas, rate, *weights, self._seed))
+            return [full_batch_table(profile)] * len(rates)
+        wanted = [(rate, request.prices.latency_weight_at(rate), request.prices.energy_weight) for rate in rates]
+        return [multi_worker_table(profile, limit) for limit in best_limits(self._replicas, wanted, self._seed)]
 
-    def _figures(self, load: float) -> tuple[float, float, float]:
-        estimator = self._estimator(load)
-        seen = estimator(self._table(estimator.rate), inf)
-        return seen.response_time_ms, seen.p99_ms, seen.busy
-
-    def _highest(self, objective: LatencySLO) -> float:
-        """Return the highest load at which the objective is surely kept, by two standard errors.
+    def _highest(self, objective: LatencySLO, seen: Sequence[SeenQueues]) -> float:
+        """Return the highest load at which the objective is surely kept, by two standard errors. `seen` is by LOADS.
 
         Raises SettingsError if it is not kept even if there is next to no load.
         """
 
-        def kept(load: float) -> bool:
-            estimator = self._estimator(load)
-            late, error = estimator.late(self._table(estimator.rate), 1000.0 * objective.deadline)
-            return late + SURE * error <= objective.late_share
+        def late(seen: SeenQueues) -> float:
+            """Return the share of late answers, by what is allowed; at most 1 if the objective is kept."""
+            share, error = seen.later_than(1000.0 * objective.deadline)
+            return (share + SURE * error) / objective.late_share
 
-        if not kept(LEAST_LOAD):
+        found = dict(zip(LOADS, map(late, seen), strict=True))
+        found[LEAST_LOAD] = late(self._looks([LEAST_LOAD])[0])
+        if found[LEAST_LOAD] > 1.0:
             raise SettingsError(
                 f"latency_objective={objective}: cannot be kept by any number of workers: more rows than that are late even "
                 "if hardly any arrive; the deadline must be later"
             )
-        low, high = LEAST_LOAD, MOST_LOAD
-        for _ in range(STEPS):
-            load = (low + high) / 2.0
-            low, high = (load, high) if kept(load) else (low, load)
-        return low
+        if all(each <= 1.0 for each in found.values()):
+            found[MOST_LOAD] = late(self._looks([MOST_LOAD])[0])
+        while True:
+            high = min((load for load, each in found.items() if each > 1.0), default=inf)
+            low = max(load for load in found if load < high)
+            if high - low <= NEAR or high == inf:
+                return low
+            tried = _crossing(low, high, found[low], found[high])
+            found.update(zip(tried, map(late, self._looks(tried)), strict=True))
+
+
+def _crossing(low: float, high: float, at_low: float, at_high: float) -> list[float]:
+    """Return the load between `low` and `high` at which the late share is expected to be 1, and two around it."""
+    lows, highs = (log(max(each, LEAST_LATE)) for each in (at_low, at_high))
+    middle = low + (high - low) * lows / (lows - highs)
+    around = (middle - NEAR / 2.0, middle, middle + NEAR / 2.0)
+    return sorted({min(max(each, low + (high - low) / 8.0), high - (high - low) / 8.0) for each in around})
 
 
 def _knees(request: CapacityRequest, found: Floats) -> Floats:
