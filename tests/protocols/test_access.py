@@ -102,7 +102,9 @@ def test_a_page_of_another_origin_cannot_use_the_password_that_the_browser_knows
 
 @pytest.mark.parametrize("text", ["", " \n", "two words", "k\xfcy", "tab\tbed"])
 def test_a_key_that_cannot_be_sent_is_refused_and_not_shown(tmp_path: Path, text: str) -> None:
-    with pytest.raises(SettingsError, match=r"api_key_file=.*(must hold one or more keys|line 1: must be printable)") as refused:
+    with pytest.raises(
+        SettingsError, match=r"api_key_file=.*(must hold one or more keys|line 1: must be printable)"
+    ) as refused:
         keyed(tmp_path, text)
     assert not text.strip() or text not in str(refused.value)
     with pytest.raises(
