@@ -22,7 +22,7 @@ from weir.embedding.texts import (
 )
 from weir.errors import InvalidRequest, WeirError
 from weir.messages import Dispatch
-from weir.telemetry.tracecontext import Trace
+from weir.telemetry.tracecontext import Origin, Trace
 
 DIMENSIONS = 8
 
@@ -77,7 +77,7 @@ class HashingEncoder:
         self, texts: Sequence[Text], *, door: str, client: str = "", priority: int = 0, timeout: float | None = None,
         dimensions: int | None = None, truncate: bool | None = None, want_tokens: bool = False,
         prompt: str | None = None, whole_words: bool = False, truncate_left: bool = False, each: bool = False,
-        trace: str | Trace | None = None, outputs: Sequence[TextOutput] = (),
+        trace: Trace | Origin = None, outputs: Sequence[TextOutput] = (),
     ) -> Encoded:  # fmt: skip
         """Return vectors."""
         said = {

@@ -38,6 +38,7 @@ def described(span: Any) -> dict[str, Any]:
     return {
         "name": span.name, "trace": span.trace_id.hex(), "span": span.span_id.hex(), "parent": span.parent_span_id.hex(),
         "start": span.start_time_unix_nano, "end": span.end_time_unix_nano, "kind": span.kind, "code": span.status.code,
+        "state": span.trace_state,
         "links": [[link.trace_id.hex(), link.span_id.hex()] for link in span.links],
         "attributes": {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in span.attributes},
     }  # fmt: skip

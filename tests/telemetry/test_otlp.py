@@ -15,7 +15,6 @@ from tests.embedding.tiny import sentence_model
 from tests.served import Served, weir
 from websockets.sync.client import connect
 
-from weir.telemetry.tracecontext import read
 from weir.wire.inference import InferenceRequest, TensorValue
 from weir.wire.kserve_grpc import read_response, write_request
 
@@ -26,6 +25,11 @@ CALLERS = {
     for name, digit in (("native", "a"), ("kserve", "b"), ("grpc", "c"), ("websocket", "d"), ("events", "e"))
 }
 ROW = list(range(16))
+
+
+def caller(name: str) -> list[tuple[str, str]]:
+    """Return the headers of the caller of that name; one of them comes twice."""
+    return [("traceparent", CALLERS[name]), ("tracestate", f"of={name}"), ("tracestate", "more=1")]
 
 
 def ask(url: str, address: str) -> dict[str, str]:
@@ -39,22 +43,24 @@ def ask(url: str, address: str) -> dict[str, str]:
             ("kserve", "/v2/models/simple/infer", {"inputs": inputs}),
             ("events", "/v2/models/simple/infer_stream", {"inputs": inputs}),
         ):
-            response = client.post(path, json=body, headers={"traceparent": CALLERS[name]})
+            response = client.post(path, json=body, headers=caller(name))
             assert response.status_code == 200
             answered[name] = response.headers["traceparent"]
-        refused = client.post(
-            "/v2/models/simple/infer", json={"inputs": []}, headers={"traceparent": CALLERS["kserve"]}
-        )
+        refused = client.post("/v2/models/simple/infer", json={"inputs": []}, headers=caller("kserve"))
         assert refused.status_code == 400
     channel: Any = grpc.insecure_channel(address)
     with channel:
         tensors = [TensorValue(name, "INT32", np.array([ROW], np.int32)) for name in rows]
         message = write_request(InferenceRequest("simple", tensors))
         call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
-        response, ended = call.with_call(message, metadata=(("traceparent", CALLERS["grpc"]),), timeout=30)
+        response, ended = call.with_call(message, metadata=caller("grpc"), timeout=30)
         assert read_response(response).outputs
         answered["grpc"] = dict(ended.trailing_metadata())["traceparent"]
-    asked = {"model_name": "simple", "inputs": inputs, "parameters": {"traceparent": CALLERS["websocket"]}}
+    asked = {
+        "model_name": "simple",
+        "inputs": inputs,
+        "parameters": {"traceparent": CALLERS["websocket"], "tracestate": "of=websocket,more=1"},
+    }
     with connect(f"{url.replace('http', 'ws', 1)}/v2/ws") as socket:
         socket.send(json.dumps(asked))
         answered["websocket"] = json.loads(socket.recv(30))["parameters"]["traceparent"]
@@ -79,9 +85,10 @@ def test_spans_of_every_frontend_arrive() -> None:
     assert {span["path"] for span in spans} == {"/v1/traces"}
     for name, caller in CALLERS.items():
         trace, parent, _ = caller.split("-")[1:]
-        found = read(answered[name])
-        assert found is not None and f"{found[0]:032x}" == trace
-        (request,) = [span for span in spans if span["span"] == f"{found[1]:016x}"]
+        found = answered[name].split("-")
+        assert found[1] == trace
+        (request,) = [span for span in spans if span["span"] == found[2]]
+        assert request["state"] == f"of={name},more=1"
         assert (request["name"], request["trace"], request["parent"]) == ("infer simple", trace, parent)
         assert request["attributes"]["weir.door"] == (name if name in ("grpc", "websocket") else "http")
         children = {span["name"]: span for span in spans if span["parent"] == request["span"]}

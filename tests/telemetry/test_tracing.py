@@ -2,6 +2,10 @@
 
 import asyncio
 import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +19,7 @@ from weir.errors import DeadlineExceeded, ModelError, Overloaded
 from weir.model import Model
 from weir.serving.service import Service
 from weir.telemetry.settings import TelemetrySettings, open_tracing
-from weir.telemetry.tracecontext import Trace
+from weir.telemetry.tracecontext import Trace, child_of
 from weir.telemetry.tracing import Tracing, make_tracing
 from weir.testing import FakeExecutor
 
@@ -94,7 +98,7 @@ def test_a_span_names_the_frontend_of_its_request() -> None:
     async def main() -> Kept:
         kept = Kept()
         async with Service(Square, observers=[Tracing(kept)], executor="inline") as service:
-            for trace in (CALLER, CALLER[:-1] + "0", None):
+            for trace in ({"traceparent": CALLER}, {"traceparent": CALLER[:-1] + "0"}, None):
                 request = Asking(3, service.now(), 10.0, door="grpc", trace=trace)
                 service.submit(request)
                 assert type(request.trace) is Trace
@@ -107,6 +111,92 @@ def test_a_span_names_the_frontend_of_its_request() -> None:
     assert within.parent is not None and within.parent.is_remote and f"{within.parent.span_id:x}" == "cd" * 8
     assert f"{ids(within)[0]:x}" == "ab" * 16 and within.kind is SpanKind.SERVER
     assert own.parent is None and len(kept.named("batch square")) == 2
+
+
+def test_what_vendors_add_to_a_trace_goes_on_with_each_of_its_spans() -> None:
+    async def main() -> Kept:
+        kept = Kept()
+        tracing = Tracing(kept)
+        async with Service(Square, observers=[tracing], executor="inline") as service:
+            whole = tracing.new({"traceparent": CALLER, "tracestate": "a=1,b=2"})
+            for origin in (whole, child_of(whole)):
+                request = Asking(3, service.now(), 10.0, door="grpc", trace=origin)
+                service.submit(request)
+                while not request.settled:  # noqa: ASYNC110 - from outside there is no event to wait for
+                    await asyncio.sleep(0)
+        return kept
+
+    kept = asyncio.run(main())
+    requests = kept.named("infer square")
+    assert len(requests) == 2 and len({ids(each)[0] for each in kept.spans if "batch" not in each.name}) == 1
+    assert requests[1].parent is not None and requests[1].parent.span_id == ids(requests[0])[1]
+    spans: list[Any] = [*requests, *kept.named("queue"), *kept.named("compute")]
+    assert len(spans) == 6
+    assert all(
+        context.trace_state.to_header() == "a=1,b=2" for span in spans for context in (span.context, span.parent)
+    )
+
+
+@pytest.mark.parametrize(
+    "carrier",
+    [
+        {}, {"traceparent": ""}, {"traceparent": "nonsense"}, {"traceparent": f"{CALLER}-more"}, {"tracestate": "a=1"},
+        {"traceparent": CALLER.replace("00-", "ff-", 1)}, {"traceparent": CALLER.replace("ab", "00")},
+        {"traceparent": CALLER.replace("cd", "00")}, {"traceparent": f"{CALLER},{CALLER}"}, {"traceparent": "cc-" + "a" * 9999},
+    ],
+)  # fmt: skip
+def test_a_trace_begins_where_no_caller_can_be_read(carrier: dict[str, str]) -> None:
+    tracing = Tracing(Kept())
+    first, other = tracing.new(carrier), tracing.new(carrier)
+    assert first.parent_id == 0 and first.sampled and first.trace_id != other.trace_id and not first.state
+
+
+PROPAGATOR = """
+from opentelemetry import trace
+from opentelemetry.propagators.textmap import TextMapPropagator
+
+class B3(TextMapPropagator):
+    fields = {"b3"}
+
+    def extract(self, carrier, context=None, getter=None):
+        trace_id, span_id = (int(each, 16) for each in carrier["b3"].split("-"))
+        span = trace.NonRecordingSpan(trace.SpanContext(trace_id, span_id, True, trace.TraceFlags(1)))
+        return trace.set_span_in_context(span, context)
+
+    def inject(self, *_, **__): ...
+"""
+
+
+@pytest.mark.parametrize(("named", "found"), [(None, "ab" * 16), ("tracecontext", "ab" * 16), ("b3", "11" * 16)])
+def test_the_environment_says_which_headers_name_a_caller(named: str | None, found: str, tmp_path: Path) -> None:
+    (tmp_path / "own_b3.py").write_text(PROPAGATOR)
+    info = tmp_path / "own_b3-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: own-b3\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[opentelemetry_propagator]\nb3 = own_b3:B3\n")
+    carrier = {"traceparent": CALLER, "b3": f"{'11' * 16}-{'22' * 8}"}
+    code = (
+        "from opentelemetry.sdk.trace import SpanProcessor; from weir.telemetry.tracing import Tracing;"
+        f"print(Tracing(SpanProcessor()).new({carrier}).name)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), **({} if named is None else {"OTEL_PROPAGATORS": named})}
+    run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == found
+
+
+def test_a_propagator_that_is_not_installed_is_refused_by_name() -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "weir",
+        "serve",
+        "examples.square:Square",
+        "--trace-endpoint",
+        "http://localhost:1",
+    ]
+    environment = {**os.environ, "OTEL_PROPAGATORS": "tracecontext,nowhere"}
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    assert run.returncode == 2 and "OTEL_PROPAGATORS='tracecontext,nowhere': Propagator nowhere not found" in run.stderr
 
 
 def test_a_call_in_process_is_within_the_span_that_is_current_there() -> None:
@@ -200,9 +290,9 @@ def test_without_tracing_a_request_has_no_trace() -> None:
     async def main() -> None:
         async with Service(Square, executor="inline") as service:
             assert service.tracing is None
-            request = Asking(3, service.now(), 10.0, door="grpc", trace=CALLER)
+            request = Asking(3, service.now(), 10.0, door="grpc", trace={"traceparent": CALLER})
             service.submit(request)
-            assert request.trace == CALLER
+            assert request.trace == {"traceparent": CALLER}
 
     asyncio.run(main())
 
@@ -247,7 +337,10 @@ def test_the_environment_decides_as_for_any_program(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     tracing = Tracing(Kept(), ratio=ratio)
-    assert tuple(tracing.new(each).sampled for each in (None, CALLER, CALLER[:-1] + "0")) == recorded
+    assert (
+        tuple(tracing.new(each).sampled for each in (None, {"traceparent": CALLER}, {"traceparent": CALLER[:-1] + "0"}))
+        == recorded
+    )
     assert tracing._resource.attributes["service.name"] == "weir"
 
 

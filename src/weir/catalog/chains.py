@@ -25,6 +25,7 @@ from weir.model import Model, Tensor, is_batched, is_tensor_model
 from weir.serving.calls import Call
 from weir.serving.generation import Generation
 from weir.serving.service import Service
+from weir.telemetry.tracecontext import child_of
 from weir.workers.executor import ExecutorBase, Listener
 from weir.workers.local import LocalState
 from weir.workers.run.codecs import Reader, Writer
@@ -290,7 +291,7 @@ class ItemWalk:
         call.deadline = request.deadline
         call.priority = request.priority
         call.door = request.door
-        call.trace = getattr(request.trace, "traceparent", request.trace)
+        call.trace = child_of(request.trace)
         if not self._tensors:
             call.key = request.key
         service.enter(call, self._begun or request.door == "python")

@@ -42,7 +42,7 @@ from weir.errors import DeadlineExceeded, Draining, InvalidRequest, ModelError, 
 from weir.messages import JSON, Dispatch
 from weir.protocols.account import CLAIM, charge
 from weir.serving.settings import LONGEST_TIMEOUT
-from weir.telemetry.tracecontext import Trace
+from weir.telemetry.tracecontext import Origin, Trace
 from weir.wire.cells import LARGE_BYTES
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ class Encoder:
         self, texts: Sequence[Text], *, door: str, client: str = "", priority: int = 0, timeout: float | None = None,
         dimensions: int | None = None, truncate: bool | None = None, want_tokens: bool = False,
         prompt: str | None = None, whole_words: bool = False, truncate_left: bool = False, each: bool = False,
-        trace: str | Trace | None = None, outputs: Sequence[TextOutput] = (),
+        trace: Trace | Origin = None, outputs: Sequence[TextOutput] = (),
     ) -> Encoded:  # fmt: skip
         """Return the vectors of `texts`, in order; see Encodes. Equal texts are computed once.
 

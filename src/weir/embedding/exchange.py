@@ -25,7 +25,7 @@ from weir.embedding.texts import (
 )
 from weir.errors import InvalidRequest, WeirError, brief, unknown_model
 from weir.protocols.settings import HttpSettings
-from weir.telemetry.tracecontext import Trace
+from weir.telemetry.tracecontext import Origin, Trace
 from weir.wire.values import decode_json, find_half, uncollected, without_halves
 
 TRUNCATED = b"x-weir-truncated"
@@ -156,7 +156,7 @@ class TextExchange:
         client_name: the client that is counted: `client`, or else the caller's address.
         priority: higher goes first.
         timeout: in seconds; None for the server's setting.
-        trace: the caller's `traceparent`, or the Trace that the channel has begun.
+        trace: the request's Origin, or the Trace that the channel has begun.
         work: computes what the request asks for within a `timeout`, if that is not vectors; its result is then in `found`. With `with_vectors` it is asked for both.
     """
 
@@ -167,7 +167,7 @@ class TextExchange:
 
     def __init__(
         self, context: EmbeddingContext, door: str, encoder: Encodes | None = None, *, client: str = "", client_name: str = "local",
-        priority: int = 0, timeout: float | None = None, trace: str | Trace | None = None,
+        priority: int = 0, timeout: float | None = None, trace: Trace | Origin = None,
     ) -> None:  # fmt: skip
         self.context = context
         self.door = door
@@ -210,7 +210,7 @@ class TextExchange:
         return encoded
 
     def encode(
-        self, texts: Sequence[Text], options: TextOptions, timeout: float | None = None, trace: str | Trace | None = None, *,
+        self, texts: Sequence[Text], options: TextOptions, timeout: float | None = None, trace: Trace | Origin = None, *,
         each: bool = False,
     ) -> Coroutine[Any, Any, Encoded]:  # fmt: skip
         """Return a coroutine that encodes `texts` without counting them; see Encodes.encode for `each` and the errors."""

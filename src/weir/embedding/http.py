@@ -163,7 +163,7 @@ class TextHead(RequestOptions):
         exchange.client_name = exchange.client or peer or "local"
         exchange.priority = self.priority
         exchange.timeout = self.timeout or None
-        exchange.trace = self.traceparent
+        exchange.trace = self.carrier
 
 
 class HttpTexts:

@@ -43,6 +43,7 @@ from weir.serving.inference import (
     schedule_of,
     select_outputs,
 )
+from weir.telemetry.tracecontext import child_of
 from weir.wire.inference import InferenceRequest, InferenceResponse, Parameters, TensorValue
 from weir.wire.schema import read_document
 from weir.wire.status import http_code, kserve_code
@@ -392,7 +393,7 @@ class ItemGroups:
                 alike.setdefault(item.options, []).append(place)
         waiting = iter(alike.items())
         # The first group has the trace of the request, which the answer names; the spans of the others are siblings.
-        traces = chain([trace], repeat(getattr(trace, "traceparent", None)))
+        traces = chain([trace], repeat(child_of(trace)))
         began = asyncio.get_running_loop().time()
 
         async def encode_next() -> None:

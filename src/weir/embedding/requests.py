@@ -23,7 +23,7 @@ from weir.embedding.texts import (
 from weir.errors import CapacityError, DeadlineExceeded, WeirError
 from weir.messages import Dispatch
 from weir.serving.calls import InProcessRequest
-from weir.telemetry.tracecontext import CURRENT, Trace
+from weir.telemetry.tracecontext import CURRENT, Origin, Trace, child_of
 
 if TYPE_CHECKING:
     from weir.embedding.encoder import Encoder
@@ -429,7 +429,7 @@ MAX_SPANS = 128  # of each kind in one request: a large request has no spans for
 class CallTrace:
     """The span of one request for the vectors of `count` texts: a context manager that begins and ends it.
 
-    `trace` is the `traceparent` that the caller sent, or the Trace that an endpoint has begun. Entering makes the trace the current one of the task,
+    `trace` is the request's Origin, or the Trace that an endpoint has begun. Entering makes the trace the current one of the task,
     so that the endpoint can name it in its answer.
     """
 
@@ -438,7 +438,7 @@ class CallTrace:
     )  # fmt: skip
 
     def __init__(
-        self, tracer: "Tracer", service: "Service", model: str, trace: str | Trace | None, *, door: str, count: int
+        self, tracer: "Tracer", service: "Service", model: str, trace: Trace | Origin, *, door: str, count: int
     ) -> None:
         self._tracer = tracer
         self._service = service
@@ -463,12 +463,12 @@ class CallTrace:
             error=error if isinstance(error, WeirError) else None, inside=self._door == "python",
         )  # fmt: skip
 
-    def text_trace(self) -> str | Trace:
+    def text_trace(self) -> Trace | Origin:
         """Return the trace of the next text: a child of this span for the first MAX_SPANS texts, and unsampled for the others."""
         if not self._spans[1]:
             return self._others
         self._spans[1] -= 1
-        return self._trace.traceparent
+        return child_of(self._trace)
 
     def begin_tokenizing(self) -> None:
         """Note that texts are given to the tokenizer."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from weir.embedding.late_interaction import LateInteraction
 from weir.errors import InvalidRequest, SettingsError, WeirError
 from weir.messages import Dispatch
-from weir.telemetry.tracecontext import Trace
+from weir.telemetry.tracecontext import Origin, Trace
 from weir.wire.schema import any_of
 
 TEXTS_FIELD = "texts"  # the list of texts in errors, until a protocol gives it its own name
@@ -308,7 +308,7 @@ class Encodes(Protocol):
         self, texts: Sequence[Text], *, door: str, client: str = "", priority: int = 0, timeout: float | None = None,
         dimensions: int | None = None, truncate: bool | None = None, want_tokens: bool = False,
         prompt: str | None = None, whole_words: bool = False, truncate_left: bool = False, each: bool = False,
-        trace: str | Trace | None = None, outputs: Sequence[TextOutput] = (),
+        trace: Trace | Origin = None, outputs: Sequence[TextOutput] = (),
     ) -> Encoded:  # fmt: skip
         """Return the vectors of `texts`, in order. Cancelling the call takes the texts out of the queue.
 
@@ -324,7 +324,7 @@ class Encodes(Protocol):
             prompt: the name of a prompt of the model, or the text of a prompt, to put before every text; None for the server's prompt.
             whole_words, truncate_left: see TokenizeOptions.
             each: an invalid text does not end the request; its error is in `Encoded.errors`.
-            trace: the `traceparent` that the caller sent, or the Trace that the endpoint has begun.
+            trace: the request's Origin, or the Trace that the endpoint has begun.
             outputs: what is to be made of each text, in one pass; none for the model's own output.
 
         Raises InvalidRequest naming the place of the text and the rule, and the errors of the queue: Overloaded, DeadlineExceeded, Draining.

@@ -27,7 +27,7 @@ from weir.protocols.kserve.metadata import find
 from weir.protocols.offloading import LONG_ANSWER, off_loop, written
 from weir.protocols.settings import HttpSettings
 from weir.serving.inference import QueueEntry, response_of
-from weir.telemetry.tracecontext import HEADER
+from weir.telemetry.tracecontext import FIELDS, HEADER, carry
 from weir.wire.inference import InferenceRequest, InferenceResponse
 from weir.wire.kserve_binary import binary_outputs, bytes_to_write
 from weir.wire.status import kserve_code
@@ -404,10 +404,7 @@ class Session:
 
     async def _stream(self, request: InferenceRequest, received: int) -> None:
         service = find(self._registry, request.model, request.version)
-        # The message names the caller's span, or else the opening request does.
-        named = request.parameters.pop(HEADER, None)
-        traceparent = named if isinstance(named, str) else self._socket.headers.get(HEADER)
-        exchange = Exchange(service, door=FRONTEND, traceparent=traceparent)
+        exchange = Exchange(service, door=FRONTEND, carrier=self._carrier(request))
         sent, last = 0, False
         async with aclosing(exchange.stream(request)) as parts:
             async for part in parts:
@@ -417,6 +414,17 @@ class Session:
             end = InferenceResponse(service.name, [], version=service.version, id=request.id)
             sent += await self._send_response(exchange, request, end, last=True)
         exchange.transferred(received, sent)
+
+    def _carrier(self, request: InferenceRequest) -> dict[str, str]:
+        """Return what names the caller's span: parameters of the message, which are taken from it, or else headers of the opening request."""
+        named = {name: request.parameters.pop(name, None) for name in (HEADER, "tracestate")}
+        if isinstance(named[HEADER], str):
+            return {name: value for name, value in named.items() if isinstance(value, str)}
+        carrier: dict[str, str] = {}
+        for name, value in self._socket.headers.items():
+            if name in FIELDS:
+                carry(carrier, name, value)
+        return carrier
 
     async def _send_response(
         self, exchange: Exchange, request: InferenceRequest, response: InferenceResponse, *, last: bool

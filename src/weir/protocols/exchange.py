@@ -45,7 +45,7 @@ class HttpRequestHead(Protocol):
     timeout: float
     coding: str
     accept_coding: str
-    traceparent: str | None
+    carrier: dict[str, str] | None
     stream: bool
 
 
@@ -90,20 +90,20 @@ class HttpProtocol(Protocol):
 class Exchange:
     """One request for `service` that came through the frontend `door`.
 
-    `timeout` is the caller's in seconds, or None for the service's setting. `traceparent` names the caller's span. `peer` is the caller's address, and
+    `timeout` is the caller's in seconds, or None for the service's setting. `carrier` has the headers that name the caller's span. `peer` is the caller's address, and
     `headers` (names in lower case) are those of the request, if the channel has them.
     """
 
-    __slots__ = ("door", "headers", "peer", "service", "timeout", "trace", "traceparent")
+    __slots__ = ("carrier", "door", "headers", "peer", "service", "timeout", "trace")
 
     def __init__(
-        self, service: "Service", *, door: str, timeout: float | None = None, traceparent: str | None = None,
+        self, service: "Service", *, door: str, timeout: float | None = None, carrier: dict[str, str] | None = None,
         headers: Sequence[tuple[bytes, bytes]] = (), peer: str | None = None,
     ) -> None:  # fmt: skip
         self.service = service
         self.door = door
         self.timeout = timeout
-        self.traceparent = traceparent
+        self.carrier = carrier
         self.headers = headers
         self.peer = peer
         self.trace: Trace | None = None
@@ -156,7 +156,7 @@ class Exchange:
         """Begin the request's span, as a child of the caller's, and return it; None if requests are not traced. This task's log lines name the span."""
         tracing = self.service.tracing
         if tracing is not None and self.trace is None:
-            self.trace = tracing.new(self.traceparent)
+            self.trace = tracing.new(self.carrier)
             CURRENT.set(self.trace)
         return self.trace
 

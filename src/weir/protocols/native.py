@@ -6,7 +6,7 @@ and the settings stay the same. serving/inference.py makes queue entries of bodi
 
 import math
 import re
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING
@@ -50,6 +50,7 @@ from weir.serving.inference import (
 )
 from weir.serving.service import Service
 from weir.serving.settings import LONGEST_TIMEOUT, NAME_IN_PATH
+from weir.telemetry.tracecontext import FIELD_NAMES, carry
 from weir.wire.sse import CONTENT_TYPE
 from weir.wire.tensors import text_size
 
@@ -68,7 +69,7 @@ class RequestOptions:
     """The options that the headers of an inference request may set."""
 
     __slots__ = (
-        "accept_coding", "class_offset", "coding", "explain", "key", "priority", "request_id", "timeout", "traceparent",
+        "accept_coding", "carrier", "class_offset", "coding", "explain", "key", "priority", "request_id", "timeout",
     )  # fmt: skip
 
     def __init__(self, timeout: float) -> None:
@@ -78,7 +79,7 @@ class RequestOptions:
         self.key: str | None = None
         self.explain = False
         self.request_id: bytes | None = None  # sent back with the response
-        self.traceparent: str | None = None
+        self.carrier: dict[str, str] | None = None  # the headers that name the caller's span, see tracecontext.FIELDS
         self.coding = ""  # compression of the body: gzip, zstd, deflate, or "" for none
         self.accept_coding = ""  # compression of a large response, or "" for none
 
@@ -253,8 +254,8 @@ def _read_request_id(options: RequestOptions, value: str) -> None:
     options.request_id = value.encode("latin-1")
 
 
-def _read_traceparent(options: RequestOptions, value: str) -> None:
-    options.traceparent = value  # parsed only if requests are traced; a malformed one is ignored
+def _read_carrier(name: str, options: RequestOptions, value: str) -> None:
+    options.carrier = carry(options.carrier, name, value)  # read only if requests are traced
 
 
 def _read_coding(options: RequestOptions, value: str) -> None:
@@ -265,14 +266,14 @@ def _read_accept_coding(options: RequestOptions, value: str) -> None:
     options.accept_coding = accepted_coding(value)
 
 
-_READERS = {
+_READERS: dict[bytes, Callable[[RequestOptions, str], None]] = {
     b"x-request-timeout": _read_timeout,
     b"x-request-priority": _read_priority,
     CLASS_HEADER: _read_class,
     b"x-batch-key": _read_key,
     b"x-explain": _read_explain,
     b"x-request-id": _read_request_id,
-    b"traceparent": _read_traceparent,
+    **{name: partial(_read_carrier, text) for name, text in FIELD_NAMES.items()},
     b"content-encoding": _read_coding,
     b"accept-encoding": _read_accept_coding,
 }

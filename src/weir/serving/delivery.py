@@ -10,7 +10,7 @@ from weir.batching.request_state import finish_each, gathered
 from weir.errors import ModelError, WeirError
 from weir.messages import Dispatch, Events, Kind, Observer, Request
 from weir.telemetry.recorder import SilentObserver
-from weir.telemetry.tracecontext import Trace
+from weir.telemetry.tracecontext import Origin, Trace
 
 logger = logging.getLogger("weir")
 
@@ -207,9 +207,9 @@ class Tracer(Protocol):
     """An Observer that also begins traces. telemetry/tracing.py has one, and is imported only if tracing is on."""
 
     def begin(self, request: Any) -> None:
-        """Set the attribute `trace` of `request` to a Trace. Before, it is a Trace, the caller's `traceparent`, or None."""
+        """Set the attribute `trace` of `request` to a Trace. Before, it is a Trace, or its Origin."""
 
-    def new(self, traceparent: str | None) -> Trace:
+    def new(self, origin: Origin) -> Trace:
         """Return a Trace for a request that is about to be made."""
 
     def not_taken(self, model: str, request: Request, error: WeirError, now: float) -> None:

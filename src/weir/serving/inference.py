@@ -22,6 +22,7 @@ from weir.model import Model, Tensor, is_batched, is_tensor_model
 from weir.serving.calls import StreamedCall
 from weir.serving.delivery import discard, drop_payload, is_block
 from weir.serving.settings import LONGEST_TIMEOUT
+from weir.telemetry.tracecontext import child_of
 from weir.wire.inference import (
     InferenceRequest,
     InferenceResponse,
@@ -95,8 +96,8 @@ class StreamPart(NamedTuple):
 class InferenceCall(Protocol):
     """The call that carried a request. The server's implementation is `protocols.exchange.Exchange`.
 
-    `door` is the name of the frontend. `timeout` is the caller's in seconds, or None for the service's setting. `trace` is a Trace, the caller's
-    `traceparent`, or None. `peer` is the caller's address.
+    `door` is the name of the frontend. `timeout` is the caller's in seconds, or None for the service's setting. `trace` is a Trace or an
+    Origin. `peer` is the caller's address.
     """
 
     door: str
@@ -556,7 +557,7 @@ class Gathering:
     def _submit(self, entry: QueueEntry | WeirError) -> None:
         # The first request has the span that the response names. The spans of the others are its siblings.
         trace = self._call.trace
-        own = trace if not self.requests else getattr(trace, "traceparent", trace)
+        own = trace if not self.requests else child_of(trace)
         queued = REFUSED_ENTRY if isinstance(entry, WeirError) else entry
         now = self._service.now()
         request = AwaitedRequest(queued, self, now, self._timeout, self._priority, self._call.door, own)

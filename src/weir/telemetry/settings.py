@@ -1,5 +1,6 @@
 """The settings of metrics, logs, traces and recordings, and the start of tracing."""
 
+import os
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -55,12 +56,17 @@ def open_tracing(settings: TelemetrySettings, service_name: str) -> "list[Tracin
     """Return the observer that makes spans, in a list, if the settings name a receiver and the environment does not disable it; else an empty
     list.
 
-    Raises SettingsError if the library for it is not installed.
+    Raises SettingsError if a library for it is not installed.
     """
     if settings.trace_endpoint is None:
         return []
     try:
-        from weir.telemetry.tracing import make_tracing  # its library is optional, and takes a while to load
+        try:
+            from weir.telemetry.tracing import make_tracing  # its library is optional, and takes a while to load
+        except ValueError as error:  # that library looks for propagators when it is imported
+            raise SettingsError(
+                f"OTEL_PROPAGATORS={os.environ.get('OTEL_PROPAGATORS')!r}: {error} (opentelemetry-propagator-b3, for one, has b3)"
+            ) from error
 
         tracing = make_tracing(settings.trace_endpoint, settings.trace_ratio, service_name)
         if tracing.enabled:

@@ -4,12 +4,14 @@ Nothing is recorded while a request runs. Its spans are made when it has ended, 
 Requests and batches link to each other both ways, because neither is the parent of the other.
 """
 
+import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
+from opentelemetry import propagate
 from opentelemetry import trace as api
-from opentelemetry.context import Context
+from opentelemetry.context import Context, get_current
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.sampling import Decision, ParentBased, TraceIdRatioBased
@@ -23,6 +25,7 @@ from opentelemetry.trace import (
     Status,
     StatusCode,
     TraceFlags,
+    TraceState,
 )
 
 from weir._version import __version__
@@ -30,7 +33,7 @@ from weir.errors import Cancelled, ModelError, WeirError
 from weir.messages import Dispatch, Request, Timing
 from weir.telemetry.logs import get_logger
 from weir.telemetry.recorder import SilentObserver
-from weir.telemetry.tracecontext import Caller, Trace, Traces
+from weir.telemetry.tracecontext import Child, Origin, Trace
 
 _SCOPE = InstrumentationScope("weir", __version__)
 _MOST_LINKS = 128
@@ -61,7 +64,7 @@ class Tracing(SilentObserver):
         self._sampler = provider.sampler
         self._resource = provider.resource
         self.enabled = not isinstance(provider.get_tracer(_SCOPE.name, _SCOPE.version), NoOpTracer)  # OTEL_SDK_DISABLED
-        self._traces = Traces(self._is_sampled)
+        self._random = random.Random()
         self._batches: dict[tuple[str, int], tuple[SpanContext, Dispatch, list[Trace]]] = {}
         self._logger = get_logger("weir")
 
@@ -74,34 +77,36 @@ class Tracing(SilentObserver):
     # The start of a trace.
 
     def begin(self, request: Any) -> None:
-        """Give `request` a Trace, unless its attribute `trace` is one. Else that is the caller's `traceparent`, or
-        None.
+        """Give `request` a Trace, unless its attribute `trace` is one. Else that is its Origin; a call in this process without one is inside
+        the current span, if there is one.
         """
         given = request.trace
         if type(given) is not Trace:
             inside = given is None and request.door == "python"
-            request.trace = self._inside() if inside else self._traces.new(given)
+            request.trace = self._within(get_current()) if inside else self.new(given)
 
-    def new(self, traceparent: str | None) -> Trace:
-        """Return the trace of a request that is about to be made, from the header `traceparent` of its caller."""
-        return self._traces.new(traceparent)
+    def new(self, origin: Origin) -> Trace:
+        """Return the trace of a request that is about to be made. What its caller says is read by the propagators that OTEL_PROPAGATORS
+        names; what they cannot read counts as nothing."""
+        if type(origin) is Child:
+            context = api.set_span_in_context(NonRecordingSpan(_context_of(origin.trace)), Context())
+        elif isinstance(origin, Mapping):
+            context = propagate.extract(origin, Context())
+        else:
+            context = Context()
+        return self._within(context)
 
-    def _inside(self) -> Trace:
-        """Return the trace of a call in this process: inside the current span, if there is one."""
-        context = api.get_current_span().get_span_context()
-        inside = (context.trace_id, context.span_id, context.trace_flags.sampled)
-        return self._traces.within(inside if context.is_valid else None)
+    def _within(self, context: Context) -> Trace:
+        """Return the trace of a request whose caller's span, if it has one, is that of `context`."""
+        caller = api.get_current_span(context).get_span_context()
+        trace_id, parent_id = (caller.trace_id, caller.span_id) if caller.is_valid else (self._new_id(128), 0)
+        decided = self._sampler.should_sample(context, trace_id, "infer", SpanKind.SERVER)
+        sampled = self.enabled and decided.decision is Decision.RECORD_AND_SAMPLE
+        return Trace(trace_id, self._new_id(64), parent_id, sampled=sampled, state=decided.trace_state)
 
-    def _is_sampled(self, trace_id: int, caller: Caller | None) -> bool:
-        if not self.enabled:
-            return False
-        parent = None
-        if caller is not None:
-            flags = TraceFlags(TraceFlags.SAMPLED if caller[2] else TraceFlags.DEFAULT)
-            remote = NonRecordingSpan(SpanContext(trace_id, caller[1], True, flags))
-            parent = api.set_span_in_context(remote, Context())
-        result = self._sampler.should_sample(parent, trace_id, "infer", SpanKind.SERVER)
-        return result.decision is Decision.RECORD_AND_SAMPLE
+    def _new_id(self, bits: int) -> int:
+        """Return a random id of so many bits, never 0."""
+        return self._random.getrandbits(bits) or 1
 
     # Events.
 
@@ -110,7 +115,7 @@ class Tracing(SilentObserver):
         traces = [trace for request in dispatch.requests if (trace := _recorded(request)) is not None]
         if not traces:
             return
-        context = _context(self._traces.new_id(128), self._traces.new_id(64))
+        context = _context(self._new_id(128), self._new_id(64))
         for trace in traces:
             trace.batches.append(context)
             if trace.dispatched is None:
@@ -165,9 +170,7 @@ class Tracing(SilentObserver):
     def step(self, name: str, trace: Trace, start: float, now: float, *, attributes: dict[str, Any]) -> None:
         """Make a span `name` as a child of the one that `trace` stands for, from `start` to `now` (seconds)."""
         if trace.sampled:
-            self._child(
-                name, _context(trace.trace_id, trace.span_id), start, now, self._epoch_ns(now), attributes=attributes
-            )
+            self._child(name, _context_of(trace), start, now, self._epoch_ns(now), attributes=attributes)
 
     # Spans.
 
@@ -193,8 +196,8 @@ class Tracing(SilentObserver):
         error: WeirError | None, *, inside: bool, links: Sequence[Link] = (),
     ) -> SpanContext:  # fmt: skip
         """Make the span that `trace` stands for, and return its context."""
-        own = _context(trace.trace_id, trace.span_id)
-        parent = _context(trace.trace_id, trace.parent_id, remote=True) if trace.parent_id else None
+        own = _context_of(trace)
+        parent = _context(trace.trace_id, trace.parent_id, trace.state, remote=True) if trace.parent_id else None
         if error is not None:
             attributes = {**attributes, "error.type": type(error).__name__}
         kind = SpanKind.INTERNAL if inside else SpanKind.SERVER
@@ -212,14 +215,14 @@ class Tracing(SilentObserver):
             "weir.reason": dispatch.reason.name.lower(), "weir.waiting_rows": dispatch.waiting,
             "weir.oldest_age_seconds": dispatch.oldest_age, "weir.attempt": dispatch.attempt, **steps,
         }  # fmt: skip
-        links = [Link(_context(trace.trace_id, trace.span_id)) for trace in traces[:_MOST_LINKS]]
+        links = [Link(_context_of(trace)) for trace in traces[:_MOST_LINKS]]
         span = (f"batch {model}", context, None, SpanKind.INTERNAL, dispatch.at, now, self._epoch_ns(now))
         self._end(*span, attributes=attributes, links=links, status=status)
 
     def _child(
         self, name: str, parent: SpanContext, start: float, end: float, epoch_ns: int, **more: Any
     ) -> None:  # fmt: skip
-        context = _context(parent.trace_id, self._traces.new_id(64))
+        context = _context(parent.trace_id, self._new_id(64), parent.trace_state)
         self._end(name, context, parent, SpanKind.INTERNAL, start, end, epoch_ns, **more)
 
     def _epoch_ns(self, now: float) -> int:
@@ -255,8 +258,13 @@ def _recorded(request: Any) -> Trace | None:
     return trace if type(trace) is Trace and trace.sampled else None
 
 
-def _context(trace_id: int, span_id: int, *, remote: bool = False) -> SpanContext:
-    return SpanContext(trace_id, span_id, remote, TraceFlags(TraceFlags.SAMPLED))
+def _context(trace_id: int, span_id: int, state: TraceState | None = None, *, remote: bool = False) -> SpanContext:
+    return SpanContext(trace_id, span_id, remote, TraceFlags(TraceFlags.SAMPLED), state)
+
+
+def _context_of(trace: Trace) -> SpanContext:
+    flags = TraceFlags(TraceFlags.SAMPLED if trace.sampled else TraceFlags.DEFAULT)
+    return SpanContext(trace.trace_id, trace.span_id, False, flags, trace.state)
 
 
 def _status(error: WeirError | None) -> Status:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from weir.embedding.texts import Encoded, ModelFacts, Text, TextOutput, TokenDetail
 from weir.errors import InvalidRequest, WeirError
-from weir.telemetry.tracecontext import Trace
+from weir.telemetry.tracecontext import Origin, Trace
 
 DIMENSIONS = 8
 MAX_LENGTH = 6
@@ -52,7 +52,7 @@ class Hashing:
         self, texts: Sequence[Text], *, door: str, client: str = "", priority: int = 0, timeout: float | None = None,
         dimensions: int | None = None, truncate: bool | None = None, want_tokens: bool = False,
         prompt: str | None = None, whole_words: bool = False, truncate_left: bool = False, each: bool = False,
-        trace: str | Trace | None = None, outputs: Sequence[TextOutput] = (),
+        trace: Trace | Origin = None, outputs: Sequence[TextOutput] = (),
     ) -> Encoded:  # fmt: skip
         """Return the vectors of `texts`."""
         said = {"client": client, "priority": priority, "timeout": timeout, "texts": list(texts), "tokens": want_tokens}

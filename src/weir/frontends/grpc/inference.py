@@ -40,7 +40,7 @@ from weir.protocols.kserve.metadata import find
 from weir.protocols.offloading import LONG_ANSWER, LONG_BODY, off_loop, work_later, written
 from weir.protocols.shared_memory import Memory, wants_regions
 from weir.serving.inference import CLASS, QueueEntry, class_offset, response_of
-from weir.telemetry.tracecontext import HEADER
+from weir.telemetry.tracecontext import FIELD_NAMES, HEADER, carry
 from weir.wire.inference import InferenceRequest, InferenceResponse, Parameters
 from weir.wire.kserve_grpc import (
     Parsed,
@@ -120,8 +120,9 @@ class GrpcExchange(Exchange):
         service = find(context.registry, message.model_name, message.model_version)
         super().__init__(service, door=FRONTEND, timeout=call.time_remaining())
         if service.tracing is not None:
-            caller_span = dict(headers_of(call)).get(HEADER.encode())
-            self.traceparent = None if caller_span is None else caller_span.decode("latin-1")
+            for name, value in headers_of(call):
+                if name in FIELD_NAMES:
+                    self.carrier = carry(self.carrier, FIELD_NAMES[name], value.decode("latin-1"))
         self.call = call
         self._parsed = parsed
         if isinstance(read, WeirError):

@@ -454,7 +454,7 @@ class AsgiInference:
         incoming = Body(receive)
         client, headers = scope.get("client"), scope["headers"]
         exchange = Exchange(
-            head.service, door=FRONTEND, traceparent=head.traceparent, headers=headers, peer=client[0] if client else None
+            head.service, door=FRONTEND, carrier=head.carrier, headers=headers, peer=client[0] if client else None
         )  # fmt: skip
         try:
             body = await incoming.read(self._settings.max_body_size, self._settings.body_timeout)

@@ -27,6 +27,7 @@ from weir.protocols.settings import HttpSettings
 from weir.protocols.shared_memory import Memory, wants_regions
 from weir.serving.inference import CLASS, CLASS_HEADER, QueueEntry, Schedule, StreamPart, class_offset
 from weir.serving.settings import NAME_IN_PATH
+from weir.telemetry.tracecontext import FIELD_NAMES, carry
 from weir.wire import kserve_binary, kserve_json
 from weir.wire.inference import ERROR_NAME, InferenceRequest, InferenceResponse
 from weir.wire.kserve_binary import binary_outputs, bytes_to_write, contiguous_bytes, write_response
@@ -114,8 +115,8 @@ def read_head(
             head.class_offset = class_offset(value.decode("latin-1").strip().lower(), "X-Weir-Class")
         elif name == b"content-encoding":
             head.coding = coding_of(value.decode("latin-1"))
-        elif name == b"traceparent":
-            head.traceparent = value.decode("latin-1")
+        elif name in FIELD_NAMES:
+            head.carrier = carry(head.carrier, FIELD_NAMES[name], value.decode("latin-1"))
         elif name == b"accept-encoding":
             head.accept_coding = accepted_coding(value.decode("latin-1"), CODINGS)
     return head

@@ -55,7 +55,7 @@ class HttpRequest(RequestBase):
         self.priority = head.priority
         self.large = False
         self.door = FRONTEND
-        self.trace = head.traceparent
+        self.trace = head.carrier
         begin(self)
         self.connection = connection
         self.plan = plan

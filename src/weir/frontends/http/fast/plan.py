@@ -219,7 +219,7 @@ class HotHead(Protocol):
     plain: bool  # the body is one item of one row and goes to the worker undecoded
     explain: bool
     request_id: bytes | None
-    traceparent: str | None
+    carrier: dict[str, str] | None
     accept_coding: str
 
 
