@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
-from weir.errors import ModelError, WeirError
+from weir.errors import WeirError
 from weir.messages import JSON, Kind
 from weir.protocols.account import charge, charge_answer
 from weir.protocols.offloading import off_loop
@@ -134,7 +134,7 @@ class Exchange:
         Whatever raises an error leaves this to the exchange and the channel. A request that was refused before it reached the service has no span.
         """
         if not error.reported:
-            if not isinstance(error, ModelError):
+            if self.trace is not None and not self.trace.has_span:
                 self.trace = None
                 CURRENT.set(None)
             self.service.notify(self.door, error)

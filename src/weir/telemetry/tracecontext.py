@@ -26,10 +26,11 @@ class Trace:
     Attributes:
         batches: the contexts of the spans of the batches that the request was in.
         dispatched: the instant, in seconds of the service's clock, at which it left the queue first; None before.
+        has_span: whether the span has been made, which says how the request has ended.
         state: what vendors have added to the trace (`tracestate`), as OpenTelemetry has it; None for nothing.
     """
 
-    __slots__ = ("batches", "dispatched", "parent_id", "sampled", "span_id", "state", "trace_id")
+    __slots__ = ("batches", "dispatched", "has_span", "parent_id", "sampled", "span_id", "state", "trace_id")
 
     def __init__(
         self, trace_id: int, span_id: int, parent_id: int = 0, *, sampled: bool = True, state: Any = None
@@ -40,6 +41,7 @@ class Trace:
         self.sampled = sampled
         self.state = state
         self.dispatched: float | None = None
+        self.has_span = False
         self.batches: list[Any] = []
 
     @property

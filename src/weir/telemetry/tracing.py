@@ -164,6 +164,7 @@ class Tracing(SilentObserver):
         """Make the span `name` that `trace` stands for, from `start` to `now` (seconds). `inside`: it was not caused
         from outside.
         """
+        trace.has_span = True
         if trace.sampled:
             self._whole(name, trace, start, now, self._epoch_ns(now), attributes, error, inside=inside)
 
@@ -196,6 +197,7 @@ class Tracing(SilentObserver):
         error: WeirError | None, *, inside: bool, links: Sequence[Link] = (),
     ) -> SpanContext:  # fmt: skip
         """Make the span that `trace` stands for, and return its context."""
+        trace.has_span = True
         own = _context_of(trace)
         parent = _context(trace.trace_id, trace.parent_id, trace.state, remote=True) if trace.parent_id else None
         if error is not None:
