@@ -1,4 +1,4 @@
-from weir.telemetry.tracecontext import Child, Trace, carry, child_of
+from weir.telemetry.tracecontext import ChildOrigin, Trace, carry, child_of
 
 CALLER = f"00-{'ab' * 16}-{'cd' * 8}-01"
 
@@ -11,9 +11,9 @@ def test_a_trace_names_its_span_and_whether_it_is_recorded() -> None:
 
 def test_a_request_with_a_span_is_the_origin_of_others_and_one_without_has_the_same_origin() -> None:
     trace = Trace(1, 2)
-    assert child_of(trace) == Child(trace)
+    assert child_of(trace) == ChildOrigin(trace)
     carrier = {"traceparent": CALLER}
-    for origin in (Child(trace), carrier, None):
+    for origin in (ChildOrigin(trace), carrier, None):
         assert child_of(origin) is origin
 
 

@@ -55,19 +55,19 @@ class Trace:
         return f"{self.trace_id:032x}"
 
 
-class Child(NamedTuple):
+class ChildOrigin(NamedTuple):
     """Stands for a request that `trace` causes: its span is a child of the one that `trace` stands for."""
 
     trace: Trace
 
 
 # Whose child the span of a request is, before it has one: the caller's headers in FIELDS by name, a request of this server, or nobody's.
-Origin = Mapping[str, str] | Child | None
+Origin = Mapping[str, str] | ChildOrigin | None
 
 
 def child_of(trace: Trace | Origin) -> Origin:
     """Return the origin of another request that has the same cause as `trace`, or of one that `trace` causes."""
-    return Child(trace) if type(trace) is Trace else cast(Origin, trace)
+    return ChildOrigin(trace) if type(trace) is Trace else cast(Origin, trace)
 
 
 def carry(carrier: dict[str, str] | None, name: str, value: str) -> dict[str, str]:

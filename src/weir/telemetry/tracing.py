@@ -33,7 +33,7 @@ from weir.errors import Cancelled, ModelError, WeirError
 from weir.messages import Dispatch, Request, Timing
 from weir.telemetry.logs import get_logger
 from weir.telemetry.recorder import SilentObserver
-from weir.telemetry.tracecontext import Child, Origin, Trace
+from weir.telemetry.tracecontext import ChildOrigin, Origin, Trace
 
 _SCOPE = InstrumentationScope("weir", __version__)
 _MOST_LINKS = 128
@@ -88,7 +88,7 @@ class Tracing(SilentObserver):
     def new(self, origin: Origin) -> Trace:
         """Return the trace of a request that is about to be made. What its caller says is read by the propagators that OTEL_PROPAGATORS
         names; what they cannot read counts as nothing."""
-        if type(origin) is Child:
+        if type(origin) is ChildOrigin:
             context = api.set_span_in_context(NonRecordingSpan(_context_of(origin.trace)), Context())
         elif isinstance(origin, Mapping):
             context = propagate.extract(origin, Context())
