@@ -75,7 +75,7 @@ def test_what_is_wrong_takes_one_line_and_is_reported_before_any_load(served: Se
     square = f"{served.url}/infer/square"
     for arguments, wrong in (
         (("http://127.0.0.1:1/x", "--rate", 5), "no server there: Connection refused"),
-        ((f"{served.url}/infer/circle", "--rate", 5, "--data", 3), "404 ModelNotFound: .*there are square, power"),
+        ((f"{served.url}/infer/circle", "--rate", 5, "--data", 3), "404 ModelNotFound: .*available: square, power"),
         ((f"{served.url}/infer/circle", "--rate", 5), "accepts no requests at this path, but at /infer/square"),
         ((square, "--rate", 5, "--data", "three"), "400 InvalidRequest"),
         ((square, "--rate", 5, "-H", "nothing"), "--header='nothing': must be NAME: VALUE"),

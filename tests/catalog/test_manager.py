@@ -210,7 +210,7 @@ def test_the_end_of_the_server_ends_a_load_and_those_that_wait() -> None:
         await shop.manager.drain(0.0)
         await shop.manager.stop(0.0)
         for change in changes:
-            with pytest.raises(Draining, match="being stopped"):
+            with pytest.raises(Draining, match="shutting down"):
                 await change
         with pytest.raises(Draining):
             await shop.manager.unload_model("two")

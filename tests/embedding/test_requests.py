@@ -32,7 +32,7 @@ def below(kept: Kept, name: str, span: ReadableSpan) -> list[ReadableSpan]:
 
 
 def test_a_call_has_its_reading_and_its_texts_below() -> None:
-    kept = traced(["one", "two three"], trace=CALLER)
+    kept = traced(["one", "two three"], trace={"traceparent": CALLER})
     (call,) = kept.named("encode summing")
     assert call.parent is not None and f"{call.parent.span_id:x}" == "cd" * 8 and call.kind is SpanKind.SERVER
     assert attributes(call) == {"weir.model": "summing", "weir.door": "test", "weir.texts": 2}
@@ -67,7 +67,7 @@ def test_what_is_wrong_is_in_the_span() -> None:
         async with serving(observers=[Tracing(kept)]) as encoder:
             with pytest.raises(InvalidRequest):
                 await of(encoder, ["fine", ""])
-            await of(encoder, ["fine"], trace=CALLER[:-1] + "0")  # not to be recorded
+            await of(encoder, ["fine"], trace={"traceparent": CALLER[:-1] + "0"})  # not to be recorded
         return kept
 
     kept = asyncio.run(main())

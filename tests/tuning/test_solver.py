@@ -168,7 +168,7 @@ class Wrong(Solver):
     [
         (Raising, "no memory"),
         (Leaving, "exited with code 3"),
-        (Wrong, "the solving process's answer: must be a bank"),
+        (Wrong, "the solving process's answer: must be a policy file"),
     ],
 )
 def test_a_process_that_fails_is_no_bank(
