@@ -656,8 +656,6 @@ class AutoPolicy(SolvedPolicy):
         check(self)
         self.prices = Prices(self.latency_weight, self.energy_weight, self.reference_rate)
         self.objective = self._objective()
-        if self.profile is not None and not self.profile:
-            raise SettingsError(f"profile={self.profile!r}: must be the path of a file")
 
     def _objective(self) -> LatencySLO | None:
         if self.p99 is not None and self.in_time is not None:
