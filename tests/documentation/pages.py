@@ -29,6 +29,8 @@ from typing import Any, NamedTuple
 
 from tests.served import weir_here
 
+from weir.workers import imports
+
 ROOT = Path(__file__).resolve().parents[2]
 FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```$", re.DOTALL | re.MULTILINE)
 FILE_NAME = re.compile(r"# ([\w/.-]+\.(?:py|toml))\n")
@@ -100,6 +102,9 @@ def _on_path(folder: Path) -> Iterator[None]:
 
 def _forget_others(file: Path) -> None:
     """Let the page import `file`, also if another test has imported a module of that name."""
+    claimed = imports._claimed.get(file.stem)
+    if claimed is not None and claimed.path != str(file.parent):
+        imports.forget(claimed)  # a model that another test loaded in this process
     module = sys.modules.get(file.stem)
     if module is not None and not str(getattr(module, "__file__", "")).startswith(str(file.parent)):
         del sys.modules[file.stem]
