@@ -224,14 +224,15 @@ class Batch:
     """A flat list of entries for a worker, which collate.py makes from a Dispatch.
 
     `content_types` and `accepts` are one string when all entries agree, else one per entry. `share` is for how many workers' CPUs the batch is, its own
-    worker and some of those that have no batch: the executor sets it when it sends the batch.
+    worker and some of those that have no batch: the executor sets it when it sends the batch. `others` is how many more batches may be sent now: those that
+    were formed together with it, and at most one for each row that still waits.
     """
 
-    __slots__ = ("accepts", "attempt", "batch_id", "content_types", "payloads", "share")
+    __slots__ = ("accepts", "attempt", "batch_id", "content_types", "others", "payloads", "share")
 
     def __init__(
         self, batch_id: int, payloads: list[Any], content_types: str | list[str], accepts: str | list[str],
-        attempt: int = 0, share: int = 1,
+        attempt: int = 0, share: int = 1, others: int = 0,
     ) -> None:  # fmt: skip
         self.batch_id = batch_id
         self.payloads = payloads
@@ -239,6 +240,7 @@ class Batch:
         self.accepts = accepts
         self.attempt = attempt
         self.share = share
+        self.others = others
 
 
 class Timing(NamedTuple):

@@ -41,6 +41,33 @@ def test_late_arrivals_join_until_a_worker_is_free() -> None:
     asyncio.run(main())
 
 
+def test_a_batch_knows_how_many_more_may_be_sent_now() -> None:
+    async def main() -> None:
+        async with serving(None, workers=2, max_batch_size=2) as rig:
+            sent = rig.executor.batches
+            request(rig.service, 0)
+            await turns()
+            assert [batch.others for _, batch in sent] == [0]
+            rig.executor.answer_next(squares)
+            for item in range(5):
+                request(rig.service, item)
+            await turns()
+            assert [(len(batch.payloads), batch.others) for _, batch in sent[1:]] == [(2, 2), (2, 1)]
+
+    asyncio.run(main())
+
+
+def test_bulk_work_that_waits_is_no_other_batch() -> None:
+    async def main() -> None:
+        async with serving(None, workers=1, max_batch_size=1) as rig:
+            for priority in (-1, -1, 0):
+                request(rig.service, 3, priority=priority)
+            await turns()
+            assert [batch.others for _, batch in rig.executor.batches] == [0]
+
+    asyncio.run(main())
+
+
 def test_the_freed_worker_has_its_next_batch_before_the_answers_go_out() -> None:
     async def main() -> None:
         async with serving(None) as rig:

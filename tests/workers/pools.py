@@ -65,11 +65,17 @@ class Pool:
         self.batches = 0
 
     def send(
-        self, *payloads: Any, worker: int = 0, content_type: str = OBJECT, accept: str = OBJECT, attempt: int = 0
+        self,
+        *payloads: Any,
+        worker: int = 0,
+        content_type: str = OBJECT,
+        accept: str = OBJECT,
+        attempt: int = 0,
+        others: int = 0,
     ) -> int:
         """Send a batch, return its id."""
         self.batches += 1
-        self.pool.run(worker, Batch(self.batches, list(payloads), content_type, accept, attempt))
+        self.pool.run(worker, Batch(self.batches, list(payloads), content_type, accept, attempt, others=others))
         return self.batches
 
     async def answer(self, batch_id: int) -> list[Any]:

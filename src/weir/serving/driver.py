@@ -590,10 +590,13 @@ class Driver:
             )
 
     def _run_all(self, dispatches: list[Dispatch], now: float) -> None:
+        others = len(dispatches) + self.batcher.waiting_rows - self.batcher.waiting_bulk
         for dispatch in dispatches:
             if self._woken_at is not None:
                 self._note_woken(dispatch, self._woken_at)
             batch = to_batch(dispatch)
+            others -= 1
+            batch.others = others
             try:
                 self.executor.run(dispatch.worker, batch)
             except Exception as error:

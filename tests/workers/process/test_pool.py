@@ -68,6 +68,8 @@ def test_a_batch_is_for_the_workers_that_have_none(depth: int, tmp_path: Path) -
             later.touch()
             assert [await pool.answer(batch) for batch in batches] == [[4], [2], [1], [1]]
             assert await pool.ask(str(there), worker=3) == [4]
+            for others, share in ((1, 2), (2, 1), (60, 1)):
+                assert await pool.answer(pool.send(str(there), others=others)) == [share]
             await pool.pool.remove_worker(3)
             assert await pool.ask(str(there)) == [3]
 

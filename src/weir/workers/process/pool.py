@@ -129,12 +129,13 @@ class ProcessPool:
     def run(self, worker: int, batch: Batch) -> None:
         """Send `batch` to `worker`. Payloads over 32 KB go through the arena while it has room."""
         if len(self._workers) > 1 and not takes_bulk_only(worker):
-            batch.share = self._share(worker)
+            batch.share = self._share(worker, batch.others)
         self._workers[worker].run(batch)
 
-    def _share(self, chosen: int) -> int:
-        """Return how many workers there are for each that has a batch or is `chosen` for one. Bulk work gives way, so its workers do not count."""
-        ready = busy = 0
+    def _share(self, chosen: int, others: int) -> int:
+        """Return how many workers there are for each that has a batch, is `chosen` for one, or will have one of `others`. Bulk work gives way, so its
+        workers do not count."""
+        ready, busy = 0, others
         for index, worker in self._workers.items():
             if not takes_bulk_only(index) and worker.state == "ready":
                 ready += 1

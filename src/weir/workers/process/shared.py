@@ -288,7 +288,8 @@ class SharedPool:
         """See PoolMember."""
         at = self._at[worker]
         number = hosted_id(batch.batch_id, at.place[member])
-        at.pool.run(worker, Batch(number, batch.payloads, batch.content_types, batch.accepts, batch.attempt))
+        sent = Batch(number, batch.payloads, batch.content_types, batch.accepts, batch.attempt, others=batch.others)
+        at.pool.run(worker, sent)
         self._workers.began(member.user, worker, self._now())
 
     def cancel(self, member: PoolMember, worker: int, batch_id: int, indices: Sequence[int]) -> None:
