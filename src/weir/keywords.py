@@ -116,7 +116,7 @@ class AsgiKeywords(ServiceKeywords, total=False):
     max_header_size: int
     """Largest request header section in bytes"""
     body_timeout: float
-    """Seconds within which a request's body must arrive"""
+    """Seconds within which a request's body must arrive; each MiB of it gives them again"""
     max_connections: int
     """Maximum number of open connections of all kinds"""
     max_waiting_bytes: int | None
@@ -201,7 +201,7 @@ class ServerKeywords(ServiceKeywords, total=False):
     header_timeout: float
     """Seconds within which a request's headers must arrive"""
     body_timeout: float
-    """Seconds within which a request's body must arrive"""
+    """Seconds within which a request's body must arrive; each MiB of it gives them again"""
     max_connections: int
     """Maximum number of open connections of all kinds"""
     max_waiting_bytes: int | None

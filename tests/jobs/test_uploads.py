@@ -108,3 +108,20 @@ def test_a_download_of_a_file_that_is_deleted_meanwhile_ends(tmp_path: Path) -> 
     assert sent[4:] == [0, PIECE]
     asyncio.run(Download(path, 5)({"type": "http", "method": "HEAD"}, receive, send))
     assert sent[-2:] == [0, 0]
+
+
+def test_an_upload_that_trickles_is_given_up(tmp_path: Path) -> None:
+    async def trickle() -> AsyncIterator[bytes]:
+        yield form(FILE)[:100]
+        for _ in range(1000):
+            await asyncio.sleep(0.01)
+            yield b"x"
+
+    async def room(size: int) -> None:
+        pass
+
+    async def main() -> None:
+        with pytest.raises(TimeoutError):
+            await Upload(TYPE, tmp_path / "file", 10_000, room).read(trickle(), 0.2)
+
+    asyncio.run(main())

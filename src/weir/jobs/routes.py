@@ -23,6 +23,7 @@ from weir.errors import (
     TooLarge,
     WeirError,
 )
+from weir.frontends.http.asgi import too_slow
 from weir.jobs.requests import check_endpoint
 from weir.jobs.running import Ask, JobRunner
 from weir.jobs.settings import JobSettings
@@ -236,7 +237,7 @@ class JobRoutes:
             expires_at = _expiry(upload.fields, runner)
             kept = await self._use(store.add_file, name, upload.filename, purpose, runner.now, expires_at)
         except TimeoutError:
-            raise DeadlineExceeded(f"body: nothing came for {self._http.body_timeout:g} s (body_timeout)") from None
+            raise too_slow(self._http.body_timeout) from None
         finally:
             path.unlink(missing_ok=True)
             store.give_back(reserved)

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from weir.errors import Cancelled, InvalidRequest, TooLarge, UnsupportedMediaType
 from weir.frontends.http.asgi import unless_left
 from weir.jobs.store import create
-from weir.protocols.account import charge
+from weir.protocols.account import Pace, charge
 
 _MAX_FIELD = 1024  # bytes of a field beside the file
 _MAX_FIELDS = 16
@@ -67,20 +67,16 @@ class Upload:
         self._ended = False
 
     async def read(self, chunks: AsyncIterator[bytes], within: float) -> None:
-        """Read the body from `chunks`, each of which must come within so many seconds.
+        """Read the body from `chunks`, which must come as Pace demands it.
 
         Raises InvalidRequest naming what is wrong, TooLarge, and TimeoutError. The file may have been written in part then.
         """
         from python_multipart.exceptions import FormParserError
 
         charge(PIECE)
-        received = 0
+        received, pace = 0, Pace()
         try:
-            while True:
-                async with asyncio.timeout(within):
-                    chunk = await anext(chunks, None)
-                if chunk is None:
-                    break
+            while chunk := await pace.next(lambda: anext(chunks, b""), len, within):
                 received += len(chunk)
                 if received > self._max_size + OVERHEAD:
                     raise TooLarge(f"body: must have at most {OVERHEAD} bytes beside a file of {self._max_size}")

@@ -8,13 +8,13 @@ take more memory than the limit, however many they are.
 import asyncio
 import os
 import resource
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -37,6 +37,11 @@ _UNPACKED_AT_ONCE = 2
 
 # How many files a server may have open beside its connections: models, workers, logs.
 _OTHER_FILES = 128
+
+# A client that has been silent has its whole patience back after this many bytes of a body. At 60 s a body may arrive at 17 KiB/s, however long it is.
+_RESTORING = 1 << 20
+
+T = TypeVar("T")
 
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
@@ -103,6 +108,10 @@ class Account:
         """Whether the largest number of connections is open."""
         return self.connections >= self.max_connections
 
+    def press(self) -> None:
+        """Note that other memory for bodies has reached its limit."""
+        self._pressed = True
+
     def pressed(self) -> bool:
         """Return whether the limit was reached since the last call. Slow clients are then disconnected to make room for others."""
         pressed, self._pressed = self._pressed, False
@@ -160,6 +169,41 @@ class Claim:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class Pace:
+    """How slowly one body arrives. A client may wait for `within` seconds in all; what arrives gives the time back, a MiB all of it.
+
+    So neither a silent client nor one that sends a byte a minute holds a connection for long, and a long body may take as long as it needs.
+    """
+
+    __slots__ = ("_arrived", "_now", "_spent")
+
+    def __init__(self, now: float = 0.0) -> None:
+        self._now = now
+        self._arrived = 0
+        self._spent = 0.0  # of the time that the client has: 0 to 1
+
+    def too_slow(self, now: float, arrived: int, within: float) -> bool:
+        """Return whether the client has used its time up by `now`, when `arrived` bytes of the body have come. `within` may change meanwhile."""
+        self._came(arrived - self._arrived)
+        self._arrived = arrived
+        self._spent += (now - self._now) / within
+        self._now = now
+        return self._spent > 1.0
+
+    async def next(self, receive: Callable[[], Awaitable[T]], size: Callable[[T], int], within: float) -> T:
+        """Return what `receive` returns, the next part of the body, which has `size` bytes. Raises TimeoutError once the client has used its time up."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        async with asyncio.timeout((1.0 - self._spent) * within):
+            part = await receive()
+        self._spent = min(1.0, self._spent + (loop.time() - began) / within)
+        self._came(size(part))
+        return part
+
+    def _came(self, size_bytes: int) -> None:
+        self._spent = max(0.0, self._spent - size_bytes / _RESTORING)
 
 
 def head_bytes(size: int) -> int:

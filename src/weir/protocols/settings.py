@@ -29,7 +29,9 @@ class HttpSettings:
     max_header_size: int = setting(64 << 10, "largest request header section in bytes", rule=AT_LEAST_ONE)
     idle_timeout: float = setting(75.0, "seconds after which an idle connection is closed", rule=POSITIVE)
     header_timeout: float = setting(10.0, "seconds within which a request's headers must arrive", rule=POSITIVE)
-    body_timeout: float = setting(60.0, "seconds within which a request's body must arrive", rule=POSITIVE)
+    body_timeout: float = setting(
+        60.0, "seconds within which a request's body must arrive; each MiB of it gives them again", rule=POSITIVE
+    )
     max_connections: int = setting(10_000, "maximum number of open connections of all kinds", rule=AT_LEAST_ONE)
     max_waiting_bytes: int | None = setting(
         None,

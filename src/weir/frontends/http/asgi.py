@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from weir.errors import Cancelled, DeadlineExceeded, Overloaded, TooLarge, WeirError
-from weir.protocols.account import charge, charge_answer, release, unpacking
+from weir.protocols.account import Pace, charge, charge_answer, release, unpacking
 from weir.protocols.content_negotiation import coding_of, decompress
 from weir.protocols.exchange import EventSource, Exchange, HttpProtocol, HttpRequestHead
 from weir.protocols.native import FRONTEND, MAX_REQUEST_ID_LENGTH, check_length, content_length, head_size, too_large
@@ -50,14 +50,13 @@ class Body:
     async def read(self, max_body_size: int, within: float) -> bytes | None:
         """Return the whole body, or None if the client has left.
 
-        Raises TooLarge as soon as it has more than `max_body_size` bytes, DeadlineExceeded after `within` seconds, and Overloaded if the account, to which
-        Counted charges it, has no room for it.
+        Raises TooLarge as soon as it has more than `max_body_size` bytes, DeadlineExceeded if it arrives more slowly than Pace allows with `within`, and
+        Overloaded if the account, to which Counted charges it, has no room for it.
         """
         try:
-            async with asyncio.timeout(within):
-                return await self._read(max_body_size)
+            return await self._read(max_body_size, within)
         except TimeoutError:
-            raise DeadlineExceeded(f"body: must arrive within {within:g} s (body_timeout)") from None
+            raise too_slow(within) from None
 
     async def unless_left(self, work: Coroutine[Any, Any, T]) -> T | None:
         """Return the result of `work`, or None if the client leaves; `work` is cancelled then. The whole body must have been read."""
@@ -65,10 +64,11 @@ class Body:
             return await unless_left(work, self._receive)
         return None
 
-    async def _read(self, max_body_size: int) -> bytes | None:
+    async def _read(self, max_body_size: int, within: float) -> bytes | None:
         whole = bytearray()  # a list of millions of tiny chunks would take many times the memory
+        pace = Pace()
         while self.unread:
-            message = await self._receive()
+            message = await pace.next(self._receive, _size_of, within)
             if message["type"] != "http.request":
                 return None
             self.unread = message.get("more_body", False)
@@ -79,6 +79,17 @@ class Body:
                 return chunk
             whole += chunk
         return bytes(whole)
+
+
+def _size_of(message: Message) -> int:
+    return len(message.get("body", b""))
+
+
+def too_slow(within: float) -> DeadlineExceeded:
+    """Return the error for a body that arrives more slowly than Pace allows."""
+    return DeadlineExceeded(
+        f"body: arrives too slowly; must arrive within {within:g} s, or as many for each MiB (body_timeout)"
+    )
 
 
 async def unpacked(body: bytes, coding: str, max_size: int, within: float) -> bytes:

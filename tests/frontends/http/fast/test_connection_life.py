@@ -189,3 +189,40 @@ def test_draining_refuses_the_new_and_finishes_the_old() -> None:
             assert busy.is_closing()
 
     run(body)
+
+
+@pytest.mark.parametrize("path", ["/infer/square", "/elsewhere"])
+def test_a_long_body_that_keeps_coming_may_take_as_long_as_it_needs(path: str) -> None:
+    async def body() -> None:
+        size, piece = 4 << 20, 512 << 10
+        request = post(b'"%b"' % (b"3" * size), path=path)
+        async with site(FakeExecutor(always(b"9"))) as here:
+            transport = here.connect()
+            for start in range(0, len(request), piece):
+                transport.receive(request[start : start + piece])
+                await settled()
+                here.sweep(25.0)
+                assert not transport.is_closing(), start
+            await settled(3)
+            assert statuses(transport.sent) == [200]
+
+    run(body)
+
+
+@pytest.mark.parametrize("path", ["/infer/square", "/elsewhere"])
+@pytest.mark.parametrize("begun", [1000, 3 << 20])
+def test_a_body_that_trickles_ends_its_connection(path: str, begun: int) -> None:
+    async def body() -> None:
+        async with site(FakeExecutor(squared)) as here:
+            transport = here.connect()
+            request = post(b"3" * (4 << 20), path=path)
+            transport.receive(request[:begun])
+            for second in range(63):
+                transport.receive(request[begun + second : begun + second + 1])
+                await settled()
+                here.sweep(1.0)
+                assert second > 58 or not (transport.is_closing() or transport.sent)
+            await settled()
+            assert transport.is_closing() or statuses(transport.sent) == [408]
+
+    run(body)

@@ -247,6 +247,7 @@ class Connection(ResponseWriter):
             return Buffer(plan.length, self.shared.account)
         if plan.length > (most := service.arena_bytes - plan.lead):
             raise TooLarge(f"body of {plan.length} bytes: must be at most {most} (arena_bytes)")
+        self.shared.account.press()
         raise Overloaded(f"body: the arena has no room for {plan.length} bytes now")
 
     def _skip(self) -> bool:

@@ -21,7 +21,7 @@ from websockets.frames import Frame
 from weir.errors import InvalidRequest, TooLarge, Unsupported, WeirError
 from weir.frontends.http.access_log import REFUSED
 from weir.frontends.http.fast.plan import END_OF_HEAD
-from weir.protocols.account import head_bytes
+from weir.protocols.account import Pace, head_bytes
 from weir.protocols.native import content_length, head_size
 from weir.protocols.settings import HttpSettings
 from weir.wire.status import HEAD_TOO_LARGE
@@ -419,7 +419,8 @@ class UvicornConnection(Charged, HttpToolsProtocol):
         self._claim = shared.account.claim()
         self._held = bytearray()
         self._head_since: float | None = None
-        self._body_since = shared.tick
+        self._pace = Pace(shared.tick)
+        self._arrived = 0  # bytes of the body
         self._in_body = False
         self._left: int | None = 0  # bytes of the body that have not arrived; None if the length is unknown
         self._framing = 0  # bytes of this request that are not content
@@ -500,7 +501,7 @@ class UvicornConnection(Charged, HttpToolsProtocol):
         if self._is_foreign:
             return
         self._head_since = None
-        self._body_since = self._shared.tick
+        self._pace, self._arrived = Pace(self._shared.tick), 0
         self._head = head_bytes(len(self.url) + head_size(self.headers))
         self._look_at_framing()
         super().on_headers_complete()
@@ -525,6 +526,7 @@ class UvicornConnection(Charged, HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         """llhttp: a part of the content."""
         self._framing -= len(body)
+        self._arrived += len(body)
         if self._left is not None:
             self._left -= len(body)
         super().on_body(body)
@@ -645,7 +647,7 @@ class UvicornConnection(Charged, HttpToolsProtocol):
             self.transport.abort()  # close would wait until the client reads
             return
         if self.busy:
-            slow = self.cycle.more_body and now - self._body_since > patience + _REFUSAL_TIME
+            slow = self.cycle.more_body and self._pace.too_slow(now, self._arrived, patience + _REFUSAL_TIME)
         else:
             slow = self._head_since is not None and now - self._head_since > settings.header_timeout
         if slow:

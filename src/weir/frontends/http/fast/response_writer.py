@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, cast
 
 from weir.errors import DeadlineExceeded, Draining, WeirError
+from weir.protocols.account import Pace
 from weir.protocols.response import Headers, HttpResponse
 from weir.workers.executor import Block
 
@@ -102,6 +103,8 @@ class ResponseWriter(asyncio.BufferedProtocol):
         self._unread = 0  # bytes written that the client has not read
         self._place: Place | None = None  # memory for a large body that is arriving
         self._claim: Claim | None = None  # the bytes of the request in flight
+        self._pace: Pace | None = None  # of the body that arrives
+        self._pace_since = 0.0  # `_since` of that body
         self._block: Block | None = None  # a response that the kernel has not taken completely
         self._writing_paused = False
 
@@ -288,10 +291,17 @@ class ResponseWriter(asyncio.BufferedProtocol):
         elif self.phase is HEAD:
             if age > settings.header_timeout:
                 self._too_slow(f"head: must arrive within {settings.header_timeout:g} s (header_timeout)")
-        elif self.phase in (BODY, LARGE, SKIP) and age > self.shared.patience:
+        elif self.phase in (BODY, LARGE, SKIP) and self._arrives_too_slowly(now):
             self._too_slow(
-                f"body: must arrive within {self.shared.patience:g} s (body_timeout, less while memory is short)"
+                f"body: arrives too slowly; must arrive within {self.shared.patience:g} s, or as many for each MiB "
+                "(body_timeout, less while memory is short)"
             )
+
+    def _arrives_too_slowly(self, now: float) -> bool:
+        if self._pace is None or self._pace_since != self._since:  # of an earlier body
+            self._pace, self._pace_since = Pace(self._since), self._since
+        arrived = 0 if self._place is None else self._place.arrived
+        return self._pace.too_slow(now, arrived, self.shared.patience)
 
     def _too_slow(self, message: str) -> None:
         if self.phase is SKIP:  # the request has been answered
