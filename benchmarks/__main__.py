@@ -1,4 +1,4 @@
-"""`python -m benchmarks setup | all | PART... [--rounds N] [--seconds S] [--quick]`; `soak [--minutes M]`; `report`."""
+"""`python -m benchmarks setup [PEER...] | all | PART... [--rounds N] [--seconds S] [--quick]`; `soak [--minutes M]`; `report`."""
 
 import argparse
 import resource
@@ -10,7 +10,7 @@ from benchmarks.harness import report
 from benchmarks.harness.report import PARTS, describe
 from benchmarks.harness.result import Part, Run, progress_bar
 from benchmarks.harness.rounds import Rounds
-from benchmarks.harness.servers import require_wrk, set_up
+from benchmarks.harness.servers import VERSIONS, require_wrk, set_up
 from benchmarks.parts import overload
 
 
@@ -19,8 +19,8 @@ def main() -> None:
     asked = _arguments()
     console = Console()
     _allow_many_files()
-    if asked.what == ["setup"]:
-        console.print("Peers: " + ", ".join(set_up()))
+    if asked.what[0] == "setup":
+        console.print("Peers: " + ", ".join(set_up(asked.what[1:] or VERSIONS)))
     elif asked.what == ["soak"]:
         overload.soak(console, asked.minutes)
     elif asked.what != ["report"]:
@@ -29,22 +29,26 @@ def main() -> None:
             console.print(f"[dim]{name:10}[/] {value}")
         for part in _chosen(asked.what):
             _measure(console, part, asked)
-    if asked.what not in (["setup"], ["soak"]) and not asked.quick:
+    if asked.what[0] not in ("setup", "soak") and not asked.quick:
         console.print("Written: " + ", ".join(report.write()))
 
 
 def _arguments() -> argparse.Namespace:
     names = ", ".join(PARTS)
     parser = argparse.ArgumentParser("benchmarks", description=__doc__)
-    parser.add_argument("what", nargs="+", metavar="PART", help=f"all, or some of: {names}; or setup, soak, report")
+    parser.add_argument(
+        "what", nargs="+", metavar="PART", help=f"all, or some of: {names}; or setup [PEER...], soak, report"
+    )
     parser.add_argument("--rounds", type=int, default=5, help="alternated rounds, of which the median counts")
     parser.add_argument("--seconds", type=float, default=5.0, help="of load, each time")
     parser.add_argument("--quick", action="store_true", help="a short run, where a part has one; nothing is written")
     parser.add_argument("--minutes", type=float, default=60.0, help="of soak")
     asked = parser.parse_args()
-    unknown = set(asked.what) - {*PARTS, "all", "setup", "soak", "report"}
+    first, *more = asked.what
+    kind, known = ("peer", set(VERSIONS)) if first == "setup" else ("part", {*PARTS, "all", "soak", "report"})
+    unknown = set(more if first == "setup" else asked.what) - known
     if unknown:
-        parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {names}")
+        parser.error(f"unknown {kind}: {', '.join(sorted(unknown))}; available: {', '.join(sorted(known))}")
     return asked
 
 

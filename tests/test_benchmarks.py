@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from math import inf
@@ -12,7 +14,7 @@ import numpy as np
 import pytest
 from benchmarks import gpu
 from benchmarks.beside import Load, Seen, Sender
-from benchmarks.harness import report, texts
+from benchmarks.harness import report, servers, texts
 from benchmarks.harness import result as results
 from benchmarks.harness.report import PARTS
 from benchmarks.harness.result import Result, ratio, rotated, short, spread
@@ -93,6 +95,19 @@ def test_the_readme_gets_the_figures_between_its_marks(folder: Path) -> None:
         assert f"| 20,000 concurrent calls in process on {loop}, items/s | 2 | mpservice: 2 | 2.0 |" in text
 
 
+def test_the_readme_compares_square_with_every_peer_that_was_measured(folder: Path) -> None:
+    values = report._values({
+        "square": {"values": {"Weir 64": 90.0, "mosec 64": 30.0, "times mosec 64": 3.1, "LitServe 64": 9.0, "Weir 256": 1.0, "mosec 256": 1.0,
+                              "times mosec 256": 1.0}},
+        "in-process": {"values": {f"{name} {loop}": 1.0 for name in ("Weir", "mpservice", "times mpservice") for loop in ("asyncio", "uvloop")}},
+        "large-bodies": {"values": {"Weir": 1.0, "mosec": 1.0, "times mosec": 1.0}},
+    })  # fmt: skip
+    table = report._figures(values)
+    assert "| square over HTTP, 64 connections, requests/s | 90 | LitServe: 9 | 10.0 |" in table
+    assert "| square over HTTP, 64 connections, requests/s | 90 | mosec: 30 | 3.1 |" in table
+    assert "BentoML" not in table  # not measured
+
+
 def test_the_readme_says_what_each_policy_costs_live(folder: Path) -> None:
     (folder / "README.md").write_text(f"before\n{report.BEGIN_SOLVED}\nold\n{report.END_SOLVED}\nafter\n")
     costs = {"solved": 1.0, "auto": 2.0, "greedy": 3.0, "static 8": 4.0}
@@ -102,6 +117,17 @@ def test_the_readme_says_what_each_policy_costs_live(folder: Path) -> None:
     assert "| load | solved | `auto` | greedy | static 8 | static 16 |\n" in text
     assert "| 0.3 | 1.0 | 2.0 | 3.0 | 4.0 | unstable |\n" in text
     assert "old" not in text and text.endswith("after\n")
+
+
+def test_a_server_that_is_ended_leaves_no_process_behind() -> None:
+    worker = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(600)"
+    front = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {worker!r}])"
+    process = subprocess.Popen([sys.executable, "-c", front], stdout=subprocess.PIPE, start_new_session=True)
+    assert process.stdout is not None
+    with process.stdout as words:
+        assert words.readline() == b"ready\n"
+        servers._end(process)
+        assert words.read() == b""  # the worker, which held it open, is gone
 
 
 @pytest.mark.parametrize("name", PARTS)

@@ -48,6 +48,12 @@ README = ROOT / "README.md"
 BEGIN, END = "<!-- figures: written by `make bench` -->", "<!-- end of figures -->"
 BEGIN_SOLVED, END_SOLVED = "<!-- solved: written by `make bench PART=theory` -->", "<!-- end of solved -->"
 
+# mosec's ratio of the same row is the median over the rounds.
+SQUARE = [
+    ("square over HTTP, 64 connections, requests/s", peer, "square: Weir 64", f"square: {peer} 64")
+    for peer in (square.LITSERVE, square.BENTOML)
+]
+
 # Without its wait, a peer's one connection is another thing.
 ALONE = [
     (
@@ -246,6 +252,7 @@ def _figures(values: dict[str, float]) -> str:
          f"{values['square: times mosec 64']:.1f}"],
         ["square over HTTP, 256 connections, requests/s", rate("square: Weir 256"), f"mosec: {rate('square: mosec 256')}",
          f"{values['square: times mosec 256']:.1f}"],
+        *beside(SQUARE),
         *beside(ALONE),
         *[[f"20,000 concurrent calls in process on {loop}, items/s", rate(f"in-process: Weir {loop}"),
            f"mpservice: {rate(f'in-process: mpservice {loop}')}", f"{values[f'in-process: times mpservice {loop}']:.1f}"]

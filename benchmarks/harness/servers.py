@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -10,8 +11,8 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -31,12 +32,15 @@ class Usage(NamedTuple):
 
 
 class Server:
-    """A running server. `front` is its first process; the workers are all below it."""
+    """A running server. `front` is its first process; the workers are all below it. `body` is the request that it answered at its start."""
 
-    def __init__(self, name: str, process: subprocess.Popen[bytes], port: int, path: str, words: IO[bytes]) -> None:
+    def __init__(
+        self, name: str, process: subprocess.Popen[bytes], port: int, path: str, words: IO[bytes], body: bytes = b""
+    ) -> None:
         self.name = name
         self.process = process
         self.words = words  # what it has written to stderr
+        self.body = body
         self.port = port
         self.url = f"http://127.0.0.1:{port}{path}"
         self.front = psutil.Process(process.pid)
@@ -82,7 +86,7 @@ def serving(name: str, command: Sequence[str], *, path: str, body: bytes, expect
             [word.format(port=port) for word in command],
             cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=words, start_new_session=True,
         )  # fmt: skip
-        server = Server(name, process, port, path, words)
+        server = Server(name, process, port, path, words, body)
         try:
             _wait_until_right(server, body, expected, content_type, start_seconds)
             yield server
@@ -139,12 +143,13 @@ def _last_words(server: Server) -> str:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a server, and with it the processes of its session that it leaves behind: LitServe's workers outlive a SIGTERM."""
     process.terminate()
-    try:
+    with suppress(subprocess.TimeoutExpired):
         process.wait(10)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def weir_command(target: str, *flags: str) -> list[str]:
@@ -234,6 +239,8 @@ def load(
 _WITH_NUMPY_1 = ("datasets<4", "pyarrow<20")  # which infinity needs
 VERSIONS = {
     "mosec": ["mosec==0.9.8"],
+    "litserve": ["litserve==0.2.19"],
+    "bentoml": ["bentoml==1.4.40"],
     "mpservice": ["mpservice==0.16.8"],
     "triton": ["nvidia-pytriton==0.7.0"],
     "mlserver": ["mlserver==1.7.1", "uvloop<0.21"],  # with a newer uvloop its workers die at their start
@@ -287,9 +294,10 @@ def script(name: str) -> str:
     return str(PEERS / name)
 
 
-def set_up() -> list[str]:
-    """Install what is missing; return what is there."""
-    for peer, requirements in VERSIONS.items():
+def set_up(peers: Iterable[str] = VERSIONS) -> list[str]:
+    """Install those of `peers` that are missing; return what is there."""
+    wanted = {peer: VERSIONS[peer] for peer in peers}
+    for peer, requirements in wanted.items():
         if not _stamp(peer).exists():
             subprocess.run([sys.executable, "-m", "venv", str(_HOME / peer)], check=True)
             pip = [str(_HOME / peer / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--quiet"]
@@ -298,7 +306,7 @@ def set_up() -> list[str]:
                 subprocess.run([*pip, "install", first], check=True)
             subprocess.run([*pip, "install", *requirements, *([first] if first is not None else [])], check=True)
             _stamp(peer).touch()
-    return [requirements[0] for requirements in VERSIONS.values()]
+    return [requirements[0] for requirements in wanted.values()]
 
 
 def _stamp(peer: str) -> Path:

@@ -1,4 +1,4 @@
-"""HTTP beside mosec: square as JSON, and beside both an application that does nothing; and binary bodies of 600 KB through shared memory."""
+"""HTTP compared with mosec, LitServe, BentoML and an application that does nothing: square as JSON; and binary bodies of 600 KB through shared memory."""
 
 import sys
 from collections.abc import Mapping
@@ -24,6 +24,7 @@ from benchmarks.harness.rounds import (
 from benchmarks.harness.servers import Server, load, python_of, script, serving, weir_command
 
 WEIR, MOSEC, NOTHING = "Weir", "mosec", "nothing on uvicorn"
+LITSERVE, BENTOML = "LitServe", "BentoML"
 SINGLE = "mosec, batches of 1"
 CONNECTIONS = (1, 64, 256)
 WISHED = {64: 3.0, 256: 2.5}
@@ -40,14 +41,38 @@ def _mosec(model: str) -> list[str]:
 def _start_square(stack: ExitStack) -> Mapping[str, Any]:
     weir = weir_command("benchmarks.models:Square", "--max-batch-size", "64")
     nothing = [sys.executable, "-m", "uvicorn", "--app-dir", script(""), "nothing:app", "--port", "{port}", *QUIET]
-    commands = ((WEIR, weir, "/infer/square"), (MOSEC, _mosec("square"), "/inference"), (NOTHING, nothing, "/"))
+    litserve = [python_of("litserve"), script("litserve_server.py"), "--port", "{port}"]
+    bentoml = [python_of("bentoml"), "-m", "bentoml", "serve", f"{script('bentoml_server.py')}:Square"]
     return start_all(
-        stack, (serving(name, command, path=path, body=b"3", expected=b"9") for name, command, path in commands)
+        stack,
+        (
+            serving(WEIR, weir, path="/infer/square", body=b"3", expected=b"9"),
+            serving(MOSEC, _mosec("square"), path="/inference", body=b"3", expected=b"9"),
+            serving(LITSERVE, litserve, path="/predict", body=b"3", expected=b"9"),
+            serving(
+                BENTOML,
+                [*bentoml, "--host", "127.0.0.1", "--port", "{port}", "--quiet"],
+                path="/square",
+                body=b'{"numbers": [3]}',
+                expected=b"[9]",
+            ),
+            serving(NOTHING, nothing, path="/", body=b"3", expected=b"9"),
+        ),
     )
 
 
+def _takes_part(name: str, connections: int) -> bool:
+    return connections == 64 or name not in (LITSERVE, BENTOML)
+
+
 def _square(server: Server, connections: int, seconds: float) -> dict[str, float]:
-    return with_usage(server, lambda: load(server.url, connections, seconds))
+    return with_usage(server, lambda: load(server.url, connections, seconds, body=server.body))
+
+
+SETTINGS = (
+    "LitServe and BentoML run without access logs, and otherwise with their defaults. LitServe waits for no batch. BentoML adapts its wait to the traffic, takes a"
+    " list of one number in each request, and computes in the process that listens."
+)
 
 
 def _conclude_square(result: Result, measured: Measurements) -> None:
@@ -60,6 +85,7 @@ def _conclude_square(result: Result, measured: Measurements) -> None:
     result.values["p50 1 mosec"] = measured.middle(MOSEC, 1, "p50")
     result.at_least("1 connection: p50 at most 1/30 of mosec's", mosec, 30, "1/{:.1f}")
     result.at_most("1 connection: p50 at most twice that of nothing on uvicorn", nothing, 2)
+    result.notes.append(SETTINGS)
 
 
 SQUARE = Rounds(
@@ -68,7 +94,8 @@ SQUARE = Rounds(
     "One worker process, JSON, batches of up to 64 (mosec waits up to 5 ms for them), wrk with one thread on the same machine.",
     start=_start_square,
     one=_square,
-    contenders=(WEIR, MOSEC, NOTHING),
+    contenders=(WEIR, MOSEC, LITSERVE, BENTOML, NOTHING),
+    takes_part=_takes_part,
     cases=CONNECTIONS,
     heads=("connections", "server"),
     columns=(
