@@ -60,7 +60,7 @@ from weir.embedding.exchange import EmbeddingContext
 from weir.embedding.metrics import TextCounts
 from weir.embedding.openai import OpenAI, openai_paths
 from weir.embedding.tei import Tei
-from weir.embedding.texts import Encoded, Encodes, ModelFacts, Text, TokenDetail
+from weir.embedding.texts import Encoded, Encodes, Text, TextFacts, TokenDetail
 from weir.embedding.tokens.tokenizer import Tokenizer
 from weir.frontends.grpc.core import Core
 from weir.frontends.grpc.frontend import GrpcSettings
@@ -516,7 +516,7 @@ class Length(models.Length):
 class Lengths:
     """Encodes every text as its length and a zero: what is measured is what comes before."""
 
-    name, dimensions, max_length, facts = "lengths", 2, 512, ModelFacts()
+    name, dimensions, max_length, facts = "lengths", 2, 512, TextFacts()
 
     async def encode(self, texts: Sequence[Text], **said: Any) -> Encoded:
         """Return a vector for each text."""

@@ -62,7 +62,11 @@ def test_what_holds_for_every_model_holds_for_those_of_the_repository(tmp_path: 
     config.write_text(f"model_repository = {str(tmp_path)!r}\nmax_batch_size = 9\ntimeout = 3\n")
     app = App(read_settings([], {"workers": ["1"]}, {}, str(config)))
     service = app.registry.get("one")
-    assert (service.batching.max_batch_size, service.workers.workers, service.settings.timeout) == (4, 1, 3.0)
+    assert (service.facts.batching.max_batch_size, service.workers.workers, service.facts.settings.timeout) == (
+        4,
+        1,
+        3.0,
+    )
 
 
 @pytest.mark.parametrize(

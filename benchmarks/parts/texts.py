@@ -43,7 +43,7 @@ from weir.embedding.metrics import TextCounts
 from weir.embedding.model import TextEncoder
 from weir.embedding.openai import OPENAI
 from weir.embedding.packing import written_numbers
-from weir.embedding.texts import NO_TOKENIZE_OPTIONS, Encoded, ModelFacts, TextTask
+from weir.embedding.texts import NO_TOKENIZE_OPTIONS, Encoded, TextFacts, TextTask
 from weir.errors import WeirError
 from weir.protocols.settings import HttpSettings
 from weir.testing import FakeExecutor
@@ -395,7 +395,7 @@ async def phases(clients: int, total: int, kind: str) -> dict[str, float]:
     ) as service:
         encoder = Encoder(
             service, tokenizer, dimensions=384, max_length=checkpoint.max_length, name=MODEL,
-            facts=ModelFacts(tasks=(TextTask.EMBED,)),
+            facts=TextFacts(tasks=(TextTask.EMBED,)),
         )  # fmt: skip
         context = EmbeddingContext({MODEL: encoder}, HttpSettings(), 1024, TextCounts())
         exchange = TextExchange(context, "bench")

@@ -206,7 +206,7 @@ class App:
     def end(self) -> None:
         """Begin the drain, as the first signal does. This must be called on the event loop of `run`."""
         if self._own_process and not self._signalled.is_set():
-            longest = max((service.settings.drain_timeout for service in self.registry.all), default=0.0)
+            longest = max((service.facts.settings.drain_timeout for service in self.registry.all), default=0.0)
             last_resort = threading.Timer(longest + END_LIMIT, _end_process, [self._logger])
             last_resort.daemon = True
             last_resort.start()

@@ -14,7 +14,7 @@ from weir.catalog.registry import Registry
 from weir.catalog.sources import ModelToServe
 from weir.errors import WeirError
 from weir.messages import JSON, Dispatch
-from weir.model import Example, is_tensor_model
+from weir.model import Example
 from weir.serving.service import Service, same
 
 
@@ -67,7 +67,7 @@ async def _check(service: Service, registry: Registry) -> ModelReport:
     await registry.start()
     try:
         report = ModelReport(service.name, time.perf_counter() - started)
-        examples = [each if isinstance(each, Example) else Example(each) for each in service.model.examples]
+        examples = [each if isinstance(each, Example) else Example(each) for each in service.facts.model.examples]
         report.outcomes = [await _run(service, example) for example in examples]
         if report.outcomes and report.good:
             await _run_batch(service, examples, report)
@@ -92,10 +92,10 @@ async def _run(service: Service, example: Example) -> ExampleOutcome:
 
 
 async def _run_batch(service: Service, examples: list[Example], report: ModelReport) -> None:
-    size = service.batching.max_batch_size
+    size = service.facts.batching.max_batch_size
     items = [example.item for example in itertools.islice(itertools.cycle(examples), size)]
     started = time.perf_counter()
-    if service.streaming:
+    if service.facts.streaming:
         await asyncio.gather(*(_answer(service, item) for item in items))
     else:
         await service.infer_many(items)
@@ -104,7 +104,7 @@ async def _run_batch(service: Service, examples: list[Example], report: ModelRep
 
 async def _answer(service: Service, item: Any) -> Any:
     """Return the answer to `item`; for a streaming model, the list of answers."""
-    if service.streaming:
+    if service.facts.streaming:
         return [answer async for answer in service.infer_stream(item)]
     return await service.infer(item)
 
@@ -112,12 +112,12 @@ async def _answer(service: Service, item: Any) -> Any:
 async def _sent_size(service: Service, item: Any, answer: Any) -> int | None:
     """Return the size in bytes of the answer as HTTP would send it, or None for a streaming model. Raises ModelError if the worker
     cannot encode the answer."""
-    if service.streaming:
+    if service.facts.streaming:
         return None  # the answers are sent one by one
-    if is_tensor_model(service.model):
+    if service.facts.takes_tensors:
         return int(sum(array.nbytes for array in answer.values()))
-    accept = service.model.content_types[0] if service.model.content_types else JSON
-    request = _Sent(item, service.now(), service.settings.timeout, accept=accept)
+    accept = service.facts.model.content_types[0] if service.facts.model.content_types else JSON
+    request = _Sent(item, service.now(), service.facts.settings.timeout, accept=accept)
     service.submit(request)
     return await request.size
 

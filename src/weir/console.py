@@ -174,14 +174,14 @@ def _served(app: App) -> Table:
         workers = (
             f"{service.worker_count}{'' if fixed else f' of {service.workers.workers}'} {service.workers.executor}"
         )
-        size = str(service.batching.max_batch_size)
+        size = str(service.facts.batching.max_batch_size)
         table.add_row(name, workers, _policy_of(service), size, " ".join(routes), app.server.address)
     return table
 
 
 def _policy_of(service: Service) -> str:
     """Return a text that names the policy; for a solved policy, also its control limits."""
-    explained, text = service.explain_policy(), str(service.batching.policy)
+    explained, text = service.explain_policy(), str(service.facts.batching.policy)
     if explained["solved"] is None:
         return text
     limits = explained["solved"]["limits"]

@@ -483,7 +483,7 @@ def deployment(
     settings = {"executor": "thread", **settings, "policy": policy}
     tried = Service(kind, params=params, **settings)
     options.setdefault("name", kind.__name__)
-    options.setdefault("max_ongoing_requests", 4 * tried.batching.max_batch_size)
+    options.setdefault("max_ongoing_requests", 4 * tried.facts.batching.max_batch_size)
 
     class WeirReplica(ServeReplica):
         def __init__(self) -> None:
@@ -535,7 +535,7 @@ class ServeReplica:
         service = await self._started()
         try:
             item = decode(body, JSON)
-            if service.streaming:
+            if service.facts.streaming:
                 lines = (encode(answer, JSON) + b"\n" async for answer in self.stream(item))
                 return StreamingResponse(lines, media_type="application/x-ndjson")
             return Response(encode(await service.infer(item), JSON), media_type=JSON)

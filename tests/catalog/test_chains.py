@@ -91,7 +91,7 @@ def test_no_more_items_are_under_way_in_all_steps_together_than_the_capacity() -
             slow.answer_next(Negate().predict)
             await turns(20)
         assert [call.result() for call in calls] == [0, -2, -4, -6, -8]
-        assert Chain(["double"], name="other").batching.capacity == 4096
+        assert Chain(["double"], name="other").facts.batching.capacity == 4096
         await models.stop()
 
     run(main())

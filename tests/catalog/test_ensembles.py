@@ -83,7 +83,7 @@ def test_a_repository_describes_a_chain_whose_steps_come_and_go_with_care(tmp_pa
         manager = Manager(models, folder, ServiceMaker(()))
         await manager.load_model("both")  # and its step first
         chain = models.get("both", "1")
-        assert chain.platform == "ensemble"
+        assert chain.facts.platform == "ensemble"
         asked = {"x": numpy.zeros((1, 2), "float32")}
         assert (await chain.infer(asked))["z"].tolist() == [[2, 2]]
         with pytest.raises(Conflict, match="is a step of 'both'"):

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from weir.embedding.texts import (
     TOO_LONG,
     Encoded,
-    ModelFacts,
     Phases,
     Text,
+    TextFacts,
     TextOutput,
     TextTask,
     TokenDetail,
@@ -40,10 +40,10 @@ class HashingEncoder:
     dimensions = DIMENSIONS
 
     def __init__(
-        self, name: str = "hashing", *, max_length: int = 6, per_token: bool = False, facts: ModelFacts | None = None
+        self, name: str = "hashing", *, max_length: int = 6, per_token: bool = False, facts: TextFacts | None = None
     ) -> None:
         self.name = name
-        self.facts = facts or ModelFacts(tasks=(TextTask.EMBED_ALL if per_token else TextTask.EMBED,))
+        self.facts = facts or TextFacts(tasks=(TextTask.EMBED_ALL if per_token else TextTask.EMBED,))
         self.max_length = max_length
         self.heard: list[Heard] = []
         self.error: Exception | None = None

@@ -8,7 +8,7 @@ from tests.embedding.hashing import HashingEncoder, vector_of
 from tests.embedding.test_tei import TEXTS, post, ranker
 
 from weir.embedding.packing import Packing, quantized
-from weir.embedding.texts import ModelFacts
+from weir.embedding.texts import TextFacts
 from weir.errors import Overloaded
 
 EXPECTED = np.stack([vector_of(text) for text in TEXTS])
@@ -40,7 +40,7 @@ def test_the_first_version_answers_a_list() -> None:
     ({"input_type": "search_query"}, {"prompt": "query"}), ({"input_type": "search_document"}, {"prompt": None}),
 ])  # fmt: skip
 def test_options_are_passed_on(said: Any, expected: Any) -> None:
-    encoder = HashingEncoder(facts=ModelFacts(prompts={"query": "query: "}))
+    encoder = HashingEncoder(facts=TextFacts(prompts={"query": "query: "}))
     assert post("/v2/embed", {"texts": ["a"], "input_type": "clustering", **said}, encoder).status_code == 200
     assert encoder.heard[0].said.items() >= expected.items()
 

@@ -75,10 +75,16 @@ async def serving(
 async def waiting(encoder: Encoder, count: int) -> None:
     """Return when so many texts wait in the queue."""
     for _ in range(100_000):
-        if encoder._service.state()["waiting"] == count:
+        if encoder._service.control.state()["waiting"] == count:
             return
         await asyncio.sleep(0)
     raise AssertionError(f"never so many as {count} texts in the line")
+
+
+def service_of(encoder: Encoder) -> Service:
+    service = encoder._service
+    assert isinstance(service, Service)
+    return service
 
 
 def of(encoder: Encodes, texts: Any, **rest: Any) -> Any:
@@ -286,7 +292,7 @@ def test_who_leaves_takes_all_along(count: int) -> None:
             asking.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await asking
-            assert encoder._service.state()["waiting"] == 0
+            assert encoder._service.control.state()["waiting"] == 0
             assert {type(error).__name__ for _, error in heard.ends} == {"Cancelled"}
             assert (encoder._held, sum(encoder._under_way.values()), len(encoder._callers)) == (0, 0, 0)
 
@@ -321,7 +327,7 @@ def test_what_the_line_refuses() -> None:
             for each in first:
                 each.cancel()
             await asyncio.wait(first)
-            await encoder._service.stop()
+            await service_of(encoder).stop()
             for count in (1, 30):
                 with pytest.raises(ModelNotReady, match="stopped"):
                     await of(encoder, [f"{number}" for number in range(count)])
@@ -609,7 +615,7 @@ class Slow(Summing):
 
 def assert_at_rest(encoder: Encoder) -> None:
     """Nothing waits, nothing is counted that is not there."""
-    batcher = encoder._service._driver.batcher
+    batcher = service_of(encoder).generation.driver.batcher
     assert (batcher.is_empty, batcher.waiting_rows, batcher.unsettled()) == (True, 0, [])
     assert (encoder._held, sum(encoder._under_way.values()), len(encoder._callers)) == (0, 0, 0)
     assert (encoder._open_requests._count, encoder._callers._shares) == (0, {})
@@ -658,7 +664,7 @@ def test_each_has_its_end_and_nothing_stays(seed: int) -> None:
         async with serving(Slow, options=options, **settings) as encoder:
             await asyncio.gather(*[one(encoder, chance, ends) for _ in range(60)])
             assert len(ends) == 60
-            await encoder._service.drain()  # what is still computed for those who have left
+            await service_of(encoder).drain()  # what is still computed for those who have left
             await asyncio.sleep(0)
             assert_at_rest(encoder)
 
@@ -700,7 +706,7 @@ def test_what_the_line_calls_too_late_after_it_was_withdrawn_is_counted_once() -
         async with serving(policy="full", max_queue_delay=PATIENCE, max_batch_size=64) as encoder:
             asked = asyncio.ensure_future(of(encoder, [*map(str, range(20))]))
             await waiting(encoder, 20)
-            left_out: list[Any] = encoder._service._driver.batcher.unsettled()
+            left_out: list[Any] = service_of(encoder).generation.driver.batcher.unsettled()
             asked.cancel()
             await asyncio.wait([asked])
             for request in left_out:

@@ -179,7 +179,7 @@ def test_what_a_large_request_has_in_the_line_is_bounded() -> None:
             served.send("a", 20_000)
             for _ in range(10):
                 await served.batch()
-                assert served.encoder._service.state()["waiting"] <= served.encoder.window == 256
+                assert served.encoder._service.control.state()["waiting"] <= served.encoder.window == 256
 
     run(scene)
 

@@ -17,7 +17,7 @@ from tests.embedding.served_texts import MAX_TEXTS, Served, served
 from weir.embedding.encoder import SMALL_REQUEST
 from weir.embedding.http import Listing, listing, send_listing
 from weir.embedding.openai import OpenAIProtocol
-from weir.embedding.texts import ModelFacts, TextOutput, TextTask
+from weir.embedding.texts import TextFacts, TextOutput, TextTask
 from weir.errors import Cancelled, DeadlineExceeded, ModelError, Overloaded
 from weir.frontends.http.fast.handover import HandOver
 from weir.messages import Dispatch, Reason, Wakeup
@@ -164,7 +164,7 @@ PAIRS = {"query": "a", "documents": ["b", "c"]}
 ])  # fmt: skip
 def test_small_calls_of_every_protocol_stay_on_it(path: str, said: Any, handed_over: list[bytes]) -> None:
     tasks = (TextTask.EMBED, TextTask.RERANK, TextTask.PREDICT)
-    facts = ModelFacts(tasks=tasks, labels=tuple("abcdefgh"), outputs=tuple(TextOutput))
+    facts = TextFacts(tasks=tasks, labels=tuple("abcdefgh"), outputs=tuple(TextOutput))
 
     async def main() -> httpx.Response:
         async with served(HashingEncoder(facts=facts)) as server:
@@ -188,8 +188,8 @@ def test_what_is_more_than_that_is_left_to_the_application(
     monkeypatch.setattr("weir.embedding.http.LONG_ANSWER", 1000)  # bytes
 
     async def main() -> None:
-        facts = ModelFacts(outputs=tuple(TextOutput))
-        encoders = HashingEncoder(facts=facts), HashingEncoder("tokens", per_token=True, facts=ModelFacts())
+        facts = TextFacts(outputs=tuple(TextOutput))
+        encoders = HashingEncoder(facts=facts), HashingEncoder("tokens", per_token=True, facts=TextFacts())
         async with served(*encoders, hot=["hashing"]) as server, dialled(server) as (reader, writer):
             # The next request has arrived with it, and is answered after it.
             writer.write(
@@ -357,7 +357,7 @@ def test_what_is_asked_for_beside_the_vectors_counts_as_part_of_the_answer(monke
     monkeypatch.setattr(OpenAIProtocol, "write", noted)
 
     async def main() -> httpx.Response:
-        async with served(HashingEncoder(facts=ModelFacts(outputs=tuple(TextOutput)))) as server:
+        async with served(HashingEncoder(facts=TextFacts(outputs=tuple(TextOutput)))) as server:
             said = {"input": ["a", "one two three"], "outputs": ["dense", "tokens"]}
             return await server.client.post(OPENAI, json=said)
 

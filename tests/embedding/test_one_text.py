@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import numpy
 import pytest
-from tests.embedding.test_encoder import of, serving
+from tests.embedding.test_encoder import of, service_of, serving
 from tests.embedding.text_models import Summing, Words
 
 from weir.embedding.encoder import Encoder
@@ -88,8 +88,8 @@ def test_texts_alone_have_the_same_timeout_so_that_they_wait_in_the_order_of_the
     async def main() -> None:
         async with serving(words=known_words(), executor=FakeExecutor()) as encoder:
             ones = [One(encoder, "a") for _ in range(5)]
-            waiting = encoder._service._driver.batcher._queue.groups[None]
-            assert waiting.timeout == encoder._service.settings.timeout
+            waiting = service_of(encoder).generation.driver.batcher._queue.groups[None]
+            assert waiting.timeout == encoder._service.facts.settings.timeout
             for one in ones:
                 assert one.withdraw is not None
                 one.withdraw()

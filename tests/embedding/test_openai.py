@@ -23,7 +23,7 @@ from weir.embedding.exchange import EmbeddingContext
 from weir.embedding.metrics import TextCounts
 from weir.embedding.packing import Packing, quantized
 from weir.embedding.server import text_paths
-from weir.embedding.texts import ModelFacts
+from weir.embedding.texts import TextFacts
 from weir.errors import DeadlineExceeded, Draining, ModelError, Overloaded
 from weir.frontends.http.openapi import openapi
 from weir.frontends.http.pages import HTTP_FRONTENDS, code_of
@@ -108,7 +108,7 @@ def test_input_is_texts_or_token_ids(given: Any, texts: Any) -> None:
 ])  # fmt: skip
 def test_the_prompt_is_chosen_by_name_by_the_kind_of_text_or_by_an_instruction(said: Any, chosen: str | None) -> None:
     encoder = HashingEncoder(
-        facts=ModelFacts(prompts={"query": "Instruct: Given a question\nQuery:", "passage": "passage: "})
+        facts=TextFacts(prompts={"query": "Instruct: Given a question\nQuery:", "passage": "passage: "})
     )
     assert post(encoder, {"input": "one", **said}).status_code == 200
     assert encoder.heard[0].said["prompt"] == chosen

@@ -11,7 +11,7 @@ from tests.embedding.hashing import HashingEncoder, vector_of
 from tests.embedding.served_texts import MAX_TEXTS, Served, served
 
 from weir.embedding.packing import unit_vectors
-from weir.embedding.texts import ModelFacts, TextTask
+from weir.embedding.texts import TextFacts, TextTask
 from weir.errors import DeadlineExceeded, Draining, ModelError, Overloaded
 
 TEXTS = ["first do it", "then do it right", "then do it better"]
@@ -24,14 +24,14 @@ HEADERS = {
 
 def ranker() -> HashingEncoder:
     """Return a model that ranks: the number of each document is known."""
-    encoder = HashingEncoder("ranker", facts=ModelFacts(tasks=(TextTask.RERANK, TextTask.PREDICT), labels=("LABEL_0",)))
+    encoder = HashingEncoder("ranker", facts=TextFacts(tasks=(TextTask.RERANK, TextTask.PREDICT), labels=("LABEL_0",)))
     encoder.scores = {"dam": [2.0], "bird": [-2.0], "weir": [4.0], "twin": [2.0]}
     return encoder
 
 
 def labeller(independent: bool = False) -> HashingEncoder:
     """Return a model that labels."""
-    facts = ModelFacts(tasks=(TextTask.PREDICT,), labels=("sad", "glad", "mad"), independent_labels=independent)
+    facts = TextFacts(tasks=(TextTask.PREDICT,), labels=("sad", "glad", "mad"), independent_labels=independent)
     encoder = HashingEncoder("labeller", facts=facts)
     encoder.scores = {"dam": [0.0, 1.0, -1.0], "bird": [3.0, 0.0, 0.0]}
     return encoder
@@ -67,7 +67,7 @@ def test_vectors_have_length_one_and_the_headers_tell_the_work(path: str) -> Non
     ({"prompt_name": None}, {"prompt": None}),
 ])  # fmt: skip
 def test_options_are_passed_on(said: Any, expected: Any) -> None:
-    encoder = HashingEncoder(facts=ModelFacts(prompts={"query": "query: "}))
+    encoder = HashingEncoder(facts=TextFacts(prompts={"query": "query: "}))
     assert post("/embed", {"inputs": "one", "normalize": False, **said}, encoder).status_code == 200
     assert encoder.heard[0].said.items() >= expected.items()
 
@@ -96,7 +96,7 @@ def test_a_sentence_is_compared_with_others() -> None:
 
 def test_a_sentence_is_compared_by_the_function_of_the_model() -> None:
     said = {"inputs": {"source_sentence": TEXTS[0], "sentences": TEXTS[1:]}}
-    encoder = HashingEncoder(facts=ModelFacts(similarity="euclidean"))
+    encoder = HashingEncoder(facts=TextFacts(similarity="euclidean"))
     vectors = np.stack([vector_of(text) for text in TEXTS])
     expected = -np.linalg.norm(vectors[1:] - vectors[0], axis=1)
     np.testing.assert_allclose(post("/similarity", said, encoder).json(), expected, rtol=1e-5)
@@ -144,7 +144,7 @@ def test_labels_that_do_not_exclude_each_other_have_scores_of_their_own() -> Non
 
 
 def test_tokens_are_shown_and_put_together_again() -> None:
-    encoder = HashingEncoder(facts=ModelFacts(prompts={"query": "query: "}))
+    encoder = HashingEncoder(facts=TextFacts(prompts={"query": "query: "}))
     shown = post("/tokenize", {"inputs": ["one two"], "prompt_name": "query"}, encoder).json()
     assert [each["text"] for each in shown[0]] == ["<s>", "query:", "one", "two"]
     assert shown[0][0] == {"id": 0, "text": "<s>", "special": True, "start": None, "stop": None}
@@ -156,7 +156,7 @@ def test_tokens_are_shown_and_put_together_again() -> None:
 
 def test_offsets_of_tokens_are_bytes_of_utf_8() -> None:
     text = "ein Wehr für Größe 🐟 da"
-    encoder = HashingEncoder(facts=ModelFacts(prompts={"query": "für: "}))
+    encoder = HashingEncoder(facts=TextFacts(prompts={"query": "für: "}))
     for prompt_name, whole in ((None, text), ("query", f"für: {text}")):
         (tokens,) = post("/tokenize", {"inputs": text, "prompt_name": prompt_name}, encoder).json()
         body = whole.encode()
@@ -221,7 +221,7 @@ def test_what_fails_has_teis_shape(error: Exception, status: int, kind: str) -> 
 
 def weigher() -> HashingEncoder:
     """Return a model that weighs the terms of texts."""
-    encoder = HashingEncoder("weigher", facts=ModelFacts(tasks=(TextTask.EMBED_SPARSE,)))
+    encoder = HashingEncoder("weigher", facts=TextFacts(tasks=(TextTask.EMBED_SPARSE,)))
     encoder.lists = {"one": [[7, 0.5], [30_000, 1.25]], "two": [], "three": [[9, 2.0]]}
     return encoder
 

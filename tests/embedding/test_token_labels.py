@@ -6,7 +6,7 @@ import pytest
 from tests.embedding.hashing import HashingEncoder
 from tests.embedding.test_tei import post
 
-from weir.embedding.texts import ModelFacts, TextTask, TokenDetail
+from weir.embedding.texts import TextFacts, TextTask, TokenDetail
 
 LABELS = ("O", "B-PER", "I-PER", "LOC")
 
@@ -14,7 +14,7 @@ LABELS = ("O", "B-PER", "I-PER", "LOC")
 def namer(max_length: int = 20) -> HashingEncoder:
     """Return a model that labels tokens: the number of a word is that of its label."""
     encoder = HashingEncoder(
-        "namer", max_length=max_length, facts=ModelFacts(tasks=(TextTask.PREDICT_TOKENS,), labels=LABELS)
+        "namer", max_length=max_length, facts=TextFacts(tasks=(TextTask.PREDICT_TOKENS,), labels=LABELS)
     )
     encoder.lists_width = len(LABELS)
     texts = {"Ada King met Bob in New York": [9, 1, 2, 0, 1, 0, 3, 3], "nobody": [9, 0], "Ada Bob": [9, 1, 1]}

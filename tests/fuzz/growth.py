@@ -25,7 +25,7 @@ from weir.embedding.infinity import Infinity
 from weir.embedding.metrics import TextCounts
 from weir.embedding.openai import OPENAI
 from weir.embedding.tei import Tei
-from weir.embedding.texts import ModelFacts, TextTask
+from weir.embedding.texts import TextFacts, TextTask
 from weir.errors import WeirError
 from weir.frontends.http.fast.plan import HeadReader
 from weir.messages import JSON, MSGPACK
@@ -42,7 +42,7 @@ MOST_TIMES = (
 )
 
 DECLARED = (Tensor("x", "FP32", [-1, -1]), Tensor("s", "BYTES", [-1]))
-ALL = ModelFacts(tasks=tuple(TextTask))
+ALL = TextFacts(tasks=tuple(TextTask))
 SITE = EmbeddingContext({"hashing": HashingEncoder(facts=ALL)}, HttpSettings(), 100_000, TextCounts())
 FORM = "application/x-www-form-urlencoded"
 Parse = Callable[[bytes], Any]

@@ -238,7 +238,7 @@ def test_the_shortest_timeout_holds() -> None:
         for timeout in (None, 1.0, 3.0):
             await infer(service, sent, door="grpc", timeout=timeout)
         await infer(service, InferenceRequest("affine", [tensor([[1, 2, 3]])]), door="grpc")
-        assert seen == [pytest.approx(2.0), 1.0, pytest.approx(2.0), service.settings.timeout]
+        assert seen == [pytest.approx(2.0), 1.0, pytest.approx(2.0), service.facts.settings.timeout]
 
     with_service(Affine, test)
 

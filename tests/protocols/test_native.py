@@ -69,7 +69,7 @@ def test_a_model_named_batch() -> None:
     for path, batch in (("/infer/batch", False), ("/infer/batch/batch", True)):
         head = read(registry, path)
         assert head is not None
-        assert (head.service.name, head.batch) == ("batch", batch)
+        assert (head.service.facts.name, head.batch) == ("batch", batch)
 
 
 def test_the_model_is_looked_up_before_the_method() -> None:

@@ -43,7 +43,7 @@ def test_callers_in_this_process_and_idle_workers_share_the_work(tmp_path: Path)
                 {"X": str(number)} for number in range(50)
             ]
             assert workers_of(service) == ["ready", "ready"]
-            assert service._driver.batcher.workers == 2
+            assert service.ready_workers == 2
             await service.stop()
             await asyncio.gather(*at_work)
             await second.leave()

@@ -159,7 +159,7 @@ def test_a_service_that_stays_alert_answers_as_any_other_and_stops(run: Callable
             Square, executor=FakeExecutor(lambda batch: [x * x for x in batch]), loop_spin=0.001
         ) as service:
             assert await asyncio.gather(*[service.infer(x) for x in range(50)]) == [x * x for x in range(50)]
-            alertness = service._driver._alertness
+            alertness = service.generation.driver._alertness
             assert alertness is not None
             while alertness._turning:  # noqa: ASYNC110 - each of its turns is a turn of the loop
                 await asyncio.sleep(0)

@@ -20,7 +20,7 @@ from weir import (
 )  # fmt: skip
 from weir.errors import Conflict, Overloaded
 from weir.messages import JSON, Kind
-from weir.serving.service import ModelHealth
+from weir.serving.handle import ModelHealth
 from weir.testing import FakeExecutor, FakeRequest
 
 
@@ -260,7 +260,7 @@ def test_infer_many_ends_with_the_first_error_and_leaves_nothing_behind() -> Non
 def test_measure_says_rows_cost_and_key() -> None:
     async def main() -> None:
         async with serving(lambda batch: list(map(len, batch)), model=Texts, max_batch_size=4) as rig:
-            assert rig.service.needs_measure
+            assert rig.service.facts.needs_measure
             items = ["aa", "bb", "a", "b", "aaa"]
             assert await asyncio.gather(*map(rig.service.infer, items)) == [2, 2, 1, 1, 3]
             assert sorted(map(sorted, rig.executor.payloads)) == [["a", "aa"], ["aaa"], ["b", "bb"]]

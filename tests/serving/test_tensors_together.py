@@ -58,7 +58,7 @@ class TensorsRequest(RequestBase):
 def from_json(service: Service, row: list[float]) -> TensorsRequest:
     tensor = {"name": "x", "datatype": "FP32", "shape": [1, len(row)], "data": row}
     body = json.dumps({"inputs": [tensor], "id": "7"}).encode()
-    outline = BodyPeek(service.model.inputs)(body)
+    outline = BodyPeek(service.facts.model.inputs)(body)
     return TensorsRequest(body, service.now(), 30.0, key=outline.key, content_type=KSERVE, accept=KSERVE)
 
 
@@ -71,7 +71,7 @@ def from_binary(service: Service, rows: list[list[float]]) -> TensorsRequest:
     arrays = ArenaArrays({"x": view}, block)
     return TensorsRequest(
         arrays, service.now(), 30.0, kind=Kind.TENSORS, rows=len(rows), cost=float(len(rows)), accept=LENT,
-        key=shape_key(arrays, service.model.inputs),
+        key=shape_key(arrays, service.facts.model.inputs),
     )  # fmt: skip
 
 

@@ -264,7 +264,7 @@ def test_a_service_counts_each_event_once_for_all_views() -> None:
             assert metrics.of("square") is recorder
             assert recorder.window is not None
             assert recorder.window.read().requests == recorder.success.count == sum(metrics.ended.values()) == 5
-            assert metrics not in square.observers
+            assert metrics not in square.generation.observers
 
     asyncio.run(main())
 

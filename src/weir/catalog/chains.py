@@ -340,10 +340,10 @@ def service_of(step: Step, find: Find) -> Service:
 
 
 def _given(step: Step, service: Service, value: Mapping[str, Any]) -> dict[str, Any]:
-    if not is_tensor_model(service.model):
+    if not service.facts.takes_tensors:
         raise ModelError("takes items, and the chain has tensors")
     given = {}
-    for tensor in service.model.inputs:
+    for tensor in service.facts.model.inputs:
         source = step.inputs.get(tensor.name, tensor.name)
         if source not in value:
             raise ModelError(f"input {tensor.name!r}: the chain has no tensor {source!r}; it has {', '.join(value)}")
@@ -544,11 +544,11 @@ class ChainSteps:
                 service = service_of(step, find or chain.find)
             except ModelNotFound as error:
                 raise SettingsError(f"{self.label}: step {name_of(step)!r}: {error.message}") from error
-            if service.streaming:
+            if service.facts.streaming:
                 raise SettingsError(f"{self.label}: step {name_of(step)!r}: streams, a step gives one answer")
-            if self._tensors and not is_tensor_model(service.model):
+            if self._tensors and not service.facts.takes_tensors:
                 raise SettingsError(f"{self.label}: step {name_of(step)!r}: takes items, the chain has tensors")
-            if self._tensors and is_batched(self.model) and not is_batched(service.model):
+            if self._tensors and is_batched(self.model) and not is_batched(service.facts.model):
                 raise SettingsError(
                     f"{self.label}: step {name_of(step)!r}: cannot batch, but the chain accepts batches: the chain must have "
                     "max_batch_size 0 (or tensors with batch='none') too"

@@ -399,12 +399,12 @@ class ServiceMaker:
 
 def _check_arguments(service: Service) -> None:
     """Raise SettingsError for arguments that the model's constructor does not take, before any worker is started."""
-    signature = inspect.signature(service.model)
+    signature = inspect.signature(service.facts.model)
     try:
         signature.bind(**service.params)
     except TypeError as error:
         raise SettingsError(
-            f"{service.label}: params={redacted(service.params)!r}: {error}; {service.model.__name__} takes {signature}"
+            f"{service.label}: params={redacted(service.params)!r}: {error}; {service.facts.model.__name__} takes {signature}"
         ) from error
 
 
@@ -467,8 +467,8 @@ def profile_service(
     if chain_of(service) is not None:
         raise SettingsError(f"{service.label}: a chain computes nothing itself: measure the models of its steps")
     values = read_items(Path(items)) if isinstance(items, (str, Path)) else items
-    chosen = items_of(service.model, values, seed=settings.seed)
-    grid(service.batching.max_batch_size, settings.sizes)  # raises for wrong sizes before anything is started
+    chosen = items_of(service.facts.model, values, seed=settings.seed)
+    grid(service.facts.batching.max_batch_size, settings.sizes)  # raises for wrong sizes before anything is started
     facts = {**describe_service(service), **(about or {})}
 
     async def run() -> Profile:
@@ -484,7 +484,7 @@ def profile_service(
 
 def describe_service(service: Service) -> dict[str, Any]:
     """Return the facts that a profile records about its model, machine and workers."""
-    kind = service.model
+    kind = service.facts.model
     workers = service.workers
     return {
         "model": f"{kind.__module__}:{kind.__qualname__}",
@@ -509,7 +509,7 @@ async def _measured(
     try:
         await service.executor.start(measuring)
         return await measure(
-            measuring, items, service.batching.max_batch_size, settings,
+            measuring, items, service.facts.batching.max_batch_size, settings,
             pipeline_depth=service.workers.places, meters=meters.found, no_meters=meters.missing, about=about,
             progress=progress,
         )  # fmt: skip

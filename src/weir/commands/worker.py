@@ -7,7 +7,6 @@ import typer
 from weir.commands.options import parameter, settings_of, settings_parameters, with_signature
 from weir.errors import SettingsError
 from weir.messages import JSON
-from weir.model import is_tensor_model
 from weir.settings import TRUST, declared_settings
 
 OF_MODEL = [
@@ -38,10 +37,10 @@ def _worker(
     settings = settings_of([target], config, options)
     model = next(model for model in settings.models if model.target == target)
     service = make_service(model._replace(settings={**model.settings, "executor": "inline", "worker_socket": None}), ())
-    if is_tensor_model(service.model) or service.streaming:
+    if service.facts.takes_tensors or service.facts.streaming:
         raise SettingsError(f"{target}: external workers run models of items only, not tensor or streaming models")
     runner = Runner(
-        service.model, service.params, worker_index=0, max_batch_size=service.batching.max_batch_size,
+        service.facts.model, service.params, worker_index=0, max_batch_size=service.facts.batching.max_batch_size,
         retry_in_halves=service.workers.retry_in_halves, label=service.label,
     )  # fmt: skip
     runner.start()

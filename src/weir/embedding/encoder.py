@@ -20,9 +20,9 @@ from weir.embedding.requests import CallTrace, EncodeRequest, OneText, ReadyText
 from weir.embedding.texts import (
     NO_TOKENIZE_OPTIONS,
     Encoded,
-    ModelFacts,
     Phases,
     Text,
+    TextFacts,
     TextOutput,
     TokenDetail,
     TokenizeOptions,
@@ -46,7 +46,7 @@ from weir.telemetry.tracecontext import Origin, Trace
 from weir.wire.cells import LARGE_BYTES
 
 if TYPE_CHECKING:
-    from weir.serving.service import Service
+    from weir.serving.handle import ModelHandle
 
 
 T = TypeVar("T")
@@ -99,7 +99,7 @@ _LONGEST_NUMBER = 16  # bytes of a float32 as JSON, with the comma behind it
 _NO_VECTOR = numpy.empty((1, 0), numpy.float32)
 _DECODED_BYTES = 64  # of memory for a token id that is decoded: the string of its token
 DETAIL_BYTES = 200  # of memory for a token that is shown, and there are at most as many tokens as characters
-NO_FACTS = ModelFacts()
+NO_FACTS = TextFacts()
 
 
 class Encoder:
@@ -125,14 +125,14 @@ class Encoder:
     """
 
     def __init__(
-        self, service: "Service", tokenizer: Tokenizes, *, dimensions: int, max_length: int, name: str | None = None,
+        self, service: "ModelHandle", tokenizer: Tokenizes, *, dimensions: int, max_length: int, name: str | None = None,
         truncate: bool = True, split: bool = False, normalize: bool = False, fixed_length: int | None = None, threads: int = 2,
-        max_held: int = MAX_HELD, on_round: Callable[[float, float, int], None] | None = None, facts: ModelFacts = NO_FACTS,
+        max_held: int = MAX_HELD, on_round: Callable[[float, float, int], None] | None = None, facts: TextFacts = NO_FACTS,
         max_pooled: Sequence[bool] | None = None, tokens_per_second: float = 0.0, of_tokens: bool = False,
     ) -> None:  # fmt: skip
         self._service = service
         self._tokenizer = tokenizer
-        self.name = name or service.name
+        self.name = name or service.facts.name
         self.dimensions = dimensions
         self.max_length = max_length
         self._truncate = truncate
@@ -165,10 +165,10 @@ class Encoder:
 
         It is enough to form batches of similar length, and at most half of the queue.
         """
-        settings = self._service.batching
+        settings = self._service.facts.batching
         return max(1, min(settings.max_queue_size // 2, max(256, 8 * settings.max_batch_size)))
 
-    def serve(self, service: "Service") -> None:
+    def serve(self, service: "ModelHandle") -> None:
         """Send texts to the queue of `service` from now on. Texts that are in the queue of the previous service stay there."""
         self._service = service
 
@@ -177,7 +177,7 @@ class Encoder:
 
         The service must accept texts meanwhile, as a large request enters its queue little by little.
         """
-        return await self._open_requests.drained(self._service.settings.drain_timeout)
+        return await self._open_requests.drained(self._service.facts.settings.drain_timeout)
 
     def close(self) -> None:
         """End the threads that tokenize. Texts in the queue fail when the service is closed."""
@@ -257,7 +257,7 @@ class Encoder:
             return None
         stated = timeout is not None
         if timeout is None:
-            timeout = service.settings.timeout
+            timeout = service.facts.settings.timeout
         elif not 0 < timeout <= LONGEST_TIMEOUT:
             return None
         began = service.now()
@@ -367,11 +367,11 @@ class Encoder:
     async def _each(self, work: Callable[[Any], T], values: Sequence[Any], timeout: float | None) -> list[T]:
         """Return the result of `work` for each value, which is done in a thread. Raises its error with the place of the value, and DeadlineExceeded; then no
         further value is worked at."""
-        limit = _own_limit(self._service.settings.timeout) if timeout is None else _stated_limit(timeout)
+        limit = _own_limit(self._service.facts.settings.timeout) if timeout is None else _stated_limit(timeout)
         goes_on = Event()
         goes_on.set()
         try:
-            async with asyncio.timeout(self._service.settings.timeout if timeout is None else timeout):
+            async with asyncio.timeout(self._service.facts.settings.timeout if timeout is None else timeout):
                 return await asyncio.to_thread(_each, work, values, goes_on.is_set)
         except TimeoutError:
             raise DeadlineExceeded(f"{limit}: the deadline passed before all of {len(values)} were done") from None
@@ -380,7 +380,7 @@ class Encoder:
 
     def _default_timeout(self, count: int) -> tuple[float, str]:
         """Return the timeout, in seconds, of a request of `count` texts that states none, and its description for errors."""
-        timeout = self._service.settings.timeout
+        timeout = self._service.facts.settings.timeout
         if count <= SMALL_REQUEST:
             return timeout, _own_limit(timeout)
         longer = min(timeout * count / SMALL_REQUEST, LONGEST_TIMEOUT)
@@ -510,10 +510,10 @@ class Encoder:
         It is 0 or infinity if the rate is unknown.
         """
         service = self._service
-        rate = service.best_rate(now)
+        rate = service.control.best_rate(now)
         if self._weight and rate < inf:
             return rate * self._lengths / self._weight
-        return self._tokens_per_second * service.ready_workers
+        return self._tokens_per_second * service.control.ready_workers
 
     def _store_tokens(self, request: EncodeRequest, start: int, results: Sequence[TokenizeResult]) -> list[ReadyText]:
         """Store the results of the tokenizer; return the texts that can enter the queue. Empty if the request has ended or ends with an error here."""
@@ -555,7 +555,7 @@ class Encoder:
 
     def _is_brief(self, found: Sequence[ReadyText]) -> bool:
         """Return whether one batch can hold all texts in `found`."""
-        batching = self._service.batching
+        batching = self._service.facts.batching
         cost = sum(self._cost(tokens) for _, _, tokens in found)
         return len(found) <= batching.max_batch_size and cost <= (batching.max_batch_cost or inf)
 

@@ -31,7 +31,7 @@ from weir.wire.tensors import TEXT_BYTES
 if TYPE_CHECKING:
     from weir.frontends.http.fast.connection import Connection
     from weir.frontends.http.fast.plan import HttpHead, RoutePlan
-    from weir.serving.service import Service
+    from weir.serving.handle import ModelHandle
 
 _log = logging.getLogger("weir.http")
 
@@ -280,11 +280,11 @@ class FastTexts:
         plan.head = (texts, head, http_head.headers)
         return True
 
-    def named(self, path: str) -> "Service | None":
+    def named(self, path: str) -> "ModelHandle | None":
         """See RouteHandler: the body names the model."""
         return None
 
-    def error_answer(self, error: BaseException, service: "Service | None") -> HttpResponse:
+    def error_answer(self, error: BaseException, service: "ModelHandle | None") -> HttpResponse:
         """See RouteHandler."""
         return self._errors.refusal(error)
 

@@ -51,7 +51,7 @@ from weir.wire.tensors import TEXT_BYTES
 from weir.wire.values import decode, split
 
 if TYPE_CHECKING:
-    from weir.serving.service import Service
+    from weir.serving.handle import ModelHandle
 
 INPUTS = (Tensor("input", "BYTES", (-1,)),)
 VECTORS, TRUNCATED = "output", "truncated"
@@ -292,19 +292,19 @@ class TextInference:
             encoder.dimensions, of_tokens=of_tokens, size_of_tokens=size_of_tokens, beside=encoder.facts.outputs[1:]
         )
 
-    def queues_tensors(self, service: "Service") -> bool:
+    def queues_tensors(self, service: "ModelHandle") -> bool:
         """Return False: a request is never one entry of the queue."""
         return False
 
-    def inputs(self, service: "Service") -> Sequence[Tensor]:
+    def inputs(self, service: "ModelHandle") -> Sequence[Tensor]:
         """Return the tensors of a request. Token ids are accepted too, as INT32 or INT64."""
         return INPUTS
 
-    def outputs(self, service: "Service") -> Sequence[Tensor]:
+    def outputs(self, service: "ModelHandle") -> Sequence[Tensor]:
         """Return the tensors of an answer."""
         return self._outputs
 
-    async def infer(self, service: "Service", request: InferenceRequest, call: InferenceCall) -> InferenceResponse:
+    async def infer(self, service: "ModelHandle", request: InferenceRequest, call: InferenceCall) -> InferenceResponse:
         """Answer a request with tensors. Raises InvalidRequest naming tensor or parameter, value and rule, and what `Encodes.encode` raises."""
         exchange = TextExchange(self._context, call.door, self._encoder, trace=call.trace)
         try:
@@ -319,14 +319,16 @@ class TextInference:
         values = select_outputs([tensor for tensor in self._outputs if tensor.name in arrays], request, arrays)
         counts = {"truncated": cut, "foreign_ids": encoded.foreign}
         parameters: Parameters = {name: count for name, count in counts.items() if count}
-        return InferenceResponse(service.name, values, version=service.version, id=request.id, parameters=parameters)
+        return InferenceResponse(
+            service.facts.name, values, version=service.facts.version, id=request.id, parameters=parameters
+        )
 
     async def _read(
-        self, exchange: TextExchange, service: "Service", request: InferenceRequest, call: InferenceCall
+        self, exchange: TextExchange, service: "ModelHandle", request: InferenceRequest, call: InferenceCall
     ) -> None:
         """Read `request` into `exchange`, in a thread if it is large. Raises what `infer` raises for an invalid or late request."""
         check_outputs(service, request)
-        schedule = schedule_of(request.parameters, service.model)
+        schedule = schedule_of(request.parameters, service.facts.model)
         work = partial(read_tensors, exchange, request, self._encoder)
         many = sum(value.array.size for value in request.inputs) > _LARGE
         await asyncio.to_thread(work) if many else work()

@@ -216,7 +216,7 @@ class EmbeddingsForm(NamedTuple):
     unit_length: bool  # of the vectors of texts
     outputs: tuple[TextOutput, ...] = ()
     unit_tokens: bool = False  # whether the vectors of tokens have length 1, too
-    ranges: NDArray[Any] | None = None  # see ModelFacts
+    ranges: NDArray[Any] | None = None  # see TextFacts
 
 
 class TokenUsage(TypedDict):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from weir.embedding.encoder import Encoder
     from weir.protocols.account import Claim
     from weir.serving.delivery import Tracer
-    from weir.serving.service import Service
+    from weir.serving.handle import ModelHandle
 
 
 _MAX_POOLINGS = (Pooling.MAX, Pooling.HIERARCHICAL)
@@ -312,7 +312,7 @@ class TextRequest(InProcessRequest):
     def __init__(
         self,
         encoder: "Encoder",
-        service: "Service",
+        service: "ModelHandle",
         request: EncodeRequest,
         ready: ReadyText,
         cost: float,
@@ -362,7 +362,7 @@ class OneText(InProcessRequest):
     ended = False
 
     def __init__(
-        self, encoder: "Encoder", service: "Service", found: Tokenized, done: Callable[[Encoded | WeirError], None], *,
+        self, encoder: "Encoder", service: "ModelHandle", found: Tokenized, done: Callable[[Encoded | WeirError], None], *,
         door: str, priority: int, timeout: float, stated: bool, shortest: int, tag: float, dimensions: int | None, began: float,
         now: float,
     ) -> None:  # fmt: skip
@@ -438,7 +438,7 @@ class CallTrace:
     )  # fmt: skip
 
     def __init__(
-        self, tracer: "Tracer", service: "Service", model: str, trace: Trace | Origin, *, door: str, count: int
+        self, tracer: "Tracer", service: "ModelHandle", model: str, trace: Trace | Origin, *, door: str, count: int
     ) -> None:
         self._tracer = tracer
         self._service = service

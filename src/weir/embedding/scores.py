@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from weir.embedding.exchange import TextExchange, TextOptions, check_text
 from weir.embedding.late_interaction import MAXSIM, MEAN_MAXSIM
-from weir.embedding.texts import Encoded, ModelFacts, TextOutput, TextTask
+from weir.embedding.texts import Encoded, TextFacts, TextOutput, TextTask
 from weir.errors import InvalidRequest, brief
 
 
@@ -75,7 +75,7 @@ def ranking(scores: Sequence[float], top_n: int | None = None) -> list[Ranked]:
     return [Ranked(index, scores[index]) for index in order[:top_n]]
 
 
-def labelled(encoded: Encoded, facts: ModelFacts, *, raw: bool, independent: bool | None = None) -> list[list[Label]]:
+def labelled(encoded: Encoded, facts: TextFacts, *, raw: bool, independent: bool | None = None) -> list[list[Label]]:
     """Return the labels of each text with their scores, the likeliest first. Scores are the model's numbers with `raw`, else probabilities.
 
     They are sigmoids if the labels are `independent`, else a softmax; None: as the model states.
@@ -90,7 +90,7 @@ def labelled(encoded: Encoded, facts: ModelFacts, *, raw: bool, independent: boo
     return [[Label(facts.labels[each.place], each.score) for each in ranking(row)] for row in scores.tolist()]
 
 
-def likeliest(logits: NDArray[Any], facts: ModelFacts) -> list[Label]:
+def likeliest(logits: NDArray[Any], facts: TextFacts) -> list[Label]:
     """Return the likeliest label of each row of `logits` [tokens, labels], with its probability."""
     shares = _softmax(logits)
     best = shares.argmax(axis=-1).tolist()

@@ -241,7 +241,7 @@ class EmbeddingProduct:
         for name, encoder in self._encoders.items():
             service = self._context.registry.services.get(name)
             if service is not None:
-                self._labels[name] = service.label
+                self._labels[name] = service.facts.label
                 service.inference = self._inferences[name]
                 encoder.serve(service)
 

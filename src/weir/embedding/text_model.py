@@ -33,7 +33,7 @@ from weir.embedding.recipe import (
 from weir.embedding.requests import max_pooled_places
 from weir.embedding.runtime import may_use_gpu
 from weir.embedding.settings import ComputingSettings, TextSettings
-from weir.embedding.texts import ModelFacts, TextOutput, TextTask, TokenizerOptions, WorkersUse, server_prompt
+from weir.embedding.texts import TextFacts, TextOutput, TextTask, TokenizerOptions, WorkersUse, server_prompt
 from weir.errors import SettingsError
 from weir.workers.cpus import affinity, cpu_count, cpu_quota
 from weir.workers.process.shared import SharedPool
@@ -42,7 +42,7 @@ from weir.workers.settings import WorkerSettings
 if TYPE_CHECKING:
     from weir.embedding.checkpoint.reading import Checkpoint
     from weir.embedding.exchange import EmbeddingContext
-    from weir.serving.service import Service
+    from weir.serving.handle import ModelHandle
 
 
 TARGET = "weir.embedding.model:TextEncoder"
@@ -390,7 +390,7 @@ class ServedTextModel:
         )
         return TextInference(context, encoder, of_tokens=self.recipe.pooling in OF_TOKENS, size_of_tokens=size)
 
-    def encoder(self, service: "Service", budget: Budget | None = None) -> Encoder:
+    def encoder(self, service: "ModelHandle", budget: Budget | None = None) -> Encoder:
         """Return the encoder of the model over `service`, which has the batches of `budget`."""
         dense = self._checkpoint.dense and self.recipe.pooling not in OF_TOKENS
         whole = dimensions_of(self._checkpoint, replace(self.recipe, dimensions=None))
@@ -402,10 +402,10 @@ class ServedTextModel:
             tokens_per_second=0.0 if budget is None else budget.tokens_per_second, of_tokens=self.recipe.pooling in OF_TOKENS,
         )  # fmt: skip
 
-    def _facts(self, service: "Service") -> ModelFacts:
-        pooling, batching = self.recipe.pooling, service.batching
+    def _facts(self, service: "ModelHandle") -> TextFacts:
+        pooling, batching = self.recipe.pooling, service.facts.batching
         max_tokens = batching.max_batch_cost
-        return ModelFacts(
+        return TextFacts(
             id=self._spec.repository, listed=self._spec.listed,
             tasks=self.tasks, outputs=tuple(map(TextOutput, poolings_of(self.recipe))), labels=self._checkpoint.labels if pooling in _LABELLED else (),
             independent_labels=self._checkpoint.independent_labels, prompts=self._checkpoint.prompts, pooling="+".join(each.value for each in self.recipe.poolings),
@@ -413,7 +413,7 @@ class ServedTextModel:
             truncates=self._spec.text.truncate, max_batch_size=batching.max_batch_size,
             max_batch_tokens=None if max_tokens is None else int(max_tokens), max_waiting=batching.max_queue_size,
             similarity=self._checkpoint.layout.similarity, ranges=self._ranges, use=_Use(service, self._spec.threads), unscaled=not self.recipe.normalize,
-            waiting=lambda: int(service.state(brief=True)["waiting"]),
+            waiting=lambda: int(service.control.state(brief=True)["waiting"]),
         )  # fmt: skip
 
 
@@ -453,7 +453,7 @@ _USE_IS_NEWS = (
 class _Use:
     """Returns what the workers of `service` take, as it was at most _USE_IS_NEWS seconds ago."""
 
-    def __init__(self, service: "Service", threads: int) -> None:
+    def __init__(self, service: "ModelHandle", threads: int) -> None:
         self._service = service
         self._threads = threads
         self._at = -_USE_IS_NEWS
@@ -461,12 +461,12 @@ class _Use:
 
     def __call__(self) -> WorkersUse:
         now = time.monotonic()
-        states = self._service.executor.states()
-        pids = dict.fromkeys(state.pid for state in states if state.pid is not None)
+        workers = self._service.control.state(brief=True)["workers"]
+        pids = dict.fromkeys(each["pid"] for each in workers if each["pid"] is not None)
         if now - self._at >= _USE_IS_NEWS or pids.keys() != self._memory.keys():
             self._at, self._memory = now, {pid: memory_of(pid) for pid in pids}
         memory = [bytes_of for bytes_of in self._memory.values() if bytes_of is not None]
-        return WorkersUse(self._service.workers.most_workers, self._threads, memory)
+        return WorkersUse(self._service.control.workers.most_workers, self._threads, memory)
 
 
 def memory_of(pid: int) -> int | None:

@@ -239,7 +239,7 @@ class WorkersUse(NamedTuple):
     memory_bytes: list[int]
 
 
-class ModelFacts(NamedTuple):
+class TextFacts(NamedTuple):
     """What a server tells of a text model, beside its name and its sizes.
 
     Attributes:
@@ -289,7 +289,7 @@ class Encodes(Protocol):
     """A served text encoder, as endpoints use it."""
 
     @property
-    def facts(self) -> ModelFacts:
+    def facts(self) -> TextFacts:
         """What a server tells of the model."""
 
     @property

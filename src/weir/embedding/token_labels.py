@@ -15,7 +15,7 @@ from weir.embedding.exchange import EmbeddingContext, TextExchange, TextOptions,
 from weir.embedding.http import HttpTexts, described_call
 from weir.embedding.scores import Label, likeliest, without_nulls
 from weir.embedding.tei import TeiError, TeiProtocol, compute_headers
-from weir.embedding.texts import Encoded, ModelFacts, PlainText, TextTask, TokenDetail
+from weir.embedding.texts import Encoded, PlainText, TextFacts, TextTask, TokenDetail
 from weir.errors import InvalidRequest, brief
 from weir.frontends.http.asgi import Endpoint
 from weir.protocols.response import Headers, HttpResponse, encode_safely
@@ -111,7 +111,7 @@ class TokenLabels(TeiProtocol):
 
 
 def _entities(
-    text: str, logits: NDArray[Any], details: Sequence[TokenDetail], facts: ModelFacts, form: TokenLabelForm
+    text: str, logits: NDArray[Any], details: Sequence[TokenDetail], facts: TextFacts, form: TokenLabelForm
 ) -> list[Entity]:  # fmt: skip
     """Return the entities of one text, given the logits of the tokens that were computed and all of its tokens."""
     tokens = list(_labelled(likeliest(logits, facts), details))

@@ -245,7 +245,7 @@ class Session:
         """Submit a request, or start its task."""
         try:
             service = find(self._registry, request.model, request.version)
-            if service.tracing is None and not service.streaming and service.inference.queues_tensors(service):
+            if service.tracing is None and not service.facts.streaming and service.inference.queues_tensors(service):
                 request.parameters.pop(HEADER, None)
                 exchange = Exchange(service, door=FRONTEND)
                 (entry,), timeout, priority = exchange.entries(request)
@@ -411,7 +411,7 @@ class Session:
                 last = part.last
                 sent += await self._send_response(exchange, request, part.response, last=last)
         if not last:
-            end = InferenceResponse(service.name, [], version=service.version, id=request.id)
+            end = InferenceResponse(service.facts.name, [], version=service.facts.version, id=request.id)
             sent += await self._send_response(exchange, request, end, last=True)
         exchange.transferred(received, sent)
 

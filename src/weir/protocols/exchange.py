@@ -29,7 +29,7 @@ from weir.telemetry.tracecontext import CURRENT, HEADER, Trace
 from weir.wire.inference import InferenceRequest, InferenceResponse
 
 if TYPE_CHECKING:
-    from weir.serving.service import Service
+    from weir.serving.handle import ModelHandle
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ class HttpRequestHead(Protocol):
     stream of events.
     """
 
-    service: "Service"
+    service: "ModelHandle"
     timeout: float
     coding: str
     accept_coding: str
@@ -74,7 +74,7 @@ class HttpProtocol(Protocol):
         Returns None if it is no request of this protocol. Raises the WeirError that refuses it.
         """
 
-    def named(self, path: str) -> "Service | None":
+    def named(self, path: str) -> "ModelHandle | None":
         """Return the service that `path` names, or None."""
 
     async def answer(self, exchange: "Exchange", head: Any, body: bytes) -> HttpResponse:
@@ -83,7 +83,7 @@ class HttpProtocol(Protocol):
     async def stream(self, exchange: "Exchange", head: Any, body: bytes) -> EventSource:
         """Return the stream of events for a request. Raises the WeirError that refuses it before the stream begins."""
 
-    def error_answer(self, error: BaseException, service: "Service | None") -> HttpResponse:
+    def error_answer(self, error: BaseException, service: "ModelHandle | None") -> HttpResponse:
         """Return the response for `error`. `service` is the one that the request names, if known."""
 
 
@@ -97,7 +97,7 @@ class Exchange:
     __slots__ = ("carrier", "door", "headers", "peer", "service", "timeout", "trace")
 
     def __init__(
-        self, service: "Service", *, door: str, timeout: float | None = None, carrier: dict[str, str] | None = None,
+        self, service: "ModelHandle", *, door: str, timeout: float | None = None, carrier: dict[str, str] | None = None,
         headers: Sequence[tuple[bytes, bytes]] = (), peer: str | None = None,
     ) -> None:  # fmt: skip
         self.service = service
@@ -185,7 +185,7 @@ class Exchange:
         """Return the encoded output for one encoded item, which is one row. Raises the WeirError that ends the request."""
         self.begin_trace()
         entry = QueueEntry(item, Kind.ITEM, content_type, accept, 1, 1.0, None, False)
-        timeout = self.service.settings.timeout if self.timeout is None else self.timeout
+        timeout = self.service.facts.settings.timeout if self.timeout is None else self.timeout
         (request,) = await Gathering(self.service, self, timeout, priority, alone=False).run([entry])
         return as_bytes(request.end)
 
@@ -206,8 +206,7 @@ class Exchange:
 
     def transferred(self, received_bytes: int, sent_bytes: int) -> None:
         """Notify the observers of the sizes of the request and of its response."""
-        for observer in self.service.observers:
-            observer.transferred(self.service.label, self.door, received_bytes, sent_bytes)
+        self.service.transferred(self.door, received_bytes, sent_bytes)
 
 
 def as_bytes(output: Any) -> bytes:

@@ -22,7 +22,6 @@ from weir.errors import (
     WeirError,
 )
 from weir.messages import JSON
-from weir.model import is_tensor_model
 from weir.protocols.content_negotiation import accept_of, accepted_coding, coding_of, content_type_of, write_types
 from weir.protocols.exchange import EventSource, Exchange
 from weir.protocols.offloading import written
@@ -37,6 +36,7 @@ from weir.protocols.response import (
 )
 from weir.protocols.settings import HttpSettings
 from weir.serving.calls import StreamedCall
+from weir.serving.handle import ModelHandle
 from weir.serving.inference import (
     CLASS_HEADER,
     ItemsResponse,
@@ -48,7 +48,6 @@ from weir.serving.inference import (
     output_body,
     read_parts,
 )
-from weir.serving.service import Service
 from weir.serving.settings import LONGEST_TIMEOUT, NAME_IN_PATH
 from weir.telemetry.tracecontext import FIELD_NAMES, carry
 from weir.wire.sse import CONTENT_TYPE
@@ -100,14 +99,14 @@ class RequestHead(RequestOptions):
 
     __slots__ = ("accept", "batch", "content_type", "plain", "service", "stream")
 
-    def __init__(self, service: Service, batch: bool) -> None:
-        super().__init__(service.settings.timeout)
+    def __init__(self, service: ModelHandle, batch: bool) -> None:
+        super().__init__(service.facts.settings.timeout)
         self.service = service
         self.batch = batch  # the body is a list of items, each with a result of its own
         self.content_type = JSON
         self.accept = JSON
-        self.stream = service.streaming  # the response is a stream of events
-        self.plain = not (batch or service.needs_measure or is_tensor_model(service.model))
+        self.stream = service.facts.streaming  # the response is a stream of events
+        self.plain = not (batch or service.facts.needs_measure or service.facts.takes_tensors)
 
 
 def read_head(
@@ -123,7 +122,7 @@ def read_head(
 
 
 def read_head_for(
-    service: Service, settings: HttpSettings, method: str, path: str, headers: Iterable[tuple[bytes, bytes]], *,
+    service: ModelHandle, settings: HttpSettings, method: str, path: str, headers: Iterable[tuple[bytes, bytes]], *,
     batch: bool = False,
 ) -> RequestHead:  # fmt: skip
     """Read the head of a request to `service`, whose body is one item, or with `batch` a list of items. Raises what `read_head` raises."""
@@ -142,18 +141,18 @@ def read_head_for(
         elif name in _READERS:
             _READERS[name](head, value.decode("latin-1"))
     if content_type not in ("", JSON):
-        head.content_type = content_type_of(content_type, head.service.model, head.batch)
+        head.content_type = content_type_of(content_type, head.service.facts.model, head.batch)
     if head.stream:
         _read_as_stream(head, accept)
     elif head.content_type != JSON or accept not in ("", "*/*", JSON):
-        offered = write_types(head.service.model, head.batch, head.content_type)
+        offered = write_types(head.service.facts.model, head.batch, head.content_type)
         head.accept = accept_of(accept, offered)
     return head
 
 
 def _read_as_stream(head: RequestHead, accept: str) -> None:
     """Check that the caller accepts a stream of events. Its data are JSON, whatever the content type of the request."""
-    name = head.service.name
+    name = head.service.facts.name
     if head.batch:
         raise Unsupported(f"model {name!r} is streaming: a request must have one item, not a list")
     try:
@@ -165,7 +164,7 @@ def _read_as_stream(head: RequestHead, accept: str) -> None:
 _PATH = re.compile(f"/infer/({NAME_IN_PATH})")
 
 
-def find_service(registry: "Registry", path: str) -> tuple[Service, bool] | None:
+def find_service(registry: "Registry", path: str) -> tuple[ModelHandle, bool] | None:
     """Return the service that `path` names and whether the body is a list; None if it is not a path of inference.
 
     Raises ModelNotFound naming the models that are served.
@@ -182,7 +181,7 @@ def find_service(registry: "Registry", path: str) -> tuple[Service, bool] | None
     return None if named is None else (registry.get(named[1]), batch)
 
 
-def _sole(registry: "Registry") -> Service:
+def _sole(registry: "Registry") -> ModelHandle:
     if registry.sole is None:
         names = ", ".join(registry.services)
         raise ModelNotFound(
@@ -292,7 +291,7 @@ class NativeProtocol:
         """See `read_head`."""
         return read_head(self._registry, self._settings, method, path, headers)
 
-    def named(self, path: str) -> Service | None:
+    def named(self, path: str) -> ModelHandle | None:
         """Return the service that `path` names, or None."""
         try:
             found = find_service(self._registry, path)
@@ -300,9 +299,9 @@ class NativeProtocol:
             return None
         return found[0] if found else None
 
-    def error_answer(self, error: BaseException, service: Service | None) -> HttpResponse:
+    def error_answer(self, error: BaseException, service: ModelHandle | None) -> HttpResponse:
         """Return the response for `error`. `service` is the one that the request names, if known."""
-        return error_answer(error, service.name if service else None, development=self._settings.development)
+        return error_answer(error, service.facts.name if service else None, development=self._settings.development)
 
     async def answer(self, exchange: Exchange, head: RequestHead, body: bytes) -> HttpResponse:
         """Return the response to one item or to a list of items. A list has status 200 even if items failed, unless it failed as a whole."""
@@ -323,7 +322,7 @@ class NativeProtocol:
         request = exchange.stream_of(head, entry)
 
         def failure(error: WeirError) -> bytes:
-            return error_body(error, head.service.name, development=self._settings.development)
+            return error_body(error, head.service.facts.name, development=self._settings.development)
 
         def headers() -> Headers:
             explained = head.explain and request.dispatch is not None
@@ -350,7 +349,7 @@ def items_answer(
 ) -> HttpResponse:  # fmt: skip
     """Return the response to one item or to a list of items. `bodies` has the encoded output or the error of each. Raises the error of a single item."""
     if head.batch:
-        body = batch_body(bodies, head.accept, head.service.name, beside=response.beside, development=development)
+        body = batch_body(bodies, head.accept, head.service.facts.name, beside=response.beside, development=development)
     else:
         (only,) = bodies
         if isinstance(only, WeirError):

@@ -18,7 +18,8 @@ from weir.batching.request_state import settle
 from weir.errors import Conflict, ModelError, ModelNotReady, for_caller
 from weir.model import Model
 from weir.serving.calls import StreamedCall, StreamWindow, ThreadCall, fail_all, preprocessing, stream_blocking
-from weir.serving.service import ModelHealth, Service
+from weir.serving.handle import ModelHealth
+from weir.serving.service import Service
 from weir.workers.settings import Ray
 
 T = TypeVar("T")
@@ -464,7 +465,7 @@ class BlockingService:
     ) -> ThreadCall:
         background, service = self._running(), self.service
         if timeout is None:
-            timeout = service.settings.timeout
+            timeout = service.facts.settings.timeout
 
         def withdraw(call: ThreadCall) -> None:
             background.post(PostedCall(call, service.cancel))

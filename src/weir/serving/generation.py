@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict
 from weir.batching.batcher import Batcher
 from weir.errors import Conflict, ModelNotReady, SettingsError
 from weir.messages import Observer, takes_bulk_only
-from weir.model import Model, is_tensor_model, overrides
+from weir.model import Model
 from weir.policy.decision import complete
 from weir.policy.loading import load_policy
 from weir.serving.delivery import Delivery, tracer_among
 from weir.serving.driver import Driver, DriverPhase, TimekeepingClock, sleep
+from weir.serving.handle import ModelFacts
 from weir.serving.hooks import Hook, HookedExecutor
 from weir.serving.settings import Composed
 from weir.telemetry.recorder import Metrics, Recorder, RollingWindow
@@ -87,7 +88,7 @@ class Generation:
 
     Arguments:
         loaded: the model.
-        label: the name that observers and logs know.
+        name, version: those of the service.
         settings: the settings of batching, workers and service.
         executor: replaces the workers that the settings describe, unless it is None; or makes what does, as make_executor does.
         hooks: the hooks of the service.
@@ -99,12 +100,13 @@ class Generation:
     """
 
     def __init__(
-        self, loaded: LoadedModel, label: str, settings: Composed, *, executor: Executor | MakeExecutor | None, hooks: ServiceHooks,
-        observers: Sequence[Observer], clock: Callable[[], float],
+        self, loaded: LoadedModel, name: str, version: str, settings: Composed, *, executor: Executor | MakeExecutor | None,
+        hooks: ServiceHooks, observers: Sequence[Observer], clock: Callable[[], float],
     ) -> None:  # fmt: skip
-        self.model, self.params, self.platform = loaded
-        self.label = label
+        self.model, self.params, platform = loaded
         self.batching, self._workers, self.settings = settings
+        self.facts = ModelFacts(name, version, self.model, platform, self.batching, self.settings, hooked=any(hooks))
+        self.label = label = self.facts.label
         self._shared: SharesWorkers | None = None
         largest = self.batching.max_batch_size
         self.policy = load_policy(
@@ -123,9 +125,9 @@ class Generation:
         for view in views:
             view.attach(label, self.recorder, self)
         self.tracing = tracer_among(observers)
-        self.streaming = self.model.streaming
-        self.needs_measure = overrides(self.model, "measure")
-        self.plain = not self.needs_measure and not is_tensor_model(self.model) and not self.streaming
+        self.streaming = self.facts.streaming
+        self.plain = not (self.facts.needs_measure or self.facts.takes_tensors or self.streaming)
+        self.simple = self.plain and self.tracing is None  # a call in this process goes to the driver at once
         self.executor = executor
         self.unmet: Callable[[], str] = lambda: ""
         self.ended: Callable[[], None] = lambda: None

@@ -18,7 +18,7 @@ import numpy
 from weir.batching.request_state import RequestBase, refuse
 from weir.errors import InvalidRequest, ModelError, TooLarge, Unsupported, WeirError, brief
 from weir.messages import BULK, JSON, LENT, MSGPACK, OBJECT, OCTETS, Dispatch, Kind, Request
-from weir.model import Model, Tensor, is_batched, is_tensor_model
+from weir.model import Model, Tensor, is_batched
 from weir.serving.calls import StreamedCall
 from weir.serving.delivery import discard, drop_payload, is_block
 from weir.serving.settings import LONGEST_TIMEOUT
@@ -37,7 +37,7 @@ from weir.wire.tensors import Arrays, rows_of, shape_key, text_size, to_arrays, 
 from weir.wire.values import UNWRITABLE, decode, encode, split
 
 if TYPE_CHECKING:
-    from weir.serving.service import Service
+    from weir.serving.handle import ModelHandle
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ class ItemHead(Protocol):
     `timeout` is in seconds. `key` is the batch key, or None.
     """
 
-    service: "Service"
+    service: "ModelHandle"
     batch: bool
     plain: bool
     content_type: str
@@ -123,16 +123,16 @@ class Inference(Protocol):
     def queues_items(self) -> bool:
         """Whether a body of one item becomes one queue entry. If so, a channel may make the entry with `item_entry` and submit it itself."""
 
-    def queues_tensors(self, service: "Service") -> bool:
+    def queues_tensors(self, service: "ModelHandle") -> bool:
         """Return whether an InferenceRequest becomes one queue entry. If so, a channel may make it with `entries_of` and submit it itself."""
 
-    def inputs(self, service: "Service") -> Sequence[Tensor]:
+    def inputs(self, service: "ModelHandle") -> Sequence[Tensor]:
         """Return the input tensors that the model's metadata lists. A request may have others too."""
 
-    def outputs(self, service: "Service") -> Sequence[Tensor]:
+    def outputs(self, service: "ModelHandle") -> Sequence[Tensor]:
         """Return the output tensors that the model's metadata lists."""
 
-    async def infer(self, service: "Service", request: InferenceRequest, call: InferenceCall) -> InferenceResponse:
+    async def infer(self, service: "ModelHandle", request: InferenceRequest, call: InferenceCall) -> InferenceResponse:
         """Return the response to a request of tensors. Cancelling the task that awaits this cancels the request.
 
         The request's parameter `timeout` can only shorten the timeout of the call. Raises the WeirError that ends the request, and Unsupported if the
@@ -175,7 +175,7 @@ def item_entries(head: ItemHead, body: bytes) -> list[QueueEntry | WeirError]:
         raise empty_body(head)
     if not head.batch:
         return [item_entry(head, body)]
-    most = head.service.batching.max_queue_size
+    most = head.service.facts.batching.max_queue_size
     items = split(body, head.content_type, most)
     if items is None:
         raise TooLarge(f"body of more than {most} items: must have at most {most} (max_queue_size)")
@@ -201,7 +201,7 @@ def bytes_to_read(head: ItemHead, body: bytes) -> int:
 
 def divides_list(head: ItemHead) -> bool:
     """Return whether a list is read item by item, so that each item has a queue entry of its own."""
-    return head.service.needs_measure or is_tensor_model(head.service.model)
+    return head.service.facts.needs_measure or head.service.facts.takes_tensors
 
 
 def may_be_empty(head: ItemHead) -> bool:
@@ -217,11 +217,11 @@ def empty_body(head: ItemHead) -> InvalidRequest:
 def item_entry(head: ItemHead, body: bytes) -> QueueEntry:
     """Return the queue entry of one item: a body that is not compressed, or an element of a list. Raises RequestErrors."""
     service = head.service
-    if is_tensor_model(service.model):
-        return tensor_entry(service, to_arrays(decode(body, head.content_type), service.model.inputs), head.key)
-    if not service.needs_measure or head.content_type not in (JSON, MSGPACK, OCTETS):
+    if service.facts.takes_tensors:
+        return tensor_entry(service, to_arrays(decode(body, head.content_type), service.facts.model.inputs), head.key)
+    if not service.facts.needs_measure or head.content_type not in (JSON, MSGPACK, OCTETS):
         return _make_entry(head, body, Kind.ITEM, 1, 1.0, head.key)
-    measured = service.measure(body if head.content_type == OCTETS else decode(body, head.content_type))
+    measured = service.facts.measure(body if head.content_type == OCTETS else decode(body, head.content_type))
     return _make_entry(head, body, Kind.ITEM, measured.rows, measured.cost, _joined(measured.key, head.key))
 
 
@@ -232,17 +232,19 @@ def _item_or_error(head: ItemHead, body: bytes) -> QueueEntry | WeirError:
         return error
 
 
-def tensor_entry(service: "Service", arrays: Arrays, key: Any = None) -> QueueEntry:
+def tensor_entry(service: "ModelHandle", arrays: Arrays, key: Any = None) -> QueueEntry:
     """Return the queue entry of `arrays`, which have the names, dtypes and shapes that the model declares.
 
     Raises TooLarge for more rows than the queue can ever hold, and what the model's `measure` raises.
     """
-    alone = not is_batched(service.model)
-    shapes = None if service.streaming else shape_key(arrays, service.model.inputs)  # streams share no batches
+    alone = not is_batched(service.facts.model)
+    shapes = (
+        None if service.facts.streaming else shape_key(arrays, service.facts.model.inputs)
+    )  # streams share no batches
     rows, key = 1 if alone else rows_of(arrays), _joined(shapes, key)
     cost = float(rows)
-    if service.needs_measure:
-        measured = service.measure(arrays)
+    if service.facts.needs_measure:
+        measured = service.facts.measure(arrays)
         cost, key = measured.cost, _joined(measured.key, key)
     return make_entry(service, arrays, Kind.ITEM if alone else Kind.TENSORS, rows, cost, key, accept=LENT)
 
@@ -257,11 +259,11 @@ def _make_entry(head: ItemHead, payload: Any, kind: Kind, rows: int, cost: float
 
 
 def make_entry(
-    service: "Service", payload: Any, kind: Kind, rows: int, cost: float, key: Any, *, content_type: str = OBJECT,
+    service: "ModelHandle", payload: Any, kind: Kind, rows: int, cost: float, key: Any, *, content_type: str = OBJECT,
     accept: str = OBJECT,
 ) -> QueueEntry:  # fmt: skip
     """Return a queue entry of `rows` rows. Raises TooLarge for more rows than the queue can ever hold."""
-    batching = service.batching
+    batching = service.facts.batching
     if rows > batching.max_queue_size:
         raise TooLarge(f"body of {rows} rows: must have at most {batching.max_queue_size} (max_queue_size)")
     large = 0 < batching.small_request_size < rows
@@ -319,32 +321,32 @@ def integer_of(name: str, value: Any, least: int, most: int) -> int:
 DEFAULT_SCHEDULE = Schedule(0, None)
 
 
-def entries_of(service: "Service", request: InferenceRequest) -> list[QueueEntry]:
+def entries_of(service: "ModelHandle", request: InferenceRequest) -> list[QueueEntry]:
     """Return the queue entries of `request`: one, or one for each item if the model measures its items.
 
     Raises RequestErrors naming tensor, value and rule.
     """
     check_outputs(service, request)
-    if is_tensor_model(service.model):
-        add_batch(request, service.model.inputs)
-        entry = tensor_entry(service, bind(request.inputs, service.model.inputs))
-        if service.model.keeps_head:
+    if service.facts.takes_tensors:
+        add_batch(request, service.facts.model.inputs)
+        entry = tensor_entry(service, bind(request.inputs, service.facts.model.inputs))
+        if service.facts.model.keeps_head:
             entry = entry._replace(payload=keep_head(entry.payload, request, entry.rows))
         return [entry]
     array = bind(request.inputs, ITEM_INPUTS)["input"]
-    most = service.batching.max_queue_size
+    most = service.facts.batching.max_queue_size
     if len(array) > most:  # before each item is read
         raise TooLarge(f"body of {len(array)} rows: must have at most {most} (max_queue_size)")
     items = _documents(service, array.tolist())
-    if not service.needs_measure:
+    if not service.facts.needs_measure:
         count = len(items)
         return [make_entry(service, items, Kind.ITEMS, count, float(count), None, content_type=JSON, accept=JSON)]
     return [_measured(service, item, index) for index, item in enumerate(items)]
 
 
-def _documents(service: "Service", elements: list[bytes]) -> list[bytes]:
+def _documents(service: "ModelHandle", elements: list[bytes]) -> list[bytes]:
     """Return the elements of the input tensor as JSON documents. They are JSON already unless the model takes plain texts."""
-    texts = service.model.plain_texts
+    texts = service.facts.model.plain_texts
     empty = next((index for index, element in enumerate(elements) if not element), None)
     if empty is not None:
         raise InvalidRequest(f"tensor 'input'[{empty}]: is empty, must be {'a text' if texts else 'a JSON document'}")
@@ -358,23 +360,23 @@ def _quoted(text: bytes, index: int) -> bytes:
         raise InvalidRequest(f"tensor 'input'[{index}]: must be a text in UTF-8 ({error.reason})") from None
 
 
-def _measured(service: "Service", item: bytes, index: int) -> QueueEntry:
+def _measured(service: "ModelHandle", item: bytes, index: int) -> QueueEntry:
     try:
-        measured = service.measure(decode(item, JSON))
+        measured = service.facts.measure(decode(item, JSON))
     except WeirError as error:
         raise error.at("tensor 'input'", index) from error
     rows, cost, key = measured.rows, measured.cost, measured.key
     return make_entry(service, item, Kind.ITEM, rows, cost, key, content_type=JSON, accept=JSON)
 
 
-def check_outputs(service: "Service", request: InferenceRequest) -> None:
+def check_outputs(service: "ModelHandle", request: InferenceRequest) -> None:
     """Raise InvalidRequest or Unsupported unless every requested output is one of the model's and is requested once."""
     declared = {tensor.name for tensor in service.inference.outputs(service)}
     seen = set()
     for output in request.outputs or ():
         if output.name not in declared:
             names = ", ".join(map(repr, declared))
-            raise InvalidRequest(f"output {output.name!r}: not one of {names}, which model {service.name!r} has")
+            raise InvalidRequest(f"output {output.name!r}: not one of {names}, which model {service.facts.name!r} has")
         if output.name in seen:
             raise InvalidRequest(f"output {output.name!r}: is requested twice")
         seen.add(output.name)
@@ -382,17 +384,21 @@ def check_outputs(service: "Service", request: InferenceRequest) -> None:
 
 
 def response_of(
-    service: "Service", request: InferenceRequest, kinds: Sequence[Kind], outputs: Sequence[Any], waited: float = 0.0
+    service: "ModelHandle",
+    request: InferenceRequest,
+    kinds: Sequence[Kind],
+    outputs: Sequence[Any],
+    waited: float = 0.0,
 ) -> InferenceResponse:
     """Return the response to `request`, whose queue entries were of `kinds` and ended with `outputs`.
 
     If it has `waited` so many seconds for a worker to start, its parameter `start_time` says so. It has the requested outputs, in the order in which the model declares them. Raises the error of the first item that failed, with the item's index.
     """
-    if is_tensor_model(service.model):
+    if service.facts.takes_tensors:
         values = _requested_arrays(service, request, outputs[0])
     else:
         values = [_items(_flat(kinds, outputs))]
-    response = InferenceResponse(service.name, values, version=service.version, id=request.id)
+    response = InferenceResponse(service.facts.name, values, version=service.facts.version, id=request.id)
     if waited:
         response.parameters["start_time"] = round(waited, 6)
     if request.without_batch:
@@ -400,13 +406,13 @@ def response_of(
     return response
 
 
-def _requested_arrays(service: "Service", request: InferenceRequest, arrays: Any) -> list[TensorValue]:
+def _requested_arrays(service: "ModelHandle", request: InferenceRequest, arrays: Any) -> list[TensorValue]:
     if isinstance(arrays, WeirError):
         raise arrays
-    missing = [tensor.name for tensor in service.model.outputs if tensor.name not in arrays]
+    missing = [tensor.name for tensor in service.facts.model.outputs if tensor.name not in arrays]
     if missing:  # only a hook can have removed it
         raise ModelError(f"output {missing[0]!r}: is missing in the model's answer")
-    return select_outputs(service.model.outputs, request, arrays)
+    return select_outputs(service.facts.model.outputs, request, arrays)
 
 
 def select_outputs(declared: Sequence[Tensor], request: InferenceRequest, arrays: Any) -> list[TensorValue]:
@@ -473,7 +479,7 @@ def tensors_body(head: ItemHead, tensors: dict[str, Any]) -> bytes | ModelError:
     """Return arrays encoded in the accepted content type, or the ModelError that says why they cannot be."""
     try:
         as_values = to_text if head.accept == JSON else to_plain
-        return encode(as_values(tensors, head.service.model.outputs), head.accept)
+        return encode(as_values(tensors, head.service.facts.model.outputs), head.accept)
     except UNWRITABLE as error:
         failure = ModelError(f"the answer cannot be written as {head.accept}: {error}")
         failure.__cause__ = error
@@ -515,7 +521,9 @@ class AwaitedRequest(RequestBase):
 class Gathering:
     """The requests that one call is divided into. The first error ends all of them; with `alone` each request ends by itself."""
 
-    def __init__(self, service: "Service", call: InferenceCall, timeout: float, priority: int, *, alone: bool) -> None:
+    def __init__(
+        self, service: "ModelHandle", call: InferenceCall, timeout: float, priority: int, *, alone: bool
+    ) -> None:
         self._service = service
         self._call = call
         self._timeout = timeout
@@ -592,20 +600,20 @@ class Gathering:
 
 
 def stream_of(
-    service: "Service", entry: QueueEntry, timeout: float, priority: int, call: InferenceCall
+    service: "ModelHandle", entry: QueueEntry, timeout: float, priority: int, call: InferenceCall
 ) -> StreamedCall:  # fmt: skip
     """Return the streamed call of one entry, for `read_parts`. The tensors of a request are one item, which is not divided."""
     return StreamedCall(
-        entry.payload, service.now(), timeout, service.settings.stream_buffer, service.cancel, service.now, kind=Kind.ITEM,
+        entry.payload, service.now(), timeout, service.facts.settings.stream_buffer, service.cancel, service.now, kind=Kind.ITEM,
         content_type=entry.content_type, accept=entry.accept, rows=entry.rows, cost=entry.cost, key=entry.key,
         priority=priority, large=entry.large, door=call.door, trace=call.trace,
     )  # fmt: skip
 
 
-async def read_parts(service: "Service", request: StreamedCall) -> AsyncGenerator[tuple[Any, bool], None]:
+async def read_parts(service: "ModelHandle", request: StreamedCall) -> AsyncGenerator[tuple[Any, bool], None]:
     """Submit `request`. Yield each output, and whether the model marked it as the last one.
 
-    Closing the generator cancels the request. Raises what Service.submit raises, and the error that ends the request.
+    Closing the generator cancels the request. Raises what ModelHandle.submit raises, and the error that ends the request.
     """
     service.submit(request, request.arrival)
     try:
@@ -621,13 +629,13 @@ async def read_parts(service: "Service", request: StreamedCall) -> AsyncGenerato
 
 
 async def stream(
-    service: "Service", request: InferenceRequest, call: InferenceCall
+    service: "ModelHandle", request: InferenceRequest, call: InferenceCall
 ) -> AsyncGenerator[StreamPart, None]:  # fmt: skip
     """Yield the responses to `request`: exactly one if the model does not stream.
 
     Closing the generator, or cancelling the task, also cancels the request in its worker. Otherwise as Inference.infer.
     """
-    if not service.streaming:
+    if not service.facts.streaming:
         yield StreamPart(await service.inference.infer(service, request, call), True)
         return
     entries, timeout, priority = read_entries(service, request, call.timeout)
@@ -646,25 +654,27 @@ async def stream(
 
 
 def entries_for_one_answer(
-    service: "Service", request: InferenceRequest, timeout: float | None
+    service: "ModelHandle", request: InferenceRequest, timeout: float | None
 ) -> tuple[list[QueueEntry], float, int]:  # fmt: skip
     """Return the queue entries of a request for one response, its timeout in seconds and its priority.
 
     Raises Unsupported if the model streams, and RequestErrors.
     """
-    if service.streaming:
-        raise Unsupported(f"model {service.label!r} streams its answers: send the request where streams are offered")
+    if service.facts.streaming:
+        raise Unsupported(
+            f"model {service.facts.label!r} streams its answers: send the request where streams are offered"
+        )
     return read_entries(service, request, timeout)
 
 
 def read_entries(
-    service: "Service", request: InferenceRequest, timeout: float | None
+    service: "ModelHandle", request: InferenceRequest, timeout: float | None
 ) -> tuple[list[QueueEntry], float, int]:  # fmt: skip
     """Return the queue entries of a request, its timeout in seconds and its priority. Raises RequestErrors."""
-    schedule = schedule_of(request.parameters, service.model)
+    schedule = schedule_of(request.parameters, service.facts.model)
     entries = entries_of(service, request)
     limits = [limit for limit in (timeout, schedule.timeout) if limit is not None]
-    return entries, min(limits) if limits else service.settings.timeout, schedule.priority
+    return entries, min(limits) if limits else service.facts.settings.timeout, schedule.priority
 
 
 class ModelInference:
@@ -672,19 +682,19 @@ class ModelInference:
 
     queues_items = True
 
-    def queues_tensors(self, service: "Service") -> bool:
+    def queues_tensors(self, service: "ModelHandle") -> bool:
         """Return whether an InferenceRequest becomes one queue entry: always, unless the model measures its items."""
-        return is_tensor_model(service.model) or not service.needs_measure
+        return service.facts.takes_tensors or not service.facts.needs_measure
 
-    def inputs(self, service: "Service") -> Sequence[Tensor]:
+    def inputs(self, service: "ModelHandle") -> Sequence[Tensor]:
         """Return the model's inputs."""
-        return service.model.inputs if is_tensor_model(service.model) else ITEM_INPUTS
+        return service.facts.model.inputs if service.facts.takes_tensors else ITEM_INPUTS
 
-    def outputs(self, service: "Service") -> Sequence[Tensor]:
+    def outputs(self, service: "ModelHandle") -> Sequence[Tensor]:
         """Return the model's outputs."""
-        return service.model.outputs if is_tensor_model(service.model) else ITEM_OUTPUTS
+        return service.facts.model.outputs if service.facts.takes_tensors else ITEM_OUTPUTS
 
-    async def infer(self, service: "Service", request: InferenceRequest, call: InferenceCall) -> InferenceResponse:
+    async def infer(self, service: "ModelHandle", request: InferenceRequest, call: InferenceCall) -> InferenceResponse:
         """See Inference."""
         entries, timeout, priority = entries_for_one_answer(service, request, call.timeout)
         kinds = [entry.kind for entry in entries]

@@ -9,7 +9,7 @@ from functools import cached_property, partial
 from numbers import Integral
 from threading import get_ident
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 import msgspec
 
@@ -17,7 +17,7 @@ from weir.batching.request_state import refuse
 from weir.errors import Conflict, InvalidRequest, ModelError, WeirError, for_caller
 from weir.figures import html_table
 from weir.messages import Express, Kind, Observer, Request
-from weir.model import Example, Measure, Model, check_model
+from weir.model import Example, Model, check_model
 from weir.policy.decision import Policy
 from weir.serving.calls import (
     Call,
@@ -27,15 +27,15 @@ from weir.serving.calls import (
     ThreadCall,
     describe,
     is_hashable,
-    measure,
     preprocessing,
     several,
     stream_async,
     stream_sync,
     takes_one,
 )
-from weir.serving.delivery import submit_traced
+from weir.serving.delivery import Tracer, submit_traced
 from weir.serving.generation import Generation, LoadedModel, MakeExecutor, ServiceHooks, summary
+from weir.serving.handle import ExampleHealth, ModelFacts, ModelHealth
 from weir.serving.settings import LONGEST_TIMEOUT, check_name, check_version, compose
 from weir.telemetry.recorder import Recorder
 from weir.workers.executor import Block, Executor
@@ -46,23 +46,6 @@ if TYPE_CHECKING:
     from weir.serving.inference import Inference
 
 C = TypeVar("C", bound=Call)
-
-
-class ExampleHealth(TypedDict):
-    """The result of one of a model's examples, and the seconds that it took; `error` says what is wrong, or is ""."""
-
-    ok: bool
-    seconds: float
-    error: str
-
-
-class ModelHealth(TypedDict):
-    """Whether a model is ready and its examples have the expected answers; `reason` says why it is not ready, or is ""."""
-
-    healthy: bool
-    model: str
-    reason: str
-    examples: list[ExampleHealth]
 
 
 class Service:
@@ -118,35 +101,30 @@ class Service:
         self._resizing = asyncio.Lock()
         self._former: list[Generation] = []  # replaced ones that still finish what they accepted
         self._lent = False  # another service stops the generation: see replaced_by
-        self._use(
-            Generation(
-                LoadedModel(self.model, params or {}, platform), self.label, compose(self.model, given), executor=executor,
-                hooks=hooks, observers=observers, clock=clock,
-            )
+        self.generation = Generation(
+            LoadedModel(self.model, params or {}, platform), self.name, self.version, compose(self.model, given),
+            executor=executor, hooks=hooks, observers=observers, clock=clock,
         )  # fmt: skip
 
-    def _use(self, generation: Generation) -> None:
-        """Serve with `generation` from now on. What each request looks up is copied to attributes of the service."""
-        self.generation = generation
-        self.model = generation.model
-        self.batching, self.settings = generation.batching, generation.settings
-        self.observers, self.tracing = generation.observers, generation.tracing
-        self.streaming, self.needs_measure = generation.streaming, generation.needs_measure
-        self._plain = generation.plain
-        self._simple = self._plain and self.tracing is None
-        self._timeout, self._patient = self.settings.timeout, self.settings.backpressure
-        self._driver = generation.driver
-        self._withdraw = self._driver.cancel
+    @property
+    def facts(self) -> ModelFacts:
+        """What is known of the model that serves now; see ModelHandle."""
+        return self.generation.facts
+
+    @property
+    def tracing(self) -> Tracer | None:
+        """What makes the spans of requests; None if they are not traced."""
+        return self.generation.tracing
+
+    @property
+    def control(self) -> Self:
+        """What operators see of the model and may change: see ModelControl."""
+        return self
 
     @property
     def params(self) -> dict[str, Any]:
         """The keyword arguments of the model's constructor."""
         return self.generation.params
-
-    @property
-    def platform(self) -> str:
-        """The kind of model, for the metadata."""
-        return self.generation.platform
 
     @property
     def policy(self) -> Policy:
@@ -181,7 +159,6 @@ class Service:
         service can be started again.
         """
         self.generation.renew()
-        self._use(self.generation)
         self._loop = asyncio.get_running_loop()
         self._thread = get_ident()
         await self.generation.start()
@@ -199,7 +176,9 @@ class Service:
     async def drain(self, drain_timeout: float | None = None) -> None:
         """Accept no more requests; return when all accepted ones have ended, or after `drain_timeout` seconds (None: the
         setting). The workers keep running."""
-        await self._driver.drain(self.settings.drain_timeout if drain_timeout is None else drain_timeout)
+        await self.generation.driver.drain(
+            self.facts.settings.drain_timeout if drain_timeout is None else drain_timeout
+        )
 
     async def add_worker(self) -> None:
         """Start one more worker; return when it is ready. The policy and the metrics count it from then on.
@@ -230,7 +209,7 @@ class Service:
         # A channel may just be receiving a payload into a Block of the former generation, and will submit it here.
         other.generation.driver.may_have_blocks(former.driver)
         self._loop, self._thread = other._loop, other._thread
-        self._use(other.generation)
+        self.generation, self.model = other.generation, other.model
         return former
 
     def replaced_by(self, successor: "Service") -> None:
@@ -271,7 +250,8 @@ class Service:
             backpressure: whether the call waits while the queue is full. Otherwise it fails with Overloaded then. None takes
                 the setting.
         """
-        if not self._simple or timeout is not None or backpressure is not None or key is not None or priority:
+        generation = self.generation
+        if not generation.simple or timeout is not None or backpressure is not None or key is not None or priority:
             call = self._new_call(Call, item, timeout, priority, key)
             self.enter(call, backpressure)
             return call
@@ -279,9 +259,10 @@ class Service:
         if loop is None or get_ident() != self._thread:
             loop = self._running_loop()
         now = self._clock()
-        call = Call(item, now, self._timeout, loop, self._withdraw)
+        driver, settings = generation.driver, generation.settings
+        call = Call(item, now, settings.timeout, loop, driver.cancel)
         try:
-            self._driver.submit(call, now, self._patient)
+            driver.submit(call, now, settings.backpressure)
         except WeirError as error:
             refuse(call, error)
         return call
@@ -300,8 +281,9 @@ class Service:
         if express:
             key = Express(object(), key)
         options: dict[str, Any] = {"timeout": timeout, "priority": priority, "key": key, "backpressure": backpressure}
-        largest = min(self.batching.max_queue_size, self.batching.capacity or self.batching.max_queue_size)
-        if self._plain and 0 < len(items) <= largest:
+        batching = self.facts.batching
+        largest = min(batching.max_queue_size, batching.capacity or batching.max_queue_size)
+        if self.generation.plain and 0 < len(items) <= largest:
             call = self._new_call(ListCall, items, timeout, priority, key)
             call.rows, call.cost, call.return_errors = len(items), float(len(items)), return_errors
             self.enter(call, backpressure)
@@ -379,7 +361,7 @@ class Service:
 
     def new_stream(self, item: Any, timeout: float | None, priority: int, key: Hashable) -> StreamedCall:
         """Return a request for `item` that is not in the queue yet. May be called from any thread."""
-        settings = self.settings
+        settings = self.facts.settings
         seconds = settings.timeout if timeout is None else timeout
         return StreamedCall(
             item, self._clock(), seconds, settings.stream_buffer, self.cancel, self._clock, priority=priority, key=key
@@ -388,7 +370,7 @@ class Service:
     @property
     def stream_size(self) -> int:
         """How many items a stream keeps under way: one full batch for every place of every worker, and as many waiting."""
-        return 2 * self.batching.max_batch_size * self.workers.most_workers * self.workers.places
+        return 2 * self.facts.batching.max_batch_size * self.workers.most_workers * self.workers.places
 
     # Hooks, for subclasses.
 
@@ -412,7 +394,12 @@ class Service:
     def notify(self, door: str, error: WeirError) -> None:
         """Notify the observers of an error that ends a request of the frontend `door`, unless they know it: the request was refused, or its answer
         cannot be written. Only exchanges call this, for each error that they send; of the errors of accepted requests, the delivery notifies."""
-        self._driver.ended_outside(door, error)
+        self.generation.driver.ended_outside(door, error)
+
+    def transferred(self, door: str, received_bytes: int, sent_bytes: int) -> None:
+        """Notify the observers of the sizes of requests of the frontend `door` and of their responses."""
+        for observer in self.generation.observers:
+            observer.transferred(self.label, door, received_bytes, sent_bytes)
 
     def submit(self, request: Request, now: float | None = None) -> None:
         """Put `request` into the queue. `now` is the present time of the service's clock, if the caller has just read it.
@@ -421,31 +408,32 @@ class Service:
         accepted then, and a Block that is its payload still belongs to the caller. An accepted request releases its Block when
         it has ended.
         """
-        if self.streaming and takes_one(request):
+        generation = self.generation
+        if generation.streaming and takes_one(request):
             raise several(self.name)
         now = self._clock() if now is None else now
-        if self.tracing is None:
-            self._driver.submit(request, now)
+        if generation.tracing is None:
+            generation.driver.submit(request, now)
         else:
-            submit_traced(self.tracing, self.label, self._driver.submit, request, now)
+            submit_traced(generation.tracing, self.label, generation.driver.submit, request, now)
 
     def has_room(self, rows: int, *, bulk: bool = False) -> bool:
         """Tell whether the queue, or that of `bulk` work, has room for a request of `rows` rows now."""
-        return self._driver.batcher.room(rows, bulk=bulk)
+        return self.generation.driver.batcher.room(rows, bulk=bulk)
 
     def best_rate(self, now: float) -> float:
         """Return how many rows per second all workers together can serve, for rows like the recent ones; infinity while too
         little is known."""
-        return self._driver.batcher.best_rate(now)
+        return self.generation.driver.batcher.best_rate(now)
 
     @property
     def ready_workers(self) -> int:
         """The number of workers that take batches now."""
-        return self._driver.batcher.workers
+        return self.generation.driver.batcher.workers
 
     def cancel(self, request: Request) -> None:
         """Cancel a request whose caller has left; nothing happens if it has already ended."""
-        driver = self._driver
+        driver = self.generation.driver
         for former in self._former:
             if former.driver.accepted(request):
                 driver = former.driver
@@ -453,25 +441,21 @@ class Service:
 
     def reserve(self, size_bytes: int) -> Block | None:
         """Return a place of `size_bytes` bytes in shared memory, to receive a payload into; None if none is free."""
-        return self._driver.reserve(size_bytes)
+        return self.generation.driver.reserve(size_bytes)
 
     @property
     def executor(self) -> Executor:
         """The executor that runs its batches, hooks included."""
-        return self._driver.executor
+        return self.generation.driver.executor
 
     @property
     def arena_bytes(self) -> int:
         """Bytes of shared memory for payloads. If it is 0, `reserve` always returns None."""
-        return int(self._driver.executor.gauges()["arena_bytes"])
+        return int(self.generation.driver.executor.gauges()["arena_bytes"])
 
     def now(self) -> float:
         """Return the present time of this service's clock in seconds, as in the `arrival` of a request."""
         return self._clock()
-
-    def measure(self, item: Any) -> Measure:
-        """Return the rows, cost and key that the model's `measure` gives for `item`. Raises InvalidRequest if it fails."""
-        return measure(self.model, item)
 
     @property
     def ready(self) -> bool:
@@ -486,12 +470,12 @@ class Service:
     @property
     def failed(self) -> str:
         """Why no worker can be started, although that is tried again and again; "" if one can."""
-        return self._driver.failed
+        return self.generation.driver.failed
 
     @property
     def draining(self) -> bool:
         """Whether the service is finishing what it accepted, before it stops."""
-        return self._driver.draining
+        return self.generation.driver.draining
 
     def state(self, *, brief: bool = False) -> dict[str, Any]:
         """Return the state of the service as a JSON-able dict; with `brief`, only what changes from moment to moment, which is
@@ -506,8 +490,8 @@ class Service:
             ("state", self.not_ready_reason or "ready"),
             ("model", f"{self.generation.model.__module__}:{self.generation.model.__qualname__}"),
             ("workers", f"{self.workers.workers} {self.workers.executor}"),
-            ("policy", self.batching.policy),
-            ("largest batch", f"{self.batching.max_batch_size} rows"),
+            ("policy", self.facts.batching.policy),
+            ("largest batch", f"{self.facts.batching.max_batch_size} rows"),
             ("waiting", f"{state['waiting']} rows"),
             ("running", f"{state['in_flight']} rows"),
         ]
@@ -532,7 +516,7 @@ class Service:
         tuner = self.generation.tuner
         if tuner is None:
             raise Conflict(
-                f"the policy of model {self.name!r} is {self.batching.policy!r}: only a solved policy has weights"
+                f"the policy of model {self.name!r} is {self.facts.batching.policy!r}: only a solved policy has weights"
             )
         await tuner.change(changes)
         return self.explain_policy()
@@ -543,7 +527,7 @@ class Service:
 
         A model without examples is healthy if it is ready. A model that is not ready is not healthy, and `reason` says why.
         """
-        examples = [each if isinstance(each, Example) else Example(each) for each in self.model.examples]
+        examples = [each if isinstance(each, Example) else Example(each) for each in self.facts.model.examples]
         results = await asyncio.gather(*[self._run_example(example) for example in examples])
         healthy = self.ready and all(result["ok"] for result in results)
         return {"healthy": healthy, "model": self.name, "reason": self.not_ready_reason, "examples": results}
@@ -554,7 +538,7 @@ class Service:
         try:
             answer: Any = (
                 [part async for part in self.infer_stream(example.item)]
-                if self.streaming
+                if self.facts.streaming
                 else await self.infer(example.item)
             )
         except WeirError as failure:
@@ -566,11 +550,11 @@ class Service:
 
     def _new_call(self, kind: type[C], payload: Any, timeout: float | None, priority: int, key: Hashable) -> C:
         if timeout is None:
-            timeout = self._timeout
+            timeout = self.facts.settings.timeout
         loop = self._loop
         if loop is None or get_ident() != self._thread:  # get_running_loop makes a system call each time
             loop = self._running_loop()
-        call = kind(payload, self._clock(), timeout, loop, self._withdraw)
+        call = kind(payload, self._clock(), timeout, loop, self.generation.driver.cancel)
         if priority:
             call.priority = priority
         if key is not None:
@@ -585,8 +569,8 @@ class Service:
 
     def enter(self, call: Call | ThreadCall | StreamedCall, backpressure: bool | None) -> None:
         """Put a call into the queue, or let it wait for room. A refused call fails with the reason; nothing is raised."""
-        if self.tracing is not None:
-            self.tracing.begin(call)
+        if (tracing := self.generation.tracing) is not None:
+            tracing.begin(call)
         try:
             self._check(call)
         except WeirError as error:
@@ -594,12 +578,14 @@ class Service:
             refuse(call, error)
             return
         try:
-            self._driver.submit(call, call.arrival, self._patient if backpressure is None else backpressure)
+            patient = self.facts.settings.backpressure if backpressure is None else backpressure
+            self.generation.driver.submit(call, call.arrival, patient)
         except WeirError as error:
             refuse(call, error)
 
     def _check(self, call: Call | ThreadCall | StreamedCall) -> None:
-        if self.streaming and not isinstance(call, StreamedCall):
+        generation = self.generation
+        if generation.streaming and not isinstance(call, StreamedCall):
             raise several(self.name)
         if not call.timeout <= LONGEST_TIMEOUT:
             raise InvalidRequest(f"timeout={call.timeout!r}: must be a number of at most {LONGEST_TIMEOUT:g} seconds")
@@ -609,8 +595,8 @@ class Service:
             raise InvalidRequest(f"priority={priority!r:.100}: must be an integer")
         if not is_hashable(call.key):
             raise InvalidRequest(f"key={call.key!r:.100}: must be hashable")
-        if not self._plain and call.kind is Kind.ITEM:
-            describe(self.model, call)
+        if not generation.plain and call.kind is Kind.ITEM:
+            describe(generation.model, call)
 
 
 def same(answer: Any, expected: Any) -> bool:

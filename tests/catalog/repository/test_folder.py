@@ -70,12 +70,12 @@ def test_the_file_configures_a_model(tmp_path: Path) -> None:
     reading = folder.read("one")
     assert (reading.default, reading.versions[0].routes) == ("2", ["/first"])
     service = services(folder, "one")[0]
-    assert (service.batching.max_batch_size, service.workers.workers, service.batching.policy) == (
+    assert (service.facts.batching.max_batch_size, service.workers.workers, service.facts.batching.policy) == (
         4,
         2,
         "control-limit:2",
     )
-    assert (service.model.examples, service.model.warmup_sizes) == ((3, 4), (1, 4))
+    assert (service.facts.model.examples, service.facts.model.warmup_sizes) == ((3, 4), (1, 4))
 
 
 def test_what_holds_for_every_model_is_put_around_its_own(tmp_path: Path) -> None:
@@ -185,11 +185,11 @@ def test_a_pbtxt_of_triton_is_read(tmp_path: Path) -> None:
         parameters { key: "x" value: { string_value: "y" } }
     """
     (service, *_) = services(write(tmp_path, {**FILES, "one/config.pbtxt": text}), "one")
-    assert (service.batching.max_batch_size, service.workers.workers) == (16, 3)
-    assert service.batching.policy == "size-or-delay:size=8,delay=0.0005"
+    assert (service.facts.batching.max_batch_size, service.workers.workers) == (16, 3)
+    assert service.facts.batching.policy == "size-or-delay:size=8,delay=0.0005"
     text = "max_batch_size: 0 dynamic_batching { max_queue_delay_microseconds: 2000 }"
     (service, *_) = services(write(tmp_path, {"one/config.pbtxt": text}), "one")
-    assert (service.batching.max_batch_size, service.batching.max_queue_delay) == (1, 0.002)
+    assert (service.facts.batching.max_batch_size, service.facts.batching.max_queue_delay) == (1, 0.002)
 
 
 def test_a_load_call_may_say_more_than_the_file(tmp_path: Path) -> None:

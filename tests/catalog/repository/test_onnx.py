@@ -34,7 +34,7 @@ def ask(service: Service, *batches: Any) -> list[Any]:
 def test_a_file_is_served_with_the_tensors_that_it_has(tmp_path: Path) -> None:
     folder = write(tmp_path, {"one/1/any.onnx": graph("n", 3), "one/config.toml": "[params]\nintra_op = 1"})
     (service,) = services(folder, "one")
-    assert (service.platform, service.model.inputs[0][:3]) == ("onnx", ("x", "FP32", (-1, 3)))
+    assert (service.facts.platform, service.facts.model.inputs[0][:3]) == ("onnx", ("x", "FP32", (-1, 3)))
     (answer,) = ask(service, np.ones((4, 3), dtype=np.float32))
     np.testing.assert_array_equal(answer["y"], np.full((4, 3), 2.0, dtype=np.float32))
 
@@ -42,7 +42,7 @@ def test_a_file_is_served_with_the_tensors_that_it_has(tmp_path: Path) -> None:
 def test_a_file_that_was_made_for_one_batch_size_gets_that(tmp_path: Path) -> None:
     files: dict[str, str | bytes] = {"one/1/model.onnx": graph(4, 2), "one/config.toml": "max_batch_size = 4"}
     (service,) = services(write(tmp_path, files), "one")
-    assert (service.batching.max_batch_size, service.model.allowed_batch_sizes) == (4, (4,))
+    assert (service.facts.batching.max_batch_size, service.facts.model.allowed_batch_sizes) == (4, (4,))
     answers = ask(service, np.ones((1, 2), dtype=np.float32), np.ones((3, 2), dtype=np.float32))
     assert [answer["y"].shape for answer in answers] == [(1, 2), (3, 2)]
 
@@ -50,7 +50,7 @@ def test_a_file_that_was_made_for_one_batch_size_gets_that(tmp_path: Path) -> No
 def test_texts_are_bytes(tmp_path: Path) -> None:
     data = graph("n", 2, kind=TensorProto.STRING, op="Identity")
     (service,) = services(write(tmp_path, {"one/1/model.onnx": data}), "one")
-    assert service.model.inputs[0].datatype == "BYTES"
+    assert service.facts.model.inputs[0].datatype == "BYTES"
     (answer,) = ask(service, np.array([[b"a", "ü".encode()]], dtype=object))
     assert answer["y"].tolist() == [[b"a", "ü".encode()]]
 
@@ -87,15 +87,15 @@ def test_amd_files_are_read(tmp_path: Path) -> None:
         shape = [3]
     """
     (service,) = services(write(tmp_path, {"one/1/model.onnx": graph("n", 3), "one/config.toml": text}), "one")
-    assert service.platform == "onnx"
+    assert service.facts.platform == "onnx"
     assert onnx.__version__
 
 
 def batching(folder: Path, data: bytes, config: str = "") -> tuple[str, tuple[int, ...], int]:
     """Return what is declared of a file's batch, its shape, and the largest batch."""
     (service,) = services(write(folder, {"one/1/model.onnx": data, "one/config.pbtxt": config}), "one")
-    tensor = service.model.inputs[0]
-    return tensor.batch, tuple(tensor.shape), service.batching.max_batch_size
+    tensor = service.facts.model.inputs[0]
+    return tensor.batch, tuple(tensor.shape), service.facts.batching.max_batch_size
 
 
 def dims(*lengths: int) -> str:

@@ -49,7 +49,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_package_may_bring_a_platform(tmp_path: Path, installed: None) -> None:
     files = {"one/1/lines.txt": "a\nb", "one/config.toml": 'platform = "table"\nfile = "lines.txt"'}
     (service,) = services(write(tmp_path, files), "one")
-    assert (service.platform, service.model.__name__) == ("table", "Lines")
+    assert (service.facts.platform, service.facts.model.__name__) == ("table", "Lines")
 
 
 def test_one_that_cannot_be_made_is_named(tmp_path: Path, installed: None) -> None:
@@ -143,7 +143,7 @@ def test_tensors_are_declared_in_the_file_or_the_class(tmp_path: Path, shape: st
     code = TENSORS.format(declared=declared or "number = 1")
     folder = write(tmp_path, {"one/1/model.py": code, "one/config.toml": DECLARED.format(shape=shape)})
     (service,) = services(folder, "one")
-    (tensor,) = service.model.inputs
+    (tensor,) = service.facts.model.inputs
     assert (tensor.name, tensor.datatype, tuple(tensor.shape)) == ("IN", "FP32", (-1, 3))
 
     async def main(service: Service) -> Any:

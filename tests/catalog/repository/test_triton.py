@@ -189,8 +189,8 @@ def test_what_changes_no_answer_is_warned_of(said: dict[str, Any], what: str, ca
 
 def test_a_delay_alone_waits_for_the_largest_batch(tmp_path: Path) -> None:
     service = one(tmp_path, "max_batch_size: 8 dynamic_batching { max_queue_delay_microseconds: 200000 }", plain())
-    assert service.batching.policy == "size-or-delay:delay=0.2"
-    assert (service.policy.delay, service.policy.size, service.batching.max_queue_delay) == (0.2, None, 0.2)  # type: ignore[attr-defined]  # of SizeOrDelay
+    assert service.facts.batching.policy == "size-or-delay:delay=0.2"
+    assert (service.policy.delay, service.policy.size, service.facts.batching.max_queue_delay) == (0.2, None, 0.2)  # type: ignore[attr-defined]  # of SizeOrDelay
 
 
 def _as_texts(value: Any) -> Any:
@@ -233,8 +233,8 @@ def test_a_model_takes_its_own_configuration_back(tmp_path: Path, data: bytes | 
     returned = config(again)
     for said_of in (before, returned):
         said_of["parameters"].pop("unbatched", None)  # once it is found out, once its configuration says so
-    assert (returned, again.model.inputs) == (before, service.model.inputs)
-    assert again.batching.policy == service.batching.policy
+    assert (returned, again.model.inputs) == (before, service.facts.model.inputs)
+    assert again.facts.batching.policy == service.facts.batching.policy
 
 
 def test_a_reshape_is_between_requests_and_the_file(tmp_path: Path) -> None:
@@ -245,7 +245,7 @@ def test_a_reshape_is_between_requests_and_the_file(tmp_path: Path) -> None:
         + tensor("reshape { shape: [1, 3] }", name="y", key="output")
     )
     service = one(tmp_path / "a", said, double(1, 3))
-    assert (service.model.inputs[0].shape, service.batching.max_batch_size) == ((3,), 1)
+    assert (service.facts.model.inputs[0].shape, service.facts.batching.max_batch_size) == ((3,), 1)
     np.testing.assert_array_equal(ask(service, x=np.arange(3, dtype=np.float32))["y"], [0, 2, 4])
     assert config(service)["input"][0]["reshape"] == {"shape": [1, 3]}
     # With a batch, before both.
@@ -297,7 +297,7 @@ def test_an_input_that_the_file_has_a_value_for_is_optional(tmp_path: Path) -> N
         + tensor("", "[-1, 3]", "y", "output")
     )
     service = one(tmp_path, said, data)
-    assert [tensor.optional for tensor in service.model.inputs] == [False, True]
+    assert [tensor.optional for tensor in service.facts.model.inputs] == [False, True]
     assert config(service)["input"][1]["optional"] is True
     x = np.ones((2, 3), np.float32)
 

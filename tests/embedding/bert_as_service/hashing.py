@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from weir.embedding.texts import Encoded, ModelFacts, Text, TextOutput, TokenDetail
+from weir.embedding.texts import Encoded, Text, TextFacts, TextOutput, TokenDetail
 from weir.errors import InvalidRequest, WeirError
 from weir.telemetry.tracecontext import Origin, Trace
 
@@ -37,7 +37,7 @@ class Hashing:
     name = "hashing"
     dimensions = DIMENSIONS
     max_length = MAX_LENGTH
-    facts = ModelFacts()
+    facts = TextFacts()
 
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []

@@ -18,7 +18,6 @@ from weir.frontends.grpc import inference as forms
 from weir.frontends.grpc.inference import FINAL, LONGEST, WANTS_FINAL, Form, Forms, Writing
 from weir.messages import OBJECT, Kind
 from weir.model import Model, Tensor
-from weir.protocols.kserve.metadata import find
 from weir.serving.inference import QueueEntry
 from weir.serving.service import Service
 from weir.testing import FakeExecutor, RecordingObserver
@@ -187,9 +186,9 @@ def test_a_streaming_model_is_not_for_unary_calls() -> None:
 
 def test_a_caller_who_leaves_leaves_the_line() -> None:
     async def test(rig: Rig) -> None:
-        service = find(rig.context.registry, "double")
+        service = rig.context.registry.get("double")
         calls = [rig.raw(INFER, write_request(make_request(index, index))) for index in range(3)]
-        heard = next(each for each in service.observers if isinstance(each, RecordingObserver))
+        heard = next(each for each in service.generation.observers if isinstance(each, RecordingObserver))
         await until(lambda: service.state()["waiting"] + service.state()["in_flight"] == 3)
         for call in calls:
             call.cancel()
@@ -203,7 +202,9 @@ def test_a_caller_who_leaves_leaves_the_line() -> None:
 def test_the_deadline_of_a_call_is_that_of_its_request() -> None:
     async def test(rig: Rig) -> None:
         heard = next(
-            each for each in find(rig.context.registry, "double").observers if isinstance(each, RecordingObserver)
+            each
+            for each in rig.context.registry.get("double").generation.observers
+            if isinstance(each, RecordingObserver)
         )
         code, _ = await refused(rig.infer(make_request(), timeout=0.05))
         assert code is Code.DEADLINE_EXCEEDED
@@ -375,7 +376,7 @@ def test_a_generation_that_was_replaced_is_not_served_nor_kept() -> None:
     assert form is not None and not form.serves(Service(Both, executor="inline"))
     del known.service  # type: ignore[attr-defined]
     gc.collect()
-    assert form._generation() is None
+    assert form._facts() is None
 
 
 def test_the_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -476,7 +477,7 @@ def test_deadlines_of_known_forms() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Service, "submit", noted)
         run(test)
-    default = Service(Double, executor="inline").settings.timeout
+    default = Service(Double, executor="inline").facts.settings.timeout
     assert [timeout == default for timeout in timeouts] == [True, False, True, False, True]
     assert all(15.0 < timeout < 21.0 for timeout in (timeouts[1], timeouts[3]))
 
@@ -624,7 +625,7 @@ def test_what_is_no_message_is_an_error_too() -> None:
 def test_who_leaves_a_stream_leaves_the_line() -> None:
     async def test(rig: Rig) -> None:
         service = rig.context.registry.get("double")
-        heard = next(each for each in service.observers if isinstance(each, RecordingObserver))
+        heard = next(each for each in service.generation.observers if isinstance(each, RecordingObserver))
         call = rig.stream()
         for _ in range(3):
             await call.write(write_request(make_request()))
@@ -675,7 +676,9 @@ def test_a_stream_without_requests_just_ends() -> None:
 def test_who_leaves_amid_the_answers_is_no_error_of_ours(caplog: pytest.LogCaptureFixture) -> None:
     async def test(rig: Rig) -> None:
         heard = next(
-            each for each in rig.context.registry.get("count").observers if isinstance(each, RecordingObserver)
+            each
+            for each in rig.context.registry.get("count").generation.observers
+            if isinstance(each, RecordingObserver)
         )
         for _ in range(10):
             call = rig.stream()

@@ -159,7 +159,9 @@ call.result()
 def test_a_client_that_is_gone_without_a_word_leaves_the_line() -> None:
     async def test(rig: Rig) -> None:
         heard = next(
-            each for each in rig.context.registry.get("double").observers if isinstance(each, RecordingObserver)
+            each
+            for each in rig.context.registry.get("double").generation.observers
+            if isinstance(each, RecordingObserver)
         )
         state = rig.context.registry.get("double").state
         arguments = [f"127.0.0.1:{rig.server.port}", INFER, write_request(make_request()).hex()]

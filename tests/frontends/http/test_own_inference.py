@@ -14,6 +14,7 @@ from weir.frontends.http.application import make_app
 from weir.frontends.http.server import HttpServer
 from weir.model import Model, Tensor
 from weir.protocols.settings import HttpSettings
+from weir.serving.handle import ModelHandle
 from weir.serving.inference import Inference, InferenceCall, ItemHead, ItemsResponse
 from weir.serving.service import Service
 from weir.wire.inference import InferenceRequest, InferenceResponse, TensorValue
@@ -34,24 +35,24 @@ class Counting:
     def __init__(self) -> None:
         self.error: Exception | None = None
 
-    def queues_tensors(self, service: Service) -> bool:
+    def queues_tensors(self, service: ModelHandle) -> bool:
         """Never."""
         return False
 
-    def inputs(self, service: Service) -> tuple[Tensor, ...]:
+    def inputs(self, service: ModelHandle) -> tuple[Tensor, ...]:
         """Take bytes."""
         return (Tensor("bytes", "UINT8", (-1,)),)
 
-    def outputs(self, service: Service) -> tuple[Tensor, ...]:
+    def outputs(self, service: ModelHandle) -> tuple[Tensor, ...]:
         """Return a number."""
         return (Tensor("count", "INT64", (-1,)),)
 
-    async def infer(self, service: Service, request: InferenceRequest, call: InferenceCall) -> InferenceResponse:
+    async def infer(self, service: ModelHandle, request: InferenceRequest, call: InferenceCall) -> InferenceResponse:
         """Count elements."""
         if self.error is not None:
             raise self.error
         count = np.array([request.inputs[0].array.size], np.int64)
-        return InferenceResponse(service.name, [TensorValue("count", "INT64", count)])
+        return InferenceResponse(service.facts.name, [TensorValue("count", "INT64", count)])
 
     async def infer_items(self, head: ItemHead, body: bytes, call: InferenceCall) -> ItemsResponse:
         """Count bytes."""

@@ -44,7 +44,7 @@ class InProcessTarget(LedgerTarget):
         self._service = _service(model, dict(params or {}), own, self._metrics)
         super().__init__(name or self._service.name, clock)
         items = _examples(self._service) if data is None else decode_items(read_payloads(data))
-        self._items = [_input_of(self._service.model, item) for item in items]
+        self._items = [_input_of(self._service.facts.model, item) for item in items]
 
     async def open(self) -> None:
         """Start the workers, and check that they answer. Raises SettingsError."""
@@ -106,7 +106,7 @@ def _input_of(model: type[Model], item: Any) -> Any:
 
 
 def _examples(service: Service) -> list[Any]:
-    items = [each.item if isinstance(each, Example) else each for each in service.model.examples]
+    items = [each.item if isinstance(each, Example) else each for each in service.facts.model.examples]
     if not items:
         raise SettingsError(f"{service.name}: has no examples to send; give something with --data")
     return items

@@ -25,6 +25,7 @@ from weir.catalog.targets import PLATFORMS
 from weir.errors import InvalidRequest, ModelError, SettingsError, Unsupported
 from weir.messages import Kind
 from weir.model import DATATYPES, REQUIRED, Model, Tensor
+from weir.serving.handle import ModelHandle
 from weir.serving.inference import (
     Gathering,
     InferenceCall,
@@ -181,39 +182,39 @@ class MlserverInference(ModelInference):
 
     queues_items = False
 
-    def queues_tensors(self, service: Service) -> bool:
+    def queues_tensors(self, service: ModelHandle) -> bool:
         """Return false: the tensors of a request become an item."""
         return False
 
-    def inputs(self, service: Service) -> Sequence[Tensor]:
+    def inputs(self, service: ModelHandle) -> Sequence[Tensor]:
         """Return none: they are not declared."""
         return ()
 
-    def outputs(self, service: Service) -> Sequence[Tensor]:
+    def outputs(self, service: ModelHandle) -> Sequence[Tensor]:
         """Return none: they are not declared."""
         return ()
 
-    async def infer(self, service: Service, request: InferenceRequest, call: InferenceCall) -> InferenceResponse:
+    async def infer(self, service: ModelHandle, request: InferenceRequest, call: InferenceCall) -> InferenceResponse:
         """See Inference."""
-        schedule = schedule_of(request.parameters, service.model)
+        schedule = schedule_of(request.parameters, service.facts.model)
         entry = self._entry(service, request)
         limits = [limit for limit in (call.timeout, schedule.timeout) if limit is not None]
-        timeout = min(limits) if limits else service.settings.timeout
+        timeout = min(limits) if limits else service.facts.settings.timeout
         (ended,) = await Gathering(service, call, timeout, schedule.priority, alone=False).run([entry])
         given = ended.end
         outputs = [TensorValue(name, datatype, array, more) for name, datatype, array, more in given["outputs"]]
         return InferenceResponse(
-            service.name, outputs, version=service.version, id=request.id, parameters=given["parameters"]
+            service.facts.name, outputs, version=service.facts.version, id=request.id, parameters=given["parameters"]
         )
 
     async def infer_items(self, head: ItemHead, body: bytes, call: InferenceCall) -> ItemsResponse:
         """Raise Unsupported: without declared tensors there are no items."""
         service = head.service
         raise Unsupported(
-            f"model {service.name!r}: {FILE} declares no inputs, so it takes requests at /v2/models/{service.name}/infer only"
+            f"model {service.facts.name!r}: {FILE} declares no inputs, so it takes requests at /v2/models/{service.facts.name}/infer only"
         )
 
-    def _entry(self, service: Service, request: InferenceRequest) -> QueueEntry:
+    def _entry(self, service: ModelHandle, request: InferenceRequest) -> QueueEntry:
         described = [
             (each.name, each.datatype, each.array.shape[1:], *sorted(each.parameters.items()))
             for each in request.inputs

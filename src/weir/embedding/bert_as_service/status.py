@@ -12,7 +12,7 @@ from weir.embedding.recipe import Pooling
 from weir.embedding.text_model import ServedTextModel, TextModelSpec
 from weir.embedding.texts import Encodes
 from weir.protocols.settings import HttpSettings
-from weir.serving.service import Service
+from weir.serving.handle import ModelHandle
 
 # The version of bert-as-service that is imitated; its clients compare it with their own version.
 STOCK_VERSION = "1.10.0"
@@ -67,7 +67,7 @@ ALL = 1.0  # the fraction of a GPU's memory for a worker without a limit
 
 
 def stock_fields(
-    service: Service,
+    service: ModelHandle,
     spec: TextModelSpec,
     model: ServedTextModel,
     http: HttpSettings,
@@ -104,12 +104,12 @@ def stock_fields(
         "http_port": http.port,
         "http_max_connect": http.max_connections,
         "cors": " ".join(http.cors_origins),
-        "num_worker": service.worker_count,
-        "num_process": service.worker_count + 1,
+        "num_worker": service.control.worker_count,
+        "num_process": service.control.worker_count + 1,
         "num_concurrent_socket": 0,
-        "max_batch_size": service.batching.max_batch_size,
-        "priority_batch_size": service.batching.small_request_size,
-        "prefetch_size": service.workers.pipeline_depth - 1,
+        "max_batch_size": service.facts.batching.max_batch_size,
+        "priority_batch_size": service.facts.batching.small_request_size,
+        "prefetch_size": service.control.workers.pipeline_depth - 1,
         "cpu": computing.device_map == ["cpu"],
         "device_map": computing.device_map,
         "gpu_memory_fraction": computing.gpu_memory_fraction or ALL,

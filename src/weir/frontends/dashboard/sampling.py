@@ -15,7 +15,7 @@ from weir.telemetry.recorder import Histogram, Metrics, Recorder
 
 if TYPE_CHECKING:
     from weir.catalog.registry import Registry
-    from weir.serving.service import Service
+    from weir.serving.handle import ModelHandle
 
 
 # Counters since the start (the numbers of /metrics), and their changes.
@@ -158,8 +158,8 @@ class DashboardSampler:
         """
         now = self._clock()
         counts = count(self._metrics, code_of, self._collectors) if self._metrics is not None else {}
-        services = {service.label: service for service in self._registry.all}
-        states = {label: service.state(brief=True) for label, service in services.items()}
+        services = {service.facts.label: service for service in self._registry.all}
+        states = {label: service.control.state(brief=True) for label, service in services.items()}
         levels = {label: _levels(state) for label, state in states.items()}
         uses = _uses(states)
         at, total = (
@@ -202,7 +202,7 @@ def _levels(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _model(
-    service: "Service", state: Mapping[str, Any], levels: dict[str, Any], uses: Mapping[int, Use]
+    service: "ModelHandle", state: Mapping[str, Any], levels: dict[str, Any], uses: Mapping[int, Use]
 ) -> dict[str, Any]:
     workers = [worker | _use(None if worker["node"] else uses.get(worker["pid"])) for worker in state["workers"]]
     gauges = state["gauges"]
@@ -213,8 +213,8 @@ def _model(
         "workers": workers,
         "scaling": state["scaling"],
         "arena": [gauges.get("arena_bytes", 0), gauges.get("arena_free_bytes", 0)],
-        "settings": {name: getattr(service.batching, name) for name in _SETTINGS},
-        "texts": service.model.plain_texts,
+        "settings": {name: getattr(service.facts.batching, name) for name in _SETTINGS},
+        "texts": service.facts.model.plain_texts,
     }
 
 

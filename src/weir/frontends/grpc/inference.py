@@ -32,7 +32,6 @@ from weir.frontends.grpc.call import (
 )
 from weir.frontends.http.fast.plan import HeadMemo
 from weir.messages import Dispatch
-from weir.model import is_tensor_model
 from weir.protocols.account import CLAIM
 from weir.protocols.exchange import Exchange
 from weir.protocols.kserve.context import KserveContext
@@ -59,7 +58,7 @@ from weir.wire.kserve_json import REGION
 from weir.wire.tensors import DTYPES, Arrays
 
 if TYPE_CHECKING:
-    from weir.serving.service import Service
+    from weir.serving.handle import ModelHandle
 
 
 Read = tuple[Parsed, InferenceRequest | WeirError]
@@ -158,15 +157,15 @@ class Form:
     """The common form of requests to one service that differ only in the bytes of their tensors. `entry` is the queue entry without its payload."""
 
     __slots__ = (
-        "_answers", "_dtypes", "_names", "_request", "_generation", "_size_bytes", "_tags", "_tensors", "model", "version", "entry",
+        "_answers", "_dtypes", "_names", "_request", "_facts", "_size_bytes", "_tags", "_tensors", "model", "version", "entry",
     )  # fmt: skip
 
     def __init__(
-        self, body: bytes, request: InferenceRequest, service: "Service", entry: QueueEntry, raw: list[tuple[int, int, int]]
+        self, body: bytes, request: InferenceRequest, service: "ModelHandle", entry: QueueEntry, raw: list[tuple[int, int, int]]
     ) -> None:  # fmt: skip
         """Make the form of the first `request`. `raw` has three offsets in `body` for each raw tensor: of its field, of its bytes, and of their end."""
         self.model, self.version, self.entry = request.model, request.version, entry
-        self._generation = weakref.ref(service.generation)
+        self._facts = weakref.ref(service.facts)
         self._request = InferenceRequest(request.model, [], version=request.version, outputs=request.outputs)
         self._size_bytes = len(body)
         self._tensors = [
@@ -175,7 +174,7 @@ class Form:
         ]
         self._tags = [(body[start:begin], start) for start, begin, _ in raw]
         requested = None if request.outputs is None else {output.name for output in request.outputs}
-        outputs = [tensor for tensor in service.model.outputs if requested is None or tensor.name in requested]
+        outputs = [tensor for tensor in service.facts.model.outputs if requested is None or tensor.name in requested]
         self._names = [tensor.name for tensor in outputs]
         self._dtypes = [DTYPES[tensor.datatype] for tensor in outputs]
         self._answers: dict[tuple[tuple[int, ...], ...], list[bytes]] = {}
@@ -186,15 +185,15 @@ class Form:
             return False
         return all(body.startswith(tag, start) for tag, start in self._tags)
 
-    def serves(self, service: "Service") -> bool:
+    def serves(self, service: "ModelHandle") -> bool:
         """Return whether `service` is the one that this form was made for, and has not been reloaded since."""
-        return self._generation() is service.generation
+        return self._facts() is service.facts
 
     def arrays(self, body: bytes) -> Arrays:
         """Return the tensors of a message that fits, as read-only arrays."""
         return {name: numpy.ndarray(shape, dtype, body[begin:end]) for name, dtype, shape, begin, end in self._tensors}
 
-    def respond(self, service: "Service", output: Any, waited: float = 0.0) -> bytes | Writing:
+    def respond(self, service: "ModelHandle", output: Any, waited: float = 0.0) -> bytes | Writing:
         """Return the response message for `output`, or its writing; `waited` is as for `response_of`, and so is what it raises."""
         if type(output) is dict and not waited and all(map(output.__contains__, self._names)):
             arrays = [output[name] for name in self._names]
@@ -230,7 +229,7 @@ class Forms:
                 return form
         return None
 
-    def learn(self, body: bytes, request: InferenceRequest, service: "Service", entry: QueueEntry) -> None:
+    def learn(self, body: bytes, request: InferenceRequest, service: "ModelHandle", entry: QueueEntry) -> None:
         """Remember the form of a request with a single queue entry, if other requests can have the same form."""
         if len(body) > LONGEST or request.id or request.parameters or request.without_batch or not _is_plain(request):
             return
@@ -279,7 +278,7 @@ class Inferred(RequestBase):
         self._development = development
 
     def submit(self) -> None:
-        """Submit the request; it is cancelled when the caller leaves. Raises what Service.submit raises."""
+        """Submit the request; it is cancelled when the caller leaves. Raises what ModelHandle.submit raises."""
         self._call.on_left = self._withdraw
         self._exchange.service.submit(self, self.arrival)
 
@@ -346,7 +345,7 @@ class UnaryInference:
         if not form.serves(service):
             return False
         entry = form.entry._replace(payload=form.arrays(body))
-        limit, timeout = call.time_remaining(), service.settings.timeout
+        limit, timeout = call.time_remaining(), service.facts.settings.timeout
         timeout = timeout if limit is None or limit > timeout else limit
         respond = partial(form.respond, service)
         exchange = Exchange(service, door=FRONTEND)
@@ -368,7 +367,7 @@ class UnaryInference:
             return exchange.writing(response_of(service, request, [entry.kind], [output], waited))
 
         Inferred(call, exchange, entry, timeout, priority, len(body), respond, development=self._development).submit()
-        if is_tensor_model(service.model):
+        if service.facts.takes_tensors:
             self._forms.learn(body, request, service, entry)
 
     async def _read_long(self, call: IncomingCall, body: bytes) -> None:
@@ -551,5 +550,7 @@ async def answers_to(exchange: GrpcExchange) -> AsyncGenerator[bytes, None]:
     if wants_final and not sent_final:
         service = exchange.service
         yield await exchange.write(
-            InferenceResponse(service.name, [], version=service.version, id=request.id, parameters={FINAL: True})
+            InferenceResponse(
+                service.facts.name, [], version=service.facts.version, id=request.id, parameters={FINAL: True}
+            )
         )

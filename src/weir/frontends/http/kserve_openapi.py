@@ -22,7 +22,7 @@ from weir.wire.sse import CONTENT_TYPE
 from weir.wire.status import kserve_code
 
 if TYPE_CHECKING:
-    from weir.serving.service import Service
+    from weir.serving.handle import ModelHandle
 
 
 class InferParameters(Struct, frozen=True):
@@ -77,9 +77,9 @@ def kserve_openapi(context: KserveContext) -> tuple[dict[str, Any], dict[str, An
     for (method, path), operation in offered(context).items():
         paths.setdefault(PREFIX + path, {})[method.lower()] = _operation(method, path, operation)
     for service in context.registry.all:
-        version = f"/versions/{service.version}" if service.version else ""
+        version = f"/versions/{service.facts.version}" if service.facts.version else ""
         for call, described in _ModelCalls(service, components).described().items():
-            paths[f"{PREFIX}/models/{service.name}{version}/{call}"] = {"post": described}
+            paths[f"{PREFIX}/models/{service.facts.name}{version}/{call}"] = {"post": described}
     return paths, components
 
 
@@ -118,7 +118,7 @@ def _responses(content: dict[str, Any], possible: Sequence[type[errors.WeirError
 class _ModelCalls:
     """The calls of one model: the declared bodies, narrowed to its tensors."""
 
-    def __init__(self, service: "Service", components: Mapping[str, Schema]) -> None:
+    def __init__(self, service: "ModelHandle", components: Mapping[str, Schema]) -> None:
         self._service = service
         self._components = components
         self._inputs = service.inference.inputs(service)
@@ -135,7 +135,7 @@ class _ModelCalls:
         flat = {JSON: {"schema": self._narrowed(GenerateBody, _flat(self._inputs), needed)}}
         flat_answer = {JSON: {"schema": self._narrowed(GenerateAnswer, _flat(self._outputs))}}
         events = {CONTENT_TYPE: EVENTS}
-        examples = {"examples": found} if (found := _examples(self._service.model)) else {}
+        examples = {"examples": found} if (found := _examples(self._service.facts.model)) else {}
         tensors = {JSON: {"schema": body, **examples}, OCTETS: _BYTES}
         return {
             "infer": self._call("infer", "with tensors", tensors, {JSON: {"schema": answer}, OCTETS: _BYTES}),
@@ -145,7 +145,7 @@ class _ModelCalls:
         }
 
     def _call(self, call: str, how: str, body: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
-        label = self._service.label
+        label = self._service.facts.label
         return {
             "operationId": f"post_v2_models_{label.replace('/', '_')}_{call}",
             "tags": [label],

@@ -28,7 +28,7 @@ from weir.wire.inference import Parameter
 from weir.wire.schema import read_document
 
 if TYPE_CHECKING:
-    from weir.serving.service import Service
+    from weir.serving.handle import ModelHandle
 
 
 class Changes:
@@ -123,9 +123,9 @@ class KservePages:
     async def model_ready(self, call: AsgiCall) -> kserve.ReadyState:
         """Tell whether one model accepts requests."""
         service = self._service(call)
-        if not service.ready:
-            raise ModelNotReady(f"model {service.label!r} is not ready: {service.not_ready_reason}")
-        return {"name": service.name, "ready": True}
+        if service.not_ready_reason:
+            raise ModelNotReady(f"model {service.facts.label!r} is not ready: {service.not_ready_reason}")
+        return {"name": service.facts.name, "ready": True}
 
     async def config(self, call: AsgiCall) -> kserve.ModelConfig:
         """Show the configuration of one model."""
@@ -157,7 +157,7 @@ class KservePages:
             return HttpResponse(404, [JSON_TYPE], encode_safely({"error": error}))
         return kserve.HardwareRequest(request.name, found)
 
-    def _service(self, call: AsgiCall) -> "Service":
+    def _service(self, call: AsgiCall) -> "ModelHandle":
         return kserve.find(self._registry, call.path["model"], call.path.get("version", ""))
 
 

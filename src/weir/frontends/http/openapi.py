@@ -17,7 +17,7 @@ from weir.policy.cost.objective import Prices
 from weir.protocols.content_negotiation import read_types
 from weir.protocols.response import ErrorValue
 from weir.serving.generation import WorkerView
-from weir.serving.service import ModelHealth
+from weir.serving.handle import ModelHealth
 from weir.wire.schema import REF_TEMPLATE, json_schemas, schema_of
 from weir.wire.sse import CONTENT_TYPE
 from weir.wire.status import http_code
@@ -25,7 +25,7 @@ from weir.wire.values import UNWRITABLE, decode, encode
 
 if TYPE_CHECKING:
     from weir.catalog.registry import Registry
-    from weir.serving.service import Service
+    from weir.serving.handle import ModelHandle
 
 
 Schema = dict[str, Any]
@@ -365,7 +365,7 @@ def openapi(
     paths: dict[str, Any] = {}
     schemas: dict[str, Schema] = {**_COMPONENTS_OF_PAGES, **components}
     for service in registry.services.values():
-        described = Described(service.model, service.name)
+        described = Described(service.facts.model, service.facts.name)
         schemas |= described.components
         for path in paths_of(registry, service):
             paths[path] = {"post": _operation(service, described, path, batch=path.endswith("/batch"))}
@@ -395,24 +395,24 @@ def _with_schemas(paths: Mapping[str, Any], components: dict[str, Schema]) -> di
     return described
 
 
-def paths_of(registry: "Registry", service: "Service") -> list[str]:
+def paths_of(registry: "Registry", service: "ModelHandle") -> list[str]:
     """Return the paths at which `service` answers; a path with `/batch` after each of them takes a list."""
     extra = [path for path, routed in registry.routes.items() if routed is service]
     sole = ["/inference"] if registry.sole is service else []
-    endings = ("",) if service.streaming else ("", "/batch")
-    return [path + ending for path in (f"/infer/{service.name}", *extra, *sole) for ending in endings]
+    endings = ("",) if service.facts.streaming else ("", "/batch")
+    return [path + ending for path in (f"/infer/{service.facts.name}", *extra, *sole) for ending in endings]
 
 
-def _operation(service: "Service", described: Described, path: str, *, batch: bool) -> dict[str, Any]:
-    model = service.model
+def _operation(service: "ModelHandle", described: Described, path: str, *, batch: bool) -> dict[str, Any]:
+    model = service.facts.model
     types = read_types(model, batch)
     item, answer = described.item, described.answer
     if batch:
         item, answer = {"type": "array", "items": item}, {"type": "array", "items": _batch_answer(answer)}
     return {
         "operationId": path.strip("/").replace("/", "_"),
-        "tags": [service.name],
-        "summary": f"Run {service.name}" + (" on each item of a list" if batch else ""),
+        "tags": [service.facts.name],
+        "summary": f"Run {service.facts.name}" + (" on each item of a list" if batch else ""),
         "description": first_paragraph(model.__doc__),
         "parameters": described_headers(_OF_INFERENCE),
         "requestBody": {
@@ -420,8 +420,10 @@ def _operation(service: "Service", described: Described, path: str, *, batch: bo
             "content": {each: _body(each, item, _examples(described, "item", batch)) for each in types},
         },
         "responses": {
-            "200": _events() if service.streaming else _whole(types, answer, described, batch),
-            **_error_responses((*_INFERENCE_ERRORS, errors.Unsupported) if service.streaming else _INFERENCE_ERRORS),
+            "200": _events() if service.facts.streaming else _whole(types, answer, described, batch),
+            **_error_responses(
+                (*_INFERENCE_ERRORS, errors.Unsupported) if service.facts.streaming else _INFERENCE_ERRORS
+            ),
         },
     }
 

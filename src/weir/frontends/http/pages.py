@@ -38,7 +38,7 @@ from weir.protocols.content_negotiation import accepted_coding
 from weir.protocols.kserve.context import KserveContext
 from weir.protocols.response import HttpResponse, compressed_off_loop, encode_safely, error_answer
 from weir.protocols.settings import HttpSettings
-from weir.serving.service import ModelHealth
+from weir.serving.handle import ModelHealth
 from weir.telemetry.exposition import NAMESPACE, Exposition, Levels, ModelCounts, TritonNames
 from weir.telemetry.recorder import Metrics
 from weir.wire.schema import read_document
@@ -48,7 +48,7 @@ from weir.workers.executor import READY
 
 if TYPE_CHECKING:
     from weir.catalog.registry import Registry
-    from weir.serving.service import Service
+    from weir.serving.handle import ModelHandle
 
 
 # Takes an Accept header and returns the metrics in Prometheus' text format, and their content type.
@@ -144,8 +144,8 @@ class Pages:
     def _welcome(self, base: str) -> HttpResponse:
         curl = 'curl -H "Authorization: Bearer $KEY"' if self._context.access.required else "curl"
         models = "".join(
-            f"<h2>{escape(service.name)}</h2><p>{escape(service.not_ready_reason or 'ready')}"
-            f' &middot; <a href="{escape(base)}/models/{escape(service.name)}">state</a></p>'
+            f"<h2>{escape(service.facts.name)}</h2><p>{escape(service.not_ready_reason or 'ready')}"
+            f' &middot; <a href="{escape(base)}/models/{escape(service.facts.name)}">state</a></p>'
             f"<pre>{escape(request_to_try(service, curl, base))}</pre>"
             for service in self._services()
         )
@@ -193,9 +193,9 @@ class Pages:
         service = self._registry.get(request.path_params["model"])
         if request.method == "PUT":
             return _json(await self._change(service, request))
-        return _json(service.explain_policy())
+        return _json(service.control.explain_policy())
 
-    async def _change(self, service: "Service", request: Request) -> dict[str, Any]:
+    async def _change(self, service: "ModelHandle", request: Request) -> dict[str, Any]:
         settings = self._settings
         body = await Body(request.receive).read(min(_LARGEST_CHANGE, settings.max_body_size), settings.body_timeout)
         document = decode(body or b"", JSON)
@@ -203,7 +203,7 @@ class Pages:
             raise InvalidRequest(f"body: must be a JSON object, is {brief(document, 100)}")
         change = read_document(document, documents.PolicyChange)
         try:
-            return await service.set_prices(**msgspec.to_builtins(change))
+            return await service.control.set_prices(**msgspec.to_builtins(change))
         except SettingsError as error:  # it is well formed, but there is no such policy
             raise ValidationFailed(error.message) from error
 
@@ -235,24 +235,24 @@ class Pages:
         body, content_type = self._metrics(request.headers.get("accept", ""))
         return HttpResponse(200, [(b"content-type", content_type.encode())], body)
 
-    async def _check(self, service: "Service") -> ModelHealth:
+    async def _check(self, service: "ModelHandle") -> ModelHealth:
         """Return the result of a deep check. Only one check of a model runs at a time; requests that come meanwhile share it."""
-        check = self._checking.get(service.name)
+        check = self._checking.get(service.facts.name)
         if check is None:
-            check = self._checking[service.name] = asyncio.ensure_future(service.deep_health())
-            check.add_done_callback(lambda _: self._checking.pop(service.name))
+            check = self._checking[service.facts.name] = asyncio.ensure_future(service.control.deep_health())
+            check.add_done_callback(lambda _: self._checking.pop(service.facts.name))
         return await asyncio.shield(check)
 
-    def _services(self) -> "list[Service]":
+    def _services(self) -> "list[ModelHandle]":
         return list(self._registry.services.values())
 
     def _lines(self) -> list[documents.ModelLine]:
         return [self._line(service) for service in self._services()]
 
-    def _line(self, service: "Service") -> documents.ModelLine:
+    def _line(self, service: "ModelHandle") -> documents.ModelLine:
         return {
-            "name": service.name, "ready": service.ready, "reason": service.not_ready_reason,
-            "workers": f"{service.ready_workers} of {service.workers.workers}",
+            "name": service.facts.name, "ready": not service.not_ready_reason, "reason": service.not_ready_reason,
+            "workers": f"{service.control.ready_workers} of {service.control.workers.workers}",
         }  # fmt: skip
 
     def _endpoint(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
@@ -329,9 +329,14 @@ class Held(Collector):
         yield CounterMetricFamily("weir_held_refusals", text, account.refused)
 
 
-def counted(service: "Service") -> ModelCounts:
+def counted(service: "ModelHandle") -> ModelCounts:
     """Return the counts of `service` that are shown under Triton's names."""
-    return ModelCounts(service.name, service.version, service.statistics, service.state()["waiting_requests"])
+    return ModelCounts(
+        service.facts.name,
+        service.facts.version,
+        service.control.statistics,
+        service.control.state()["waiting_requests"],
+    )
 
 
 def code_of(door: str, kind: type[WeirError] | None) -> str:
@@ -346,9 +351,9 @@ def code_of(door: str, kind: type[WeirError] | None) -> str:
     return "ok" if kind is None else kind.__name__
 
 
-def levels_of(service: "Service") -> Levels:
+def levels_of(service: "ModelHandle") -> Levels:
     """Return the current levels of `service` for the metrics."""
-    state = service.state()
+    state = service.control.state()
     gauges = state["gauges"]
     return Levels(
         waiting_rows=state["waiting"],
@@ -357,7 +362,7 @@ def levels_of(service: "Service") -> Levels:
         running_batches=state["in_flight_batches"],
         workers=Counter(worker["state"] for worker in state["workers"] if not takes_bulk_only(worker["index"])),
         bulk_workers=sum(takes_bulk_only(worker["index"]) and worker["state"] == READY for worker in state["workers"]),
-        wanted_workers=service.wanted_workers,
+        wanted_workers=service.control.wanted_workers,
         restarts=gauges.get("restarts", 0),
         arena_bytes=gauges.get("arena_bytes", 0),
         arena_free_bytes=gauges.get("arena_free_bytes", 0),

@@ -8,7 +8,7 @@ from typing import Any
 
 from weir.messages import JSON
 from weir.model import Example, Tensor, is_tensor_model
-from weir.serving.service import Service
+from weir.serving.handle import ModelHandle
 from weir.wire.schema import schema_of
 from weir.wire.values import UNWRITABLE, encode
 
@@ -17,18 +17,22 @@ _LONGEST_EXAMPLE = 200  # characters of JSON in a command to be copied
 _DEEPEST = 8  # levels of a type that are followed
 
 
-def request_to_try(service: Service, curl: str, base: str) -> str:
+def request_to_try(service: ModelHandle, curl: str, base: str) -> str:
     """Return a command for a shell. `curl` is the program with its first options, and `base` the server's URL."""
     # Without declared inputs there are no items, as for most models of MLServer.
-    path = f"/infer/{service.name}" if service.inference.inputs(service) else f"/v2/models/{service.name}/infer"
+    path = (
+        f"/infer/{service.facts.name}"
+        if service.inference.inputs(service)
+        else f"/v2/models/{service.facts.name}/infer"
+    )
     return f"{curl} {_options(service)} {base}{path}"
 
 
-def _options(service: Service) -> str:
+def _options(service: ModelHandle) -> str:
     """Return the options of curl for a request to try: with the model's first example, or else a file of its content type, or an
     item of its type."""
-    model = service.model
-    stream = "-N " if service.streaming else ""
+    model = service.facts.model
+    stream = "-N " if service.facts.streaming else ""
     for example in model.examples[:1]:
         if data := _quoted(example.item if isinstance(example, Example) else example):
             return f"{stream}-d {data}"

@@ -52,7 +52,7 @@ class KserveContext:
         """Why this server is not live: the reason of each model that can no longer start a worker, by label. Empty unless `liveness` is "models"."""
         if self.http.liveness == "process":
             return {}
-        return {service.label: service.failed for service in self.registry.all if service.failed}
+        return {service.facts.label: service.control.failed for service in self.registry.all if service.control.failed}
 
     @property
     def extensions(self) -> list[str]:

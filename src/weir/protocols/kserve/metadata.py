@@ -22,7 +22,7 @@ from weir.wire.values import decode_json
 
 if TYPE_CHECKING:
     from weir.catalog.registry import Registry
-    from weir.serving.service import Service
+    from weir.serving.handle import ModelHandle
 
 
 # The extensions of the protocol that a server's metadata lists. Shared memory is listed only where it is allowed.
@@ -37,7 +37,7 @@ _MICROSECONDS = 1e6
 _CONFIG_TYPES = {"BYTES": "TYPE_STRING"}  # the others have the protocol's name behind TYPE_
 
 
-def find(registry: "Registry", name: str, version: str = "") -> "Service":
+def find(registry: "Registry", name: str, version: str = "") -> "ModelHandle":
     """Return the service of the model `name`; `version` "" is the default version.
 
     Raises ModelNotFound with Triton's text, which clients of the protocol search for.
@@ -271,12 +271,12 @@ def server_metadata(name: str, extensions: Sequence[str] = EXTENSIONS) -> Server
     return {"name": name, "version": __version__, "extensions": list(extensions)}
 
 
-def metadata(service: "Service", versions: Sequence[str] = ()) -> ModelMetadata:
+def metadata(service: "ModelHandle", versions: Sequence[str] = ()) -> ModelMetadata:
     """Return the metadata of a model; `versions` are those that are served."""
     return {
-        "name": service.name,
+        "name": service.facts.name,
         "versions": list(versions),
-        "platform": service.platform,
+        "platform": service.facts.platform,
         "inputs": [_tensor(tensor) for tensor in service.inference.inputs(service)],
         "outputs": [_tensor(tensor) for tensor in service.inference.outputs(service)],
     }
@@ -285,33 +285,33 @@ def metadata(service: "Service", versions: Sequence[str] = ()) -> ModelMetadata:
 def model_metadata(registry: "Registry", name: str, version: str = "") -> ModelMetadata:
     """Return the metadata of the model `name`, with all versions of it that are served. Raises ModelNotFound."""
     service = find(registry, name, version)
-    return metadata(service, [each for each in registry.versions(service.name) if each])
+    return metadata(service, [each for each in registry.versions(service.facts.name) if each])
 
 
 def _tensor(tensor: Tensor) -> TensorMetadata:
     return {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
 
 
-def config(service: "Service") -> ModelConfig:
+def config(service: "ModelHandle") -> ModelConfig:
     """Return the configuration of a model."""
-    batching = service.batching
+    batching = service.facts.batching
     parameters = {
         "policy": str(batching.policy), "max_queue_size": str(batching.max_queue_size),
         "max_queue_delay": str(batching.max_queue_delay),
     }  # fmt: skip
-    if sizes := service.model.allowed_batch_sizes:
+    if sizes := service.facts.model.allowed_batch_sizes:
         parameters["allowed_batch_sizes"] = ", ".join(map(str, sorted(sizes)))
-    parameters |= {"unbatched": reason} if (reason := service.model.unbatched) else {}
+    parameters |= {"unbatched": reason} if (reason := service.facts.model.unbatched) else {}
     return {
-        "name": service.name,
-        "platform": service.platform,
-        "backend": _BACKENDS.get(service.platform, service.platform),
-        "max_batch_size": batching.max_batch_size if is_batched(service.model) else 0,
+        "name": service.facts.name,
+        "platform": service.facts.platform,
+        "backend": _BACKENDS.get(service.facts.platform, service.facts.platform),
+        "max_batch_size": batching.max_batch_size if is_batched(service.facts.model) else 0,
         "input": [_declared(tensor) for tensor in service.inference.inputs(service)],
         "output": [_declared(tensor) for tensor in service.inference.outputs(service)],
-        "instance_group": [{"name": service.name, "kind": "KIND_CPU", "count": service.worker_count}],
-        "model_transaction_policy": {"decoupled": service.streaming},
-        "dynamic_batching": _waits(service.policy),
+        "instance_group": [{"name": service.facts.name, "kind": "KIND_CPU", "count": service.control.worker_count}],
+        "model_transaction_policy": {"decoupled": service.facts.streaming},
+        "dynamic_batching": _waits(service.control.policy),
         "parameters": {name: {"string_value": value} for name, value in parameters.items()},
     }
 
@@ -344,19 +344,22 @@ def _declared(tensor: Tensor) -> TensorConfig:
     return declared
 
 
-def statistics(service: "Service") -> ModelStatistics:
+def statistics(service: "ModelHandle") -> ModelStatistics:
     """Return the statistics of a model since it was loaded."""
-    return cast(ModelStatistics, {"name": service.name, "version": service.version, **service.statistics.to_dict()})
+    return cast(
+        ModelStatistics,
+        {"name": service.facts.name, "version": service.facts.version, **service.control.statistics.to_dict()},
+    )
 
 
 def all_statistics(registry: "Registry", name: str = "", version: str = "") -> AllStatistics:
     """Return the statistics of the model `name` in one version, or with `version` "" in all; with `name` "" those of every model. Raises ModelNotFound."""
     if not name:
-        services = registry.all
+        services: list[ModelHandle] = [*registry.all]
     elif version:
         services = [find(registry, name, version)]
     else:
-        services = list(registry.versions(find(registry, name).name).values())
+        services = list(registry.versions(find(registry, name).facts.name).values())
     return {"model_stats": [statistics(service) for service in services]}
 
 

@@ -37,7 +37,7 @@ from weir.wire.tensors import DTYPES, Arrays
 
 if TYPE_CHECKING:
     from weir.catalog.registry import Registry
-    from weir.serving.service import Service
+    from weir.serving.handle import ModelHandle
     from weir.wire.kserve_json import BodyPeek
 
 
@@ -64,8 +64,8 @@ class KserveHead(RequestOptions):
         "service", "small_json", "stream", "version",
     )  # fmt: skip
 
-    def __init__(self, service: "Service", version: str, call: str = "infer") -> None:
-        super().__init__(service.settings.timeout)
+    def __init__(self, service: "ModelHandle", version: str, call: str = "infer") -> None:
+        super().__init__(service.facts.settings.timeout)
         self.service = service
         self.version = version  # the version in the path, or ""
         self.call = call  # infer, generate, infer_stream or generate_stream
@@ -104,8 +104,8 @@ def read_head(
     model, version, call = named
     head = KserveHead(find(registry, model, version), version, call)
     head.headers = list(headers)
-    if head.service.streaming and call == "infer":
-        raise Unsupported(f"model {head.service.label!r} streams its answers, but this call returns one response")
+    if head.service.facts.streaming and call == "infer":
+        raise Unsupported(f"model {head.service.facts.label!r} streams its answers, but this call returns one response")
     for name, value in head.headers:
         if name == b"content-length":
             check_length(value, settings.max_body_size)
@@ -155,7 +155,7 @@ def read_body(head: KserveHead, body: Body, memory: Memory) -> InferenceRequest:
 
 
 def _read_request(head: KserveHead, body: Body, memory: Memory) -> InferenceRequest:
-    name, version = head.service.name, head.version
+    name, version = head.service.facts.name, head.version
     if not len(body):
         raise InvalidRequest("body: is empty, must be an inference request")
     if head.header_length is None:
@@ -225,7 +225,7 @@ class KserveProtocol:
         """See `read_head`."""
         return read_head(self.context.registry, self.context.http, method, path, headers)
 
-    def named(self, path: str) -> "Service | None":
+    def named(self, path: str) -> "ModelHandle | None":
         """Return the service that `path` names, or None."""
         named = named_in(path)
         try:
@@ -233,7 +233,7 @@ class KserveProtocol:
         except WeirError:
             return None
 
-    def error_answer(self, error: BaseException, service: "Service | None") -> HttpResponse:
+    def error_answer(self, error: BaseException, service: "ModelHandle | None") -> HttpResponse:
         """Return the response for `error`."""
         return error_answer(error, development=self.context.http.development)
 
@@ -279,7 +279,7 @@ class KserveProtocol:
     async def _read_generate(self, exchange: Exchange, head: KserveHead, body: bytes) -> InferenceRequest:
         inputs = head.service.inference.inputs(head.service)
         request = await exchange.read(
-            len(body), partial(read_generate, body, inputs, head.service.name, head.version)
+            len(body), partial(read_generate, body, inputs, head.service.facts.name, head.version)
         )  # fmt: skip
         exchange.charge(sum([each.array.nbytes for each in request.inputs]))
         return request
@@ -294,7 +294,7 @@ async def one_answer(exchange: Exchange, request: InferenceRequest) -> Inference
             if len(answers) > 1:
                 break
     if len(answers) != 1:
-        number, label = "several answers" if answers else "no answer", exchange.service.label
+        number, label = "several answers" if answers else "no answer", exchange.service.facts.label
         raise Unsupported(f"model {label!r} has given {number}, and this call has one: POST generate_stream")
     return answers[0]
 

@@ -325,7 +325,7 @@ def test_items_of_different_size_are_measured() -> None:
                 transport.written.clear()
                 transport.receive(post(item))
                 await settled()
-                if rows > here.service.batching.max_queue_size:
+                if rows > here.service.facts.batching.max_queue_size:
                     await transport.written.wait()  # a long body is read in a thread
                     break
                 assert here.observer.dispatches[-1].rows == rows

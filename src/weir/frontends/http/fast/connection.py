@@ -19,7 +19,7 @@ from weir.workers.executor import Block
 if TYPE_CHECKING:
     from weir.frontends.http.fast.plan import HotRequest, RoutePlan
     from weir.frontends.http.fast.shared import HttpShared
-    from weir.serving.service import Service
+    from weir.serving.handle import ModelHandle
 
 
 _log = logging.getLogger("weir.http")
@@ -243,9 +243,9 @@ class Connection(ResponseWriter):
         block = self.shared.block(service, plan.lead + plan.length)
         if block is not None:
             return BlockPlace(block, plan.length, plan.lead)
-        if not service.arena_bytes:
+        if not service.control.arena_bytes:
             return Buffer(plan.length, self.shared.account)
-        if plan.length > (most := service.arena_bytes - plan.lead):
+        if plan.length > (most := service.control.arena_bytes - plan.lead):
             raise TooLarge(f"body of {plan.length} bytes: must be at most {most} (arena_bytes)")
         self.shared.account.press()
         raise Overloaded(f"body: the arena has no room for {plan.length} bytes now")
@@ -271,9 +271,9 @@ class Connection(ResponseWriter):
         self._dispatch(self._plan, place.payload())
 
     @property
-    def receives_for(self) -> "Service":
+    def receives_for(self) -> "ModelHandle":
         """See Receiver in shared.py."""
-        service: Service = self._plan.head.service
+        service: ModelHandle = self._plan.head.service
         return service
 
     @property

@@ -13,7 +13,6 @@ from weakref import WeakKeyDictionary
 from weir.errors import InvalidRequest, WeirError
 from weir.frontends.http.fast.native import HttpRequest, Step
 from weir.messages import JSON, Dispatch, Kind
-from weir.model import is_tensor_model
 from weir.protocols.kserve.context import KserveContext
 from weir.protocols.kserve.protocol import (
     ZLIB,
@@ -33,10 +32,8 @@ from weir.protocols.offloading import LONG_ANSWER, LONG_BODY, work_later
 from weir.protocols.response import start_headers, trace_headers
 from weir.protocols.shared_memory import Memory
 from weir.serving.delivery import discard, is_block
-from weir.serving.generation import Generation
-from weir.serving.hooks import HookedExecutor
+from weir.serving.handle import ModelFacts, ModelHandle
 from weir.serving.inference import QueueEntry, Schedule, arrays_size, entries_of, make_entry, response_of, schedule_of
-from weir.serving.service import Service
 from weir.wire.inference import HEAD, ArenaArrays, InferenceRequest
 from weir.wire.kserve_binary import binary_outputs, bytes_to_write, lead
 from weir.wire.kserve_json import Body, BodyPeek, Outline
@@ -126,13 +123,13 @@ class KserveRequest(HttpRequest):
         memory.hold(request)
         (entry,) = entries_of(head.service, request)
         return partial(
-            self._take_read, plain, request, memory, entry, schedule_of(request.parameters, head.service.model)
+            self._take_read, plain, request, memory, entry, schedule_of(request.parameters, head.service.facts.model)
         )
 
     def _undecoded(self, body: Body, outline: BodyPeek) -> Outline | None:
         """Return the rows, batch key and parameters of a `body` that the worker can read; None if it cannot."""
         found = outline(body)
-        return None if found.for_server or found.rows > self.head.service.batching.max_batch_size else found
+        return None if found.for_server or found.rows > self.head.service.facts.batching.max_batch_size else found
 
     def _take_outline(self, plain: Body | None, found: Outline) -> None:
         """Set what the outline says. `plain` is the decompressed body, if it was compressed."""
@@ -143,7 +140,7 @@ class KserveRequest(HttpRequest):
         self.key = key
         self.priority = self.head.class_offset
         if parameters:
-            schedule = schedule_of(parameters, self.head.service.model)
+            schedule = schedule_of(parameters, self.head.service.facts.model)
             self.priority += schedule.priority
             if schedule.timeout is not None:
                 self._expire_after(schedule.timeout)
@@ -162,7 +159,7 @@ class KserveRequest(HttpRequest):
     ) -> None:  # fmt: skip
         """Set what was read from a body that is decoded in this process."""
         self.inference_request, self.memory = request, memory
-        if self.head.header_length is not None and is_tensor_model(self.head.service.model):
+        if self.head.header_length is not None and self.head.service.facts.takes_tensors:
             self.payload = self._with_block(entry.payload)
             self._learn(body, request, entry, schedule)
         else:
@@ -179,7 +176,11 @@ class KserveRequest(HttpRequest):
     def _learn(self, body: Body, request: InferenceRequest, entry: QueueEntry, schedule: Schedule) -> None:
         """Make the Layout of the header if the last body had the same one."""
         head: KserveHead = self.head
-        if not 0 < (head.header_length or 0) <= _MAX_HEADER or head.service.needs_measure or HEAD in entry.payload:
+        if (
+            not 0 < (head.header_length or 0) <= _MAX_HEADER
+            or head.service.facts.needs_measure
+            or HEAD in entry.payload
+        ):
             return
         header = bytes(body[: head.header_length])
         if header == head.last_header:
@@ -250,7 +251,7 @@ class KserveRequest(HttpRequest):
         self.memory = None  # the connection may keep this request for long: regions are closed now
         if isinstance(reply, Exception):
             if not isinstance(reply, WeirError):
-                _log.error("an answer of %s cannot be written", self.head.service.label, exc_info=reply)
+                _log.error("an answer of %s cannot be written", self.head.service.facts.label, exc_info=reply)
             self.fail(reply)
             return
         size = sum(map(len, reply.parts))
@@ -270,7 +271,7 @@ class HotKserve(KserveProtocol):
 
     def __init__(self, context: KserveContext) -> None:
         super().__init__(context)
-        self._outliners: WeakKeyDictionary[Generation, BodyPeek] = WeakKeyDictionary()
+        self._outliners: WeakKeyDictionary[ModelFacts, BodyPeek] = WeakKeyDictionary()
 
     def complete(self, plan: "RoutePlan", http_head: "HttpHead", path: str) -> bool:
         """See RouteHandler. The ASGI application answers compressed bodies and requests that are not one queue entry."""
@@ -282,10 +283,10 @@ class HotKserve(KserveProtocol):
             return False
         if not http_head.length:
             raise InvalidRequest("body: is empty, must be an inference request")
-        tensors = is_tensor_model(head.service.model)
+        tensors = head.service.facts.takes_tensors
         if head.coding or not head.service.inference.queues_tensors(head.service):
             return False
-        head.outline = self._outliner(head.service) if tensors and not head.service.needs_measure else None
+        head.outline = self._outliner(head.service) if tensors and not head.service.facts.needs_measure else None
         head.small_json = head.outline is not None and head.header_length is None and http_head.length <= SMALL_BODY
         head.lead = lead(head.header_length) if head.header_length else 0
         plan.head = head
@@ -294,11 +295,11 @@ class HotKserve(KserveProtocol):
         plan.lead = head.lead
         return True
 
-    def _outliner(self, service: Service) -> BodyPeek | None:
+    def _outliner(self, service: ModelHandle) -> BodyPeek | None:
         """Return the reader of outlines of JSON bodies. None if the service has hooks, which need the decoded tensors."""
-        if isinstance(service.executor, HookedExecutor):
+        if service.facts.hooked:
             return None
-        outliner = self._outliners.get(service.generation)
+        outliner = self._outliners.get(service.facts)
         if outliner is None:
-            outliner = self._outliners[service.generation] = BodyPeek(service.model.inputs)
+            outliner = self._outliners[service.facts] = BodyPeek(service.facts.model.inputs)
         return outliner

@@ -9,7 +9,6 @@ from weir.batching.request_state import RequestBase, begin, settle
 from weir.errors import WeirError
 from weir.frontends.http.fast.plan import HotHead, HttpHead, RoutePlan
 from weir.messages import Dispatch, Kind
-from weir.model import is_tensor_model
 from weir.protocols.native import FRONTEND, NativeProtocol, RequestHead
 from weir.protocols.offloading import LONG_BODY, work_later
 from weir.protocols.response import (
@@ -211,6 +210,6 @@ class HotNative(NativeProtocol):
 
 def _is_hot(head: RequestHead) -> bool:
     """Return whether the fast path answers: not lists, tensors, compressed bodies, streams, and requests that are not one queue entry."""
-    if head.batch or head.stream or head.coding or is_tensor_model(head.service.model):
+    if head.batch or head.stream or head.coding or head.service.facts.takes_tensors:
         return False
     return head.service.inference.queues_items

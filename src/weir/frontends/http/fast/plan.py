@@ -14,7 +14,7 @@ from weir.protocols.settings import HttpSettings
 
 if TYPE_CHECKING:
     from weir.frontends.http.fast.connection import Connection
-    from weir.serving.service import Service
+    from weir.serving.handle import ModelHandle
 
 
 Headers = list[tuple[bytes, bytes]]
@@ -155,7 +155,7 @@ class Tally:
 
     __slots__ = ("received", "sent", "service")
 
-    def __init__(self, service: "Service") -> None:
+    def __init__(self, service: "ModelHandle") -> None:
         self.service = service
         self.received = 0
         self.sent = 0
@@ -210,7 +210,7 @@ class HeadMemo(Generic[Meaning]):
 class HotHead(Protocol):
     """What a protocol reads from the head of a request to a model: how the request enters the queue, and how it is answered."""
 
-    service: "Service"
+    service: "ModelHandle"
     content_type: str
     accept: str
     timeout: float
@@ -259,10 +259,10 @@ class RouteHandler(Protocol):
         Returns False if it is no request of this protocol, or if the ASGI application shall answer it. Raises the WeirError that refuses it.
         """
 
-    def named(self, path: str) -> "Service | None":
+    def named(self, path: str) -> "ModelHandle | None":
         """Return the service that `path` names, or None."""
 
-    def error_answer(self, error: BaseException, service: "Service | None") -> HttpResponse:
+    def error_answer(self, error: BaseException, service: "ModelHandle | None") -> HttpResponse:
         """Return the response for `error`. `service` is the one that the request names, if known."""
 
 
@@ -290,7 +290,7 @@ class RoutePlan:
         self.hand_over = False
         self.memorable = False
         self.error: WeirError | None = None
-        self.service: Service | None = None  # the service that the request names, if known
+        self.service: ModelHandle | None = None  # the service that the request names, if known
         self.answer_type = ""  # content type of an output that is bytes
         self.in_arena = False  # a large body is received into shared memory
         self.lead = 0  # unused bytes before the body there

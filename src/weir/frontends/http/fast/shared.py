@@ -29,7 +29,7 @@ from weir.wire.status import phrase
 from weir.workers.executor import Block
 
 if TYPE_CHECKING:
-    from weir.serving.service import Service
+    from weir.serving.handle import ModelHandle
 
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -111,7 +111,7 @@ class Receiver(Protocol):
     """A connection that receives a large body into shared memory."""
 
     @property
-    def receives_for(self) -> "Service":
+    def receives_for(self) -> "ModelHandle":
         """The service whose arena holds the body."""
 
     @property
@@ -191,7 +191,7 @@ class HttpShared:
     def _make_plan(self, head: HttpHead) -> RoutePlan:
         plan = make_plan(head, self.route_handlers, self.settings, self._access)
         if plan.service is not None:
-            plan.tally = self._tallies.setdefault(plan.service.label, Tally(plan.service))
+            plan.tally = self._tallies.setdefault(plan.service.facts.label, Tally(plan.service))
             plan.tally.service = plan.service  # a service may have replaced another of the same label
         return plan
 
@@ -212,13 +212,13 @@ class HttpShared:
             self.ended.clear()
             await self.ended.wait()
 
-    def block(self, service: "Service", size_bytes: int) -> Block | None:
+    def block(self, service: "ModelHandle", size_bytes: int) -> Block | None:
         """Return a place in the arena of `service`, or None if the arena is full.
 
         If necessary, bodies that have hardly begun to arrive are moved to ordinary memory to make room.
         """
         block = service.reserve(size_bytes)
-        if block is None and self.receiving and size_bytes <= service.arena_bytes:
+        if block is None and self.receiving and size_bytes <= service.control.arena_bytes:
             others = [each for each in self.receiving if each.receives_for is service]
             for each in sorted(others, key=lambda each: each.arrived)[:_MOST_MOVED]:
                 if not each.move():
@@ -228,7 +228,7 @@ class HttpShared:
                     break
         return block
 
-    def refused(self, service: "Service | None", error: WeirError) -> None:
+    def refused(self, service: "ModelHandle | None", error: WeirError) -> None:
         """Notify the observers of the error that ends a request, unless they know it. `service` is the one that the request names, if known."""
         if service is not None:
             service.notify(FRONTEND, error)
@@ -240,8 +240,7 @@ class HttpShared:
         """Notify the observers of the bytes transferred since the last call."""
         for tally in self._tallies.values():
             if tally.received or tally.sent:
-                for observer in tally.service.observers:
-                    observer.transferred(tally.service.label, FRONTEND, tally.received, tally.sent)
+                tally.service.transferred(FRONTEND, tally.received, tally.sent)
                 tally.received = tally.sent = 0
 
 

@@ -1,0 +1,185 @@
+"""What protocols, channels and products know of a running model: a ModelHandle. In this process a Service is one."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+
+from weir.batching.settings import BatchingSettings
+from weir.errors import WeirError
+from weir.messages import Request
+from weir.model import Measure, Model, is_tensor_model, overrides
+from weir.policy.decision import Policy
+from weir.serving.calls import measure
+from weir.serving.delivery import Tracer
+from weir.serving.settings import ServiceSettings
+from weir.telemetry.recorder import Recorder
+from weir.workers.executor import Block
+from weir.workers.settings import WorkerSettings
+
+if TYPE_CHECKING:
+    from weir.serving.inference import Inference
+
+
+@dataclass(frozen=True, eq=False)
+class ModelFacts:
+    """What stays as it is until the model is reloaded. A generation makes it, so each reload has another object.
+
+    Attributes:
+        name, version: as the registry has them; "" is no version.
+        model: the class, which declares inputs, outputs, content types and examples.
+        platform: the kind of model, for the metadata.
+        batching: the limits of its queue and of its batches.
+        settings: its timeouts, and how callers are treated.
+        hooked: whether hooks of the service change items or answers, for which these must be decoded.
+    """
+
+    name: str
+    version: str
+    model: type[Model]
+    platform: str
+    batching: BatchingSettings
+    settings: ServiceSettings
+    hooked: bool = False
+
+    @cached_property
+    def label(self) -> str:
+        """The name that observers and logs know: the name, followed by a slash and the version if there is one."""
+        return f"{self.name}/{self.version}" if self.version else self.name
+
+    @cached_property
+    def streaming(self) -> bool:
+        """Whether a request may have several responses."""
+        return self.model.streaming
+
+    @cached_property
+    def takes_tensors(self) -> bool:
+        """Whether a request has named tensors, rather than one item."""
+        return is_tensor_model(self.model)
+
+    @cached_property
+    def needs_measure(self) -> bool:
+        """Whether the model measures each item."""
+        return overrides(self.model, "measure")
+
+    def measure(self, item: Any) -> Measure:
+        """Return the rows, cost and key that the model's `measure` gives for `item`. Raises InvalidRequest if it fails."""
+        return measure(self.model, item)
+
+
+class ExampleHealth(TypedDict):
+    """The result of one of a model's examples, and the seconds that it took; `error` says what is wrong, or is ""."""
+
+    ok: bool
+    seconds: float
+    error: str
+
+
+class ModelHealth(TypedDict):
+    """Whether a model is ready and its examples have the expected answers; `reason` says why it is not ready, or is ""."""
+
+    healthy: bool
+    model: str
+    reason: str
+    examples: list[ExampleHealth]
+
+
+class ModelHandle(Protocol):
+    """A running model, as all that takes requests for it from outside knows it. It stays the same across reloads."""
+
+    @property
+    def facts(self) -> ModelFacts:
+        """What is known of the model that serves now."""
+
+    @property
+    def not_ready_reason(self) -> str:
+        """Why requests are not accepted or not run; "" if they are."""
+
+    @property
+    def inference(self) -> "Inference":
+        """How requests become entries of the queue, and their outputs a response."""
+
+    @property
+    def tracing(self) -> Tracer | None:
+        """What makes the spans of requests; None if they are not traced."""
+
+    @property
+    def control(self) -> "ModelControl":
+        """What operators see of the model and may change."""
+
+    def submit(self, request: Request, now: float | None = None) -> None:
+        """Put `request` into the queue. `now` is the present time of the model's clock, if the caller has just read it.
+
+        Raises ModelNotReady, Draining, Overloaded, or DeadlineExceeded when the deadline could not be met. The request was not
+        accepted then, and a Block that is its payload still belongs to the caller. An accepted request releases its Block when
+        it has ended.
+        """
+
+    def cancel(self, request: Request) -> None:
+        """Cancel a request whose caller has left; nothing happens if it has already ended."""
+
+    def has_room(self, rows: int, *, bulk: bool = False) -> bool:
+        """Tell whether the queue, or that of `bulk` work, has room for a request of `rows` rows now."""
+
+    def reserve(self, size_bytes: int) -> Block | None:
+        """Return a place of `size_bytes` bytes in shared memory, to receive a payload into; None if none is free."""
+
+    def now(self) -> float:
+        """Return the present time of the model's clock in seconds, as in the `arrival` of a request."""
+
+    def notify(self, door: str, error: WeirError) -> None:
+        """Notify the observers of an error that ends a request of the frontend `door`, unless they know it."""
+
+    def transferred(self, door: str, received_bytes: int, sent_bytes: int) -> None:
+        """Notify the observers of the sizes of requests of the frontend `door` and of their responses."""
+
+
+class ModelControl(Protocol):
+    """What pages, metrics and estimates read of a running model, and what operators change."""
+
+    @property
+    def policy(self) -> Policy:
+        """The policy that decides when a batch is dispatched."""
+
+    @property
+    def workers(self) -> WorkerSettings:
+        """The settings of the workers; their field `workers` is the present number of workers, or its range as a text."""
+
+    @property
+    def worker_count(self) -> int:
+        """The present number of workers, whatever their state."""
+
+    @property
+    def wanted_workers(self) -> int:
+        """How many workers there shall be: as the settings say, or as the load needs."""
+
+    @property
+    def ready_workers(self) -> int:
+        """The number of workers that take batches now."""
+
+    @property
+    def arena_bytes(self) -> int:
+        """Bytes of shared memory for payloads. If it is 0, `ModelHandle.reserve` always returns None."""
+
+    @property
+    def failed(self) -> str:
+        """Why no worker can be started, although that is tried again and again; "" if one can."""
+
+    @property
+    def statistics(self) -> Recorder:
+        """Counts of requests and batches since the model was loaded."""
+
+    def best_rate(self, now: float) -> float:
+        """Return how many rows per second all workers together can serve, for rows like the recent ones; infinity while too
+        little is known."""
+
+    def state(self, *, brief: bool = False) -> dict[str, Any]:
+        """Return the state of the model as a JSON-able dict; with `brief`, only what changes from moment to moment."""
+
+    def explain_policy(self) -> dict[str, Any]:
+        """Return what the policy decides and what was measured under it, as a JSON-able dict."""
+
+    async def set_prices(self, /, **changes: Any) -> dict[str, Any]:
+        """Solve the policy for other prices, and return its explanation once it is in use. See Service.set_prices."""
+
+    async def deep_health(self) -> ModelHealth:
+        """Run the model's examples, and compare the answers with the expected ones where these are known."""

@@ -1,0 +1,65 @@
+"""What the edge knows of a running model."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from tests.serving.kit import Square
+from tests.test_architecture import SOURCE, imports_of, name_of
+
+from weir import Service
+from weir.serving.handle import ModelControl, ModelFacts, ModelHandle
+from weir.testing import FakeClock, FakeExecutor
+
+EDGE = ("protocols", "frontends", "jobs", "embedding")
+# It makes a service of its own, to measure a model before the server starts.
+COMPOSES = {"weir.embedding.calibration"}
+
+
+def members(protocol: type) -> set[str]:
+    return {name for name in vars(protocol) if not name.startswith("_")}
+
+
+def service() -> Service:
+    return Service(Square, name="area", version="2", executor=FakeExecutor(), clock=FakeClock(), max_batch_size=3)
+
+
+def test_a_handle_has_at_most_twelve_members() -> None:
+    assert len(members(ModelHandle)) <= 12
+
+
+@pytest.mark.parametrize("part", EDGE)
+def test_the_edge_does_not_import_the_service(part: str) -> None:
+    paths: list[Path] = [*(SOURCE / part).rglob("*.py"), SOURCE / "serving" / "inference.py"]
+    found = {name_of(path) for path in paths if "weir.serving.service" in imports_of(path)}
+    assert found <= COMPOSES
+
+
+def test_a_service_is_a_handle_and_its_control() -> None:
+    handle: ModelHandle = service()
+    control: ModelControl = handle.control
+    for protocol, own in ((ModelHandle, handle), (ModelControl, control)):
+        assert not {name for name in members(protocol) if not hasattr(type(own), name)}
+
+
+def test_facts_say_what_is_served_and_within_which_limits() -> None:
+    facts = service().facts
+    assert (facts.name, facts.version, facts.label, facts.model) == ("area", "2", "area/2", Square)
+    assert (facts.batching.max_batch_size, facts.streaming, facts.takes_tensors) == (3, False, False)
+    assert not facts.hooked and not facts.needs_measure
+    with pytest.raises(AttributeError):
+        facts.name = "other"  # type: ignore[misc]  # that it may not be set is what is tested
+
+
+def test_facts_are_others_after_a_reload_and_the_handle_is_the_same() -> None:
+    async def facts() -> tuple[ModelFacts, ModelFacts, ModelFacts]:
+        clock = FakeClock()
+        old, new = (Service(Square, executor=FakeExecutor(), clock=clock, max_batch_size=size) for size in (1, 2))
+        async with old, new:
+            before = old.facts
+            await old.replace_with(new).stop()
+            return before, old.facts, new.facts
+
+    before, after, other = asyncio.run(facts())
+    assert after is other and after is not before
+    assert (before.batching.max_batch_size, after.batching.max_batch_size) == (1, 2)
