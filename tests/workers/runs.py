@@ -1,7 +1,7 @@
 """Runs models through a Runner, as a worker does, and records what an executor says."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from weir.messages import OBJECT, Batch, Events
@@ -24,6 +24,25 @@ def run(
     """Return the outputs of one batch."""
     runner = model if isinstance(model, Runner) else started(model, **settings)
     return runner.compute(runner.prepare(Batch(1, payloads, content_type, accept))).outputs
+
+
+class StoppedClock(asyncio.SelectorEventLoop):
+    """An event loop whose time passes only where a test says so: `pass_time`."""
+
+    now = 0.0
+
+    def time(self) -> float:
+        return self.now
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def run_in_stopped_time(main: Callable[[StoppedClock], Coroutine[Any, Any, None]]) -> None:
+    """Run `main` with such a loop: no limit passes because a thread has not had its turn yet."""
+    loop = StoppedClock()
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.run(main(loop))
 
 
 class Heard:

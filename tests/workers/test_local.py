@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from tests.workers.runs import Heard
+from tests.workers.runs import Heard, StoppedClock, run_in_stopped_time
 
 from weir.errors import Cancelled, ModelError, SettingsError
 from weir.messages import JSON, OBJECT, Batch, EventKind
@@ -313,12 +313,14 @@ def test_places_are_the_pipelines_depth() -> None:
 
 
 def test_a_batch_that_takes_too_long_costs_the_worker_until_it_returns() -> None:
-    async def main() -> None:
+    async def main(loop: StoppedClock) -> None:
         gate = Gate()
-        async with running(gate, pipeline_depth=2, predict_timeout=0.02) as (executor, heard):
+        async with running(gate, pipeline_depth=2, predict_timeout=10.0) as (executor, heard):
             executor.run(0, Batch(1, [0], OBJECT, OBJECT))
             executor.run(0, Batch(2, [5], OBJECT, OBJECT))
-            assert "longer than predict_timeout=0.02" in await heard.next("lost")
+            await asyncio.to_thread(gate.entered.acquire)
+            loop.pass_time(10.0)
+            assert "longer than predict_timeout=10.0" in await heard.next("lost")
             assert (executor.states()[0].state, executor.states()[0].in_flight) == ("lost", 0)
             gate.opened.set()
             assert await heard.next("ready") == 2  # and nothing of what it had
@@ -327,20 +329,23 @@ def test_a_batch_that_takes_too_long_costs_the_worker_until_it_returns() -> None
             executor.run(0, Batch(3, [6], OBJECT, OBJECT))
             assert (await heard.next("events")).outputs == [36]
 
-    asyncio.run(main())
+    run_in_stopped_time(main)
 
 
 def test_where_all_threads_hang_nobody_waits_until_one_returns() -> None:
-    async def main() -> None:
+    async def main(loop: StoppedClock) -> None:
         gate, heard = Gate(), Heard()
-        chosen = WorkerSettings(executor="thread", workers=2, predict_timeout=0.02)
-        executor = ThreadExecutor(GatedSquare, {"gate": gate}, chosen, name="square", max_batch_size=1, hang_grace=0.02)
+        chosen = WorkerSettings(executor="thread", workers=2, predict_timeout=10.0)
+        executor = ThreadExecutor(GatedSquare, {"gate": gate}, chosen, name="square", max_batch_size=1, hang_grace=5.0)
         await executor.start(heard)
         for worker in range(2):
             await heard.next("ready")
             executor.run(worker, Batch(worker, [0], OBJECT, OBJECT))
+            await asyncio.to_thread(gate.entered.acquire)
+        loop.pass_time(10.0)
         for _ in range(2):
             await heard.next("lost")
+        loop.pass_time(5.0)
         assert "hangs" in await heard.next("unavailable")  # once: the first one is no reason
         gate.opened.set()
         for _ in range(2):
@@ -348,7 +353,7 @@ def test_where_all_threads_hang_nobody_waits_until_one_returns() -> None:
         assert [state.state for state in executor.states()] == ["ready", "ready"]
         await executor.stop()
 
-    asyncio.run(main())
+    run_in_stopped_time(main)
 
 
 def test_a_stop_does_not_wait_for_ever() -> None:
