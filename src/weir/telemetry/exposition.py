@@ -145,7 +145,9 @@ class Exposition(Collector):
             family.samples = [_with_version(sample) for sample in family.samples]
             yield family
         lost = [((destination,), count) for destination, count in LOST.items()]
-        yield _counter("weir_log_lines_lost", "Log lines that could not be written.", "destination", lost)
+        yield _counter(
+            "weir_log_lines_lost", "Lines of logs and recordings that could not be written.", "destination", lost
+        )
         yield from self._own()
 
     def _own(self) -> Iterator[Metric]:

@@ -6,11 +6,13 @@ Weir's own. A value whose key sounds like a secret is never written.
 
 import io
 import logging
+import os
 import re
 import sys
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
@@ -29,7 +31,15 @@ from weir.errors import (
     printable_lines,
 )
 from weir.messages import Request
-from weir.telemetry.output import Capture, OutletHandler, StderrHandler, file_outlet, standard_outlets
+from weir.telemetry.output import (
+    Capture,
+    Outlet,
+    OutletHandler,
+    StderrHandler,
+    file_outlet,
+    standard_outlets,
+    write_all,
+)
 from weir.telemetry.recorder import SilentObserver
 from weir.telemetry.settings import TelemetrySettings
 from weir.telemetry.tracecontext import CURRENT, Trace
@@ -332,7 +342,7 @@ class ArrivalLog(SilentObserver):
     Every accepted request is in it once, and so is every request that was refused for lack of room or time, with one
     row. Invalid requests (malformed, unknown model) are not: they cause no work. `model` None: of all models. Lines
     ascend in time. A request that ends after more than `kept` later arrivals is written with the time of the line
-    before it. `close` writes what is still kept.
+    before it. `close` writes what is still kept. An outlet writes, so a slow, full or hung disk costs lines and nothing else.
     """
 
     def __init__(
@@ -346,25 +356,24 @@ class ArrivalLog(SilentObserver):
         self._arrivals: list[tuple[float, int]] = []
         self._first: float | None = None
         self._last = 0.0
-        self._file: TextIO | None = None
+        self._fd = -1
+        self._outlet: Outlet | None = None
 
     def open(self) -> None:
         """Create the file. Raises SettingsError when it cannot be written."""
         try:
-            self._file = self.path.open("w", encoding="ascii")
+            self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
         except OSError as error:
             raise SettingsError(f"record={str(self.path)!r}: cannot be written: {error.strerror}") from error
-        self._file.write("arrival_s,rows\n")
+        self._outlet = Outlet("record", partial(write_all, self._fd), f"record={str(self.path)!r}")
+        self._outlet.put(b"arrival_s,rows\n")
 
     def close(self) -> None:
         """Write what is kept, and close the file. Idempotent."""
         self._write(len(self._arrivals))
-        file, self._file = self._file, None
-        if file is not None:
-            try:
-                file.close()  # writes what is buffered
-            except OSError as error:
-                self._gave_up(error)
+        outlet, self._outlet = self._outlet, None
+        if outlet is not None and outlet.close():
+            os.close(self._fd)
 
     def __enter__(self) -> Self:
         self.open()
@@ -386,34 +395,22 @@ class ArrivalLog(SilentObserver):
             self._note([(self._clock(), 1)])
 
     def _note(self, arrivals: list[tuple[float, int]]) -> None:
-        if self._file is None:
+        if self._outlet is None:
             return
         self._arrivals += arrivals
         while len(self._arrivals) >= self._kept + WRITTEN_AT_ONCE:
             self._write(WRITTEN_AT_ONCE)
 
     def _write(self, count: int) -> None:
-        """Write the `count` earliest arrivals. If that fails, the recording ends and the server goes on."""
-        if self._file is None or not count:
+        """Write the `count` earliest arrivals."""
+        if self._outlet is None or not count:
             return
-        try:
-            self._write_lines(self._file, count)
-        except OSError as error:
-            file, self._file = self._file, None
-            with suppress(OSError):
-                file.close()
-            self._gave_up(error)
-
-    def _gave_up(self, error: OSError) -> None:
-        self._arrivals.clear()
-        logger.error("record=%r: cannot be written any more: %s", str(self.path), error.strerror)
-
-    def _write_lines(self, file: TextIO, count: int) -> None:
         self._arrivals.sort()
         if self._first is None:
             self._first = self._arrivals[0][0]
         first, last = self._first, self._last
-        file.writelines(f"{max(at - first, last):.6f},{rows}\n" for at, rows in self._arrivals[:count])
+        lines = [f"{max(at - first, last):.6f},{rows}\n" for at, rows in self._arrivals[:count]]
+        self._outlet.put("".join(lines).encode())
         self._last = max(self._arrivals[count - 1][0] - first, last)
         del self._arrivals[:count]
 

@@ -1,4 +1,4 @@
-"""Where log lines go: outlets that never block, fail or end a server, and the capture of what is written to stdout and stderr.
+"""Where log lines and recordings go: outlets that never block, fail or end a server, and the capture of what is written to stdout and stderr.
 
 Nothing else writes to a descriptor of the log. Each outlet writes in a thread of its own, so a reader who is slow, stopped or gone, a full disk
 and a hung file system cost lines, which are counted, and nothing else.
@@ -25,7 +25,7 @@ _PIECE_BYTES = 64 << 10
 _LONGEST_LINE = 256 << 10
 
 # How many lines of this process were lost, by where they should have gone.
-LOST = {"stdout": 0, "stderr": 0, "log_file": 0}
+LOST = {"stdout": 0, "stderr": 0, "log_file": 0, "record": 0}
 
 logger = logging.getLogger("weir")
 
