@@ -2,10 +2,15 @@
 
 import json
 import socket
+from contextlib import suppress
 from random import Random
+from typing import Any
 
+import grpc
 import httpx
 from tests.fuzz.hostile import PATIENCE, SILENT, Attack, Room
+
+from weir.embedding.bert_as_service.zmtp import GREETING, MORE, frame, ready
 
 _MB = 1 << 20
 
@@ -142,6 +147,59 @@ def batch_job(room: Room) -> str:
         return "closed"
 
 
+def odd_job(room: Room) -> str:
+    """Ask for a job with a window that is none, or upload with a boundary of thousands of characters, or a form that ends early."""
+    chance = room.chance
+    kind = chance.randrange(3)
+    if kind == 0:
+        window = chance.choice(("\u0661h", "1h\n", "9999d", "0m", "-1h", "1" * 5000 + "h"))
+        body = {"input_file_id": "file-x", "endpoint": "/infer/length", "completion_window": window}
+        return _posted(room, "/v1/batches", json.dumps(body).encode())
+    boundary = "b" * chance.choice((1, 257, 5000))
+    part = f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n{{"custom_id": '
+    kinds = {"content-type": f"multipart/form-data; boundary={boundary}"}
+    return _asked(room, "POST", "/v1/files", part.encode(), **kinds)
+
+
+def withdrawn(room: Room) -> str:
+    """Send tens of thousands of requests for one topic, or for many, over ZeroMQ, and leave before they are answered."""
+    chance = room.chance
+    count, topics = chance.choice((1_000, 10_000, 52_000)), chance.choice((1, 200))
+    names = [b"w%d.%d" % (chance.randrange(10**9), place) for place in range(topics)]
+    with _zmtp(room, "zmq_out", "SUB") as reader, _zmtp(room, "zmq", "PUSH") as sender, suppress(OSError):
+        reader.sendall(b"".join([frame(b"\1" + name) for name in names]))
+        reader.recv(64)
+        asked = [
+            frame(names[place % topics], MORE)
+            + frame(b'["a%d"]' % place, MORE)
+            + frame(b"%d" % place, MORE)
+            + frame(b"1")
+            for place in range(count)
+        ]
+        sender.sendall(b"".join(asked))
+    return "withdrawn"
+
+
+def _zmtp(room: Room, port: str, kind: str) -> socket.socket:
+    client = socket.create_connection(("127.0.0.1", room.ports[port]), timeout=10)
+    client.settimeout(10.0)
+    client.sendall(GREETING + ready(kind))
+    return client
+
+
+def many_calls(room: Room) -> str:
+    """Begin thousands of gRPC calls on one connection, and leave or wait for them."""
+    count = room.chance.choice((100, 2000))
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    with grpc.insecure_channel(f"127.0.0.1:{room.ports['grpc']}", options) as channel:
+        call = channel.unary_unary("/inference.GRPCInferenceService/ServerLive", None, None)
+        begun: list[Any] = [call.future(b"", timeout=PATIENCE) for _ in range(count)]
+        if room.chance.random() < 0.3:
+            return "left"
+        codes = {each.code().name for each in begun}
+    return "OK" if codes <= {"OK", "RESOURCE_EXHAUSTED"} else sorted(codes - {"OK"})[0]
+
+
 def _tidied(client: httpx.Client) -> None:
     """Delete the oldest files, so that there is room for more jobs."""
     for file in client.get("/v1/files?order=asc&limit=20").json().get("data", [])[:10]:
@@ -150,5 +208,6 @@ def _tidied(client: httpx.Client) -> None:
 
 ATTACKS_OF_CALLERS: dict[str, tuple[Attack, int]] = {  # by name, and how often
     "long heads": (long_heads, 6), "long lengths": (long_lengths, 2), "many tokens": (many_tokens, 8), "dear pages": (pages, 4),
-    "stalled uploads": (stalled_upload, 6), "batch jobs": (batch_job, 4),
+    "stalled uploads": (stalled_upload, 6), "batch jobs": (batch_job, 4), "odd jobs": (odd_job, 4), "ZMTP withdrawn": (withdrawn, 2),
+    "many gRPC calls": (many_calls, 2),
 }  # fmt: skip
