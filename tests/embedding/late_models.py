@@ -39,6 +39,10 @@ CASES: dict[str, dict[str, Any]] = {
     "roberta": {},
 }
 
+SEVERAL: dict[str, Any] = {
+    "layers": [{"out_features": 64, "bias": True, "use_residual": True}, {"out_features": 64, "use_residual": True}, {}]
+}
+
 
 def _save(path: Path, value: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -57,16 +61,25 @@ def network(directory: Path, family: str, markers: tuple[str, ...]) -> Path:
     return directory
 
 
-def _dense(directory: Path, **more: Any) -> None:
+def _dense(directory: Path, inputs: int = 32, **more: Any) -> int:
+    """Write a dense layer, and return how many numbers it makes."""
     config = {
-        "in_features": 32,
+        "in_features": inputs,
         "out_features": SIZE,
         "bias": False,
         "activation_function": "torch.nn.modules.linear.Identity",
+        **more,
     }
-    _save(directory / "config.json", {**config, **more})
-    weight = np.random.default_rng(11).normal(0, 0.3, (SIZE, 32)).astype(np.float32)
-    tiny.save(directory / "model.safetensors", {"linear.weight": weight})
+    _save(directory / "config.json", config)
+    random = np.random.default_rng(11)
+    shapes: dict[str, tuple[int, ...]] = {"linear.weight": (config["out_features"], inputs)}
+    if config["bias"]:
+        shapes["linear.bias"] = shapes["linear.weight"][:1]
+    if config.get("use_residual") and config["out_features"] != inputs:
+        shapes["residual.weight"] = shapes["linear.weight"]
+    weights = {name: random.normal(0, 0.3, shape).astype(np.float32) for name, shape in shapes.items()}
+    tiny.save(directory / "model.safetensors", weights)
+    return int(config["out_features"])
 
 
 def _modules(directory: Path, *modules: tuple[str, str]) -> None:
@@ -80,8 +93,13 @@ def _modules(directory: Path, *modules: tuple[str, str]) -> None:
 def pylate(directory: Path, family: str = "bert", **settings: Any) -> Path:
     """Write a model as PyLate does."""
     network(directory, family, ("[Q] ", "[D] "))
-    _modules(directory, ("", "sentence_transformers.models.Transformer"), ("1_Dense", "pylate.models.Dense.Dense"))
-    _dense(directory / "1_Dense")
+    layers = settings.pop("layers", [{}])
+    folders = [f"{place}_Dense" for place in range(1, len(layers) + 1)]
+    dense = [(folder, "pylate.models.Dense.Dense") for folder in folders]
+    _modules(directory, ("", "sentence_transformers.models.Transformer"), *dense)
+    size = 32
+    for folder, layer in zip(folders, layers, strict=True):
+        size = _dense(directory / folder, size, **layer)
     _save(
         directory / "config_sentence_transformers.json",
         {"model_type": "ColBERT", "prompts": {}, "default_prompt_name": None, **PYLATE, **settings},

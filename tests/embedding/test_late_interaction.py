@@ -95,3 +95,15 @@ def test_what_cannot_be_right_is_refused(tmp_path: Path) -> None:
     late_models.multi_vector(tmp_path / "other", query_expansion={"strategy": "fixed", "length": 8, "token": "<pad>"})
     with pytest.raises(SettingsError, match="the vocabulary has no token '<pad>', with which queries are filled up"):
         opened(tmp_path / "other")
+
+
+def test_several_dense_layers_follow_each_other_with_their_residuals(tmp_path: Path) -> None:
+    model = late_models.pylate(tmp_path, **late_models.SEVERAL)
+    ids: Any = [[2, 30, 31, 32, 3]]
+    (value,) = opened(model, pooling="none", normalize=False).results(ids)
+    for layer in read_checkpoint(model).layout.dense:
+        out = value @ layer.weight.T + (0 if layer.bias is None else layer.bias)
+        value = out if layer.residual is None else out + value @ layer.residual.T
+    (found,) = opened(model).results(ids)
+    assert found.shape == value.shape == (5, late_models.SIZE)
+    assert cosines(found, value / np.linalg.norm(value, axis=-1, keepdims=True)).min() > 0.99999

@@ -147,18 +147,18 @@ def _network(directory: Path, family: str, labels: int, seed: int, tokenizer: bo
 
 def sentence_model(
     directory: Path, family: str = "bert", *, pooling: str | list[str] = "mean", normalize: bool = True, dense: int = 0,
-    max_length: int | None = None, prompts: dict[str, str] | None = None, **more: Any,
+    max_length: int | None = None, prompts: dict[str, str] | None = None, residual: bool = False, **more: Any,
 ) -> Path:  # fmt: skip
-    """Write a model as sentence-transformers does. `pooling` is one of its names, `dense` the size of a layer behind it (0: none)."""
+    """Write a model as sentence-transformers does. `pooling` is one of its names, `dense` the size of a layer behind it (0: none), which may have a `residual`."""
     model(directory, family, **more)
     return sentence_files(
-        directory, pooling=pooling, normalize=normalize, dense=dense, max_length=max_length, prompts=prompts
-    )
+        directory, pooling=pooling, normalize=normalize, dense=dense, max_length=max_length, prompts=prompts, residual=residual,
+    )  # fmt: skip
 
 
 def sentence_files(
     directory: Path, *, pooling: str | list[str] = "mean", normalize: bool = True, dense: int = 0, max_length: int | None = None,
-    prompts: dict[str, str] | None = None, truncate_dim: int | None = None,
+    prompts: dict[str, str] | None = None, truncate_dim: int | None = None, residual: bool = False,
 ) -> Path:  # fmt: skip
     """Write what sentence-transformers puts beside a model."""
     modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
@@ -170,10 +170,13 @@ def sentence_files(
             "out_features": dense,
             "bias": True,
             "activation_function": "torch.nn.modules.activation.Tanh",
+            "use_residual": residual,
         }
         _write(directory / "2_Dense" / "config.json", shape)
         random = np.random.default_rng(7)
         layer = {"linear.weight": _random(random, (dense, HIDDEN)), "linear.bias": _random(random, (dense,))}
+        if residual:
+            layer["residual.weight"] = _random(random, (dense, HIDDEN))
         save(directory / "2_Dense" / "model.safetensors", layer)
     if normalize:
         modules.append((f"{len(modules)}_Normalize", "Normalize"))

@@ -13,7 +13,8 @@ from weir.errors import SettingsError
 
 if TYPE_CHECKING:
     from weir.embedding.checkpoint.config import Architecture
-    from weir.embedding.checkpoint.reading import Checkpoint, Dense
+    from weir.embedding.checkpoint.heads import Dense
+    from weir.embedding.checkpoint.reading import Checkpoint
 
 
 class Pooling(Enum):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tests.embedding import late_models
 from tests.embedding.graph.running import cosines
-from tests.embedding.late_models import DOCUMENTS, QUERIES
+from tests.embedding.late_models import DOCUMENTS, QUERIES, SEVERAL
 from tests.embedding.runtime.references import EXACT, opened
 
 from weir.embedding.checkpoint.reading import read_checkpoint
@@ -25,7 +25,7 @@ pytestmark = [
     [
         ("multi_vector", {}), ("multi_vector", {"query_expansion": {"strategy": "min", "length": 12, "attend": True}, "query_length": 20}),
         ("multi_vector", {"query_expansion": None, "query_length": 12}),
-        ("pylate", {}), ("pylate", {"prompts": {"query": "find: ", "document": "text: "}, "attend_to_expansion_tokens": True}),
+        ("pylate", {}), ("pylate", SEVERAL), ("pylate", {"prompts": {"query": "find: ", "document": "text: "}, "attend_to_expansion_tokens": True}),
         ("stanford", {}), ("stanford", {"attend_to_mask_tokens": True, "mask_punctuation": False}),
     ],
 )  # fmt: skip
@@ -47,3 +47,15 @@ def test_queries_documents_and_their_scores(saved: str, settings: dict[str, Any]
     pairs = [(query, document) for query in QUERIES for document in DOCUMENTS]
     ours = np.concatenate(opened(directory).results(pairs)).reshape(scores.shape)
     assert np.abs(ours - scores).max() < 1e-4
+
+
+def test_an_empty_query_or_document(tmp_path: Path) -> None:
+    from sentence_transformers import MultiVectorEncoder
+
+    directory = late_models.pylate(tmp_path)
+    theirs = MultiVectorEncoder(str(directory), device="cpu")
+    queries, documents = [*QUERIES[:2], ""], [*DOCUMENTS[:2], ""]
+    expected = theirs.similarity(theirs.encode_query(queries), theirs.encode_document(documents)).numpy()
+    pairs = [(query, document) for query in queries for document in documents if query or document]
+    ours = np.concatenate(opened(directory).results(pairs))
+    assert np.abs(ours - expected.flatten()[:-1]).max() < 1e-4

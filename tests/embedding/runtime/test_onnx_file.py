@@ -8,6 +8,8 @@ from typing import Any
 
 import httpx
 import numpy as np
+import onnx
+import onnx.numpy_helper
 import pytest
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from tests.embedding import tiny
@@ -17,7 +19,7 @@ from tests.embedding.onnx_files import export
 import weir.embedding
 from weir.embedding.checkpoint.onnx_files import file_names, is_computed, wanted_names
 from weir.embedding.model import TextEncoder
-from weir.errors import SettingsError
+from weir.errors import SettingsError, WeirError
 
 TEXTS = ["first do it", "then do it right and faster than yesterday", "it"]
 SETTINGS: dict[str, Any] = {"port": 0, "executor": "thread", "threads": 1, "device_map": ["cpu"], "calibrate": False}
@@ -41,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of sentence-transformers with its weights and onnx/model.onnx; `dense` and `plain` beside it."""
     folder = tmp_path_factory.mktemp("onnx")
     for name, dense in (("dense", 20), ("plain", 0)):
-        directory = tiny.sentence_model(folder / name, "bert", dense=dense)
+        directory = tiny.sentence_model(folder / name, "bert", dense=dense, residual=True)
         export(directory, directory / "onnx" / "model.onnx", beside=name == "dense")
     return folder
 
@@ -141,3 +143,17 @@ def test_which_file_is_wanted(tmp_path: Path) -> None:
     assert wanted_names("onnx", None, bert) == wanted_names("torch", None, relative) == ()
     assert wanted_names("onnx", None, relative) == wanted_names("onnx-file", None, bert) == ("model.onnx",)
     assert file_names("O3") == ("model_O3.onnx",) and file_names("mine.onnx") == ("mine.onnx",)
+
+
+def test_a_file_with_weights_that_are_no_numbers_does_not_start(tmp_path: Path) -> None:
+    directory = tiny.sentence_model(tmp_path / "model")
+    path = export(directory, directory / "model.onnx")
+    graph = onnx.load(path)
+    place, matrix = next(found for found in enumerate(graph.graph.initializer) if len(found[1].dims) == 2)
+    numbers = np.array(onnx.numpy_helper.to_array(matrix))
+    numbers[:, 0] = np.nan
+    graph.graph.initializer[place].CopyFrom(onnx.numpy_helper.from_array(numbers, matrix.name))
+    onnx.save_model(graph, path)
+    server = weir.embedding.serve(directory, runtime="onnx-file", **SETTINGS)
+    with pytest.raises(WeirError, match="the model computed NaN or infinite numbers"), server:
+        pass

@@ -12,6 +12,7 @@ from tests.embedding.graph.test_heads import m3
 from tests.embedding.graph.windows import highest_mean
 
 from weir.embedding.checkpoint.reading import read_checkpoint, read_for
+from weir.embedding.checkpoint.tensors import open_tensors
 from weir.embedding.model import Inputs, TextEncoder, TokenIds, padded_inputs
 from weir.embedding.recipe import WITH_HEAD, Pooling, Precision, Recipe, chosen_recipe
 from weir.embedding.runtime import Runtime, RuntimeOptions, open_runtime
@@ -33,7 +34,7 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.sentence_model(tmp_path_factory.mktemp("bert"), "bert", dense=20, labels=3)
+    return tiny.sentence_model(tmp_path_factory.mktemp("bert"), "bert", dense=20, labels=3, residual=True)
 
 
 def inputs(vocabulary: int, pad_id: int, *, mask_special: bool = False, hide_special: bool = False) -> Inputs:
@@ -260,3 +261,16 @@ def test_long_texts_are_cut_where_sentence_transformers_cuts_them(
     assert vectors.shape == (3, 16)
     assert cosine(vectors, wanted) > 0.99999
     assert np.allclose(np.linalg.norm(vectors, axis=1), 1.0)  # theirs are shorter: they are cut last
+
+
+@pytest.mark.parametrize("number", [np.nan, -np.inf])
+def test_weights_that_are_no_numbers(number: float, tmp_path: Path) -> None:
+    directory = tiny.model(tmp_path)
+    weights = {name: np.array(value) for name, value in open_tensors(directory / "model.safetensors").items()}
+    weights["embeddings.word_embeddings.weight"][7, 5] = number
+    tiny.save(directory / "model.safetensors", weights)
+    checkpoint = read_for("torch", directory)
+    with pytest.raises(
+        SettingsError, match=r"'embeddings.word_embeddings.weight' has a weight that is NaN or infinite"
+    ):
+        open_runtime(checkpoint, chosen_recipe(checkpoint), RuntimeOptions("torch"))

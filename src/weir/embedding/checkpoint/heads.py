@@ -74,21 +74,40 @@ class WordHead:
 
 
 @dataclass(frozen=True)
-class TokenHead:
-    """A dense layer on each token.
+class Dense:
+    """A dense layer: `activation(weight @ vector + bias) + residual @ vector`, all float32.
 
     Attributes:
-        weight, bias: [out, hidden size] and [out]; `bias` may be None.
-        skips_first: the first token has no vector.
-        activation: that of the layer.
-        before: ModernBERT's dense layer with gelu and normalization before it: `dense` and `norm`, each with .weight and perhaps .bias.
+        weight: [out, in].
+        bias: [out], or None.
+        activation: identity, tanh, relu, gelu or sigmoid.
+        residual: [out, in]; None if nothing is added.
     """
 
     weight: Array
     bias: Array | None
+    activation: str = "identity"
+    residual: Array | None = None
+
+
+@dataclass(frozen=True)
+class TokenHead(Dense):
+    """A dense layer on each token.
+
+    Attributes:
+        skips_first: the first token has no vector.
+        before: ModernBERT's dense layer with gelu and normalization before it: `dense` and `norm`, each with .weight and perhaps .bias.
+        first: the dense layers before it, in order.
+    """
+
     skips_first: bool = False
     before: Mapping[str, Array] | None = None
-    activation: str = "identity"
+    first: tuple[Dense, ...] = ()
+
+    @property
+    def layers(self) -> tuple[Dense, ...]:
+        """All dense layers, in order."""
+        return (*self.first, self)
 
 
 @dataclass(frozen=True)
@@ -171,7 +190,7 @@ def _linear(file: TensorFile, name: str, architecture: Architecture, *, skips_fi
         raise SettingsError(f"{file.path}: must hold {weight!r} of the shape [any, {hidden}]")
     if bias in file and file.shape(bias) != file.shape(weight)[:1]:
         raise SettingsError(f"{file.path}: {bias!r} must have as many numbers as {weight!r} has rows")
-    return TokenHead(file[weight], file.get(bias), skips_first)
+    return TokenHead(file[weight], file.get(bias), skips_first=skips_first)
 
 
 def _stored(store: "Store | OnnxStore", name: str, architecture: Architecture) -> TokenHead | None:

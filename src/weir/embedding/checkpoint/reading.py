@@ -12,11 +12,10 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from weir.embedding.checkpoint.config import Architecture, JsonDocument, read_document, read_json
 from weir.embedding.checkpoint.families import JINA, MODEL2VEC, SIZES, read_architecture, read_family
-from weir.embedding.checkpoint.heads import ModelHeads, TokenHead, is_token_classifier, read_answers, read_heads
+from weir.embedding.checkpoint.heads import Dense, ModelHeads, TokenHead, is_token_classifier, read_answers, read_heads
 from weir.embedding.checkpoint.late import (
     MASK_MODULE,
     METADATA,
@@ -81,15 +80,6 @@ MORE_NAMES = {
 
 
 @dataclass(frozen=True)
-class Dense:
-    """A dense layer after the pooling: `activation(weight @ vector + bias)`. `weight` is [out, in] and `bias` [out], both float32."""
-
-    weight: NDArray[Any]
-    bias: NDArray[Any] | None
-    activation: str  # identity, tanh, relu, gelu or sigmoid
-
-
-@dataclass(frozen=True)
 class ModelLayout:
     """Where the network's files are, and the steps that sentence-transformers adds to the network.
 
@@ -109,6 +99,7 @@ class ModelLayout:
         answers: the token ids of yes and no, if a module compares a decoder's numbers for them.
         late: how queries and documents become vectors of tokens, if the model was trained for late interaction.
         static: whether there is no network, but a vector for each token (see static.py); no special tokens are put around texts.
+        reads: a file that states how many numbers the network makes for a token, and how many; None if there is none.
 
     A dense layer without a pooling makes token vectors.
     """
@@ -128,6 +119,7 @@ class ModelLayout:
     answers: tuple[int, int] | None = None
     late: LateInteraction | None = None
     static: bool = False
+    reads: tuple[Path, int] | None = None
 
 
 def read_layout(directory: Path, *, allow_pickle: bool = False, router: str | None = None) -> ModelLayout:
@@ -157,6 +149,7 @@ def read_layout(directory: Path, *, allow_pickle: bool = False, router: str | No
     )
     network, normalize = directory / network_path, False
     pooled: tuple[Pooling, ...] | None = (Pooling.MEAN,) if static else None
+    reads: tuple[Path, int] | None = None
     dense: list[Dense] = []
     files: list[Path] = [directory / MODULES]
     for path, kind in rest:
@@ -164,7 +157,8 @@ def read_layout(directory: Path, *, allow_pickle: bool = False, router: str | No
         if normalize:
             raise _unknown(directory, kind, "must not come behind a Normalize")
         if kind == "Pooling" and pooled is None:
-            pooled = _poolings(read_document(folder / "config.json"))
+            pooling = read_document(folder / "config.json")
+            pooled, reads = _poolings(pooling), _stated_size(pooling)
             files.append(folder / "config.json")
         elif kind == "Dense" and (pooled is not None or late):
             layer, path_of_weights = _dense(
@@ -178,8 +172,6 @@ def read_layout(directory: Path, *, allow_pickle: bool = False, router: str | No
             files.append(folder / CONFIG)
         elif kind != "Dropout":  # has no effect after training
             raise _unknown(directory, kind, "must be Transformer, Pooling, Dense or Normalize, in this order")
-    if late and len(dense) > 1:
-        raise _unknown(directory, "Dense", "must stand once behind a Transformer without a Pooling")
     if pooled is None and not late:
         raise _unknown(directory, first, "must be followed by a Pooling, or by a Dense for token vectors")
     max_length, lowercase = _text_settings(network)
@@ -191,6 +183,7 @@ def read_layout(directory: Path, *, allow_pickle: bool = False, router: str | No
     return ModelLayout(
         network, pooled, normalize, tuple(dense), max_length, lowercase, prompts, default, dimensions, tuple(files),
         similarity=_similarity(directory) if interaction is None else interaction.similarity, late=interaction, static=static,
+        reads=reads,
     )  # fmt: skip
 
 
@@ -317,11 +310,15 @@ def _poolings(config: JsonDocument) -> tuple[Pooling, ...]:
     return chosen or (Pooling.MEAN,)
 
 
+def _stated_size(config: JsonDocument) -> tuple[Path, int] | None:
+    """Return the file of a pooling, and the size of the vectors that it takes, if it states that; before sentence-transformers 6 the key began with word_."""
+    key = next((key for key in ("word_embedding_dimension", "embedding_dimension") if key in config), None)
+    return None if key is None else (config.path, config.integer(key))
+
+
 def _dense(folder: Path, allow_pickle: bool, inputs: Sequence[str]) -> tuple[Dense, Path]:
     """Return the dense layer in a folder, and the file of its weights. It reads one of `inputs`, and puts its output in the place of that."""
     config = read_document(folder / "config.json")
-    if config.switch("use_residual"):
-        raise config.wrong("use_residual", True, "must be false")
     read = config.text("module_input_name", default=inputs[0])
     if read not in inputs or config.text("module_output_name", default=read) != read:
         raise config.wrong("module_input_name", read, f"must be {' or '.join(inputs)}, and so must its output")
@@ -335,8 +332,10 @@ def _dense(folder: Path, allow_pickle: bool, inputs: Sequence[str]) -> tuple[Den
         tensors = open_pickled(folder / PICKLED_WEIGHTS)
     else:
         raise no_weights_error(folder)
-    out = config.integer("out_features")
-    shapes: dict[str, tuple[int, ...]] = {"linear.weight": (out, config.integer("in_features"))}
+    out, size = config.integer("out_features"), config.integer("in_features")
+    shapes: dict[str, tuple[int, ...]] = {"linear.weight": (out, size)}
+    if adds := config.switch("use_residual"):  # of the same size it is the vector itself
+        shapes |= {} if out == size else {"residual.weight": (out, size)}
     if config.switch("bias", default=True):
         shapes["linear.bias"] = (out,)
     for tensor, shape in shapes.items():
@@ -345,7 +344,8 @@ def _dense(folder: Path, allow_pickle: bool, inputs: Sequence[str]) -> tuple[Den
                 f"{tensors.path}: must hold {tensor!r} of the shape {list(shape)}, as its config.json says"
             )
     bias = tensors["linear.bias"] if "linear.bias" in shapes else None
-    return Dense(tensors["linear.weight"], bias, activation), tensors.path
+    residual = tensors["residual.weight"] if "residual.weight" in shapes else np.eye(size, dtype=np.float32)
+    return Dense(tensors["linear.weight"], bias, activation, residual if adds else None), tensors.path
 
 
 def _text_settings(network: Path) -> tuple[int | None, bool]:
@@ -427,8 +427,9 @@ class Checkpoint:
         splade = None if self.layout.splade is None else read_document(self.layout.splade)
         found = read_heads(self.directory, self._config, self.architecture, self.store, splade, self.allow_pickle)
         if self.layout.dense and not self.layout.pooled:
-            layer = self.layout.dense[0]
-            return replace(found, tokens=TokenHead(layer.weight, layer.bias, activation=layer.activation))
+            *first, last = self.layout.dense
+            own = TokenHead(last.weight, last.bias, last.activation, last.residual, first=tuple(first))
+            return replace(found, tokens=own)
         if self.layout.late is not None and found.tokens is None:  # the vectors are those of the network
             return replace(found, tokens=TokenHead(np.eye(self.architecture.hidden_size, dtype=np.float32), None))
         return found
@@ -584,7 +585,7 @@ def read_checkpoint(directory: Path, *, allow_pickle: bool = False, router: str 
     layout = read_layout(directory, allow_pickle=allow_pickle, router=router)
     if layout.static:
         table = StaticStore(layout.network, allow_pickle=allow_pickle)
-        _check_dense(layout, table.architecture())
+        _check_sizes(layout, table.architecture())
         return Checkpoint(directory, table.architecture(), layout, table, allow_pickle, router=router)
     if not (layout.network / CONFIG).is_file() and list(directory.glob("*.ckpt.index")):
         raise no_weights_error(directory)
@@ -594,12 +595,17 @@ def read_checkpoint(directory: Path, *, allow_pickle: bool = False, router: str 
     labels_texts = store.stored.head(family) is not None and not is_token_classifier(config)
     architecture = read_architecture(config, has_pooler=bool(store.stored.pooler(family)), has_classifier=labels_texts)
     store.weights(architecture)
-    _check_dense(layout, architecture)
+    _check_sizes(layout, architecture)
     return Checkpoint(directory, architecture, layout, store, allow_pickle, router=router)
 
 
-def _check_dense(layout: ModelLayout, architecture: Architecture) -> None:
-    """Raise SettingsError unless each dense layer takes vectors of the size that the step before gives."""
+def _check_sizes(layout: ModelLayout, architecture: Architecture) -> None:
+    """Raise SettingsError unless the pooling and each dense layer take vectors of the size that the step before gives."""
+    if layout.reads is not None and layout.reads[1] != architecture.hidden_size:
+        path, size = layout.reads
+        raise SettingsError(
+            f"{path}: pools vectors of {size} numbers, must be {architecture.hidden_size}, as the network makes them: the files are of different models"
+        )
     width = architecture.hidden_size * len(layout.pooled or (None,))
     for layer in layout.dense:
         if layer.weight.shape[1] != width:
@@ -649,8 +655,8 @@ def _read_for_file(directory: Path, dtype: str | None, allow_pickle: bool, route
         sizes, layers=1, hidden_size=size or sizes.hidden_size, labels=size or _labels(config) if classifies else 0
     )
     if not classifies and len(file.outputs[file.output(False)]) == 2:  # the file pools
-        layout = replace(layout, pooled=(Pooling.CLS,), dense=())
-    _check_dense(layout, sizes)
+        layout = replace(layout, pooled=(Pooling.CLS,), dense=(), reads=None)
+    _check_sizes(layout, sizes)
     return Checkpoint(directory, sizes, layout, store, allow_pickle, file)
 
 

@@ -42,7 +42,7 @@ from weir.embedding.recipe import (
 
 if TYPE_CHECKING:
     from weir.embedding.checkpoint.config import Architecture
-    from weir.embedding.checkpoint.heads import TokenHead, WordHead
+    from weir.embedding.checkpoint.heads import Dense, TokenHead, WordHead
     from weir.embedding.checkpoint.reading import Checkpoint
 
 
@@ -140,12 +140,17 @@ class OutputLayers:
                 rows, f"{name}.dense", head.before["dense.weight"], head.before.get("dense.bias"), "gelu"
             )
             rows = self._norm_by(rows, f"{name}.norm", head.before, "norm")
-        return self._layer(rows, name, head.weight, head.bias, head.activation)
+        return self.dense(rows, head.layers, name)
 
-    def dense(self, value: str, layers: Sequence[Any]) -> str:
-        """Return `value` after dense layers in order, see checkpoint.reading.Dense."""
+    def dense(self, value: str, layers: "Sequence[Dense]", name: str = "dense") -> str:
+        """Return `value` after dense layers in order, whose weights have names that begin with `name`."""
         for place, layer in enumerate(layers):
-            value = self._layer(value, f"dense.{place}", layer.weight, layer.bias, layer.activation)
+            own = f"{name}.{place}"
+            out = self._layer(value, own, layer.weight, layer.bias, layer.activation)
+            if layer.residual is not None:
+                added = self._layer(value, f"{own}.residual", layer.residual, None, "identity")
+                out = self._assembly.add("Add", out, added)
+            value = out
         return value
 
     def cut(self, value: str, dimensions: int) -> str:

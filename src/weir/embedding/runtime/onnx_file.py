@@ -92,7 +92,8 @@ class OnnxFileRuntime:
             vectors = np.concatenate(parts, axis=-1)
         for layer in self._dense:
             out = vectors @ layer.weight.T + (0 if layer.bias is None else layer.bias)
-            vectors = _ACTIVATIONS[layer.activation](out)
+            made = _ACTIVATIONS[layer.activation](out)
+            vectors = made if layer.residual is None else made + vectors @ layer.residual.T
         if recipe.dimensions is not None:
             vectors = vectors[..., : recipe.dimensions]
         if recipe.normalize:

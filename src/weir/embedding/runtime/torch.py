@@ -1,7 +1,7 @@
 """The torch runtime: any encoder that transformers supports, on CPUs and GPUs, also in half precision and compiled."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weir.embedding.recipe import (
     WITH_CLASSIFIER,
@@ -18,6 +18,7 @@ from weir.errors import SettingsError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from weir.embedding.checkpoint.heads import Dense
     from weir.embedding.checkpoint.reading import Checkpoint
 
 DTYPES = {Precision.FP32: "float32", Precision.FP16: "float16", Precision.BF16: "bfloat16"}
@@ -140,11 +141,23 @@ def _network(checkpoint: "Checkpoint", recipe: Recipe) -> Any:
         ValueError,
     ) as error:  # an unknown architecture, an architecture with code of its own, or broken files
         raise SettingsError(f"{checkpoint.directory}: transformers does not read it: {error}") from error
-    if not recipe.positions:
-        for name, weight in network.named_parameters():
-            if any(part in name for part in POSITION_PARAMETERS):
-                weight.data.zero_()
+    for name, weight in network.named_parameters():
+        if not weight.isfinite().all():
+            raise SettingsError(
+                f"{checkpoint.directory}: {name!r} has a weight that is NaN or infinite: the file is broken"
+            )
+        if not recipe.positions and any(part in name for part in POSITION_PARAMETERS):
+            weight.data.zero_()
     return network
+
+
+class _DenseTensors(NamedTuple):
+    """A Dense whose arrays are on the device."""
+
+    weight: Any
+    bias: Any
+    activation: str
+    residual: Any
 
 
 class TorchRuntime:
@@ -159,16 +172,26 @@ class TorchRuntime:
         self._network = network
         self._recipe = recipe
         self._has_types = checkpoint.architecture.type_vocab_size > 1
-        layers: list[Any] = list(dense_layers(checkpoint, recipe))
-        self._dense = [
-            (self._tensor(layer.weight), None if layer.bias is None else self._tensor(layer.bias), layer.activation)
-            for layer in layers
-        ]
+        self._dense = self._on_device(dense_layers(checkpoint, recipe))
         heads = {Pooling.SPARSE: checkpoint.heads.weights, Pooling.TOKENS: checkpoint.heads.tokens}
         self._heads = {
-            pooling: (self._tensor(head.weight), None if head.bias is None else self._tensor(head.bias))
-            for pooling, head in heads.items() if head is not None and pooling in recipe.beside
+            pooling: self._on_device(head.layers) for pooling, head in heads.items() if head is not None and pooling in recipe.beside
         }  # fmt: skip
+
+    def _on_device(self, layers: "Sequence[Dense]") -> list[_DenseTensors]:
+        return [
+            _DenseTensors(
+                self._tensor(layer.weight), None if layer.bias is None else self._tensor(layer.bias), layer.activation,
+                None if layer.residual is None else self._tensor(layer.residual),
+            ) for layer in layers
+        ]  # fmt: skip
+
+    def _through(self, layers: Sequence[_DenseTensors], value: Any) -> Any:
+        linear = self._torch.nn.functional.linear
+        for weight, bias, activation, residual in layers:
+            out = activate(self._torch, linear(value, weight, bias), activation)
+            value = out if residual is None else out + linear(value, residual)
+        return value
 
     def run(
         self, ids: "NDArray[Any]", mask: "NDArray[Any]", types: "NDArray[Any]", pool: "NDArray[Any]"
@@ -202,8 +225,7 @@ class TorchRuntime:
             read = read.sigmoid() if pooling is Pooling.REGRESSION else read.softmax(dim=-1)
         if read is None:
             read = pool_all(torch, value, inputs["attention_mask"], pool, self._recipe)
-        for weight, bias, activation in self._dense:
-            read = activate(torch, torch.nn.functional.linear(read, weight, bias), activation)
+        read = self._through(self._dense, read)
         if self._recipe.dimensions is not None:
             read = read[..., : self._recipe.dimensions]
         return torch.nn.functional.normalize(read, dim=-1) if self._recipe.normalize else read
@@ -212,8 +234,7 @@ class TorchRuntime:
         """Return what a pooling beside the recipe makes of the tokens."""
         if pooling is Pooling.NONE:
             return value
-        weight, bias = self._heads[pooling]
-        found = self._torch.nn.functional.linear(value, weight, bias)
+        found = self._through(self._heads[pooling], value)
         return found.relu() if pooling is Pooling.SPARSE else self._torch.nn.functional.normalize(found, dim=-1)
 
     def _run_network(self, inputs: dict[str, Any]) -> tuple[Any, Any]:
