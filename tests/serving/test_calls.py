@@ -234,3 +234,17 @@ def test_a_call_of_another_loop_is_refused() -> None:
                 await asyncio.get_running_loop().run_in_executor(threads, asyncio.run, elsewhere())
 
     asyncio.run(main())
+
+
+SET_BY_CALLS = ("payload", "arrival", "timeout", "deadline", "settled", "taken", "overtaken", "partial", "_withdraw")
+
+
+def test_a_call_without_options_is_made_like_any_other() -> None:
+    async def main() -> None:
+        async with serving() as rig:
+            inlined, general = rig.service.infer(3), rig.service.infer(3, timeout=rig.service.facts.settings.timeout)
+            values = [{name: getattr(call, name) for name in SET_BY_CALLS} for call in (inlined, general)]
+            assert values[0] == values[1]
+            assert [await inlined, await general] == [9, 9]
+
+    asyncio.run(main())

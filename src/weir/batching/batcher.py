@@ -203,8 +203,9 @@ class Batcher:
 
     # Requests.
 
-    def submit(self, request: Request, now: float) -> None:
-        """Put `request` in the queue; its state is as `request_state.begin` makes it.
+    def submit(self, request: Request, now: float, plain: bool = False) -> None:
+        """Put `request` in the queue; its state is as `request_state.begin` makes it. With `plain` it is known to be an item of priority 0, one row and
+        unit cost: reading that from the class of a call takes longer than to put the call in the queue.
 
         Raises Draining; InvalidRequest if the request, or an indivisible item of it, exceeds what a batch may hold; DeadlineExceeded if the
         deadline has passed or can no longer be met; Overloaded with `retry_after` (seconds) when `max_waiting` rows wait. It is not in the
@@ -212,11 +213,16 @@ class Batcher:
         """
         queue = self._queue
         if (
-            request.rows != 1
-            or request.cost != 1.0
-            or request.kind is not ITEM
-            or request.priority
-            or request.large
+            (
+                not plain
+                and (
+                    request.rows != 1
+                    or request.cost != 1.0
+                    or request.kind is not ITEM
+                    or request.priority
+                    or request.large
+                )
+            )
             or queue.arrivals >= queue.ceiling
             or request.deadline <= now + self._tight
             or request.arrival < queue.last_arrival

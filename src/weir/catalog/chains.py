@@ -287,7 +287,7 @@ class ItemWalk:
         left = request.deadline - now
         if left <= 0:
             raise DeadlineExceeded(f"no answer within the timeout of {request.timeout:g} s")
-        call = Call(payload, now, left, asyncio.get_running_loop(), service.cancel)
+        call = Call(loop=asyncio.get_running_loop()).prepare(payload, now, left, service.cancel)
         call.deadline = request.deadline
         call.priority = request.priority
         call.door = request.door

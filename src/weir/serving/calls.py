@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, Hashable, Iterable
 from contextlib import suppress
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from weir.batching.request_state import RequestBase, begin, refuse
 from weir.errors import InvalidRequest, ModelError, Overloaded, RequestError, Unsupported, WeirError, for_caller
@@ -68,17 +68,17 @@ class Call(InProcessRequest, asyncio.Future[Any]):
 
     _generator: Generator[Any, None, Any] | None = None
 
-    def __init__(
-        self, payload: Any, arrival: float, timeout: float, loop: asyncio.AbstractEventLoop,
-        withdraw: Callable[["Call"], None],
-    ) -> None:  # fmt: skip
-        asyncio.Future.__init__(self, loop=loop)  # super() would take a third of the time of this method
+    _withdraw: Callable[["Call"], None]
+
+    def prepare(self, payload: Any, arrival: float, timeout: float, withdraw: Callable[["Call"], None]) -> Self:
+        """Set what each call has, and return this call. A constructor with these arguments would take twice the time of both."""
         self.payload = payload
         self.arrival = arrival
         self.timeout = timeout
         self.deadline = arrival + timeout
         begin(self)
         self._withdraw = withdraw
+        return self
 
     def finish(self, output: Any, dispatch: Dispatch) -> None:
         """Resolve the future with the answer."""

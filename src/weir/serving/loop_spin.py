@@ -91,7 +91,7 @@ class Rehearsal:
 
     def once(self) -> Call:
         """Begin a call and return it; the next turns of the event loop answer it with 0."""
-        call = Call(0, self._clock(), REHEARSAL_TIMEOUT, self._loop, self._driver.cancel)
+        call = Call(loop=self._loop).prepare(0, self._clock(), REHEARSAL_TIMEOUT, self._driver.cancel)
         self._driver.submit(call, call.arrival)
         return call
 
