@@ -163,26 +163,6 @@ def test_a_stop_ends_the_generations_that_were_replaced_too() -> None:
     asyncio.run(main())
 
 
-def test_the_older_form_leaves_the_new_generation_to_its_own_service() -> None:
-    async def main() -> None:
-        async with Pair() as pair:
-            running = pair.old.infer(3)
-            await turns()
-            pair.old.replaced_by(pair.new)
-            stopping = asyncio.ensure_future(pair.old.stop(10.0))
-            await turns()
-            pair.answer(0)
-            await stopping
-            assert await running == 9
-            assert [executor.stopped for executor in pair.executors] == [True, False, False]
-            after = pair.old.infer(4)
-            await turns()
-            pair.answer(1)
-            assert await after == 16
-
-    asyncio.run(main())
-
-
 def test_whoever_holds_a_service_reaches_the_newest_and_keeps_none_between() -> None:
     async def main() -> None:
         clock = FakeClock()

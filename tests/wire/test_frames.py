@@ -90,8 +90,8 @@ def look(frame: Any) -> Any:
 TIMING = Timing(0.25, 0.5, 0.125)
 
 FRAMES: list[Frame] = [
-    Start("square:Square", {"power": 2}, {"worker_index": 3}),
-    Start(b"pickled class", {}, {}),
+    Start("square:Square", {"worker_index": 3}),
+    Start(b"pickled class", {}),
     Batch(1, [b"1", b"2"], JSON, JSON),
     Batch(2**40, [b"1", b"\x02"], [JSON, MSGPACK], [JSON, OBJECT], attempt=2, share=3),
     Batch(3, [1, "two", None, [4.0], {"five": (6, 7)}], OBJECT, OBJECT),
@@ -303,7 +303,7 @@ def test_raw_frames_are_passed_on_as_they_came_and_nothing_is_unpickled() -> Non
     large = b"x" * LARGE_BYTES
     sent = [
         encode(Batch(3, [large, Unreadable()], OBJECT, OBJECT), arena), encode(Cancel(3, [1])), encode(Free([(0, 5), (64, 9)])),
-        encode(Stop()), encode(Start("model", {"a": Unreadable()}, {})), encode(Events(4, [Unreadable()], final=False)),
+        encode(Stop()), encode(Start("model", {"a": Unreadable()})), encode(Events(4, [Unreadable()], final=False)),
     ]  # fmt: skip
     data = b"".join(sent)
     parser = RawParser()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 import msgspec
 
-from weir.batching.request_state import refuse
+from weir.batching.request_state import begin, refuse
 from weir.errors import Conflict, InvalidRequest, ModelError, WeirError, for_caller
 from weir.figures import html_table
 from weir.messages import Express, Kind, Observer, Request
@@ -100,7 +100,6 @@ class Service:
         self._thread = 0  # the thread that runs the loop
         self._resizing = asyncio.Lock()
         self._former: list[Generation] = []  # replaced ones that still finish what they accepted
-        self._lent = False  # another service stops the generation: see replaced_by
         self.generation = Generation(
             LoadedModel(self.model, params or {}, platform), self.name, self.version, compose(self.model, given),
             executor=executor, hooks=hooks, observers=observers, clock=clock,
@@ -170,8 +169,7 @@ class Service:
         """
         if self._former:
             await asyncio.gather(*[former.stop(drain_timeout) for former in self._former])
-        if not self._lent:
-            await self.generation.stop(drain_timeout)
+        await self.generation.stop(drain_timeout)
 
     async def drain(self, drain_timeout: float | None = None) -> None:
         """Accept no more requests; return when all accepted ones have ended, or after `drain_timeout` seconds (None: the
@@ -212,14 +210,6 @@ class Service:
         self.generation, self.model = other.generation, other.model
         return former
 
-    def replaced_by(self, successor: "Service") -> None:
-        """Let `successor` answer all further requests of this service; it goes on when this service is stopped.
-
-        This is an older form of `replace_with`, which the next release will remove.
-        """
-        self.replace_with(successor)
-        self._lent = True
-
     def _has_ended(self, former: Generation) -> None:
         if former in self._former:
             self._former.remove(former)
@@ -255,14 +245,19 @@ class Service:
             call = self._new_call(Call, item, timeout, priority, key)
             self.enter(call, backpressure)
             return call
-        loop = self._loop  # from here on, this is _new_call and enter inlined for the most common case
+        loop = self._loop  # from here on, this is _new_call, prepare and enter inlined for the most common case
         if loop is None or get_ident() != self._thread:
             loop = self._running_loop()
-        now = self._clock()
         driver, settings = generation.driver, generation.settings
-        call = Call(item, now, settings.timeout, loop, driver.cancel)
+        call = Call(loop=loop)
+        begin(call)
+        call.payload = item
+        call.arrival = now = self._clock()
+        call.timeout = timeout = settings.timeout
+        call.deadline = now + timeout
+        call._withdraw = driver.cancel
         try:
-            driver.submit(call, now, settings.backpressure)
+            driver.submit(call, now, settings.backpressure, True)
         except WeirError as error:
             refuse(call, error)
         return call
@@ -554,7 +549,7 @@ class Service:
         loop = self._loop
         if loop is None or get_ident() != self._thread:  # get_running_loop makes a system call each time
             loop = self._running_loop()
-        call = kind(payload, self._clock(), timeout, loop, self.generation.driver.cancel)
+        call = kind(loop=loop).prepare(payload, self._clock(), timeout, self.generation.driver.cancel)
         if priority:
             call.priority = priority
         if key is not None:

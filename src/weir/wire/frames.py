@@ -38,13 +38,12 @@ class FrameError(Exception):
 
 
 class Start(NamedTuple):
-    """The first frame: the model (module:qualname, or a class pickled by value), its parameters, and the options of the worker.
+    """The first frame: the model (module:qualname, or a class pickled by value, with its parameters), and the options of the worker.
 
     Everything in it must be picklable.
     """
 
     target: str | bytes
-    params: dict[str, Any]
     options: dict[str, Any]
 
 

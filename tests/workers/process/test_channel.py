@@ -146,7 +146,7 @@ def test_the_worker_gets_what_it_must_act_on_and_the_rest_is_noted(spin: float) 
         channel.spin = spin
         ref = places.place(b"x" * 1000)
         assert ref is not None
-        ours.send(encode_control(Start(b"model", {}, {})))
+        ours.send(encode_control(Start(b"model", {})))
         ours.send(encode_control(Free([ref])) + encode_batch(Batch(1, [4], OBJECT, OBJECT)))
 
         start, batch = channel.receive(), channel.receive()
@@ -195,7 +195,7 @@ class VirtualSocket:
             if self.now < self.due:
                 raise BlockingIOError
         self.now = max(self.now, self.due)
-        frame = encode_control(Start(b"", {}, {}))
+        frame = encode_control(Start(b"", {}))
         buffer[: len(frame)] = frame
         return len(frame)
 

@@ -172,7 +172,7 @@ class Child(ChannelWithResults):
             self._signal()
         elif self._channel is not None:
             self._channel.open(self._loop)
-            self._channel.send(encode_control(Start(self._launch.source, {}, self._launch.options())))
+            self._channel.send(encode_control(Start(self._launch.source, self._launch.options())))
 
     def _refused(self, error: OSError) -> None:
         self._close_inherited()

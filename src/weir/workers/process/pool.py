@@ -227,7 +227,7 @@ class ProcessPool:
         if not (isinstance(self._model, type) and overrides(self._model, "load_shared")) or len(environments) > 1:
             return
         launch = Launch(self._name, 0, self._source, self._settings, self._max_batch_size)
-        start = Start(self._source, {}, launch.options())
+        start = Start(self._source, launch.options())
         self._template = Template()
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(self._settings.start_timeout):

@@ -321,7 +321,7 @@ class ActorChild(ChannelWithResults):
         self._control = Channel(ours, self._make_parser(lends=self._launch.lends), self._received, self._end)
         self._channel = self._control
         self._control.open(self._loop)
-        self._control.send(encode_control(Start(self._launch.source, {}, self._launch.options())))
+        self._control.send(encode_control(Start(self._launch.source, self._launch.options())))
 
     def _request(self) -> dict[str, Any]:
         launch, settings = self._launch, self._launch.settings
