@@ -1,9 +1,7 @@
 """Traffic that no table was solved for: bursts, silences, a swinging rate and two recorded hours, beside `greedy`.
 
 Each policy meets the same arrivals, in the real batcher and virtual time. The clairvoyant optimum knows every arrival
-beforehand: no policy can cost less. It is the shortest path through the states (rows served, when the worker is free), as in
-arXiv 2309.16911: a batch starts when the worker is free or its last row arrives, whichever is later. Of two paths to the same
-rows, the one that is free later and has cost as much is dropped.
+beforehand: no policy can cost less (clairvoyant.py).
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -16,6 +14,7 @@ from tests.policy.event_loop import Interval, interval
 from tests.policy.random_models import SHAPES, Drawn, drawn
 
 from benchmarks.harness.result import resumed
+from benchmarks.policies.clairvoyant import clairvoyant
 from benchmarks.policies.harness import ROOT, Compared, Comparison, Effort
 from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import GOOGLENET_P4, Floats, Profile
@@ -28,13 +27,15 @@ from weir.simulation.statistics import STRETCHES, Estimate, estimate
 
 PROFILE = GOOGLENET_P4
 TRACES = Path(__file__).with_name("traces")
-SOURCES = [ROOT / "src" / "weir" / each for each in ("policy", "simulation", "batching")] + [Path(__file__)]
+SOURCES = [
+    *(ROOT / "src" / "weir" / each for each in ("policy", "simulation", "batching")),
+    *(Path(__file__).with_name(each) for each in ("bursts.py", "clairvoyant.py", "clairvoyant.c")),
+]
 WEIGHTS = (0.0, 1.0, 10.0)
 LOADS, FACTORS, PERIODS = (0.1, 0.3, 0.5, 0.7, 0.9), (5.0, 10.0, 20.0), (0.02, 0.2, 2.0, 20.0)
 LEAST, MOST, CYCLES = 20_000, 60_000, 8.0  # requests of each traffic, and the bursts that they should reach for
 PRICED = 1.0  # the energy weight of those whose clairvoyant optimum is computed
 FORESEEN = 20_000  # requests of it
-NEARLY = 1e-5  # of the cost of a row, by which a batch may cost more than the best: paths as near as that are dropped
 ALLOWED = 0.5  # per cent, that no policy may cost more than greedy
 
 
@@ -188,39 +189,7 @@ def _foreseen(times: Floats, rate: float, weight: float) -> float:
     """Return by which share the clairvoyant optimum of the first requests costs less than greedy does on them."""
     first = times[:FORESEEN]
     greedy = float(costs(PROFILE, "greedy", first, rate, weight).mean())
-    return clairvoyant(PROFILE, first, weight * rate / 1000.0) / greedy - 1.0
-
-
-def clairvoyant(profile: Profile, arrivals: Floats, joule: float) -> float:
-    """Return the least cost by row, in ms of response time + `joule` · mJ of energy, that rows arriving at `arrivals`
-    (seconds) can be served for; at most NEARLY of a row's cost above it for each batch."""
-    times, energies = profile.service_time_ms / 1000.0, joule * profile.energy_mj
-    count, largest = len(arrivals), profile.max_batch_size
-    sums = np.concatenate(([0.0], np.cumsum(1000.0 * arrivals)))
-    near = NEARLY * float(profile.service_time_ms[0] + energies[0])
-    free: list[list[Floats]] = [[] for _ in range(count + 1)]
-    cost: list[list[Floats]] = [[] for _ in range(count + 1)]
-    free[0], cost[0] = [np.zeros(1)], [np.zeros(1)]
-    for served in range(count):
-        ends, costs = _best(np.concatenate(free[served]), np.concatenate(cost[served]), near)
-        free[served], cost[served] = [], []
-        rows = np.arange(1, min(largest, count - served) + 1)
-        last = arrivals[served : served + len(rows)]
-        after = np.maximum(ends[:, None], last) + times[: len(rows)]
-        spent = costs[:, None] + 1000.0 * rows * after - (sums[served + rows] - sums[served]) + energies[: len(rows)]
-        for place in range(len(rows)):
-            free[served + place + 1].append(after[:, place])
-            cost[served + place + 1].append(spent[:, place])
-    return float(np.concatenate(cost[count]).min()) / count
-
-
-def _best(ends: Floats, costs: Floats, near: float) -> tuple[Floats, Floats]:
-    """Return the paths that are free earlier than all that cost less, or nearly as little."""
-    order = np.lexsort((costs, ends))
-    ends, costs = ends[order], costs[order]
-    before = np.minimum.accumulate(np.concatenate(([np.inf], costs[:-1])))
-    kept = costs < before - near
-    return ends[kept], costs[kept]
+    return float(clairvoyant(PROFILE, first, weight * rate / 1000.0).mean()) / greedy - 1.0
 
 
 BURSTS = Comparison(

@@ -138,12 +138,15 @@ int serve(int largest, const double *time, const double *energy, const double *c
 
 /* Several workers on one queue. `tables` has a row for each number of idle workers, 1 to `workers`, of `entries` numbers: how
    many rows to dispatch by the rows that wait, 0 for none. Each event is an arrival or the end of a batch. Serve `warm` rows
-   that do not count, then `parts` stretches of `rows` rows each. Results as in `serve`, but without sharper ones. */
+   that do not count, then `parts` stretches of `rows` rows each. Results as in `serve`, but without sharper ones. Rows arrive
+   at the same instants whatever the tables are: service times have a generator of their own. */
 int serve_several(int workers, int largest, const double *time, const double *energy, const double *cv, int entries,
-                  const int *tables, double rate, long warm, long rows, int parts, double share, uint64_t number,
-                  double *means, double *powers, double *quantiles) {
-    Random r;
+                  const int *tables, double rate, long warm, long rows, int parts, double share, int limited,
+                  const double *limits, uint64_t number, double *means, double *powers, double *quantiles,
+                  double *later_than) {
+    Random r, services;
     seed(&r, number);
+    seed(&services, ~number);
     long size = 1024, mask = size - 1, head = 0, tail = 0;
     double *waiting = malloc(size * sizeof(double)), *times = malloc((rows + largest) * sizeof(double));
     double *busy = calloc(workers, sizeof(double));
@@ -177,7 +180,7 @@ int serve_several(int workers, int largest, const double *time, const double *en
                 continue;
             }
             double v = cv[batch - 1], taken = time[batch - 1];
-            if (v > 0.0) taken *= v * v * gamma_of(&r, 1.0 / (v * v));
+            if (v > 0.0) taken *= v * v * gamma_of(&services, 1.0 / (v * v));
             busy[first] = now + taken;
             spent += energy[batch - 1];
             for (int i = 0; i < batch; i++) {
@@ -189,6 +192,11 @@ int serve_several(int workers, int largest, const double *time, const double *en
         if (part < 0) continue;
         means[part] = sum / done;
         powers[part] = spent / (now - began);
+        for (int i = 0; i < limited; i++) {
+            long late = 0;
+            for (long j = 0; j < done; j++) late += times[j] > limits[i];
+            later_than[part * limited + i] = (double)late / done;
+        }
         if (share > 0.0) {
             qsort(times, done, sizeof(double), later);
             quantiles[part] = times[(long)ceil(share * done) - 1];
@@ -199,50 +207,63 @@ int serve_several(int workers, int largest, const double *time, const double *en
 }
 
 /* The best table for one worker, or what a given one costs, by plain policy iteration on queues of up to `top` rows; who
-   arrives beyond that is lost. `law` is [size - 1][k], the probability that k rows arrive during a batch, k up to `top`. The
+   arrives beyond that is lost, which costs more than to be served: else never to serve would be best. `law` is [size - 1][k], the probability that k rows arrive during a batch, k up to `top`. The
    cost per ms is `price` for each row present plus `weight` times the energy. `actions` has top + 1 entries and is both the
    start and the result; with `steps` 0 it is only evaluated. Returns the cost, or -1 where memory is short. */
 double plan(int largest, const double *time, const double *energy, const double *cv, const double *law, double rate,
             int top, double price, double weight, int steps, int *actions) {
     int n = top + 1;
     double *a = malloc(sizeof(double) * n * (n + 1)), *h = malloc(sizeof(double) * n), gain = -1.0;
-    if (!a || !h) return -1.0;
+    int *reach = malloc(sizeof(int) * (largest + 1)); /* more arrivals than this have no probability */
+    if (!a || !h || !reach) return -1.0;
+    double loss = 0.0; /* of a row */
+    for (int b = 1; b <= largest; b++) loss = fmax(loss, 10.0 * (weight * energy[b - 1] + price * top * time[b - 1]));
+    for (int b = 1; b <= largest; b++) {
+        reach[b] = n;
+        while (reach[b] > 1 && law[(long)(b - 1) * n + reach[b] - 1] < 1e-18) reach[b]--;
+    }
     for (int step = 0;; step++) {
-        /* unknowns: the gain in column 0 (the value of an empty queue is 0), and the values of 1 ... top */
+        /* Unknowns: the values of 1 ... top in the columns 0 ... top - 1 (that of an empty queue is 0), and the gain in column
+           `top`. A batch takes at most `largest` rows away, so below the diagonal no more columns than that are filled. */
         for (int s = 0; s < n; s++) {
             double *row = a + (long)s * (n + 1);
             for (int j = 0; j <= n; j++) row[j] = 0.0;
             int b = actions[s];
-            row[s] += 1.0;
+            if (s) row[s - 1] += 1.0;
             if (!b) {
-                row[s < top ? s + 1 : top] -= 1.0;
-                row[n] = price * s / rate;
-                row[0] = 0.0;
-                row[0] = 1.0 / rate;
+                row[s < top ? s : top - 1] -= 1.0;
+                row[top] = 1.0 / rate;
+                row[n] = price * s / rate + (s == top ? loss : 0.0);
                 continue;
             }
-            double t = time[b - 1], v = cv[b - 1], left = 1.0;
-            for (int k = 0; s - b + k < top; k++) { row[s - b + k] -= law[(long)(b - 1) * n + k]; left -= law[(long)(b - 1) * n + k]; }
-            row[top] -= left;
-            row[n] = price * (s * t + rate * (1.0 + v * v) * t * t / 2.0) + weight * energy[b - 1];
-            row[0] = t;
+            const double *come = law + (long)(b - 1) * n;
+            double t = time[b - 1], v = cv[b - 1], left = 1.0, lost = s - b + rate * t - top;
+            for (int k = 0; k < reach[b] && s - b + k < top; k++) {
+                if (s - b + k) row[s - b + k - 1] -= come[k];
+                left -= come[k];
+                lost += come[k] * (top - (s - b + k));
+            }
+            row[top - 1] -= left;
+            row[top] = t;
+            row[n] = price * (s * t + rate * (1.0 + v * v) * t * t / 2.0) + weight * energy[b - 1] + loss * fmax(lost, 0.0);
         }
         for (int i = 0; i < n; i++) {
-            int best = i;
-            for (int j = i + 1; j < n; j++) if (fabs(a[(long)j * (n + 1) + i]) > fabs(a[(long)best * (n + 1) + i])) best = j;
+            int best = i, last = i + largest + 1 < n - 1 ? i + largest + 1 : n - 1;
+            for (int j = i + 1; j <= last; j++) if (fabs(a[(long)j * (n + 1) + i]) > fabs(a[(long)best * (n + 1) + i])) best = j;
             double *top_row = a + (long)i * (n + 1), *other = a + (long)best * (n + 1);
-            if (best != i) for (int j = 0; j <= n; j++) { double x = top_row[j]; top_row[j] = other[j]; other[j] = x; }
-            for (int j = i + 1; j < n; j++) {
+            if (best != i) for (int j = i; j <= n; j++) { double x = top_row[j]; top_row[j] = other[j]; other[j] = x; }
+            for (int j = i + 1; j <= last; j++) {
                 double *row = a + (long)j * (n + 1), f = row[i] / top_row[i];
                 if (f != 0.0) for (int k = i; k <= n; k++) row[k] -= f * top_row[k];
             }
         }
-        for (int i = n - 1; i >= 0; i--) {
+        for (int i = n - 1; i >= 0; i--) { /* h[i + 1] is the value of i + 1 rows; the last unknown is the gain */
             double x = a[(long)i * (n + 1) + n];
-            for (int j = i + 1; j < n; j++) x -= a[(long)i * (n + 1) + j] * h[j];
-            h[i] = x / a[(long)i * (n + 1) + i];
+            if (i < top) x -= a[(long)i * (n + 1) + top] * gain;
+            for (int j = i + 1; j < top; j++) x -= a[(long)i * (n + 1) + j] * h[j + 1];
+            x /= a[(long)i * (n + 1) + i];
+            if (i == top) gain = x; else h[i + 1] = x;
         }
-        gain = h[0];
         h[0] = 0.0;
         if (step >= steps) break;
         int changed = 0;
@@ -255,10 +276,15 @@ double plan(int largest, const double *time, const double *energy, const double 
                     if (s == top) continue;
                     c = (price * s - gain) / rate + h[s + 1];
                 } else {
-                    double t = time[b - 1], v = cv[b - 1], left = 1.0;
+                    const double *come = law + (long)(b - 1) * n;
+                    double t = time[b - 1], v = cv[b - 1], left = 1.0, lost = s - b + rate * t - top;
                     c = price * (s * t + rate * (1.0 + v * v) * t * t / 2.0) + weight * energy[b - 1] - gain * t;
-                    for (int k = 0; s - b + k < top; k++) { double p = law[(long)(b - 1) * n + k]; c += p * h[s - b + k]; left -= p; }
-                    c += left * h[top];
+                    for (int k = 0; k < reach[b] && s - b + k < top; k++) {
+                        c += come[k] * h[s - b + k];
+                        left -= come[k];
+                        lost += come[k] * (top - (s - b + k));
+                    }
+                    c += left * h[top] + loss * fmax(lost, 0.0);
                 }
                 if (b == actions[s]) own = c;
                 if (c < least) { least = c; best = b; }
@@ -267,6 +293,6 @@ double plan(int largest, const double *time, const double *energy, const double 
         }
         if (!changed) break;
     }
-    free(a); free(h);
+    free(a); free(h); free(reach);
     return gain;
 }

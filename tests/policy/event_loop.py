@@ -131,12 +131,13 @@ def _arrivals(profile: Profile, rate_per_ms: float, batch: int, most: int) -> tu
 
 
 @cache
-def _library() -> ctypes.CDLL:
-    folder = Path(mkdtemp(prefix="weir-event-loop-"))
-    made = folder / "event_loop.so"
+def compiled(source: Path) -> ctypes.CDLL:
+    """Return the functions of a file in C."""
+    folder = Path(mkdtemp(prefix="weir-compiled-"))
+    made = folder / source.with_suffix(".so").name
     assert COMPILER
     subprocess.run(
-        [COMPILER, "-O3", "-march=native", "-shared", "-fPIC", "-o", str(made), str(SOURCE), "-lm"], check=True
+        [COMPILER, "-O3", "-march=native", "-shared", "-fPIC", "-o", str(made), str(source), "-lm"], check=True
     )
     library = ctypes.CDLL(str(made))
     shutil.rmtree(folder)
@@ -153,13 +154,13 @@ def served(
     given = sharpened or Controls(np.empty((2, 0)), np.empty(2), np.empty(2))
     entries = np.ascontiguousarray(checked_table(table, profile.max_batch_size), dtype=np.intc)
     limits = np.array(late, dtype=np.float64) - profile.latency_offset_ms
-    failed = _library().serve(
-        ctypes.c_int(profile.max_batch_size), _pointer(profile.service_time_ms), _pointer(profile.energy_mj),
-        _pointer(profile.cv), ctypes.c_int(len(entries)), entries.ctypes.data_as(ctypes.POINTER(ctypes.c_int)),
+    failed = compiled(SOURCE).serve(
+        ctypes.c_int(profile.max_batch_size), pointer(profile.service_time_ms), pointer(profile.energy_mj),
+        pointer(profile.cv), ctypes.c_int(len(entries)), entries.ctypes.data_as(ctypes.POINTER(ctypes.c_int)),
         ctypes.c_double(rate / 1000.0), ctypes.c_long(warm), ctypes.c_long(rows), ctypes.c_int(parts),
-        ctypes.c_double(share), ctypes.c_int(len(late)), _pointer(limits), ctypes.c_uint64(seed),
-        ctypes.c_int(given.top), _pointer(given.drifts), _pointer(given.first), _pointer(given.slope),
-        *map(_pointer, results),
+        ctypes.c_double(share), ctypes.c_int(len(late)), pointer(limits), ctypes.c_uint64(seed),
+        ctypes.c_int(given.top), pointer(given.drifts), pointer(given.first), pointer(given.slope),
+        *map(pointer, results),
     )  # fmt: skip
     if failed:
         raise MemoryError("event_loop.c")
@@ -171,23 +172,24 @@ def served(
 
 def served_by_several(
     profile: Profile, rate: float, tables: Sequence[Table], rows: int, *, parts: int = 20, warm: int = 0,
-    share: float = 0.99, seed: int = 1,
+    share: float = 0.99, late: Sequence[float] = (), seed: int = 1,
 ) -> Seen:  # fmt: skip
     """Serve rows as `served` does, with as many workers as there are `tables`: one for each number of idle workers."""
     workers, largest = len(tables), profile.max_batch_size
     entries = np.ascontiguousarray(stacked([checked_table(each, largest) for each in tables]), dtype=np.intc)
-    results = [np.zeros(parts) for _ in range(3)]
-    failed = _library().serve_several(
-        ctypes.c_int(workers), ctypes.c_int(largest), _pointer(profile.service_time_ms), _pointer(profile.energy_mj),
-        _pointer(profile.cv), ctypes.c_int(entries.shape[1]), entries.ctypes.data_as(ctypes.POINTER(ctypes.c_int)),
+    results = [np.zeros(parts) for _ in range(3)] + [np.empty(parts * len(late))]
+    limits = np.array(late, dtype=np.float64) - profile.latency_offset_ms
+    failed = compiled(SOURCE).serve_several(
+        ctypes.c_int(workers), ctypes.c_int(largest), pointer(profile.service_time_ms), pointer(profile.energy_mj),
+        pointer(profile.cv), ctypes.c_int(entries.shape[1]), entries.ctypes.data_as(ctypes.POINTER(ctypes.c_int)),
         ctypes.c_double(rate / 1000.0), ctypes.c_long(warm), ctypes.c_long(rows), ctypes.c_int(parts),
-        ctypes.c_double(share), ctypes.c_uint64(seed), *map(_pointer, results),
+        ctypes.c_double(share), ctypes.c_int(len(late)), pointer(limits), ctypes.c_uint64(seed), *map(pointer, results),
     )  # fmt: skip
     if failed:
         raise MemoryError("event_loop.c")
-    means, powers, quantiles = results
+    means, powers, quantiles, shares = results
     offset = profile.latency_offset_ms
-    return Seen(means + offset, powers, quantiles + offset, np.empty((parts, 0)), np.empty((parts, 0)))
+    return Seen(means + offset, powers, quantiles + offset, shares.reshape(parts, len(late)), np.empty((parts, 0)))
 
 
 def planned(profile: Profile, rate: float, prices: Prices, top: int, table: Table | None = None) -> tuple[float, Table]:
@@ -200,11 +202,11 @@ def planned(profile: Profile, rate: float, prices: Prices, top: int, table: Tabl
     )
     actions = np.ascontiguousarray(start, dtype=np.intc)
     law = np.ascontiguousarray([_arrivals(profile, per_ms, size, top)[0] for size in range(1, largest + 1)])
-    plan = _library().plan
+    plan = compiled(SOURCE).plan
     plan.restype = ctypes.c_double
     cost = plan(
-        ctypes.c_int(largest), _pointer(profile.service_time_ms), _pointer(profile.energy_mj), _pointer(profile.cv),
-        _pointer(law), ctypes.c_double(per_ms), ctypes.c_int(top),
+        ctypes.c_int(largest), pointer(profile.service_time_ms), pointer(profile.energy_mj), pointer(profile.cv),
+        pointer(law), ctypes.c_double(per_ms), ctypes.c_int(top),
         ctypes.c_double(prices.latency_weight_at(rate) / per_ms), ctypes.c_double(prices.energy_weight),
         ctypes.c_int(100 if table is None else 0), actions.ctypes.data_as(ctypes.POINTER(ctypes.c_int)),
     )  # fmt: skip
@@ -213,7 +215,8 @@ def planned(profile: Profile, rate: float, prices: Prices, top: int, table: Tabl
     return cost + prices.latency_weight_at(rate) * profile.latency_offset_ms, actions.astype(np.uint16)
 
 
-def _pointer(values: Floats) -> object:
+def pointer(values: Floats) -> object:
+    """Return `values` as a function in C takes them."""
     return values.ctypes.data_as(ctypes.POINTER(ctypes.c_double))
 
 

@@ -2,10 +2,16 @@
 
 import numpy as np
 import pytest
+from tests.policy.asked_loop import asked
 from tests.policy.event_loop import changes, controls, interval, needs_compiler, served
 
-from weir.policy.cost.profile import Profile
+from weir.policy.cost.objective import LatencySLO
+from weir.policy.cost.profile import GOOGLENET_P4, Profile
+from weir.policy.online.adaptive import SolvedPolicy
+from weir.policy.solve.bank import solve_bank
 from weir.policy.solve.tables import greedy_table, static_table
+from weir.simulation.banks import make_bank
+from weir.simulation.simulator import run
 
 pytestmark = needs_compiler
 
@@ -77,3 +83,14 @@ def test_control_variates_that_are_wrong_say_nothing_wrong() -> None:
     assert response.low < 2.0 + 0.6 * 1.49 / 0.4 < response.high
     assert power.low < 0.9 < power.high
     assert power.high - power.low > 1e-4
+
+
+@pytest.mark.parametrize("load", [0.5, 0.95, 1.3])
+def test_a_policy_that_is_asked_by_a_plain_loop_answers_and_refuses_as_in_the_batcher(load: float) -> None:
+    bank = make_bank(GOOGLENET_P4, objective=LatencySLO(0.02, 0.01)) if load > 1.0 else solve_bank(GOOGLENET_P4)
+    coming = np.cumsum(np.random.default_rng(4).exponential(1.0 / (load * GOOGLENET_P4.max_rate), 4_000))
+    taken = asked(SolvedPolicy(bank), GOOGLENET_P4, coming)
+    made = run(GOOGLENET_P4, SolvedPolicy(bank), coming)
+    assert np.array_equal(np.isnan(taken), made.refused)
+    assert (load < 1.0) == (not made.refused.any())
+    np.testing.assert_allclose(1000.0 * taken[~made.refused][:-64], made.response_time_ms[:-64], rtol=1e-9)

@@ -10,12 +10,13 @@ import pytest
 from reproduction.response import response_time
 from reproduction.truncated import solve_truncated
 from scipy.optimize import linprog
+from tests.policy.between import excess_of
 from tests.policy.event_loop import needs_compiler, planned
 from tests.policy.random_models import drawn
 
 from weir.errors import SettingsError
 from weir.policy.cost.objective import LatencySLO, Prices
-from weir.policy.cost.profile import GOOGLENET_P4, Floats, Profile
+from weir.policy.cost.profile import GOOGLENET_P4, Profile
 from weir.policy.online.rate import RateBands
 from weir.policy.solve.bank import Bank, default_rates, solve, solve_bank, solve_rates
 from weir.policy.solve.smdp import evaluate, longest_of, solve_long
@@ -269,39 +270,14 @@ def test_two_dozen_rates_up_to_99_percent() -> None:
     assert rates[[0, -1]] == pytest.approx([1.0, 990.0])
 
 
-def costs_above_the_least(number: int, loads: Floats) -> list[float]:
-    """Return by how much the tables that a policy may use at these loads cost more than the best there is."""
-    model, found = drawn(number), []
-    bank = solve_bank(model.profile, model.prices)
-    bands = RateBands(bank)
-    for load in loads.tolist():
-        rate = load * model.profile.max_rate
-        known = load < 0.9  # above, queues are too long for the plan, but not for the solver that was held against it
-        top = 250 if load < 0.5 else 500
-        least = (
-            planned(model.profile, rate, model.prices, top)[0]
-            if known
-            else solve(model.profile, rate, model.prices).cost
-        )
-        used = [bands[number] for number in range(len(bands)) if bands[number].falls <= rate <= bands[number].rises]
-        assert used
-        for band in used:
-            table = np.array([0 if each is None else each.rows for each in band.first], dtype=np.uint16)
-            cost = (
-                planned(model.profile, rate, model.prices, top, table)[0]
-                if known
-                else evaluate(model.profile, rate, table, model.prices).cost
-            )
-            found.append(cost / least - 1.0)
-    return found
-
-
 @needs_compiler
 @pytest.mark.parametrize("number", [1, 7, 16])
 def test_no_rate_costs_a_quarter_of_a_percent_more_than_the_least(number: int) -> None:
     """Of straight, concave and stepped profiles, also where the hysteresis still holds a neighbour's table."""
     loads = np.append(np.geomspace(0.0011, 0.8, 20), (0.93, 0.985))
-    assert max(costs_above_the_least(number, loads)) < 0.0025
+    model = drawn(number)
+    bank = solve_bank(model.profile, model.prices)
+    assert max(excess_of(model, bank, load)[0] for load in loads.tolist()) < 0.0025
 
 
 @needs_compiler

@@ -1,0 +1,116 @@
+"""Policies between the rates that they are made for, with several workers, and at the edges of a latency objective."""
+
+from collections.abc import Iterator
+from time import monotonic
+from typing import Any
+
+from benchmarks.harness.result import Part, Result, Run, Table, resumed
+from benchmarks.policies import edges
+from benchmarks.policies.edges import Case
+
+ROUND_SECONDS, QUICK_SECONDS, STEP_SECONDS = 240.0, 60.0, 10.0
+ALLOWED = {
+    edges.BAND: 0.0025, edges.LIMIT: 0.01, edges.LIMIT_BETWEEN: 0.01, edges.MEAN: 0.01, edges.P99: 0.03, edges.PROMISE: 0.0,
+    edges.WORKERS: 0.0,
+}  # fmt: skip
+SHARES = (edges.PROMISE, edges.WORKERS)  # of these `off` is relative to what is allowed
+SHOWN = 4  # of each quantity, of the cases that are surely beyond
+COLUMNS = ["", "cases", "allowed", "beyond, as seen", "surely", "within, surely", "the worst, and its interval"]
+
+
+def measure(run: Run) -> Result:
+    """Try cases until the time is over, or there are no more."""
+    found = list(_cases(run, QUICK_SECONDS if run.quick else run.rounds * ROUND_SECONDS))
+    result = result_of([Case(*each) for cases in found for each in cases])
+    result.notes.insert(0, _about(len(found)))
+    return result
+
+
+def _cases(run: Run, seconds: float) -> Iterator[list[list[Any]]]:
+    """Yield what each case says; those that a run has found which was stopped are not tried again."""
+    began = shown = monotonic()
+
+    def going(first: int) -> Iterator[list[Case]]:
+        nonlocal shown
+        for number in range(first, edges.CASES):
+            if monotonic() - began > seconds:
+                return
+            yield edges.case(number)
+            while monotonic() - shown > STEP_SECONDS:
+                shown += STEP_SECONDS
+                run.step(f"{number + 1:,} of {edges.CASES:,} cases")
+
+    yield from resumed("edges", edges.SOURCES, going)
+
+
+def result_of(found: list[Case]) -> Result:
+    """Return the table, the goals, and every case that is surely beyond what is allowed."""
+    result, beyond = Result(COLUMNS), []
+    for what, allowed in ALLOWED.items():
+        promised = [each for each in found if each.what == what and each.off != edges.EITHER]
+        if not promised:
+            continue
+        surely = sorted(
+            (each for each in promised if each.off - each.half > allowed), key=lambda each: each.half - each.off
+        )
+        worst = (surely or sorted(promised, key=lambda each: -each.off))[0]
+        seen = sum(each.off > allowed for each in promised)
+        within = sum(each.off + each.half <= allowed for each in promised)
+        result.rows.append([
+            what, f"{len(promised):,}", "as promised" if what in SHARES else f"{100 * allowed:g} %", f"{seen:,}", f"{len(surely):,}",
+            f"{within:,}", _shown(worst),
+        ])  # fmt: skip
+        result.goal(f"{what}: none surely beyond what is allowed", f"{len(surely)} of {len(promised)}", not surely)
+        result.values[f"{what}: surely beyond"], result.values[f"{what}: cases"] = len(surely), len(promised)
+        beyond += surely
+    result.tables.append(
+        Table(
+            "Surely beyond what is allowed",
+            ["", "off by", "model"],
+            [[each.what, _shown(each), each.about] for each in beyond],
+        )
+    )
+    result.notes += _exceptions(beyond)
+    neither = sum(each.off == edges.EITHER for each in found)
+    result.notes.append(
+        f"At {neither} further rates with a latency objective the bank says that it is not kept (its 99th percentile is infinite, since refused rows count)."
+    )
+    return result
+
+
+def _shown(each: Case) -> str:
+    if each.what in SHARES:
+        return f"{1.0 + each.off:.2f} ± {each.half:.2f} of what may be late"
+    return f"{100 * each.off:.2f} % ± {100 * each.half:.2f}"
+
+
+def _exceptions(beyond: list[Case]) -> list[str]:
+    lines = []
+    for what in ALLOWED:
+        some = [each for each in beyond if each.what == what]
+        lines += [f"- {what}: {_shown(each)}. {each.about}" for each in some[:SHOWN]]
+    if not lines:
+        return []
+    return [
+        "Surely beyond (all are in `benchmarks/results.json`; `drawn` is that of `tests/policy/random_models.py`):",
+        "\n".join(lines),
+    ]
+
+
+def _about(numbers: int) -> str:
+    return (
+        f"{numbers:,} cases, of the {edges.CASES:,} that there are: random models; loads of 0.001 to 0.99, between the rates of the bank; 2, 4, 8 and 16 workers at loads of 0.03 to "
+        "0.97; both ends and the middle of the bands of a latency objective; and 0.99 of the highest rate of a number of workers. Costs are held against policy iteration in C "
+        "(where queues are too long for it, against the event loop in C with the table of that very rate), limits against all others, promises against a loop that only asks the policy. Intervals are "
+        "of 99.9 %, of shares that are late two standard errors. One process."
+    )  # fmt: skip
+
+
+PART = Part(
+    "policy-edges",
+    "Policies between rates, with several workers and at the edges",
+    "What policies do where no table is made for the very rate, beside evaluations that share no code with Weir.",
+    lambda rounds: int(rounds * ROUND_SECONDS / STEP_SECONDS),
+    measure,
+    f"{ROUND_SECONDS / 60:g} minutes on one core",
+)
