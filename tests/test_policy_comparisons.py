@@ -6,10 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.policies import bursts, harness
+from benchmarks.parts import policy_edges
+from benchmarks.policies import bursts, edges, harness
 from benchmarks.policies.__main__ import COMPARISONS
 from benchmarks.policies.bursts import ALLOWED, arrivals, beside_greedy, recorded, traffics
 from benchmarks.policies.clairvoyant import by_row, clairvoyant
+from benchmarks.policies.edges import Case
 from benchmarks.policies.foreseen import beside_the_optimum
 from benchmarks.policies.harness import (
     Compared,
@@ -30,7 +32,7 @@ from benchmarks.policies.harness import (
     write_page,
 )
 from tests.policy.event_loop import needs_compiler
-from tests.policy.random_models import SHAPES
+from tests.policy.random_models import SHAPES, drawn
 
 from weir.errors import SettingsError
 from weir.policy.cost.objective import LatencySLO, Prices
@@ -38,6 +40,7 @@ from weir.policy.cost.profile import GOOGLENET_P4, Floats, Profile
 from weir.policy.solve.smdp import evaluate
 from weir.policy.solve.tables import limit_table
 from weir.simulation.arrivals import Poisson
+from weir.simulation.banks import make_bank
 from weir.simulation.rounds import Rule
 from weir.simulation.simulator import run
 
@@ -177,6 +180,53 @@ def test_what_surely_costs_more_is_counted_apart_from_what_seems_to() -> None:
     assert rows["all", "auto"][1] == "-1.00 %" and rows["all", "auto"][3:] == ["0", "0"]
     assert made.about["models"].startswith("2 ")
     assert rows[bursts.case(0).about, "solved"][2] == "+0.70 % (+0.69 to +0.72)"
+
+
+# Cases between rates and at edges.
+
+
+def test_each_kind_of_case_has_its_turn_and_no_number_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def kind(name: str) -> edges.Kind:
+        return lambda number: iter([Case(name, str(number), 0.0, 0.0)])
+
+    one, other = kind("one"), kind("other")
+    monkeypatch.setattr(edges, "TURN", (one, other, one))
+    found = [each for number in range(6) for each in edges.case(number)]
+    assert [each.about for each in found if each.what == "one"] == ["0", "1", "2", "3"]
+    assert [each.about for each in found if each.what == "other"] == ["0", "1"]
+
+
+def test_only_what_is_beyond_with_its_interval_is_an_exception_and_all_of_them_are_kept() -> None:
+    found = [
+        Case(edges.BAND, "exact", 0.0030, 0.0), Case(edges.BAND, "near", 0.0024, 0.0), Case(edges.BAND, "unsure", 0.0030, 0.001),
+        Case(edges.PROMISE, "broken", 0.5, 0.2), Case(edges.PROMISE, "maybe", 0.1, 0.2), Case(edges.PROMISE, "none", edges.EITHER, 0.0),
+    ]  # fmt: skip
+    made = policy_edges.result_of(found)
+    assert [row[1:6] for row in made.rows] == [["3", "0.25 %", "2", "1", "1"], ["2", "as promised", "2", "1", "0"]]
+    assert [met for _, _, met in made.goals] == ["no", "no"]
+    assert [row[2] for row in made.tables[0].rows] == ["exact", "broken"]
+    assert any("0.30 % ± 0.00. exact" in note for note in made.notes) and "At 1 further" in made.notes[-1]
+    assert policy_edges.result_of([found[1]]).goals[0][2] == "yes"
+
+
+@needs_compiler
+def test_a_case_of_several_workers_is_about_the_entries_that_a_bank_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(edges, "WORKER_COUNTS", (2,))
+    found = {each.what: each for each in edges.several(2)}
+    assert set(found) == {edges.LIMIT, edges.LIMIT_BETWEEN, edges.MEAN, edges.P99}
+    about = found[edges.MEAN].about
+    model = drawn(int(about[6 : about.index(")")]))
+    workers, load = (int(about.split(" workers")[0].rpartition(" ")[2]), float(about.split("load ")[1].split(",")[0]))
+    made = make_bank(model.profile, model.prices, workers=workers)
+    limit = made.limits()[made.index_of(load * made.capacity)]
+    assert about.endswith(f"limit {limit}")
+
+
+@needs_compiler
+@pytest.mark.parametrize(("kind", "number"), [(edges.between, 2), (edges.promises, 2), (edges.capacities, 5)])
+def test_a_case_says_what_it_is_about(kind: edges.Kind, number: int) -> None:
+    made = list(kind(number))
+    assert made and all(each.about.startswith("drawn(") and each.half >= 0.0 for each in made)
 
 
 # The best hand-tuned rules are the best: nothing in their family does better on the same line.
