@@ -5,6 +5,7 @@ import random
 import socket
 import struct
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -17,11 +18,12 @@ from tests.embedding.bert_as_service.hashing import vector_of
 from tests.embedding.bert_as_service.opened import Opened
 
 from weir.client.embedding import EncodeCall
+from weir.embedding.bert_as_service import zeromq
 from weir.embedding.bert_as_service.client import BertTransport
 from weir.embedding.bert_as_service.zeromq import CANCELLED_PER_TURN, MAX_TOPICS
 from weir.embedding.bert_as_service.zmtp import GREETING, LONG, MORE, Received, ZmtpParser, frame, ready
 from weir.embedding.metrics import MAX_REMEMBERED
-from weir.errors import WeirError
+from weir.errors import Overloaded, WeirError
 from weir.protocols.account import Account
 from weir.protocols.settings import HttpSettings
 
@@ -439,6 +441,24 @@ def test_who_asks_much_and_leaves_holds_up_nobody() -> None:
         opened.until(lambda: not opened.door._handler.busy)
         assert max(after - before for before, after in pairwise(turns)) <= 2 * CANCELLED_PER_TURN
         still_serves(opened)
+
+
+def test_while_the_queue_is_full_only_some_requests_try_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zeromq, "RETRYING", 8)
+    with Opened() as opened:
+        opened.encoder.refusals = [Overloaded("full")] * 100_000
+        asking = connected(opened.port, "PUSH")
+        asking.sendall(b"".join(message(b"me", b'["a%d"]' % number, b"%d" % number, b"1") for number in range(100)))
+
+        def asked() -> Counter[str]:
+            return Counter(said["texts"][0] for said in opened.encoder.asked)
+
+        opened.until(lambda: len(asked()) == 100 and max(asked().values()) > 3)
+        assert len([text for text, times in opened.call(asked).items() if times > 1]) == 8
+        opened.call(opened.encoder.refusals.clear)
+        opened.until(lambda: not opened.door._handler.busy)
+        assert set(opened.call(asked)) == {f"a{number}" for number in range(100)}
+        asking.close()
 
 
 def test_an_answer_waits_for_who_comes_back(opened: Opened) -> None:

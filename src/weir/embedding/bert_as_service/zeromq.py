@@ -318,6 +318,10 @@ _FLOAT_BYTES = 4
 _SWEEP_INTERVAL = 0.5  # seconds
 _DRAIN_INTERVAL = 0.02  # seconds between two checks whether all answers have been sent
 _MAX_SUBSCRIPTION = 1024  # bytes of a message at the PUB port
+# Bytes that a request under way counts beside its payload: its task and what that refers to. More than so many would also make each pass of the
+# garbage collector long: 52,000 of them take half a second.
+REQUEST_BYTES = 16 << 10
+RETRYING = 256  # requests that a full queue refused and that try again; the others wait until one of them has ended
 _FIRST_WAIT, _LONGEST_WAIT = 0.05, 2.0  # seconds before a request that a full queue refused is tried again
 
 
@@ -383,6 +387,7 @@ class RequestHandler:
         self._tasks: dict[bytes, set[asyncio.Task[None]]] = {}  # by topic
         self._cancels = Paced(self._cancelled_all)
         self._retries = Paced()
+        self._retrying = asyncio.Semaphore(RETRYING)
         self._cancelling: set[bytes] = set()  # topics whose tasks are all in `_cancels`
         self.in_flight = 0
         self.draining = False
@@ -413,7 +418,7 @@ class RequestHandler:
             self._context.shared, FRONTEND, self._encoder, client=_client_name(request), timeout=LONGEST_TIMEOUT
         )
         exchange.received(request.size)
-        size = len(request.payload) + OVERHEAD
+        size = len(request.payload) + REQUEST_BYTES
         task = asyncio.get_running_loop().create_task(self._answer(request, exchange))
         self.in_flight += size
         self._context.account.add(size)
@@ -464,17 +469,26 @@ class RequestHandler:
     async def _encode(self, exchange: TextExchange, texts: Sequence[Text]) -> Encoded:
         """Return the vectors. If the queue is full, try again until it has room: stock clients neither send a request again nor state a deadline."""
         options = TextOptions(whole_words=True, want_tokens=self._context.settings.zmq_show_tokens)
-        wait = _FIRST_WAIT
-        while True:
-            try:
-                return await exchange.encode(texts, options, exchange.timeout)
-            except CapacityError as error:
-                if isinstance(error, Draining) or self.draining:
-                    raise
-                again = error.retry_after or 0.0
-            await asyncio.sleep(max(wait, again))
-            await self._retries.turn()
-            wait = min(2.0 * wait, _LONGEST_WAIT)
+        try:
+            return await exchange.encode(texts, options, exchange.timeout)
+        except CapacityError as error:
+            wait = self._wait_after(error)
+        if self._retrying.locked():
+            wait = 0.0  # the others' retries show whether there is room
+        async with self._retrying:
+            while True:
+                await asyncio.sleep(wait)
+                await self._retries.turn()
+                try:
+                    return await exchange.encode(texts, options, exchange.timeout)
+                except CapacityError as error:
+                    wait = max(self._wait_after(error), min(2.0 * wait, _LONGEST_WAIT))
+
+    def _wait_after(self, error: CapacityError) -> float:
+        """Return after how many seconds a request that was refused may be tried again. Raises `error` if it is refused for good."""
+        if isinstance(error, Draining) or self.draining:
+            raise error
+        return max(_FIRST_WAIT, error.retry_after or 0.0)
 
     def _check_answer(self, texts: int, size: int) -> None:
         most = self._context.settings.zmq_max_answer_size
