@@ -181,6 +181,7 @@ class Generation:
                 driver.executor.add_worker, partial(driver.remove_worker, seconds=self.settings.drain_timeout), driver.unavailable,
             )  # fmt: skip
             driver.workerless = self.scaler.decide
+        self.withdraw = driver.cancel  # one object for all calls in this process
         return driver
 
     def _policy_solved(self) -> None:

@@ -248,16 +248,16 @@ class Service:
         loop = self._loop  # from here on, this is _new_call, prepare and enter inlined for the most common case
         if loop is None or get_ident() != self._thread:
             loop = self._running_loop()
-        driver, settings = generation.driver, generation.settings
+        settings = generation.settings
         call = Call(loop=loop)
         begin(call)
         call.payload = item
         call.arrival = now = self._clock()
         call.timeout = timeout = settings.timeout
         call.deadline = now + timeout
-        call._withdraw = driver.cancel
+        call._withdraw = generation.withdraw
         try:
-            driver.submit(call, now, settings.backpressure, True)
+            generation.driver.submit(call, now, settings.backpressure, True)
         except WeirError as error:
             refuse(call, error)
         return call
@@ -549,7 +549,7 @@ class Service:
         loop = self._loop
         if loop is None or get_ident() != self._thread:  # get_running_loop makes a system call each time
             loop = self._running_loop()
-        call = kind(loop=loop).prepare(payload, self._clock(), timeout, self.generation.driver.cancel)
+        call = kind(loop=loop).prepare(payload, self._clock(), timeout, self.generation.withdraw)
         if priority:
             call.priority = priority
         if key is not None:
