@@ -11,11 +11,20 @@ from examples.tensors import Affine
 from tests.streaming_models import Count, Script
 
 from weir.catalog.registry import Registry
-from weir.errors import InvalidRequest, ModelNotFound, Overloaded, TooLarge, Unsupported, ValidationFailed
+from weir.errors import Draining, InvalidRequest, ModelNotFound, Overloaded, TooLarge, Unsupported, ValidationFailed
+from weir.messages import JSON
 from weir.model import Measure, Model
 from weir.protocols.exchange import Exchange
 from weir.protocols.kserve.metadata import find
-from weir.serving.inference import DEFAULT_SCHEDULE, StreamPart, schedule_of
+from weir.serving.inference import (
+    DEFAULT_SCHEDULE,
+    REFUSED_ENTRY,
+    QueuedRequest,
+    QueueEntry,
+    Schedule,
+    StreamPart,
+    schedule_of,
+)
 from weir.serving.service import Service
 from weir.testing import FakeClock, RecordingObserver
 from weir.wire.inference import InferenceRequest, InferenceResponse, RequestedOutput, TensorValue
@@ -241,6 +250,34 @@ def test_the_shortest_timeout_holds() -> None:
         assert seen == [pytest.approx(2.0), 1.0, pytest.approx(2.0), service.facts.settings.timeout]
 
     with_service(Affine, test)
+
+
+def entry_of(item: bytes) -> QueueEntry:
+    return REFUSED_ENTRY._replace(payload=item, content_type=JSON, accept=JSON)
+
+
+def test_what_is_submitted_ends_once_with_its_output_or_with_its_error() -> None:
+    async def test(service: Service) -> None:
+        exchange, ended = Exchange(service, door="lines"), asyncio.Queue[QueuedRequest]()
+        for item, output, error in ((b"3", b"[3,3]", type(None)), (b'"x"', None, ValidationFailed)):
+            request = exchange.submit(entry_of(item), Schedule(0, None), ended.put_nowait)
+            assert request.timeout == service.facts.settings.timeout
+            assert await ended.get() is request
+            assert (request.output, type(request.error)) == (output, error)
+        assert ended.empty()
+
+    assert with_service(Pair, test).ends == 2
+
+
+def test_what_is_refused_is_raised_and_has_no_other_end() -> None:
+    async def test(service: Service) -> None:
+        ended = list[QueuedRequest]()
+        await service.drain()
+        with pytest.raises(Draining):
+            Exchange(service, door="lines").submit(entry_of(b"3"), Schedule(0, 1.0), ended.append)
+        assert not ended
+
+    with_service(Pair, test)
 
 
 def test_an_unknown_model_is_named_as_clients_expect() -> None:

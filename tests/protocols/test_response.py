@@ -24,7 +24,7 @@ class Ended(FakeRequest):
 
     def __init__(self, end: Any, **options: Any) -> None:
         super().__init__(None, **options)
-        self.end = end
+        self.output, self.error = (None, end) if isinstance(end, errors.WeirError) else (end, None)
 
 
 def read_head_of(model: Any, path: str = "/inference", **headers: str) -> RequestHead:

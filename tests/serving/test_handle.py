@@ -1,5 +1,6 @@
 """What the edge knows of a running model."""
 
+import ast
 import asyncio
 from pathlib import Path
 
@@ -33,6 +34,24 @@ def test_the_edge_does_not_import_the_service(part: str) -> None:
     paths: list[Path] = [*(SOURCE / part).rglob("*.py"), SOURCE / "serving" / "inference.py"]
     found = {name_of(path) for path in paths if "weir.serving.service" in imports_of(path)}
     assert found <= COMPOSES
+
+
+def test_requests_enter_by_the_exchange_or_on_the_fast_path() -> None:
+    """The text server, whose requests are not yet the exchange's, also submits some."""
+    found = set[str]()
+    for path in [
+        *(path for part in EDGE for path in (SOURCE / part).rglob("*.py")),
+        SOURCE / "serving" / "inference.py",
+    ]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if (
+                isinstance(node, ast.Attribute)
+                and node.attr == "submit"
+                and ast.unparse(node.value).endswith("service")
+            ):
+                found.add(name_of(path))
+    fast = {"weir.frontends.http.fast.native", "weir.frontends.http.fast.kserve"}
+    assert found == {"weir.protocols.exchange", "weir.embedding.encoder", *fast}
 
 
 def test_a_service_is_a_handle_and_its_control() -> None:

@@ -63,9 +63,9 @@ PROTOCOLS = "weir.protocols"
 class Frontend(Protocol):
     """Listens for callers.
 
-    The server calls `start`, and at its end `refuse`, `drain` and `stop`. If another frontend fails to start, it calls only `stop`. A frontend makes a
-    `RequestBase` of each request, with a `finish` and a `fail` of its own, finds the service in the registry, and calls `service.submit`. When the caller
-    leaves, it calls `service.cancel`.
+    The server calls `start`, and at its end `refuse`, `drain` and `stop`. If another frontend fails to start, it calls only `stop`. For each
+    request a frontend finds the model in the registry, makes an `Exchange`, and calls its `submit`, or awaits its `infer_item`. When the caller leaves, it
+    calls `Exchange.cancel`.
     """
 
     @property

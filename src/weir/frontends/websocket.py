@@ -3,8 +3,8 @@
 A connection may have `websocket_in_flight` requests in flight; with that many, nothing is read from its socket. When the server drains, nothing more is
 read, the requests in flight are answered, and the connection is closed with code 1001 (RFC 6455, section 7.4.1).
 
-A request with one response waits in the queue without a task (QueuedRequest). A request that streams, is traced or becomes several queue entries has a task.
-The responses of QueuedRequests and all errors go through one outbox, which one task empties.
+A request with one response waits in the queue without a task (_Waiting). A request that streams, is traced or becomes several queue entries has a task.
+Their responses and all errors go through one outbox, which one task empties.
 """
 
 import asyncio
@@ -17,16 +17,14 @@ from typing import TYPE_CHECKING, Any
 from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from weir.batching.request_state import RequestBase
 from weir.errors import Cancelled, CapacityError, Conflict, Draining, Overloaded, WeirError, bounded, brief
-from weir.messages import Dispatch
 from weir.protocols.access import allowed
 from weir.protocols.account import CLAIM, Account
 from weir.protocols.exchange import Exchange
 from weir.protocols.kserve.metadata import find
 from weir.protocols.offloading import LONG_ANSWER, off_loop, written
 from weir.protocols.settings import HttpSettings
-from weir.serving.inference import QueueEntry, response_of
+from weir.serving.inference import QueuedRequest, QueueEntry, Schedule, response_of
 from weir.telemetry.tracecontext import FIELDS, HEADER, carry
 from weir.wire.inference import InferenceRequest, InferenceResponse
 from weir.wire.kserve_binary import binary_outputs, bytes_to_write
@@ -57,28 +55,35 @@ MOST_UNSENT = 256  # messages in the outbox; with more of them nothing is read
 _log = logging.getLogger("weir.websocket")
 
 
-class QueuedRequest(RequestBase):
-    """A request in the queue of its service. `received_bytes` is the size of its message, `size_bytes` what is charged for it."""
+class _Waiting:
+    """A request of `session` that waits in the queue without a task. `received_bytes` is the size of its message, `size_bytes` what is charged for it."""
 
-    __slots__ = ("_session", "exchange", "inference_request", "received_bytes", "size_bytes")
+    __slots__ = ("_queued", "_session", "exchange", "inference_request", "received_bytes", "size_bytes")
 
     def __init__(
-        self, session: "Session", exchange: Exchange, request: InferenceRequest, entry: QueueEntry, timeout: float, priority: int,
-        received_bytes: int, size_bytes: int,
-    ) -> None:  # fmt: skip
-        super().__init__(
-            entry.payload, exchange.service.now(), timeout, kind=entry.kind, content_type=entry.content_type, accept=entry.accept,
-            rows=entry.rows, cost=entry.cost, key=entry.key, priority=priority, large=entry.large, door=FRONTEND,
-        )  # fmt: skip
+        self, session: "Session", exchange: Exchange, request: InferenceRequest, received_bytes: int, size_bytes: int
+    ) -> None:
         self._session = session
+        self._queued: QueuedRequest | None = None
         self.exchange = exchange
         self.inference_request = request
         self.received_bytes = received_bytes
         self.size_bytes = size_bytes
 
-    def finish(self, output: Any, dispatch: Dispatch) -> None:
-        """Send the response."""
-        self._session.finish(self, output, dispatch.started_for(self.arrival))
+    def submit(self, entry: QueueEntry, schedule: Schedule) -> None:
+        """Put the request into the queue. Raises what Exchange.submit raises."""
+        self._queued = self.exchange.submit(entry, schedule, self._ended)
+
+    def cancel(self) -> None:
+        """Cancel the request. Its end is not reported: the session forgets it."""
+        if self._queued is not None:
+            self.exchange.cancel(self._queued)
+
+    def _ended(self, queued: QueuedRequest) -> None:
+        if queued.error is None:
+            self._session.finish(self, queued)
+        else:
+            self.fail(queued.error)
 
     def fail(self, error: WeirError) -> None:
         """Send the error."""
@@ -92,7 +97,7 @@ class _Outgoing:
     __slots__ = ("charged", "message", "queued")
 
     def __init__(
-        self, message: "Message | asyncio.Future[Message]", charged: int, queued: QueuedRequest | None = None
+        self, message: "Message | asyncio.Future[Message]", charged: int, queued: _Waiting | None = None
     ) -> None:  # fmt: skip
         self.message = message
         self.charged = charged
@@ -116,7 +121,7 @@ class Session:
         self._claim = account.claim()
         self._registry = registry
         self._settings = settings
-        self._under_way: dict[str, asyncio.Task[None] | QueuedRequest] = {}
+        self._under_way: dict[str, asyncio.Task[None] | _Waiting] = {}
         self._withdrawn: set[str] = set()
         self._outbox: deque[_Outgoing] = deque()
         self._posted, self._sent, self._changed = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -248,10 +253,9 @@ class Session:
             if service.tracing is None and not service.facts.streaming and service.inference.queues_tensors(service):
                 request.parameters.pop(HEADER, None)
                 exchange = Exchange(service, door=FRONTEND)
-                (entry,), timeout, priority = exchange.entries(request)
-                queued = QueuedRequest(self, exchange, request, entry, timeout, priority, received, size)
-                self._under_way[request.id] = queued
-                service.submit(queued, queued.arrival)
+                (entry,), schedule = exchange.entries(request)
+                waiting = self._under_way[request.id] = _Waiting(self, exchange, request, received, size)
+                waiting.submit(entry, schedule)
                 return
         except Exception as error:
             self._under_way.pop(request.id, None)
@@ -271,8 +275,8 @@ class Session:
 
     def _withdraw(self, id: str) -> None:
         current = self._under_way.get(id)
-        if isinstance(current, QueuedRequest):
-            current.exchange.service.cancel(current)
+        if isinstance(current, _Waiting):
+            current.cancel()
             current.fail(_given_up())
         elif current is not None and id not in self._withdrawn:
             self._withdrawn.add(id)
@@ -281,8 +285,8 @@ class Session:
     async def _leave(self) -> None:
         """Cancel all requests in flight, and return when they have ended: the connection closes."""
         for current in list(self._under_way.values()):
-            if isinstance(current, QueuedRequest):
-                current.exchange.service.cancel(current)
+            if isinstance(current, _Waiting):
+                current.cancel()
                 self.forget(current)
             else:
                 current.cancel()
@@ -291,32 +295,32 @@ class Session:
 
     # Sending through the outbox.
 
-    def forget(self, queued: QueuedRequest) -> None:
-        """Release what `queued` held: it has ended."""
-        self._ended(queued.inference_request.id, queued.size_bytes)
+    def forget(self, waiting: _Waiting) -> None:
+        """Release what `waiting` held: it has ended."""
+        self._ended(waiting.inference_request.id, waiting.size_bytes)
 
-    def finish(self, queued: QueuedRequest, output: Any, waited: float) -> None:
-        """Answer `queued`, which has `waited` so many seconds for a worker to start. A long answer is written in a thread, and the answers after it wait until it has been sent."""
-        self.forget(queued)
-        service, request = queued.exchange.service, queued.inference_request
+    def finish(self, waiting: _Waiting, queued: QueuedRequest) -> None:
+        """Answer `waiting`, whose request has its output. A long answer is written in a thread, and the answers after it wait until it has been sent."""
+        self.forget(waiting)
+        service, request = waiting.exchange.service, waiting.inference_request
         try:
-            response = response_of(service, request, [queued.kind], [output], waited)
+            response = response_of(service, request, [queued.kind], [queued.output], queued.waited)
             response.parameters = {**response.parameters, FINAL: True}
             size = bytes_to_write(response, binary_outputs(request))
             write = partial(write_response, request, response)
             if size > LONG_ANSWER:
                 self._claim.take(size)
-                self._post(_Outgoing(asyncio.ensure_future(off_loop(size, write, writes=True)), size, queued))
+                self._post(_Outgoing(asyncio.ensure_future(off_loop(size, write, writes=True)), size, waiting))
                 return
             message = write()
             self._claim.take(len(message))
         except Exception as error:
             if isinstance(error, WeirError):
-                queued.exchange.refused(error)
+                waiting.exchange.refused(error)
             self.post_failure(request.id, _shown(request, error))
         else:
             self._post(_Outgoing(message, len(message)))
-            queued.exchange.transferred(queued.received_bytes, len(message))
+            waiting.exchange.transferred(waiting.received_bytes, len(message))
 
     def post_failure(self, id: str, error: WeirError) -> None:
         """Put an error into the outbox."""

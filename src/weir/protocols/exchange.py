@@ -1,4 +1,4 @@
-"""The exchange, which connects protocols and channels. It is the only place that knows how a request enters a service and leaves it.
+"""The exchange, which connects protocols and channels. Requests enter the queue of a model here, and leave it to here.
 
 A *protocol* does no I/O: it reads a head, reads a body, writes outputs, and writes an error. A *channel* moves bytes: it sends a response, sends the parts of
 a stream, and notices that the client has left. An Exchange is one request between the two: it reads a long body in a thread, notifies the observers of
@@ -10,7 +10,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from weir.errors import WeirError
-from weir.messages import JSON, Kind
+from weir.messages import JSON, Kind, Request
 from weir.protocols.account import charge, charge_answer
 from weir.protocols.offloading import off_loop
 from weir.protocols.response import Headers, HttpResponse
@@ -19,7 +19,9 @@ from weir.serving.inference import (
     Gathering,
     ItemHead,
     ItemsResponse,
+    QueuedRequest,
     QueueEntry,
+    Schedule,
     StreamPart,
     entries_for_one_answer,
     stream,
@@ -147,8 +149,8 @@ class Exchange:
         if isinstance(error, WeirError):
             self.refused(error)
 
-    def entries(self, request: InferenceRequest) -> tuple[list[QueueEntry], float, int]:
-        """Return the queue entries of a request for one response, its timeout in seconds and its priority. Raises Unsupported and RequestErrors."""
+    def entries(self, request: InferenceRequest) -> tuple[list[QueueEntry], Schedule]:
+        """Return the queue entries of a request for one response, and its schedule. Raises Unsupported and RequestErrors."""
         with self:
             return entries_for_one_answer(self.service, request, self.timeout)
 
@@ -165,7 +167,28 @@ class Exchange:
         """The header that names the request's span; empty if there is no span."""
         return [] if self.trace is None else [(HEADER.encode(), self.trace.traceparent.encode())]
 
-    # In the service. Cancelling the task that awaits one of these cancels the request.
+    # Into the queue. The fast path alone submits requests of its own, which write their responses themselves.
+
+    def put(self, request: Request) -> None:
+        """Put `request` into the queue. Raises what ModelHandle.submit raises."""
+        self.service.submit(request, request.arrival)
+
+    def submit(
+        self, entry: QueueEntry, schedule: Schedule, ended: Callable[[QueuedRequest], None]
+    ) -> QueuedRequest:  # fmt: skip
+        """Put `entry` into the queue, and return its request. `ended` is called with it once, when it has its output or its error.
+
+        This needs no task. When the caller leaves, call `cancel`. Raises what ModelHandle.submit raises; `ended` is not called then.
+        """
+        request = QueuedRequest(entry, self, schedule, ended)
+        self.put(request)
+        return request
+
+    def cancel(self, request: Request) -> None:
+        """Cancel a request whose caller has left; nothing happens if it has ended."""
+        self.service.cancel(request)
+
+    # With a task. Cancelling the task that awaits one of these cancels the request.
 
     async def infer(self, request: InferenceRequest) -> InferenceResponse:
         """Return the response to a request of tensors. Raises the WeirError that ends the request."""
@@ -185,9 +208,8 @@ class Exchange:
         """Return the encoded output for one encoded item, which is one row. Raises the WeirError that ends the request."""
         self.begin_trace()
         entry = QueueEntry(item, Kind.ITEM, content_type, accept, 1, 1.0, None, False)
-        timeout = self.service.facts.settings.timeout if self.timeout is None else self.timeout
-        (request,) = await Gathering(self.service, self, timeout, priority, alone=False).run([entry])
-        return as_bytes(request.end)
+        (request,) = await Gathering(self, Schedule(priority, self.timeout), alone=False).run([entry])
+        return as_bytes(request.output)
 
     async def stream(self, request: InferenceRequest) -> AsyncGenerator[StreamPart, None]:
         """Yield the responses to a request of tensors: exactly one if the model does not stream. The caller must close the generator."""
@@ -200,7 +222,7 @@ class Exchange:
     def stream_of(self, head: ItemHead, entry: QueueEntry) -> StreamedCall:
         """Return the streamed call of one item, for `read_parts`."""
         self.begin_trace()
-        return stream_of(self.service, entry, head.timeout, head.priority, self)
+        return stream_of(self, entry, Schedule(head.priority, head.timeout))
 
     # After the response has been written.
 

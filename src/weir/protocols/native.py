@@ -333,7 +333,7 @@ class NativeProtocol:
 
 
 async def _events(exchange: Exchange, head: RequestHead, request: StreamedCall) -> AsyncGenerator[bytes, None]:
-    async with aclosing(read_parts(head.service, request)) as parts:
+    async with aclosing(read_parts(exchange, request)) as parts:
         async for output, _ in parts:
             if not isinstance(output, dict):
                 yield output_body(head, output)

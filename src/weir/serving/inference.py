@@ -100,6 +100,7 @@ class InferenceCall(Protocol):
     Origin. `peer` is the caller's address.
     """
 
+    service: "ModelHandle"
     door: str
     headers: Sequence[tuple[bytes, bytes]]
     peer: str | None
@@ -114,6 +115,9 @@ class InferenceCall(Protocol):
 
     def charge(self, size_bytes: int) -> None:
         """Charge memory that the request needs beside its body. Raises Overloaded if there is no room."""
+
+    def put(self, request: Request) -> None:
+        """Put `request` into the queue of `service`. Raises what ModelHandle.submit raises."""
 
 
 class Inference(Protocol):
@@ -489,52 +493,57 @@ def tensors_body(head: ItemHead, tensors: dict[str, Any]) -> bytes | ModelError:
 # Requests whose ends are awaited.
 
 
-class AwaitedRequest(RequestBase):
-    """A request that reports its end to `gathering`. `end` is its output or its WeirError, `dispatch` the last batch that it was in, or None."""
+class QueuedRequest(RequestBase):
+    """The request of `call` for one entry, in the queue of its model. `ended` is called with it once, when it has its end.
 
-    __slots__ = ("_gathering", "dispatch", "end")
+    That is its `output` and the last batch that it was in, its `dispatch`; or its `error`. A `schedule` without a timeout has that of the settings.
+    """
+
+    __slots__ = ("_ended", "dispatch", "error", "output")
 
     def __init__(
-        self, entry: QueueEntry, gathering: "Gathering", arrival: float, timeout: float, priority: int, door: str, trace: Any
+        self, entry: QueueEntry, call: "InferenceCall", schedule: "Schedule", ended: Callable[["QueuedRequest"], None], trace: Any = None
     ) -> None:  # fmt: skip
+        service, timeout = call.service, schedule.timeout
         super().__init__(
-            entry.payload, arrival, timeout, kind=entry.kind, content_type=entry.content_type, accept=entry.accept,
-            rows=entry.rows, cost=entry.cost, key=entry.key, priority=priority, large=entry.large, door=door, trace=trace,
+            entry.payload, service.now(), service.facts.settings.timeout if timeout is None else timeout, kind=entry.kind,
+            content_type=entry.content_type, accept=entry.accept, rows=entry.rows, cost=entry.cost, key=entry.key,
+            priority=schedule.priority, large=entry.large, door=call.door, trace=trace,
         )  # fmt: skip
-        self._gathering = gathering
-        self.end: Any = None
+        self._ended = ended
+        self.output: Any = None
+        self.error: WeirError | None = None
         self.dispatch: Dispatch | None = None
 
+    @property
+    def waited(self) -> float:
+        """How many seconds it waited for a worker to start; 0 if none had to."""
+        return 0.0 if self.dispatch is None else self.dispatch.started_for(self.arrival)
+
     def finish(self, output: Any, dispatch: Dispatch) -> None:
-        """Keep the output. Release the payload now, because other requests of the same call may take long."""
-        drop_payload(self)
-        self.end = output
-        self.dispatch = dispatch
-        self._gathering.ended(self)
+        """End with the output."""
+        self.output, self.dispatch = output, dispatch
+        self._ended(self)
 
     def fail(self, error: WeirError) -> None:
-        """Keep the error."""
-        self.end = error
-        self._gathering.ended(self)
+        """End with the error."""
+        self.error = error
+        self._ended(self)
 
 
 class Gathering:
     """The requests that one call is divided into. The first error ends all of them; with `alone` each request ends by itself."""
 
-    def __init__(
-        self, service: "ModelHandle", call: InferenceCall, timeout: float, priority: int, *, alone: bool
-    ) -> None:
-        self._service = service
+    def __init__(self, call: InferenceCall, schedule: "Schedule", *, alone: bool) -> None:
         self._call = call
-        self._timeout = timeout
-        self._priority = priority
+        self._schedule = schedule
         self._alone = alone
         self._left = 0
         self._taken = False  # whether the service has accepted one of them
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.requests: list[AwaitedRequest] = []
+        self.requests: list[QueuedRequest] = []
 
-    async def run(self, entries: list[QueueEntry | WeirError]) -> list[AwaitedRequest]:
+    async def run(self, entries: list[QueueEntry | WeirError]) -> list[QueuedRequest]:
         """Put `entries` into the queue. Return their requests, in order, when all have ended.
 
         `entries` is empty afterwards, so that each payload can be freed when its own request ends. Raises the first error, and cancels the other requests.
@@ -555,10 +564,12 @@ class Gathering:
             raise
         return self.requests
 
-    def ended(self, request: AwaitedRequest) -> None:
-        """Count the end of one request."""
+    def _ended(self, request: QueuedRequest) -> None:
+        """Count the end of one request. Release its payload now, because other requests of the same call may take long."""
+        if request.error is None:
+            drop_payload(request)
         self._left -= 1
-        failed = not self._alone and isinstance(request.end, WeirError)
+        failed = not self._alone and request.error is not None
         if (failed or not self._left) and not self._over.done():
             self._over.set_result(None)
 
@@ -567,13 +578,12 @@ class Gathering:
         trace = self._call.trace
         own = trace if not self.requests else child_of(trace)
         queued = REFUSED_ENTRY if isinstance(entry, WeirError) else entry
-        now = self._service.now()
-        request = AwaitedRequest(queued, self, now, self._timeout, self._priority, self._call.door, own)
+        request = QueuedRequest(queued, self._call, self._schedule, self._ended, own)
         if isinstance(entry, WeirError):
             refuse(request, entry)
         else:
             try:
-                self._service.submit(request, now)
+                self._call.put(request)
             except WeirError as error:
                 if not self._alone or not self._taken:
                     raise
@@ -584,38 +594,38 @@ class Gathering:
 
     def _raise_first(self) -> None:
         for request in self.requests:
-            if isinstance(request.end, WeirError):
-                raise request.end
+            if request.error is not None:
+                raise request.error
 
     def _withdraw(self) -> None:
         """Cancel the requests under way. Release the shared memory of outputs that nobody will read."""
         for request in self.requests:
             if not request.settled:
-                self._service.cancel(request)
-            for output in request.end if isinstance(request.end, list) else [request.end]:
+                self._call.service.cancel(request)
+            for output in request.output if isinstance(request.output, list) else [request.output]:
                 discard(output)
 
 
 # Streams.
 
 
-def stream_of(
-    service: "ModelHandle", entry: QueueEntry, timeout: float, priority: int, call: InferenceCall
-) -> StreamedCall:  # fmt: skip
+def stream_of(call: InferenceCall, entry: QueueEntry, schedule: "Schedule") -> StreamedCall:
     """Return the streamed call of one entry, for `read_parts`. The tensors of a request are one item, which is not divided."""
+    service, settings = call.service, call.service.facts.settings
+    timeout = settings.timeout if schedule.timeout is None else schedule.timeout
     return StreamedCall(
-        entry.payload, service.now(), timeout, service.facts.settings.stream_buffer, service.cancel, service.now, kind=Kind.ITEM,
+        entry.payload, service.now(), timeout, settings.stream_buffer, service.cancel, service.now, kind=Kind.ITEM,
         content_type=entry.content_type, accept=entry.accept, rows=entry.rows, cost=entry.cost, key=entry.key,
-        priority=priority, large=entry.large, door=call.door, trace=call.trace,
+        priority=schedule.priority, large=entry.large, door=call.door, trace=call.trace,
     )  # fmt: skip
 
 
-async def read_parts(service: "ModelHandle", request: StreamedCall) -> AsyncGenerator[tuple[Any, bool], None]:
+async def read_parts(call: InferenceCall, request: StreamedCall) -> AsyncGenerator[tuple[Any, bool], None]:
     """Submit `request`. Yield each output, and whether the model marked it as the last one.
 
     Closing the generator cancels the request. Raises what ModelHandle.submit raises, and the error that ends the request.
     """
-    service.submit(request, request.arrival)
+    call.put(request)
     try:
         while True:
             try:
@@ -638,14 +648,14 @@ async def stream(
     if not service.facts.streaming:
         yield StreamPart(await service.inference.infer(service, request, call), True)
         return
-    entries, timeout, priority = read_entries(service, request, call.timeout)
+    entries, schedule = read_entries(service, request, call.timeout)
     first = entries[0]
     if len(entries) > 1 or (first.kind is Kind.ITEMS and first.rows > 1):
         rows = sum(entry.rows for entry in entries)
         raise InvalidRequest(f"tensor 'input': has {rows} items, a stream takes one")
     item = first.payload[0] if first.kind is Kind.ITEMS else first.payload
-    streamed = stream_of(service, first._replace(payload=item), timeout, priority, call)
-    async with aclosing(read_parts(service, streamed)) as parts:
+    streamed = stream_of(call, first._replace(payload=item), schedule)
+    async with aclosing(read_parts(call, streamed)) as parts:
         async for output, last in parts:
             yield StreamPart(response_of(service, request, [first.kind], [output]), last)
 
@@ -655,8 +665,8 @@ async def stream(
 
 def entries_for_one_answer(
     service: "ModelHandle", request: InferenceRequest, timeout: float | None
-) -> tuple[list[QueueEntry], float, int]:  # fmt: skip
-    """Return the queue entries of a request for one response, its timeout in seconds and its priority.
+) -> tuple[list[QueueEntry], Schedule]:  # fmt: skip
+    """Return the queue entries of a request for one response, and its schedule.
 
     Raises Unsupported if the model streams, and RequestErrors.
     """
@@ -669,12 +679,12 @@ def entries_for_one_answer(
 
 def read_entries(
     service: "ModelHandle", request: InferenceRequest, timeout: float | None
-) -> tuple[list[QueueEntry], float, int]:  # fmt: skip
-    """Return the queue entries of a request, its timeout in seconds and its priority. Raises RequestErrors."""
+) -> tuple[list[QueueEntry], Schedule]:  # fmt: skip
+    """Return the queue entries of a request, and its schedule, which has a timeout. Raises RequestErrors."""
     schedule = schedule_of(request.parameters, service.facts.model)
-    entries = entries_of(service, request)
     limits = [limit for limit in (timeout, schedule.timeout) if limit is not None]
-    return entries, min(limits) if limits else service.facts.settings.timeout, schedule.priority
+    limit = min(limits) if limits else service.facts.settings.timeout
+    return entries_of(service, request), Schedule(schedule.priority, limit)
 
 
 class ModelInference:
@@ -696,24 +706,25 @@ class ModelInference:
 
     async def infer(self, service: "ModelHandle", request: InferenceRequest, call: InferenceCall) -> InferenceResponse:
         """See Inference."""
-        entries, timeout, priority = entries_for_one_answer(service, request, call.timeout)
+        entries, schedule = entries_for_one_answer(service, request, call.timeout)
         kinds = [entry.kind for entry in entries]
-        ended = await Gathering(service, call, timeout, priority, alone=False).run([*entries])
-        waited = max([each.dispatch.started_for(each.arrival) for each in ended if each.dispatch], default=0.0)
-        return response_of(service, request, kinds, [each.end for each in ended], waited)
+        ended = await Gathering(call, schedule, alone=False).run([*entries])
+        waited = max([each.waited for each in ended], default=0.0)
+        return response_of(service, request, kinds, [each.output for each in ended], waited)
 
     async def infer_items(self, head: ItemHead, body: bytes, call: InferenceCall) -> ItemsResponse:
         """See Inference."""
         entries = await call.read(bytes_to_read(head, body), lambda: item_entries(head, body))
         call.charge(sum([arrays_size(entry.payload) for entry in entries if isinstance(entry, QueueEntry)]))
-        requests = await Gathering(head.service, call, head.timeout, head.priority, alone=True).run(entries)
+        requests = await Gathering(call, Schedule(head.priority, head.timeout), alone=True).run(entries)
         return items_response(head, requests)
 
 
 class EndedRequest(Request, Protocol):
-    """A request that has ended. `end` is its output or its WeirError, `dispatch` the batch that it was in, or None."""
+    """A request that has ended: with its `output` and the batch that it was in, its `dispatch`; or with its `error`."""
 
-    end: Any
+    output: Any
+    error: WeirError | None
     dispatch: Dispatch | None
 
 
@@ -722,9 +733,9 @@ def items_response(head: ItemHead, requests: Sequence[EndedRequest]) -> ItemsRes
     ends: list[Any] = []
     for request in requests:
         as_list = head.batch and request.kind is Kind.ITEMS
-        if isinstance(request.end, WeirError) and (as_list or not head.batch):
-            raise request.end
-        ends.extend(request.end if as_list else [request.end])
+        if request.error is not None and (as_list or not head.batch):
+            raise request.error
+        ends.extend(request.output if as_list else [request.error or request.output])
     size = sum([text_size(array) for end in ends if isinstance(end, dict) for array in end.values()])
     dispatch, arrival = (requests[0].dispatch, requests[0].arrival) if requests else (None, 0.0)
     return ItemsResponse(size, lambda: [_item_body(head, end) for end in ends], dispatch, arrival)

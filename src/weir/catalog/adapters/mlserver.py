@@ -200,8 +200,8 @@ class MlserverInference(ModelInference):
         entry = self._entry(service, request)
         limits = [limit for limit in (call.timeout, schedule.timeout) if limit is not None]
         timeout = min(limits) if limits else service.facts.settings.timeout
-        (ended,) = await Gathering(service, call, timeout, schedule.priority, alone=False).run([entry])
-        given = ended.end
+        (ended,) = await Gathering(call, schedule._replace(timeout=timeout), alone=False).run([entry])
+        given = ended.output
         outputs = [TensorValue(name, datatype, array, more) for name, datatype, array, more in given["outputs"]]
         return InferenceResponse(
             service.facts.name, outputs, version=service.facts.version, id=request.id, parameters=given["parameters"]

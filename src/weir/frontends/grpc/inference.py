@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
 
-from weir.batching.request_state import RequestBase
 from weir.errors import Draining, WeirError
 from weir.frontends.grpc.call import (
     FRONTEND,
@@ -31,14 +30,21 @@ from weir.frontends.grpc.call import (
     text_of,
 )
 from weir.frontends.http.fast.plan import HeadMemo
-from weir.messages import Dispatch
 from weir.protocols.account import CLAIM
 from weir.protocols.exchange import Exchange
 from weir.protocols.kserve.context import KserveContext
 from weir.protocols.kserve.metadata import find
 from weir.protocols.offloading import LONG_ANSWER, LONG_BODY, off_loop, work_later, written
 from weir.protocols.shared_memory import Memory, wants_regions
-from weir.serving.inference import CLASS, QueueEntry, class_offset, response_of
+from weir.serving.inference import (
+    CLASS,
+    DEFAULT_SCHEDULE,
+    QueuedRequest,
+    QueueEntry,
+    Schedule,
+    class_offset,
+    response_of,
+)
 from weir.telemetry.tracecontext import FIELD_NAMES, HEADER, carry
 from weir.wire.inference import InferenceRequest, InferenceResponse, Parameters
 from weir.wire.kserve_grpc import (
@@ -257,35 +263,34 @@ def _is_plain(request: InferenceRequest) -> bool:
     )
 
 
-class Inferred(RequestBase):
-    """The request of one unary call, which needs no task. `respond` makes the response message of its output, or the writing of that message."""
+class UnaryCall:
+    """A unary call whose request waits in the queue without a task. `respond` makes the response message of its output, or the writing of that message."""
 
     __slots__ = ("_call", "_development", "_exchange", "_received_bytes", "_respond")
 
     def __init__(
-        self, call: IncomingCall, exchange: Exchange, entry: QueueEntry, timeout: float, priority: int, received_bytes: int,
-        respond: Callable[[Any, float], bytes | Writing], *, development: bool,
+        self, call: IncomingCall, exchange: Exchange, received_bytes: int, respond: Callable[[Any, float], bytes | Writing], *,
+        development: bool,
     ) -> None:  # fmt: skip
-        super().__init__(
-            entry.payload, exchange.service.now(), timeout, kind=entry.kind, content_type=entry.content_type,
-            accept=entry.accept, rows=entry.rows, cost=entry.cost, key=entry.key, priority=priority, large=entry.large,
-            door=FRONTEND,
-        )  # fmt: skip
         self._call = call
         self._exchange = exchange
         self._received_bytes = received_bytes
         self._respond = respond
         self._development = development
 
-    def submit(self) -> None:
-        """Submit the request; it is cancelled when the caller leaves. Raises what ModelHandle.submit raises."""
-        self._call.on_left = self._withdraw
-        self._exchange.service.submit(self, self.arrival)
+    def submit(self, entry: QueueEntry, schedule: Schedule) -> None:
+        """Submit the request; it is cancelled when the caller leaves. Raises what Exchange.submit raises."""
+        request = self._exchange.submit(entry, schedule, self._ended)
+        if not request.settled:
+            self._call.on_left = partial(self._exchange.cancel, request)
 
-    def finish(self, output: Any, dispatch: Dispatch) -> None:
-        """Send the response. A long one is written in a thread."""
+    def _ended(self, request: QueuedRequest) -> None:
+        """Send the response, or the error. A long response is written in a thread."""
+        if request.error is not None:
+            self._fail(request.error)
+            return
         try:
-            answer = self._respond(output, dispatch.started_for(self.arrival))
+            answer = self._respond(request.output, request.waited)
             if isinstance(answer, Writing):
                 if answer.size_bytes > LONG_ANSWER:
                     self._call.charge(answer.size_bytes)
@@ -293,25 +298,21 @@ class Inferred(RequestBase):
                     return
                 answer = answer.write()
         except Exception as error:
-            self.fail(error)
+            self._fail(error)
         else:
             self._written(answer)
 
     def _written(self, answer: bytes | Exception) -> None:
         if isinstance(answer, Exception):
-            self.fail(answer)
+            self._fail(answer)
         else:
             self._call.end(body=answer)
             self._exchange.transferred(self._received_bytes, len(answer))
 
-    def fail(self, error: Exception) -> None:
-        """End the call with the error."""
+    def _fail(self, error: Exception) -> None:
         if isinstance(error, WeirError):
             self._exchange.refused(error)
         refuse(error, self._call, development=self._development)
-
-    def _withdraw(self) -> None:
-        self._exchange.service.cancel(self)
 
 
 class UnaryInference:
@@ -345,11 +346,11 @@ class UnaryInference:
         if not form.serves(service):
             return False
         entry = form.entry._replace(payload=form.arrays(body))
-        limit, timeout = call.time_remaining(), service.facts.settings.timeout
-        timeout = timeout if limit is None or limit > timeout else limit
+        limit, most = call.time_remaining(), service.facts.settings.timeout
+        schedule = DEFAULT_SCHEDULE if limit is None or limit > most else Schedule(0, limit)
         respond = partial(form.respond, service)
         exchange = Exchange(service, door=FRONTEND)
-        Inferred(call, exchange, entry, timeout, 0, len(body), respond, development=self._development).submit()
+        UnaryCall(call, exchange, len(body), respond, development=self._development).submit(entry, schedule)
         return True
 
     def _begin_any(self, call: IncomingCall, body: bytes) -> None:
@@ -361,12 +362,12 @@ class UnaryInference:
         if service.tracing is not None or not service.inference.queues_tensors(service):
             in_task(partial(self._infer, exchange), development=self._development)(call, body)
             return
-        (entry,), timeout, priority = exchange.entries(request)
+        (entry,), schedule = exchange.entries(request)
 
         def respond(output: Any, waited: float) -> Writing:
             return exchange.writing(response_of(service, request, [entry.kind], [output], waited))
 
-        Inferred(call, exchange, entry, timeout, priority, len(body), respond, development=self._development).submit()
+        UnaryCall(call, exchange, len(body), respond, development=self._development).submit(entry, schedule)
         if service.facts.takes_tensors:
             self._forms.learn(body, request, service, entry)
 
