@@ -127,7 +127,9 @@ def test_what_the_solver_refuses_is_not_tried_again() -> None:
 def test_drift_scales_the_profile() -> None:
     async def check() -> None:
         async with running() as rig:
-            await rig.serve(4, 0.016, 200)  # twice the 8 ms of the profile
+            for _ in range(50):
+                for rows in (1, 2, 3, 4):
+                    await rig.serve(rows, 2.0 * float(PROFILE.service_time_ms[rows - 1]) / 1000.0, 1)
             (wish,) = rig.solver.wishes
             assert wish.profile.service_time_ms == pytest.approx(2.0 * PROFILE.service_time_ms)
             assert wish.profile.energy_mj == pytest.approx(2.0 * PROFILE.energy_mj)  # it was derived from times

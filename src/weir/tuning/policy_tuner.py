@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from weir.errors import DeadlineExceeded, Draining, InvalidRequest, ModelNotReady, SettingsError, WeirError, brief
 from weir.messages import Dispatch, Timing, takes_bulk_only
 from weir.model import Model
@@ -18,7 +20,7 @@ from weir.policy.cost.objective import LatencySLO, Prices
 from weir.policy.cost.profile import Profile
 from weir.policy.decision import Policy
 from weir.policy.online.adaptive import AutoPolicy, SolvedPolicy
-from weir.policy.online.rate import DriftDetector
+from weir.policy.online.drift import BATCHES, Drift, DriftDetector
 from weir.policy.solve.bank import Bank
 from weir.telemetry.recorder import SilentObserver
 from weir.tuning.learning import OnlineProfile, ProfiledExecutor
@@ -71,6 +73,7 @@ LONGEST_CHANGE = 120.0  # for a caller who changes the prices
 LONGEST_SOLVE = 600.0  # otherwise
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds between a failure and the next try
 REST = 10.0  # after drift the solver rests so many times as long as it took, since service times may never settle
+TRIALS = 2 * BATCHES  # batches of a size that might be faster; half of them measure it
 REMEMBERED = 8  # banks; when a worker comes back, the tables for as many workers are still there
 
 Solve = Callable[[SolveRequest, float], Coroutine[Any, Any, Bank]]
@@ -92,7 +95,7 @@ class PolicyTuner(SilentObserver):
     Attributes:
         policy: the policy.
         profile, prices, objective: what the tables shall be for.
-        drift: the factor by which service times have changed since they were measured.
+        drift: how many times as much one worker could serve when service times were measured.
         counts: swaps of tables by reason.
         reason, seconds: the reason of the last swap, and how long solving took.
         failures: the number of failed tries to solve.
@@ -187,24 +190,27 @@ class PolicyTuner(SilentObserver):
         if self._detector is not None:
             drift = self._detector.observe(dispatch.rows, dispatch.seconds)
             if drift is not None:
-                self._drifted(drift.factor)
+                self._drifted(drift)
         if self._learned is not None:
             profile = self._learned.observe(dispatch.rows, dispatch.seconds)
             if profile is not None:
                 self._take_profile(profile)
                 self._update("learned")
 
-    def _drifted(self, factor: float) -> None:
-        assert self.profile is not None  # it is what the detector compares with
-        derived = self.profile.energy_source in (
-            "time",
-            "stated",
-        )  # derived from service times, so it changes with them
-        self.profile = self.profile.scaled(time=factor, energy=factor if derived else 1.0)
-        self.drift *= factor
-        self._detector = DriftDetector(self.profile)
-        # Only for debugging: beside other work this happens every second. `_swap` logs new tables.
-        logger.debug("model %r: batches take %.2f times as long as before", self._model, factor)
+    def _drifted(self, drift: Drift) -> None:
+        assert self.profile is not None and self._detector is not None
+        # Energies that were derived from service times change with them.
+        derived = self.profile.energy_source in ("time", "stated")
+        capacity, factors = self.profile.max_rate, np.array(drift.factors)
+        self.profile = self.profile.scaled(time=factors, energy=factors if derived else 1.0)
+        self.drift *= capacity / self.profile.max_rate
+        self._detector.compare_with(self.profile)
+        if drift.tried:
+            self.policy.try_size(drift.tried, TRIALS)
+        # Only for debugging: beside other work this may happen often. `_swap` logs new tables.
+        logger.debug(
+            "model %r: batches take %.2f to %.2f times as long as before", self._model, factors.min(), factors.max()
+        )
         self._update("drift")
 
     async def change(self, changes: Any) -> None:

@@ -84,6 +84,13 @@ def test_below_the_lowest_rate_its_table_holds() -> None:
     assert policy.index == 0
 
 
+def test_a_size_is_tried_as_often_as_it_should_be() -> None:
+    policy, feed = SolvedPolicy(bank()), Feed()
+    feed.arrive(policy, 5000.0, 300)
+    policy.try_size(4, 2)
+    assert [policy.decide(feed.seen(waiting)).rows for waiting in (3, 7, 9, 9)] == [3, 4, 4, 8]
+
+
 def test_above_the_highest_rate_it_never_idles() -> None:
     policy, feed = SolvedPolicy(bank()), Feed()
     feed.arrive(policy, 5000.0, 300)

@@ -131,13 +131,15 @@ class Profile:
         """The most rows per second that one worker can serve: b*/τ(b*)."""
         return 1000.0 * float(np.max(self.sizes / self.service_time_ms))
 
-    def scaled(self, *, time: float = 1.0, energy: float = 1.0) -> "Profile":
-        """Return this profile with all times (and the offset) multiplied by `time`, and all energies by `energy`."""
+    def scaled(self, *, time: float | Floats = 1.0, energy: float | Floats = 1.0) -> "Profile":
+        """Return this profile with all times multiplied by `time`, and all energies by `energy`. Both are one factor, or
+        one for each size. The offset is multiplied as the times are on average.
+        """
         return replace(
             self,
             service_time_ms=self.service_time_ms * time,
             energy_mj=self.energy_mj * energy,
-            latency_offset_ms=self.latency_offset_ms * time,
+            latency_offset_ms=self.latency_offset_ms * float(np.mean(time)),
         )
 
     def up_to(self, max_batch_size: int) -> "Profile":

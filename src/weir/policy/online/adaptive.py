@@ -457,6 +457,7 @@ class SolvedPolicy(PolicyBase):
         self._bands: RateBands | None = None if bank is None else RateBands(bank)
         self._band: RateBand | None = None  # one of `_bands`, or still one of the bank before
         self._of: RateBands | None = None  # the bands that `_band` belongs to
+        self._tried = self._trials = 0  # rows of the batches to try, and how many
         self._gate = OPEN
         self._rows = 0  # rows that were dispatched last; 0 if none were, or an extra batch has been admitted since
         self._since = 0.0  # the instant of that, in seconds
@@ -481,6 +482,9 @@ class SolvedPolicy(PolicyBase):
             band = self._move(rate)
             if band is None:
                 return GREEDY.decide(seen)
+        if self._trials and waiting >= self._tried:
+            self._trials -= 1
+            return Decision(self._tried, POLICY, None, self._tried)
         largest = seen.max_batch_size if seen.max_batch_size < band.largest else band.largest
         second = self._mixing.second
         answers = band.second if second else band.first
@@ -555,6 +559,10 @@ class SolvedPolicy(PolicyBase):
     def adopt(self, bank: Bank) -> None:
         """Decide by `bank` from now on. The estimate of the rate stays."""
         self._bands = RateBands(bank)  # one assignment: a decision sees the old bank or the new one
+
+    def try_size(self, rows: int, batches: int) -> None:
+        """Make the next `batches` decisions with at least so many rows waiting dispatch `rows`, to see how long that takes."""
+        self._tried, self._trials = rows, batches
 
     def fresh(self) -> "SolvedPolicy":
         """Return a policy with the same bank that has observed nothing. Each service and simulation has its own."""

@@ -1,5 +1,4 @@
-"""The arrival rate as a policy estimates it, the drift of service times, and the rates at which each table of a bank
-is used.
+"""The arrival rate as a policy estimates it, and the rates at which each table of a bank is used.
 
 The rate is estimated from what a policy observes: how many rows have ever arrived, and the instant.
 
@@ -21,8 +20,7 @@ Rows that arrive together, in requests of several rows, count one by one, and ma
 from bisect import bisect, bisect_right
 from dataclasses import dataclass
 from itertools import pairwise
-from math import exp, inf, log, log1p, sqrt
-from statistics import median
+from math import exp, inf, log, sqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -85,85 +83,6 @@ class Rate:
         self._window = min(max(WINDOW_ROWS * seconds / rows, WINDOW_MIN), WINDOW_MAX)
         if self._counted >= ENOUGH:
             self.value = rows / seconds
-
-
-# Drift: a two-sided cumulative sum (Page, "Continuous inspection schemes", Biometrika 41, 1954) of log(τ
-# observed/τ(b)).
-#
-# Each batch says by which factor it took longer than the profile's mean, on a logarithmic scale, on which twice as
-# long and half as long are equally far from 0. What exceeds an allowance is added to a sum, and what falls short of it
-# is subtracted, down to 0. One sum watches for longer times and one for shorter. A sum above the threshold is an
-# alarm. Since the batches before it are a mixture of old and new times, the median of the batches after it measures
-# the change.
-#
-# The allowance is half of the smallest change worth noticing (10 %), or half a standard deviation if that is more. The
-# threshold h is such that chance exceeds it, from any one batch on, with the probability of a value five standard
-# deviations off (Wald's bound exp(-2·allowance·h/σ²) = 2.9e-7), but at least five standard deviations. A single batch
-# counts as at most four standard deviations, so that one pause of the machine is not taken for a change of the model.
-
-
-NOTICEABLE = 0.1  # relative change of the service time for which new tables are worth solving
-LEAST_SPREAD = 0.03  # standard deviation of log τ that is assumed at least, for clocks and other load
-FIVE_SIGMA = -log(2.87e-7)
-THRESHOLD = 5.0  # standard deviations, at least
-OUTLIER = 4.0  # standard deviations that one batch counts at most
-BATCHES = 20  # batches after an alarm that measure the change
-
-
-class Drift(NamedTuple):
-    """Service times have changed by `factor` (above 1: they are longer), as the last `batches` batches show."""
-
-    factor: float
-    batches: int
-
-
-class DriftDetector:
-    """Compares the service times of one model with its profile. `observe` each batch.
-
-    After it has reported a Drift it starts again; continue with a new detector for the profile scaled by the factor.
-    """
-
-    __slots__ = ("_faster", "_laws", "_since", "_slower")
-
-    def __init__(self, profile: Profile) -> None:
-        # By size, the mean and variance of log τ. Of a log-normal law that mean is less than the log of the mean.
-        spreads = [log1p(cv * cv) for cv in profile.cv.tolist()]
-        times = profile.service_time_ms.tolist()
-        self._laws = [(log(ms / 1000.0) - each / 2.0, each) for ms, each in zip(times, spreads, strict=True)]
-        self._restart()
-
-    def _restart(self) -> None:
-        self._slower = self._faster = 0.0  # the sums
-        self._since: list[float] | None = None  # log τ observed/τ(b) since the alarm, if there was one
-
-    def observe(self, rows: int, seconds: float) -> Drift | None:
-        """Take note that a batch of `rows` rows took `seconds`. Return by how much service times have changed, or
-        None.
-
-        Batch sizes that the profile does not have, and times that are not above 0, are ignored.
-        """
-        if not 1 <= rows <= len(self._laws) or seconds <= 0.0:
-            return None
-        mean, variance = self._laws[rows - 1]
-        excess = log(seconds) - mean
-        if self._since is None:
-            if self._is_alarm(excess, max(sqrt(variance), LEAST_SPREAD)):
-                self._since = []
-            return None
-        self._since.append(excess)
-        if len(self._since) < BATCHES:
-            return None
-        change = median(self._since)
-        self._restart()
-        return Drift(exp(change), BATCHES) if abs(change) > log1p(NOTICEABLE) / 2.0 else None
-
-    def _is_alarm(self, excess: float, spread: float) -> bool:
-        excess = min(max(excess, -OUTLIER * spread), OUTLIER * spread)
-        allowance = max(log1p(NOTICEABLE), spread) / 2.0
-        self._slower = max(self._slower + excess - allowance, 0.0)
-        self._faster = max(self._faster - excess - allowance, 0.0)
-        threshold = max(FIVE_SIGMA * spread * spread / (2.0 * allowance), THRESHOLD * spread)
-        return max(self._slower, self._faster) > threshold
 
 
 # How long the queue may be if a latency is promised: every admitted row is answered in time at any arrival rate.
