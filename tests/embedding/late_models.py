@@ -28,6 +28,9 @@ PYLATE = {
     "document_length": 40,
     "similarity_fn_name": "MaxSim",
 }
+SEVERAL: dict[str, Any] = {
+    "layers": [{"out_features": 64, "bias": True, "use_residual": True}, {"out_features": 64, "use_residual": True}, {}]
+}
 # Settings that PyLate saves, beside those above, by the name of the reference.
 CASES: dict[str, dict[str, Any]] = {
     "bert": {},
@@ -35,12 +38,9 @@ CASES: dict[str, dict[str, Any]] = {
     "bert, no expansion": {"do_query_expansion": False},
     "bert, no skipped": {"skiplist_words": []},
     "bert, with prompts": {"prompts": {"query": "find: ", "document": "text: "}},
+    "bert, several layers": SEVERAL,
     "modernbert": {"query_length": 32},
     "roberta": {},
-}
-
-SEVERAL: dict[str, Any] = {
-    "layers": [{"out_features": 64, "bias": True, "use_residual": True}, {"out_features": 64, "use_residual": True}, {}]
 }
 
 
