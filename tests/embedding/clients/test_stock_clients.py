@@ -147,6 +147,37 @@ def test_cohere(url: str, vectors: Any, plain: Any) -> None:
     assert first.rerank(model=RANKER, query=QUERY, documents=TEXTS).results[0].index == expected[0]["index"]
 
 
+def test_infinity(url: str, vectors: Any, plain: Any) -> None:
+    from infinity_client import AuthenticatedClient
+    from infinity_client.api.default import classify, embeddings, models, rerank
+    from infinity_client.models import ClassifyInput, OpenAIEmbeddingInputText, RerankInput
+
+    with AuthenticatedClient(base_url=url, token=KEY, raise_on_unexpected_status=True) as client:
+        # Of a model that its user does not name, the client sends default/not-specified.
+        for named in ({}, {"model": PLAIN}):
+            made = embeddings.sync(client=client, body=OpenAIEmbeddingInputText(input_=TEXTS, **named))
+            close([each.embedding for each in made.data], vectors(TEXTS))
+        for named in ({}, {"model": RANKER}):
+            body = RerankInput(query=QUERY, documents=TEXTS, return_documents=True, top_n=2, **named)
+            ranked = rerank.sync(client=client, body=body).results
+            expected = plain("/v2/rerank", {"query": QUERY, "documents": TEXTS, "top_n": 2})["results"]
+            assert [each.index for each in ranked] == [each["index"] for each in expected]
+            assert [each.document for each in ranked] == [TEXTS[each["index"]] for each in expected]
+            close([each.relevance_score for each in ranked], [each["relevance_score"] for each in expected])
+        raw = rerank.sync(client=client, body=RerankInput(query=QUERY, documents=TEXTS, raw_scores=True)).results
+        expected = plain("/rerank", {"query": QUERY, "texts": TEXTS, "raw_scores": True})
+        close([each.relevance_score for each in raw], [each["score"] for each in expected])
+        labels = classify.sync(client=client, body=ClassifyInput(input_=TEXTS, model=LABELLER)).data
+        expected = plain("/predict", {"inputs": [[text] for text in TEXTS], "model": LABELLER})
+        assert [[each.label for each in text] for text in labels] == [
+            [each["label"] for each in text] for text in expected
+        ]
+        close(
+            [[each.score for each in text] for text in labels], [[each["score"] for each in text] for text in expected]
+        )
+        assert models.sync(client=client).data is not None
+
+
 def test_huggingface_hub(url: str, vectors: Any, plain: Any) -> None:
     from huggingface_hub import InferenceClient
 

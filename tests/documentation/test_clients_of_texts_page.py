@@ -1,0 +1,44 @@
+"""The table of clients and calls: each cell is a call that the client's test makes, and each test has a row."""
+
+import ast
+import re
+
+import pytest
+from tests.documentation.pages import ROOT
+
+PAGE = ROOT / "docs" / "how-to" / "use-clients-of-texts.md"
+TESTS = ROOT / "tests" / "embedding" / "clients" / "test_stock_clients.py"
+OTHERS = {"the_page_shows_how"}  # no client's
+
+
+def rows() -> dict[str, list[str]]:
+    """Return the calls of each row."""
+    table = PAGE.read_text().partition("## Clients and calls\n")[2].partition("\n## ")[0]
+    lines = [line for line in table.splitlines() if line.startswith("| `")]
+    found = [re.findall(r"`(.+?)`", line) for line in lines]
+    return {client: calls for client, *calls in found}
+
+
+def called() -> dict[str, set[str]]:
+    """Return what each test calls, as it stands there, by the name of the test."""
+    found = {}
+    for each in ast.parse(TESTS.read_text()).body:
+        if isinstance(each, ast.FunctionDef) and each.name.startswith("test_"):
+            calls = {ast.unparse(node.func) for node in ast.walk(each) if isinstance(node, ast.Call)}
+            found[each.name.removeprefix("test_")] = calls
+    return found
+
+
+ROWS, CALLED = rows(), called()
+
+
+def test_every_test_of_a_client_has_a_row() -> None:
+    assert sorted(each.partition("_with_")[0] for each in CALLED.keys() - OTHERS) == sorted(ROWS)
+
+
+@pytest.mark.parametrize("client", ROWS)
+def test_each_cell_is_called(client: str) -> None:
+    (made,) = (calls for name, calls in CALLED.items() if name.partition("_with_")[0] == client)
+    assert ROWS[client]
+    for call in ROWS[client]:
+        assert any(each == call or each.endswith(f".{call}") for each in made), f"{client}: {call} is not called"
