@@ -9,6 +9,9 @@ import pytest
 from tests.embedding import tiny_tokens
 from tests.embedding.runtime.references import opened, save
 
+from weir.embedding.checkpoint.reading import read_checkpoint
+from weir.embedding.texts import JUDGE_AFTER, JUDGE_BEFORE, JUDGE_INSTRUCTION, JUDGE_PAIR
+
 pytestmark = [
     pytest.mark.torch,
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -55,4 +58,32 @@ def test_pairs_have_the_types_that_the_tokenizer_gives(
     import torch
 
     assert np.abs(torch.sigmoid(torch.tensor(found)).numpy() - expected).max() < 1e-4
+    assert np.ptp(found) > 0.01
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_yes_no_is_the_score_of_logits(family: str, tmp_path: Path) -> None:
+    import torch
+    import transformers
+    from sentence_transformers.cross_encoder.modules import LogitScore
+
+    vocabulary = tiny_tokens.write(tmp_path, "bert")
+    path = tmp_path / "tokenizer.json"
+    made = json.loads(path.read_text())
+    words = made["model"]["vocab"]
+    for word, answer in (("water", "yes"), ("mill", "no")):
+        words[answer] = words.pop(word)
+    path.write_text(json.dumps(made))
+    save(tmp_path, family, kind="CausalLM", vocab_size=vocabulary, max_position_embeddings=1024)
+    network = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    score = LogitScore(true_token_id=words["yes"], false_token_id=words["no"])
+    encode = read_checkpoint(tmp_path).tokenizer().backend.encode
+    found = np.concatenate(opened(tmp_path, pooling="yes-no", max_length=1024).results(PAIRS))
+    for (query, document), own in zip(PAIRS, found, strict=True):
+        text = JUDGE_PAIR.format(instruction=JUDGE_INSTRUCTION, query=query, document=document)
+        parts = [JUDGE_BEFORE, text, JUDGE_AFTER]
+        ids = [number for part in parts for number in encode(part, add_special_tokens=False).ids]
+        with torch.no_grad():
+            logits = network(torch.tensor([ids])).logits
+        assert abs(float(score({"causal_logits": logits})["scores"].flatten()[0]) - own) < 1e-3
     assert np.ptp(found) > 0.01
