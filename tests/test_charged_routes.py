@@ -1,15 +1,32 @@
-"""Every route of every product charges the body that it is sent: this walks them all, as the servers describe them."""
+"""Every route, call and port of every product charges what it is sent: this walks them all, as the servers describe or declare them."""
 
 import re
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
+import grpc
 import httpx
 import pytest
+from starlette.routing import WebSocketRoute
 from tests.embedding import tiny
+from tests.embedding.bert_as_service.opened import Opened
+from tests.embedding.test_server import SETTINGS
 from tests.served import Served, until
+
+import weir.embedding
+from weir.catalog.registry import Registry
+from weir.embedding.bert_as_service.port import Port
+from weir.embedding.bert_as_service.zmtp import GREETING, frame, ready
+from weir.frontends.grpc import core
+from weir.frontends.grpc.aio import AioCore
+from weir.frontends.grpc.core import Core
+from weir.frontends.http.application import make_app
+from weir.protocols.account import Account
+from weir.protocols.settings import HttpSettings
 
 MODEL = """
 import weir
@@ -106,3 +123,73 @@ def answers(sender: socket.socket) -> bool:
         return False
     except ConnectionError:
         return True
+
+
+SIZE = 100_000
+
+
+@pytest.fixture(params=[Core, AioCore])
+def grpc_calls(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[str, list[str], list[int]]]:
+    """Serve texts over gRPC; give the address, the paths of all calls that the server has, and how many bytes were charged each time."""
+    calls: list[str] = []
+    charged: list[int] = []
+    begin, take = request.param.__init__, Account.take
+
+    def beginning(self: Any, handlers: dict[str, Any], *arguments: Any, **options: Any) -> None:
+        calls.extend(handlers)
+        begin(self, handlers, *arguments, **options)
+
+    def taking(account: Account, size_bytes: int) -> None:
+        take(account, size_bytes)
+        charged.append(size_bytes)
+
+    monkeypatch.setattr(request.param, "__init__", beginning)
+    monkeypatch.setattr(core, "Core", request.param)
+    monkeypatch.setattr(Account, "take", taking)
+    with weir.embedding.serve(
+        tiny.model(tmp_path / "text"), cache=str(tmp_path / "cache"), grpc_port=0, **SETTINGS
+    ) as server:
+        yield server.addresses[1].removeprefix("grpc://"), calls, charged
+
+
+def test_every_grpc_call_charges_what_it_is_sent(grpc_calls: tuple[str, list[str], list[int]]) -> None:
+    address, calls, charged = grpc_calls
+    assert len(calls) > 30 and {path.split("/")[1].partition(".")[0] for path in calls} >= {"inference", "tei", "grpc"}
+    with grpc.insecure_channel(address) as channel:
+        for path in calls:
+            charged.clear()
+            answers = channel.stream_stream(path, None, None)(iter([b"\xff" * SIZE]), timeout=30.0)
+            with suppress(grpc.RpcError):
+                list(answers)
+            assert SIZE in charged, path
+
+
+def test_every_websocket_charges_what_it_is_sent(served: Served) -> None:
+    app = make_app(Registry([]), HttpSettings())
+    paths = [route.path for route in app.routes if isinstance(route, WebSocketRoute)]
+    assert paths
+    url = urlsplit(served.url)
+    with httpx.Client(base_url=served.url, timeout=60.0) as client:
+        for path in paths:
+            until(lambda: held_bytes(client) < SENT)
+            with socket.create_connection((url.hostname, url.port), 30.0) as sender:
+                opening = "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
+                sender.sendall(f"GET {path} HTTP/1.1\r\nHost: t\r\n{opening}\r\n".encode())
+                assert sender.recv(12) == b"HTTP/1.1 101"
+                sender.sendall(b"\x81\xff" + BODY.to_bytes(8) + bytes(4) + b"x" * SENT)
+                until(lambda: held_bytes(client) >= SENT, 10.0)
+
+
+def test_every_zeromq_port_charges_what_it_is_sent() -> None:
+    account = Account(HttpSettings())
+    with Opened(account=account) as opened:
+        ports = [each for each in vars(opened.door).values() if isinstance(each, Port)]
+        assert len(ports) == 2
+        for port in ports:
+            kind = {"PULL": "PUSH", "PUB": "SUB"}[port.socket_type]
+            with socket.create_connection(("127.0.0.1", port.number), 20.0) as sender:
+                sender.sendall(GREETING + ready(kind) + frame(b"x" * 1000)[:900])
+                opened.until(lambda: account.held_bytes >= 800)
+            opened.until(lambda: account.held_bytes == 0)

@@ -50,13 +50,13 @@ def handlers(context: EmbeddingContext, most: int, *, development: bool) -> dict
 
 async def _streamed(method: Method, respond: Respond, most: int, call: IncomingCall, _: bytes) -> None:
     """Answer the requests of a stream in order. At most `most` are under way; the first error ends the stream."""
-    waiting: deque[asyncio.Task[Any]] = deque()
+    waiting: deque[tuple[asyncio.Task[Any], int]] = deque()  # with the size of the request
     room, arrived = asyncio.Semaphore(most), asyncio.Event()
 
     async def read() -> None:
         while (body := await call.read()) is not None:
             await room.acquire()
-            waiting.append(asyncio.create_task(respond(parse(method, body), call)))
+            waiting.append((asyncio.create_task(respond(parse(method, body), call)), len(body)))
             arrived.set()
 
     reading = asyncio.create_task(read())
@@ -67,27 +67,28 @@ async def _streamed(method: Method, respond: Respond, most: int, call: IncomingC
                 arrived.clear()
                 await arrived.wait()
                 continue
-            response = await waiting[0]
-            waiting.popleft()
+            response = await waiting[0][0]
+            size = waiting.popleft()[1]
             await call.write(response.SerializeToString())
+            call.release(size)
             room.release()
         reading.result()
     finally:
-        for task in (reading, *waiting):
+        tasks = (reading, *(task for task, _ in waiting))
+        for task in tasks:
             task.cancel()
         with suppress(asyncio.CancelledError):
-            await asyncio.gather(reading, *waiting, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _collected(
     method: Method, respond: Callable[[Sequence[Any], IncomingCall], Awaitable[Any]], most: int, call: IncomingCall, _: bytes
 ) -> None:  # fmt: skip
-    """Answer all requests of a stream, at most `most`, with one response. What they take in memory is charged until the call ends."""
+    """Answer all requests of a stream, at most `most`, with one response."""
     requests: list[Any] = []
     while (body := await call.read()) is not None:
         if len(requests) == most:
             raise TooLarge(f"the stream has more than {most} texts (max_texts)")
-        call.charge(len(body))
         requests.append(parse(method, body))
     response = await respond(requests, call)
     call.end(body=response.SerializeToString())

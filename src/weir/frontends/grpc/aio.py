@@ -76,10 +76,7 @@ class AioCall(IncomingCall):
         except Exception:  # of several types, some of them private; the call is over in any case
             raise Left from None
 
-    async def read(self) -> bytes | None:
-        """See IncomingCall."""
-        if self.over:
-            return None
+    async def _next(self) -> bytes | None:
         message = await self._context.read()
         return message if isinstance(message, bytes) else None  # grpc.aio.EOF
 
@@ -151,14 +148,13 @@ class AioCore:
         if handler.takes_stream:
             handler.begin(call, b"")
             return
-        body = await call.read()
-        if body is None:
-            call.lacks_message()
-            return
         try:
-            call.charge(len(body))
+            body = await call.read()
         except WeirError as error:
             self._refuse(error, call)
+            return
+        if body is None:
+            call.lacks_message()
         else:
             handler.begin(call, body)
 

@@ -142,6 +142,12 @@ class IncomingCall:
             self.account.take(size_bytes)
             self._held += size_bytes
 
+    def release(self, size_bytes: int) -> None:
+        """Give back `size_bytes` of what the call was charged."""
+        if not self.over:
+            self.account.give(size_bytes)
+            self._held -= size_bytes
+
     def cancel(self) -> None:
         """Abort the call without a status, because its client does not read."""
         if self._raw is not None:
@@ -179,9 +185,16 @@ class IncomingCall:
             raise Left
 
     async def read(self) -> bytes | None:
-        """Return the next message; None if the client sends no more. Only one read may wait at a time."""
-        if self.over:
-            return None
+        """Return the next message; None if the client sends no more. Only one read may wait at a time.
+
+        The call is charged for it, until the call ends or `release`. Raises what Account.take raises.
+        """
+        body = None if self.over else await self._next()
+        if body is not None:
+            self.charge(len(body))
+        return body
+
+    async def _next(self) -> bytes | None:
         body: bytes | None = await self._done((cygrpc.ReceiveMessageOperation(0),), _message)
         return body
 

@@ -446,21 +446,25 @@ class OneStream:
         self._development = development
         self._room = asyncio.Semaphore(most)
         self._writing = asyncio.Lock()  # gRPC accepts one message at a time
-        self._claim = context.account.claim()
+        self._held = 0  # bytes of the requests under way
         self._fewer = asyncio.Event()  # set when a request has ended
 
     async def read(self) -> None:
         """Read requests and start their tasks until the client sends no more."""
         while True:
             await self._room.acquire()
-            while self.tasks and self._claim.held_bytes > self._context.account.max_connection_bytes:
+            while self.tasks and self._held > self._context.account.max_connection_bytes:
                 self._fewer.clear()
                 await self._fewer.wait()
-            body = await self._call.read()
-            if body is None:
-                return
-            task = asyncio.create_task(self._answer(body))
-            del body  # only the task refers to it now, and frees it early
+            try:
+                body = await self._call.read()
+            except WeirError as error:
+                task = asyncio.create_task(self._refuse(error))
+            else:
+                if body is None:
+                    return
+                task = asyncio.create_task(self._answer(body))
+                del body  # only the task refers to it now, and frees it early
             self.tasks.add(task)
             task.add_done_callback(self._ended)
 
@@ -477,21 +481,23 @@ class OneStream:
     async def _answer(self, body: bytes) -> None:
         """Answer one request. Its memory is freed before its error, if any, waits until the client reads."""
         size = len(body)
+        self._held += size
         try:
-            self._claim.take(size)
-        except WeirError as error:
-            failure: bytes | None = self._failure(error, "", "")
-        else:
-            try:
-                with self._context.account.claim() as claim:
-                    CLAIM.set(claim)
-                    failure = await self._answered(body)
-            finally:
-                self._claim.give(size)
+            with self._context.account.claim() as claim:
+                CLAIM.set(claim)
+                failure = await self._answered(body)
+        finally:
+            self._held -= size
+            self._call.release(size)
         del body
         if failure is not None:
             with suppress(Left):
                 await self._write(failure)
+
+    async def _refuse(self, error: WeirError) -> None:
+        """Answer a request for which there is no memory."""
+        with suppress(Left):
+            await self._write(self._failure(error, "", ""))
 
     async def _answered(self, body: bytes) -> bytes | None:
         """Write the responses to one request. Return the message that reports its error, or None."""
@@ -518,11 +524,14 @@ class OneStream:
         return error_in_stream(text_of(error, development=self._development), model, request_id, name_of(error))
 
     async def _write_counted(self, message: bytes) -> int:
-        self._claim.take(len(message))
+        size = len(message)
+        self._call.charge(size)
+        self._held += size
         try:
             return await self._write(message)
         finally:
-            self._claim.give(len(message))
+            self._held -= size
+            self._call.release(size)
 
     async def _write(self, message: bytes) -> int:
         """Write a message when those before it are written. Raises Left; if the client does not read for too long, the call is aborted first."""

@@ -460,6 +460,7 @@ class Services:
         async def reflecting(call: IncomingCall, _: bytes) -> None:
             while (body := await call.read()) is not None:
                 await call.write(reflection.answer(parse(method, body)).SerializeToString())
+                call.release(len(body))
 
         self.handlers[method.path] = Handler(in_task(reflecting, development=self._development), takes_stream=True)
 
