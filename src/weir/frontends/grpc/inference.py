@@ -29,12 +29,12 @@ from weir.frontends.grpc.call import (
     refuse,
     text_of,
 )
-from weir.frontends.http.fast.plan import HeadMemo
 from weir.protocols.account import CLAIM
 from weir.protocols.exchange import Exchange
 from weir.protocols.kserve.context import KserveContext
 from weir.protocols.kserve.metadata import find
 from weir.protocols.offloading import LONG_ANSWER, LONG_BODY, off_loop, work_later, written
+from weir.protocols.repeats import HeadMemo
 from weir.protocols.shared_memory import Memory, wants_regions
 from weir.serving.inference import (
     CLASS,

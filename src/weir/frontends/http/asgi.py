@@ -440,7 +440,7 @@ class AsgiInference:
                 head = protocol.read_head(scope["method"], path, scope["headers"])
             except WeirError as error:
                 if (service := protocol.named(path)) is not None:
-                    service.notify(FRONTEND, error)
+                    Exchange(service, door=FRONTEND).refused(error)
                 refusal = identified(protocol.error_answer(error, service), scope["headers"])
                 return await self._send_early(scope, receive, send, refusal, closing=has_large_body(scope))
             if head is not None:

@@ -12,7 +12,6 @@ from weir.frontends.http.access_log import HttpLog
 from weir.frontends.http.fast.handover import HandOver
 from weir.frontends.http.fast.plan import (
     END_OF_HEAD,
-    HeadMemo,
     HeadReader,
     HttpHead,
     RouteHandler,
@@ -24,6 +23,7 @@ from weir.messages import Observer
 from weir.protocols.access import Access
 from weir.protocols.account import Account, Claim
 from weir.protocols.native import FRONTEND
+from weir.protocols.repeats import HeadMemo
 from weir.protocols.settings import HttpSettings
 from weir.wire.status import phrase
 from weir.workers.executor import Block

@@ -1,6 +1,6 @@
 """The memory of heads."""
 
-from weir.frontends.http.fast.plan import HeadMemo
+from weir.protocols.repeats import HeadMemo
 
 
 def test_takes_in_at_the_second_offer() -> None:
