@@ -47,7 +47,7 @@ from weir.frontends.http.application import Added, make_app
 from weir.frontends.http.pages import Held, code_of, make_exposition
 from weir.frontends.http.server import HttpServer
 from weir.frontends.websocket import WebSockets
-from weir.jobs.routes import JobRoutes, refusal
+from weir.jobs.routes import JobRoutes
 from weir.jobs.running import Ask, Reply, call
 from weir.jobs.settings import JobSettings
 from weir.messages import Observer
@@ -55,6 +55,7 @@ from weir.model import Model
 from weir.protocols.access import Access, AccessSettings, Control, ControlSettings
 from weir.protocols.account import Account, allow_descriptors
 from weir.protocols.kserve.context import KserveContext
+from weir.protocols.openai_errors import error_answer
 from weir.protocols.settings import HttpSettings, KserveSettings
 from weir.serving.service import Service
 from weir.serving.settings import END_LIMIT
@@ -369,7 +370,7 @@ def _with_jobs(added: Added, jobs: JobRoutes | None) -> Added:
         added.begin()
         jobs.begin()
 
-    refusals = {"/v1": refusal, **added.refusals}
+    refusals = {"/v1": error_answer, **added.refusals}
     return Added([*jobs.routes(), *added.routes], {**added.paths, **jobs.paths()}, refusals, begin)
 
 

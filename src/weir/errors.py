@@ -5,6 +5,7 @@
     │   ├── InvalidRequest         malformed, wrong shape, datatype or size
     │   ├── ValidationFailed       the schema refused it; `details` is the schema's own list of errors
     │   ├── ModelNotFound          names the models that exist
+    │   ├── NotFound               nothing else has this id: no file, no batch
     │   ├── TooLarge               refused before the body was read
     │   ├── MethodNotAllowed
     │   ├── UnsupportedMediaType
@@ -120,9 +121,9 @@ class WeirError(Exception):
         located.__cause__ = self.__cause__ or self
         return located
 
-    def of(self, field: str, value: str) -> Self:
-        """Return this error as one of the field `field`, whose value reads `value`: its message begins with both."""
-        self.field, self.message = field, f"{field}={value}: {self.message}"
+    def of(self, field: str, value: str | None = None) -> Self:
+        """Return this error as one of the field `field`, whose value reads `value`, if it is shown: its message begins with both."""
+        self.field, self.message = field, f"{field if value is None else f'{field}={value}'}: {self.message}"
         self.args = (self.message,)
         return self
 
@@ -162,6 +163,10 @@ class ValidationFailed(RequestError):
 
 class ModelNotFound(RequestError):
     """No model has this name; the message lists the available models."""
+
+
+class NotFound(RequestError):
+    """Nothing has the id that the request names: no file, no batch."""
 
 
 def unknown_model(name: str, available: Iterable[str], version: str = "") -> ModelNotFound:

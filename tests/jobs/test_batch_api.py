@@ -190,6 +190,9 @@ def test_cancelled_and_wrong_jobs(kept: Kept) -> None:
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "limit")
     assert httpx.put(f"{kept.served.url}/v1/files").status_code == 405
     assert httpx.get(f"{kept.served.url}/v1/files/..%2Fjobs.sqlite/content").status_code == 404
+    for missing in ("files/file-none", "batches/batch_none"):
+        error = httpx.get(f"{kept.served.url}/v1/{missing}").json()["error"]
+        assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", "id", None)  # as OpenAI does
 
 
 def test_a_window_that_ends_leaves_the_rest_unrun(kept: Kept) -> None:

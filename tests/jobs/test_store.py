@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from weir.errors import Conflict, InvalidRequest, ModelNotFound, Overloaded, SettingsError, TooLarge
+from weir.errors import Conflict, InvalidRequest, NotFound, Overloaded, SettingsError, TooLarge
 from weir.jobs.requests import EXPIRED
 from weir.jobs.store import STALE, Answer, JobRequest, JobStore, StoredFile
 
@@ -202,13 +202,13 @@ def test_files_are_listed_and_deleted(tmp_path: Path) -> None:
     with pytest.raises(Conflict, match="reads it, which has not ended"):
         store.delete_file(names[0])
     store.delete_file(names[1])
-    with pytest.raises(ModelNotFound, match="unknown id"):
+    with pytest.raises(NotFound, match="unknown id"):
         store.path(names[1])
-    with pytest.raises(ModelNotFound):
+    with pytest.raises(NotFound):
         store.path("../jobs.sqlite")
-    with pytest.raises(ModelNotFound):
+    with pytest.raises(NotFound):
         store.job("batch_none")
-    with pytest.raises(ModelNotFound):
+    with pytest.raises(NotFound):
         store.add_job("/infer/m", names[1], "24h", None, 100, 900)
 
 

@@ -107,12 +107,11 @@ def options_of(
 ) -> TextOptions:  # fmt: skip
     """Return the options that `fields` and the names of `outputs` state for a request to `encoder`.
 
-    Raises InvalidRequest whose details name the field as `param`.
+    Raises InvalidRequest naming the field.
     """
     direction = fields.truncation_direction
     if direction is not None and direction not in DIRECTIONS:
-        rule = f"truncation_direction={brief(direction)}: must be one of {', '.join(DIRECTIONS)}"
-        raise InvalidRequest(rule, details={"param": "truncation_direction"})
+        raise InvalidRequest(f"must be one of {', '.join(DIRECTIONS)}").of("truncation_direction", brief(direction))
     prompt = chosen_prompt(
         encoder.facts.prompts, prompt=fields.prompt, prompt_name=fields.prompt_name, input_type=fields.input_type,
         instruction=fields.instruction,
@@ -133,9 +132,9 @@ def check_outputs(names: Sequence[str], encoder: Encodes, dimensions: int | None
     for name in names:
         if name not in known:
             rule = f"model {encoder.name!r} makes {', '.join(known) or 'labels or scores alone'}"
-            raise InvalidRequest(f"outputs: {brief(name)}: {rule}", details={"param": "outputs"})
+            raise InvalidRequest(f"{brief(name)}: {rule}").of("outputs")
     if not names:
-        raise InvalidRequest(f"outputs: must name one or more of {', '.join(known)}", details={"param": "outputs"})
+        raise InvalidRequest(f"must name one or more of {', '.join(known)}").of("outputs")
     if dimensions is not None and TextOutput.DENSE not in names:
         raise InvalidRequest("of dense vectors alone").of("dimensions", str(dimensions))
     wanted = tuple(output for output in known if output in names)
@@ -316,7 +315,7 @@ def check_client(text: str | None, where: str) -> str:
 def check_texts(texts: Any, where: str, context: EmbeddingContext) -> list[str]:
     """Return `texts` if it is a list of strings that are not empty, as many as a request may have. Raises InvalidRequest naming the place `where`."""
     if not isinstance(texts, list):
-        raise InvalidRequest(f"{where}: must be a list of texts, is {brief(texts)}", details={"param": where})
+        raise InvalidRequest(f"must be a list of texts, is {brief(texts)}").of(where)
     context.check_count(len(texts), where)
     return [check_text(text, f"{where}[{place}]") for place, text in enumerate(texts)]
 

@@ -19,7 +19,6 @@ from weir.embedding.openai import (
     JSON_HEADER,
     EmbeddingsAnswer,
     EmbeddingsRequest,
-    OpenAIError,
     OpenAIProtocol,
     TextModelCard,
     TokenUsage,
@@ -32,6 +31,7 @@ from weir.embedding.texts import Encoded, Encodes, PlainText, TextTask
 from weir.errors import InvalidRequest
 from weir.frontends.http.asgi import AsgiCall, Endpoint
 from weir.frontends.http.openapi import operation
+from weir.protocols.openai_errors import OpenAIError
 from weir.protocols.response import Headers, HttpResponse, encode_safely
 from weir.wire.schema import read_document
 

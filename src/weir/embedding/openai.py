@@ -53,23 +53,18 @@ from weir.embedding.texts import (
     Truncated,
 )
 from weir.errors import (
-    CapacityError,
     InvalidRequest,
     MethodNotAllowed,
-    ModelNotFound,
-    Overloaded,
-    RequestError,
-    TooLarge,
-    Unauthorized,
     Unsupported,
     WeirError,
     brief,
 )  # fmt: skip
 from weir.frontends.http.asgi import AsgiCall, Endpoint, as_response, identified
 from weir.frontends.http.openapi import operation
-from weir.protocols.response import Headers, HttpResponse, encode_safely, error_headers, error_value
+from weir.protocols import openai_errors
+from weir.protocols.openai_errors import OpenAIError, OpenAIErrorValue
+from weir.protocols.response import Headers, HttpResponse, encode_safely
 from weir.wire.schema import any_of, wrong_field
-from weir.wire.status import http_code
 
 JSON_HEADER = (b"content-type", b"application/json")
 
@@ -84,31 +79,11 @@ def wrong(message: str, param: str | None = None) -> InvalidRequest:
     return InvalidRequest(message, details={"param": param})
 
 
-class OpenAIErrorValue(TypedDict):
-    """The inner part of an error's document. `param` is the field that is wrong."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class OpenAIError(TypedDict):
-    """The document of an error."""
-
-    error: OpenAIErrorValue
-
-
 def error_answer(error: BaseException, *, development: bool = False) -> HttpResponse:
-    """Return the answer for `error` in OpenAI's shape, `{"error": {"message", "type", "param", "code"}}`."""
+    """Return the answer for `error` in OpenAI's form."""
     details = error.details if isinstance(error, WeirError) and isinstance(error.details, dict) else {}
-    value = error_value(error, development=development)
-    document: OpenAIErrorValue = {
-        "message": value["message"], "type": _type_of(error), "param": _param_of(error, details), "code": _code_of(error, details),
-    }  # fmt: skip
-    if isinstance(error, ModelNotFound):
-        document["param"] = "model"
-    return HttpResponse(http_code(error), error_headers(error), encode_safely({"error": document}))
+    code = "context_length_exceeded" if TOO_LONG in details else None
+    return openai_errors.error_answer(error, code=code, development=development)
 
 
 def no_such_path(path: str, known: str) -> HttpResponse:
@@ -118,39 +93,6 @@ def no_such_path(path: str, known: str) -> HttpResponse:
         "code": "unknown_url",
     }  # fmt: skip
     return HttpResponse(404, [JSON_HEADER], encode_safely({"error": document}))
-
-
-def _param_of(error: BaseException, details: Any) -> str | None:
-    """Return the field that is wrong, if the error is the request's."""
-    if isinstance(error, RequestError) and error.field:
-        return error.field
-    param: str | None = details.get("param")
-    return param
-
-
-def _type_of(error: BaseException) -> str:
-    if isinstance(error, Overloaded):
-        return "requests"
-    return "invalid_request_error" if isinstance(error, RequestError) else "server_error"
-
-
-def _code_of(error: BaseException, details: Mapping[str, Any]) -> str | None:
-    if TOO_LONG in details:
-        return "context_length_exceeded"
-    return next((code for kind, code in _CODES.items() if isinstance(error, kind)), None)
-
-
-# OpenAI's codes where it has one; the other codes are named after our errors.
-_CODES: dict[type[BaseException], str] = {
-    ModelNotFound: "model_not_found",
-    MethodNotAllowed: "method_not_allowed",
-    Overloaded: "rate_limit_exceeded",
-    Unauthorized: "invalid_api_key",
-    TooLarge: "request_too_large",
-    Unsupported: "unsupported",
-    CapacityError: "service_unavailable",
-    TimeoutError: "timeout",
-}
 
 
 NAME = "openai"

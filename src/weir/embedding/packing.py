@@ -47,7 +47,7 @@ def packing_named(name: str | None, field: str, known: Sequence[Packing] = PACKI
     if name is None:
         return Packing.FLOAT
     if name not in known:
-        raise InvalidRequest(f"{field}={brief(name)}: must be one of {', '.join(known)}", details={"param": field})
+        raise InvalidRequest(f"must be one of {', '.join(known)}").of(field, brief(name))
     return Packing(name)
 
 

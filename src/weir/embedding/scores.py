@@ -37,7 +37,7 @@ def read_pairs(
     """
     query = check_text(query, "query")
     if not isinstance(documents, list):
-        raise InvalidRequest(f"{field}: must be a list of texts, is {brief(documents)}", details={"param": field})
+        raise InvalidRequest(f"must be a list of texts, is {brief(documents)}").of(field)
     exchange.context.check_count(len(documents), field)
     found = [_document(each, f"{field}[{place}]") for place, each in enumerate(documents)]
     exchange.encoder = exchange.context.encoder(model or "", TextTask.RERANK)
@@ -57,7 +57,7 @@ def _document(value: Any, where: str) -> str:
 def check_top_n(top_n: int | None) -> None:
     """Raise InvalidRequest unless `top_n` is None or at least 1."""
     if top_n is not None and top_n < 1:
-        raise InvalidRequest(f"top_n={top_n}: must be 1 or more", details={"param": "top_n"})
+        raise InvalidRequest("must be 1 or more").of("top_n", str(top_n))
 
 
 def relevance(exchange: TextExchange, encoded: Encoded, *, raw: bool) -> list[float]:

@@ -370,15 +370,14 @@ def prompt_text(name: str, prompts: Mapping[str, str]) -> str:
     if name in prompts:
         return prompts[name]
     if len(name) > MAX_PROMPT_CHARACTERS:
-        rule = f"prompt: has {len(name)} characters, must have at most {MAX_PROMPT_CHARACTERS}"
-        raise InvalidRequest(rule, details={"param": "prompt"})
+        rule = f"has {len(name)} characters, must have at most {MAX_PROMPT_CHARACTERS}"
+        raise InvalidRequest(rule).of("prompt")
     if not name or name.endswith(_PROMPT_ENDS):
         return name
 
-    raise InvalidRequest(
-        f"prompt={name!r:.80}: unknown prompt; available: {', '.join(prompts) or 'none'}; the text of a prompt ends with a space or a colon",
-        details={"param": "prompt"},
-    )
+    known = ", ".join(prompts) or "none"
+    rule = f"unknown prompt; available: {known}; the text of a prompt ends with a space or a colon"
+    raise InvalidRequest(rule).of("prompt", f"{name!r:.80}")
 
 
 # The names that models have for their prompts, by the kinds of texts that callers name. The first that the model has is taken.
@@ -415,14 +414,13 @@ def chosen_prompt(
         raise InvalidRequest(f"{', '.join(stated)}: only one of them may be given", details={"param": stated[1]})
     if input_type is not None and input_type not in INPUT_TYPES and input_type not in prompts:
         known = ", ".join(dict.fromkeys((*INPUT_TYPES, *prompts)))
-        raise InvalidRequest(f"input_type={input_type!r:.80}: must be one of {known}", details={"param": "input_type"})
+        raise InvalidRequest(f"must be one of {known}").of("input_type", f"{input_type!r:.80}")
     if prompt is not None:
         return prompt
     if prompt_name is not None:
         if prompt_name not in prompts:
             known = ", ".join(prompts) or "none"
-            rule = f"prompt_name={prompt_name!r:.80}: unknown prompt; available: {known}"
-            raise InvalidRequest(rule, details={"param": "prompt_name"})
+            raise InvalidRequest(f"unknown prompt; available: {known}").of("prompt_name", f"{prompt_name!r:.80}")
         return prompt_name
     if instruction is not None and input_type in (None, *_QUERY_TYPES):
         return _instructed(prompts, instruction)
@@ -433,10 +431,10 @@ def chosen_prompt(
 def _instructed(prompts: Mapping[str, str], instruction: str) -> str:
     """Return the text of the prompt with `instruction`. What stands behind it is that of the model's own prompt for queries, if that has an instruction."""
     if not instruction.strip():
-        raise InvalidRequest("instruction: must not be empty", details={"param": "instruction"})
+        raise InvalidRequest("must not be empty").of("instruction")
     if len(instruction) > MAX_PROMPT_CHARACTERS // 2:
-        rule = f"instruction: has {len(instruction)} characters, must have at most {MAX_PROMPT_CHARACTERS // 2}"
-        raise InvalidRequest(rule, details={"param": "instruction"})
+        rule = f"has {len(instruction)} characters, must have at most {MAX_PROMPT_CHARACTERS // 2}"
+        raise InvalidRequest(rule).of("instruction")
     own = next((prompts[name] for name in _QUERY if name in prompts), "")
     start = own.rfind(_BEHIND_INSTRUCTION) if own.startswith(_INSTRUCTION) else -1
     ending = own[start:] if start >= 0 else f"{_BEHIND_INSTRUCTION} "

@@ -15,7 +15,6 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from weir.errors import (
-    CapacityError,
     DeadlineExceeded,
     InvalidRequest,
     MethodNotAllowed,
@@ -23,7 +22,7 @@ from weir.errors import (
     TooLarge,
     WeirError,
 )
-from weir.frontends.http.asgi import too_slow
+from weir.frontends.http.asgi import as_response, too_slow
 from weir.jobs.requests import check_endpoint
 from weir.jobs.running import Ask, JobRunner
 from weir.jobs.settings import JobSettings
@@ -32,9 +31,8 @@ from weir.jobs.uploads import OVERHEAD, Download, Upload
 from weir.protocols.account import Account, release
 from weir.protocols.native import content_length
 from weir.protocols.offloading import off_loop
-from weir.protocols.response import HttpResponse
+from weir.protocols.openai_errors import error_answer
 from weir.protocols.settings import HttpSettings
-from weir.wire.status import http_code
 
 _WINDOW = re.compile(r"([0-9]{1,4})([mhd])")
 _UNITS = {"m": 60, "h": 3600, "d": 86400}
@@ -59,33 +57,13 @@ class BatchCall(msgspec.Struct):
     metadata: dict[str, str] | None = None
 
 
-def error_body(error: BaseException) -> bytes:
-    """Return the error in OpenAI's form. What is no WeirError is not shown."""
-    known = isinstance(error, WeirError)
-    details = (error.details or {}) if isinstance(error, WeirError) else {}
-    kind = "invalid_request_error" if http_code(error) < 500 else "server_error"
-    message = error.message if isinstance(error, WeirError) else "internal error"
-    fields = {
-        "message": message,
-        "type": kind,
-        "param": details.get("param"),
-        "code": type(error).__name__ if known else None,
-    }
-    return msgspec.json.encode({"error": fields})
-
-
-def refusal(error: BaseException) -> HttpResponse:
-    """Return the response to a request without the server's key."""
-    return HttpResponse(http_code(error), [(b"content-type", b"application/json")], error_body(error))
-
-
 def seconds_of(window: str) -> int:
     """Return how many seconds a completion window such as 24h has. Raises InvalidRequest naming the rule."""
     found = _WINDOW.fullmatch(window)
     seconds = int(found[1]) * _UNITS[found[2]] if found else 0
     if not 0 < seconds <= _LONGEST_WINDOW:
         rule = "must be minutes, hours or days, such as 24h, at most 30d"
-        raise InvalidRequest(f"completion_window={window[:20]!r}: {rule}", details={"param": "completion_window"})
+        raise InvalidRequest(rule).of("completion_window", repr(window[:20]))
     return seconds
 
 
@@ -232,7 +210,7 @@ class JobRoutes:
             await upload.read(_chunks(request), self._http.body_timeout)
             purpose = upload.fields.get("purpose", "")
             if purpose != "batch":
-                raise InvalidRequest(f"purpose={purpose[:40]!r}: must be batch", details={"param": "purpose"})
+                raise InvalidRequest("must be batch").of("purpose", repr(purpose[:40]))
             runner = self._runner
             expires_at = _expiry(upload.fields, runner)
             kept = await self._use(store.add_file, name, upload.filename, purpose, runner.now, expires_at)
@@ -334,9 +312,7 @@ def _answering(handlers: Mapping[str, Handler]) -> Handler:
         except (WeirError, OSError, sqlite3.Error) as raised:
             # What the system or SQLite raises is a full disk, or a directory that another process holds for long.
             error = raised if isinstance(raised, WeirError) else _no_room(raised)
-            wait = error.retry_after if isinstance(error, CapacityError) else None
-            headers = {} if wait is None else {"retry-after": str(max(1, round(wait)))}
-            return Response(error_body(error), http_code(error), headers, media_type="application/json")
+            return as_response(error_answer(error))
 
     return answer
 
@@ -366,7 +342,7 @@ def _listed(found: list[dict[str, Any]], limit: int) -> Response:
 def _limit(request: Request, default: int, most: int) -> int:
     text = request.query_params.get("limit", str(default))
     if not (text.isascii() and text.isdigit() and len(text) < 7 and 1 <= int(text) <= most):
-        raise InvalidRequest(f"limit={text[:20]!r}: must be 1 to {most}", details={"param": "limit"})
+        raise InvalidRequest(f"must be 1 to {most}").of("limit", repr(text[:20]))
     return int(text)
 
 
@@ -376,7 +352,7 @@ def _check_metadata(metadata: dict[str, str] | None) -> None:
             rule = (
                 f"must have at most {_MOST_METADATA} keys of {_LONGEST_KEY} characters, with values of {_LONGEST_VALUE}"
             )
-            raise InvalidRequest(f"metadata: {rule}", details={"param": "metadata"})
+            raise InvalidRequest(rule).of("metadata")
 
 
 def _expiry(fields: Mapping[str, str], runner: JobRunner) -> int:
@@ -386,7 +362,5 @@ def _expiry(fields: Mapping[str, str], runner: JobRunner) -> int:
     if not text:
         return latest
     if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) > 0):
-        raise InvalidRequest(
-            f"expires_after[seconds]={text[:20]!r}: must be a number of seconds", details={"param": "expires_after"}
-        )
+        raise InvalidRequest("must be a number of seconds").of("expires_after", repr(text[:20]))
     return min(latest, int(time.time()) + int(text))

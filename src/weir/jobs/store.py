@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
 
-from weir.errors import Conflict, InvalidRequest, ModelNotFound, Overloaded, SettingsError, TooLarge
+from weir.errors import Conflict, InvalidRequest, NotFound, Overloaded, SettingsError, TooLarge
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS files (
@@ -237,14 +237,14 @@ class JobStore:
         return StoredFile(name, filename, purpose, size, now, expires_at)
 
     def file(self, name: str) -> StoredFile:
-        """Return the file with the id `name`. Raises ModelNotFound."""
+        """Return the file with the id `name`. Raises NotFound."""
         row = self._database.execute("SELECT * FROM files WHERE id = ?", (name,)).fetchone()
         if row is None:
-            raise ModelNotFound(f"file {name[:80]!r}: unknown id")
+            raise NotFound("unknown id of a file").of("id", repr(name[:80]))
         return StoredFile(*row)
 
     def path(self, name: str) -> Path:
-        """Return where the file with the id `name` is. Raises ModelNotFound: only ids of files that are kept make a path."""
+        """Return where the file with the id `name` is. Raises NotFound: only ids of files that are kept make a path."""
         return self._files / self.file(name).id
 
     def files(self, *, purpose: str | None, after: str | None, limit: int, ascending: bool) -> list[StoredFile]:
@@ -271,7 +271,7 @@ class JobStore:
         return self._database.execute(query, (*values, limit)).fetchall()
 
     def delete_file(self, name: str) -> None:
-        """Remove a file. Raises ModelNotFound, and Conflict while a job that has not ended reads it."""
+        """Remove a file. Raises NotFound, and Conflict while a job that has not ended reads it."""
         path = self.path(name)
         with self._transaction() as database:
             query = f"SELECT id FROM jobs WHERE input_file_id = ? AND status IN ({_MARKS})"
@@ -303,7 +303,7 @@ class JobStore:
     def add_job(
         self, endpoint: str, input_file_id: str, window: str, metadata: dict[str, str] | None, now: int, expires_at: int
     ) -> Job:
-        """Add a job that is still to be validated. Raises ModelNotFound if there is no such file, and Overloaded if there are too many jobs or files."""
+        """Add a job that is still to be validated. Raises NotFound if there is no such file, and Overloaded if there are too many jobs or files."""
         self.file(input_file_id)
         self._check_files(len(_OUTPUTS))
         name = f"batch_{secrets.token_hex(12)}"
@@ -325,10 +325,10 @@ class JobStore:
         return self.job(name)
 
     def job(self, name: str) -> Job:
-        """Return the job with the id `name`. Raises ModelNotFound."""
+        """Return the job with the id `name`. Raises NotFound."""
         row = self._database.execute("SELECT * FROM jobs WHERE id = ?", (name,)).fetchone()
         if row is None:
-            raise ModelNotFound(f"batch {name[:80]!r}: unknown id")
+            raise NotFound("unknown id of a batch").of("id", repr(name[:80]))
         return _job_of(row)
 
     def jobs(self, *, after: str | None, limit: int) -> list[Job]:

@@ -89,7 +89,7 @@ class Upload:
         if not self._ended:
             raise InvalidRequest("body: ends before its last boundary")
         if self.filename is None:
-            raise InvalidRequest("file: is missing; must be a part with the name file", details={"param": "file"})
+            raise InvalidRequest("is missing; must be a part with the name file").of("file")
         await self._write()
 
     async def _write(self) -> None:
@@ -133,7 +133,7 @@ class Upload:
             self.fields[name] = ""
             return
         if self.filename is not None:
-            raise InvalidRequest("file: was sent twice; must be sent once", details={"param": "file"})
+            raise InvalidRequest("was sent twice; must be sent once").of("file")
         given = options.get(b"filename", b"").decode("utf-8", "replace")
         self._field = None
         self.filename = given.replace("\\", "/").rpartition("/")[2][:_MAX_NAME] or "file"

@@ -22,6 +22,7 @@ TABLE: dict[type[BaseException], Codes] = {
     errors.RequestError: Codes(400, "INVALID_ARGUMENT"),
     errors.ValidationFailed: Codes(422, "INVALID_ARGUMENT"),
     errors.ModelNotFound: Codes(404, "NOT_FOUND"),
+    errors.NotFound: Codes(404, "NOT_FOUND"),
     errors.TooLarge: Codes(413, "RESOURCE_EXHAUSTED"),
     errors.UnsupportedMediaType: Codes(415, "INVALID_ARGUMENT"),
     errors.Unsupported: Codes(501, "UNIMPLEMENTED"),
