@@ -69,9 +69,9 @@ class Rig:
         self.resolver = PolicyTuner(
             "square", policy, prices, objective, solve=self.solver, clock=self.clock, pause=self.solver.pause, **options
         )
-        self.resolver.attach(self.count, watch=True)
+        self.resolver.attach(self)
 
-    def count(self) -> None:
+    def policy_changed(self) -> None:
         self.swaps += 1
 
     async def worker(self, index: int, state: str) -> None:

@@ -26,6 +26,11 @@ RATE = 0.85 * SLOW.max_rate
 SOLVED = 0.5  # seconds
 
 
+class Unconcerned:
+    def policy_changed(self) -> None:
+        """Do nothing: the batcher asks the policy at each arrival."""
+
+
 async def queue_over_time(seconds: float, *, tuned: bool) -> tuple[list[int], PolicyTuner]:
     """Let rows arrive for so many seconds, while from the 10th second on batches of more than 16 rows take 60 % longer. Return how
     many wait at each arrival, and the tuner.
@@ -37,8 +42,10 @@ async def queue_over_time(seconds: float, *, tuned: bool) -> tuple[list[int], Po
         await pause(clock, SOLVED)
         return await solve(request)
 
-    tuner = PolicyTuner("m", policy, Prices(), None, clock=clock, pause=partial(pause, clock), solve=solve_later)
-    tuner.attach(lambda: None, watch=tuned)
+    tuner = PolicyTuner(
+        "m", policy, Prices(), None, clock=clock, pause=partial(pause, clock), solve=solve_later, watch=tuned
+    )
+    tuner.attach(Unconcerned())
     tuner.worker_changed("m", 0, "ready", "")
     tuner.open()
     batcher = Batcher(BatchingSettings(max_batch_size=32, max_queue_size=10**6, max_queue_delay=1e9), policy)

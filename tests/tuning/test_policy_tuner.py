@@ -178,8 +178,7 @@ def test_when_all_workers_go_meanwhile_there_is_nothing_to_solve() -> None:
 
 def test_times_with_hooks_in_them_are_not_watched() -> None:
     async def check() -> None:
-        async with running() as rig:
-            rig.resolver.attach(rig.count, watch=False)
+        async with running(watch=False) as rig:
             await rig.serve(4, 0.016, 200)
             assert rig.solver.asked == []
 

@@ -134,6 +134,10 @@ async def sleep(clock: Callable[[], float], seconds: float) -> None:
         timer.cancel()
 
 
+# Returns the executor that is used instead of the given one. It calls the function with a batch's id when the batch goes to a worker.
+WrapExecutor = Callable[[Executor, Callable[[int], None]], Executor]
+
+
 class DriverPhase(Enum):
     """A driver is started once and stopped once."""
 
@@ -149,22 +153,24 @@ class Driver:
         outside: requests that wait for room in the batcher's queue.
         outside_bulk: bulk requests that do; they have a queue of their own there too.
         streaming: whether requests have several answers.
-        workerless: is called when requests arrive and there is no worker.
-        bulk_came: is called once, when bulk work has come for the first time; None afterwards.
-        handed_later: whether the executor calls `handed` when a batch actually goes to its worker.
         draining: whether no more requests are accepted.
         not_ready_reason: why requests are not accepted; "" if they are.
         failed: why no worker can be started any more; "" if one can.
     """
 
-    def __init__(self, batcher: Batcher, executor: Executor, delivery: Delivery, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, batcher: Batcher, executor: Executor, delivery: Delivery, clock: Callable[[], float], *, streaming: bool = False,
+        wrap: WrapExecutor | None = None, no_worker: Callable[[], None] | None = None, start_bulk: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
+        """`wrap` returns the executor to use instead of `executor`. `no_worker` is called when requests arrive and there is no
+        worker, and `start_bulk` once, when bulk work has come for the first time."""
         self.batcher = batcher
         self.outside = BackpressureQueue()
         self.outside_bulk = BackpressureQueue(bulk=True)
-        self.streaming = False
-        self.executor = executor
+        self.streaming = streaming
+        self.executor = executor if wrap is None else wrap(executor, self.handed)
         self.phase = DriverPhase.NEW
-        self.handed_later = False
+        self._handed_later = wrap is not None
         self.draining = False
         self.not_ready_reason = NOT_STARTED
         self.failed = ""
@@ -172,8 +178,8 @@ class Driver:
         self._leaving: dict[int, asyncio.Event] = {}
         self._accepted: dict[int, Request] = {}  # by id(), see note_accepted
         self._alertness: Alertness | None = None
-        self.workerless: Callable[[], None] = lambda: None
-        self.bulk_came: Callable[[], None] | None = None
+        self._no_worker = no_worker
+        self._start_bulk = start_bulk  # None also once it has been called
         self._woken_at: float | None = None  # when there was a worker again after there had been none
         self._delivery = delivery
         self._clock = clock
@@ -242,6 +248,14 @@ class Driver:
             self._emptied.set()
         else:
             limit.arm(give_up)
+
+    def workers(self) -> list[int]:
+        """Return the indices of the workers, whatever their state, without those for bulk work only."""
+        return [state.index for state in self.executor.states() if not takes_bulk_only(state.index)]
+
+    async def add_worker(self) -> None:
+        """Start one more worker; return when it is ready. Raises what the executor raises."""
+        await self.executor.add_worker()
 
     async def remove_worker(self, worker: int, seconds: float) -> None:
         """Give `worker` no more batches, let it finish those that it has, and stop it. Batches that
@@ -452,12 +466,12 @@ class Driver:
         self._polling = False
         now = self._clock()
         self.batcher.took_turn(now - self._turn_began)
-        if self.bulk_came is not None and self.batcher.waiting_bulk:
-            self.bulk_came()
-            self.bulk_came = None
+        if self._start_bulk is not None and self.batcher.waiting_bulk:
+            self._start_bulk()
+            self._start_bulk = None
         self._poll(Wakeup.ARRIVAL, now)
-        if not self.batcher.workers:
-            self.workerless()
+        if self._no_worker is not None and not self.batcher.workers:
+            self._no_worker()
         if self._alertness is not None:
             self._alertness.expect(now, now)
 
@@ -512,7 +526,7 @@ class Driver:
                 self.executor.run(dispatch.worker, batch)
             except Exception as error:
                 self._could_not_run(dispatch, batch, error)
-            if not self.handed_later:
+            if not self._handed_later:
                 self._delivery.dispatched(dispatch)
             if self._alertness is not None:
                 self._alertness.expect(now + self.batcher.service.expected(dispatch.rows), now)

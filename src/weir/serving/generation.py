@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict
 
 from weir.batching.batcher import Batcher
 from weir.errors import Conflict, ModelNotReady, SettingsError
-from weir.messages import Observer, takes_bulk_only
+from weir.messages import Observer
 from weir.model import Model
 from weir.policy.decision import complete
 from weir.policy.loading import load_policy
@@ -75,11 +75,6 @@ class MakeExecutor(Protocol):
         """Return an executor that has not been started."""
 
 
-def _for_all_work(driver: Driver) -> list[int]:
-    """Return the indices of the workers, without those for bulk work only."""
-    return [state.index for state in driver.executor.states() if not takes_bulk_only(state.index)]
-
-
 class Generation:
     """One loaded form of a model: its class and settings, its policy, its executor, and the driver of its batches.
 
@@ -116,7 +111,9 @@ class Generation:
         if complete(self.policy).adopts_banks:
             from weir.tuning.policy_tuner import make_tuner  # loads numpy, which only a solved policy needs
 
-            self.tuner = make_tuner(label, self.policy, largest, clock, partial(sleep, clock))
+            self.tuner = make_tuner(
+                label, self.policy, largest, clock=clock, pause=partial(sleep, clock), watch=not any(hooks)
+            )
         self._clock = clock
         self.scaler = self._make_scaler()
         views = [each for each in observers if isinstance(each, Metrics)]
@@ -140,51 +137,62 @@ class Generation:
         from weir.tuning.workers import WorkerTuner  # loads numpy
 
         largest, clock = self.batching.max_batch_size, self._clock
-        return WorkerTuner(self.label, self._workers, largest, self.tuner, clock=clock, pause=partial(sleep, clock))
+        return WorkerTuner(
+            self.label, self._workers, largest, self.tuner, drain_timeout=self.settings.drain_timeout, clock=clock,
+            pause=partial(sleep, clock),
+        )  # fmt: skip
 
     def _new_driver(self) -> Driver:
-        largest, hooks = self.batching.max_batch_size, self._hooks
+        """Build what serves from one start to one stop."""
+        largest, hooks, scaler = self.batching.max_batch_size, self._hooks, self.scaler
         if hooks.after and self.streaming:
             service = type(getattr(hooks.after, "__self__", self)).__name__
             raise SettingsError(f"{service}.after_batch: gets no answers of a streaming model; use its postprocess")
-        own = self.executor
-        if own is None or callable(own):
-            own = (own or make_executor)(
-                self.model, self.params, self._workers, name=self.label, max_batch_size=largest
-            )
-        executor = own
-        if self.tuner is not None:
-            from weir.tuning.policy_tuner import with_profile
-
-            executor = with_profile(executor, self.tuner, self.model, self._workers, largest)
+        own = self._own_executor()
         batcher = Batcher(self.batching, self.policy)
         self.recorder.window = self.window = RollingWindow(self._clock, lambda: batcher.arrivals, largest)
-        more = [each for each in (self.tuner, self.scaler) if each is not None]
-        delivery = Delivery(self.label, (*self.observers, *more))
-        driver = Driver(batcher, executor, delivery, self._clock)
-        driver.streaming = self.streaming
+        observers = (*self.observers, *(each for each in (self.tuner, scaler) if each is not None))
+        start_bulk = (
+            own.start_bulk_workers if isinstance(own, StartsBulkWorkers) and self.workers.bulk_workers else None
+        )
+        driver = Driver(
+            batcher, self._measured(own), Delivery(self.label, observers), self._clock, streaming=self.streaming,
+            wrap=self._hooked if any(hooks) else None, no_worker=None if scaler is None else scaler.decide,
+            start_bulk=start_bulk,
+        )  # fmt: skip
         self._shared = own if isinstance(own, SharesWorkers) else None
         if self._shared is not None:
             self._shared.join(driver)
-        if isinstance(own, StartsBulkWorkers) and self.workers.bulk_workers:
-            driver.bulk_came = own.start_bulk_workers
         if self.tuner is not None:
-            self.tuner.attach(self._policy_solved, watch=not any(hooks))
-        if any(hooks):
-            driver.executor = HookedExecutor(
-                executor, hooks.before, hooks.after, driver.handed, AnswerWriter(self.model, (KeyboardInterrupt,), self.label)
-            )  # fmt: skip
-            driver.handed_later = True
-        if self.scaler is not None:
-            self.scaler.attach(
-                batcher, lambda: len(driver.outside), lambda: _for_all_work(driver),
-                driver.executor.add_worker, partial(driver.remove_worker, seconds=self.settings.drain_timeout), driver.unavailable,
-            )  # fmt: skip
-            driver.workerless = self.scaler.decide
+            self.tuner.attach(self)
+        if scaler is not None:
+            scaler.attach(driver)
         self.withdraw = driver.cancel  # one object for all calls in this process
         return driver
 
-    def _policy_solved(self) -> None:
+    def _own_executor(self) -> Executor:
+        """Return the executor as the settings describe it, or as it was given."""
+        own = self.executor
+        if own is not None and not callable(own):
+            return own
+        largest = self.batching.max_batch_size
+        return (own or make_executor)(self.model, self.params, self._workers, name=self.label, max_batch_size=largest)
+
+    def _measured(self, executor: Executor) -> Executor:
+        """Return `executor`, or one that is measured while it starts."""
+        if self.tuner is None:
+            return executor
+        from weir.tuning.policy_tuner import with_profile
+
+        return with_profile(executor, self.tuner, self.model, self._workers, self.batching.max_batch_size)
+
+    def _hooked(self, executor: Executor, handed: Callable[[int], None]) -> Executor:
+        """Return `executor` with the service's hooks around it."""
+        writer = AnswerWriter(self.model, (KeyboardInterrupt,), self.label)
+        return HookedExecutor(executor, self._hooks.before, self._hooks.after, handed, writer)
+
+    def policy_changed(self) -> None:
+        """Let the policy decide again about all that waits: it has other tables."""
         self.window.forget()  # it was measured under the former tables
         self.driver.policy_changed()
 
@@ -229,7 +237,7 @@ class Generation:
         driver = self._running_driver()
         self._check_fixed()
         async with self._alone():
-            await driver.executor.add_worker()
+            await driver.add_worker()
             self._resized(1)
 
     async def remove_worker(self) -> None:
@@ -273,7 +281,7 @@ class Generation:
     @property
     def worker_count(self) -> int:
         """The present number of workers, whatever their state."""
-        return self.workers.first_workers if self.workers.scale is None else len(_for_all_work(self.driver))
+        return self.workers.first_workers if self.workers.scale is None else len(self.driver.workers())
 
     def _running_driver(self) -> Driver:
         if self.driver.not_ready_reason == "loading" or self.driver.phase is not DriverPhase.RUNNING:

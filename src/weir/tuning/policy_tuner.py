@@ -9,7 +9,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -80,6 +80,13 @@ Solve = Callable[[SolveRequest, float], Coroutine[Any, Any, Bank]]
 Pause = Callable[[float], Awaitable[None]]  # sleeps for so many seconds of the clock
 
 
+class PolicyUser(Protocol):
+    """What a PolicyTuner knows of its service."""
+
+    def policy_changed(self) -> None:
+        """Let the policy decide again about all that waits: it has other tables."""
+
+
 class PolicyTuner(SilentObserver):
     """Belongs to one service, whose workers and batches it observes. It works between `open` and `close`.
 
@@ -91,6 +98,8 @@ class PolicyTuner(SilentObserver):
         pause: sleeps for so many seconds of the clock.
         learned: learns a profile from batches, if there is none.
         solve: returns a bank, or raises, within so many seconds; by default in another process.
+        watch: whether the time for which a batch occupies its worker is the worker's alone, so that it can be compared with
+            the profile.
 
     Attributes:
         policy: the policy.
@@ -105,6 +114,7 @@ class PolicyTuner(SilentObserver):
     def __init__(
         self, model: str, policy: SolvedPolicy, prices: Prices, objective: LatencySLO | None, *,
         clock: Callable[[], float], pause: Pause, learned: OnlineProfile | None = None, solve: Solve | None = None,
+        watch: bool = True,
     ) -> None:  # fmt: skip
         self.policy = policy
         self.profile: Profile | None = None
@@ -119,12 +129,11 @@ class PolicyTuner(SilentObserver):
         self._model = model
         self._learned = learned
         self._detector: DriftDetector | None = None
-        self._watch = True
+        self._watch = watch
         self._process = SolvingProcess()
         self._solve = solve or self._process.solve
         self._clock = clock
         self._pause = pause
-        self._swapped: Callable[[], None] = lambda: None
         self._banks: OrderedDict[SolveRequest, Bank] = OrderedDict()
         self._ready: set[int] = set()
         self._solved_for: SolveRequest | None = None
@@ -142,14 +151,9 @@ class PolicyTuner(SilentObserver):
 
     # The life of a service.
 
-    def attach(self, swapped: Callable[[], None], *, watch: bool) -> None:
-        """Call `swapped` after each swap of the tables.
-
-        `watch`: the time for which a batch occupies its worker is the worker's alone, so it can be compared with the
-        profile.
-        """
-        self._swapped = swapped
-        self._watch = watch
+    def attach(self, user: PolicyUser) -> None:
+        """Notify `user` of each swap of the tables from now on."""
+        self._user = user
 
     def measured(self, profile: Profile) -> None:
         """Use `profile` for the tables; none needs to be learned."""
@@ -317,7 +321,7 @@ class PolicyTuner(SilentObserver):
         self._solved_for, self._refused = request, None
         self.counts[reason] = self.counts.get(reason, 0) + 1
         self.reason, self.seconds, self.error = reason, seconds, ""
-        self._swapped()
+        self._user.policy_changed()
         logger.info(
             "model %r: new tables (%s) for %d workers, solved in %.2f s", self._model, reason, request.workers, seconds
         )
@@ -340,9 +344,9 @@ async def _ended(*tasks: "asyncio.Task[Any] | None") -> None:
 
 
 def make_tuner(
-    model: str, policy: Policy, max_batch_size: int, clock: Callable[[], float], pause: Pause
+    model: str, policy: Policy, max_batch_size: int, *, clock: Callable[[], float], pause: Pause, watch: bool
 ) -> PolicyTuner | None:
-    """Return the tuner of `policy`; None if it is not a solved policy of Weir's.
+    """Return the tuner of `policy`; None if it is not a solved policy of Weir's. For the other arguments, see PolicyTuner.
 
     Raises SettingsError for a profile file that cannot be used, and for a policy that would never have tables.
     """
@@ -350,14 +354,16 @@ def make_tuner(
         return None
     if isinstance(policy, AutoPolicy):
         learned = OnlineProfile(max_batch_size, policy.power) if policy.profile is None else None
-        tuner = PolicyTuner(model, policy, policy.prices, policy.objective, clock=clock, pause=pause, learned=learned)
+        tuner = PolicyTuner(
+            model, policy, policy.prices, policy.objective, clock=clock, pause=pause, learned=learned, watch=watch
+        )
         if policy.profile is not None:
             tuner.measured(_read_profile(policy.profile, max_batch_size))
         return tuner
     bank = policy.bank
     if bank is None:
         raise SettingsError("policy=SolvedPolicy(): must have a bank; without one, use auto")
-    tuner = PolicyTuner(model, policy, bank.prices, bank.objective, clock=clock, pause=pause)
+    tuner = PolicyTuner(model, policy, bank.prices, bank.objective, clock=clock, pause=pause, watch=watch)
     if max_batch_size < bank.profile.max_batch_size:
         tuner.measured(bank.profile.up_to(max_batch_size))
     return tuner

@@ -11,9 +11,9 @@ import asyncio
 import logging
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sized
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -89,14 +89,39 @@ class LearnedTimes:
         return Profile(table, table, np.zeros(self._largest), energy_source="time")
 
 
+class ScaledService(Protocol):
+    """What a WorkerTuner knows of its service; in a server, a driver."""
+
+    @property
+    def batcher(self) -> Batcher:
+        """What waits and runs, and how many workers are ready."""
+
+    @property
+    def outside(self) -> Sized:
+        """The requests that wait for room in the queue."""
+
+    def workers(self) -> list[int]:
+        """Return the indices of the workers, whatever their state, without those for bulk work only."""
+
+    async def add_worker(self) -> None:
+        """Start one more worker; return when it is ready. Raises what the executor raises."""
+
+    async def remove_worker(self, worker: int, seconds: float) -> None:
+        """Let `worker` finish its batches for so many seconds, and stop it."""
+
+    def unavailable(self, reason: str) -> None:
+        """Fail all requests: there is no worker, and none can be started."""
+
+
 class WorkerTuner(SilentObserver):
-    """Starts and stops workers of one service between `open` and `close`.
+    """Starts and stops workers of one service, which `attach` gives it, between `open` and `close`.
 
     Args:
         model: the label of the model, for log lines.
         settings: the range of workers, and what their number shall keep.
         max_batch_size: in rows.
         tuner: keeps the tables of the policy, if it is a solved one: it has the profile, the prices and the promise.
+        drain_timeout: the seconds that a worker has to finish its batches before it is stopped.
         clock: returns seconds.
         pause: sleeps for so many seconds of the clock.
         measure: simulates a capacity within so many seconds; by default in another process.
@@ -111,7 +136,7 @@ class WorkerTuner(SilentObserver):
 
     def __init__(
         self, model: str, settings: WorkerSettings, max_batch_size: int, tuner: "PolicyTuner | None", *,
-        clock: Callable[[], float], pause: Pause, measure: MeasureCapacity | None = None,
+        drain_timeout: float, clock: Callable[[], float], pause: Pause, measure: MeasureCapacity | None = None,
     ) -> None:  # fmt: skip
         assert settings.scale is not None  # only made for a range
         self.allowed = settings.scale
@@ -124,6 +149,7 @@ class WorkerTuner(SilentObserver):
         self._target_load = settings.target_load
         self._idle_after = settings.scale_to_zero_after
         self._tuner = tuner
+        self._drain_timeout = drain_timeout
         self._learned = LearnedTimes(max_batch_size)
         self._clock, self._pause = clock, pause
         self._process = SolvingProcess()
@@ -141,23 +167,15 @@ class WorkerTuner(SilentObserver):
 
     # The life of a service.
 
-    def attach(
-        self, batcher: Batcher, outside: Callable[[], int], workers: Callable[[], list[int]], add: Callable[[], Awaitable[None]],
-        remove: Callable[[int], Awaitable[None]], broken: Callable[[str], None],
-    ) -> None:  # fmt: skip
-        """Observe `batcher`, and resize with `add` and `remove`.
-
-        `outside` returns how many requests wait for room, and `workers` the indices of all workers, whatever their state;
-        `broken` is called with the reason if there is no worker and none can be started.
-        """
-        self._batcher, self._outside, self._workers = batcher, outside, workers
-        self._add, self._remove, self._broken = add, remove, broken
+    def attach(self, service: ScaledService) -> None:
+        """Observe and resize `service`, from its start to its stop."""
+        self._service = service
 
     def open(self, start_up: float) -> None:
         """Begin to decide. The first workers have started in `start_up` seconds."""
         self._start_times.append(start_up)
         self.start_up = start_up
-        self.wanted = len(self._workers())
+        self.wanted = len(self._service.workers())
         self._deciding = asyncio.create_task(self._decide_again_and_again())
 
     async def close(self) -> None:
@@ -191,13 +209,13 @@ class WorkerTuner(SilentObserver):
         self._resize(max(self.decision.workers, 0 if seen.ready or not self.error else 1))
 
     def _observation(self) -> ScalingObservation:
-        now, batcher = self._clock(), self._batcher
+        now, batcher = self._clock(), self._service.batcher
         starting = [max(self.start_up - (now - began), 0.0) for began in self._starting.values()]
         lost = self._present() - batcher.workers - len(starting)
         waiting = batcher.waiting_rows - (batcher.waiting_bulk if batcher.bulk_workers else 0)
         running = sum(not takes_bulk_only(dispatch.worker) for dispatch in batcher.running.values())
         return ScalingObservation(
-            now, batcher.offered, waiting + self._outside(), running, batcher.workers,
+            now, batcher.offered, waiting + len(self._service.outside), running, batcher.workers,
             [*starting, *[self.start_up] * lost], self.start_up,
         )  # fmt: skip
 
@@ -205,8 +223,8 @@ class WorkerTuner(SilentObserver):
         """Return how many workers are ready or will be: those that start, also before the executor knows of them, and lost
         ones, which the executor replaces.
         """
-        ready = self._batcher.workers
-        return ready + max(len(self._workers()) - (self._stopping is not None) - ready, len(self._starting))
+        ready = self._service.batcher.workers
+        return ready + max(len(self._service.workers()) - (self._stopping is not None) - ready, len(self._starting))
 
     def _resize(self, wanted: int) -> None:
         if wanted != self.wanted and self.decision is not None:
@@ -227,15 +245,15 @@ class WorkerTuner(SilentObserver):
     async def _start_worker(self) -> None:
         began = self._clock()
         try:
-            await self._add()
+            await self._service.add_worker()
         except WeirError as error:
             self.failures += 1
             self.error = error.message
             self._next_start = self._clock() + self._next_pause
             self._next_pause = min(2.0 * self._next_pause, LONGEST_PAUSE)
             logger.warning("model %r: a further worker has not started: %s", self._model, error.message)
-            if not self._batcher.workers:
-                self._broken(f"no worker of {self._model!r} can be started: {error.message}")
+            if not self._service.batcher.workers:
+                self._service.unavailable(f"no worker of {self._model!r} can be started: {error.message}")
             return
         self.starts += 1
         self.error, self._next_pause, self._next_start = "", FIRST_PAUSE, -math.inf
@@ -245,9 +263,9 @@ class WorkerTuner(SilentObserver):
     async def _stop_workers(self) -> None:
         """Stop the workers of the highest indices until there are as many as wanted."""
         try:
-            while len(workers := self._workers()) > self.wanted and not self._starting:
+            while len(workers := self._service.workers()) > self.wanted and not self._starting:
                 self.stops += 1
-                await self._remove(max(workers))
+                await self._service.remove_worker(max(workers), self._drain_timeout)
         finally:
             self._stopping = None
 
@@ -337,8 +355,8 @@ class WorkerTuner(SilentObserver):
         decision, capacity = self.decision, self.capacity
         document: dict[str, Any] = {
             "allowed": str(self.allowed),
-            "present": len(self._workers()),
-            "ready": self._batcher.workers,
+            "present": len(self._service.workers()),
+            "ready": self._service.batcher.workers,
             "starting": len(self._starting),
             "wanted": self.wanted,
             "reason": None if decision is None else decision.reason.value,
