@@ -60,6 +60,10 @@ class ChainExecutor(ExecutorBase):
         self._reader = Reader(chain.model(), (KeyboardInterrupt,))
         self._writer = Writer(chain.model(), (KeyboardInterrupt,), chain.label)
 
+    def unmet(self) -> str:
+        """Return why a step does not accept requests; "" if all do: a chain is ready when its steps are."""
+        return self.chain.unmet()
+
     async def start(self, listener: Listener) -> None:
         """Check the steps, and report the one worker as ready. Raises SettingsError; see ChainSteps.check."""
         self._listener = listener
@@ -443,7 +447,6 @@ class Chain(Service):
         options: dict[str, Any] = {**CAPACITY, **settings, **FORCED, "name": name, "executor": executor}
         super().__init__(model, **options)
         executor.generation = self.generation
-        self.generation.unmet = chain.unmet  # a chain is ready when its steps are
 
 
 class ChainSteps:

@@ -19,7 +19,7 @@ from weir.serving.hooks import Hook, HookedExecutor
 from weir.serving.settings import Composed
 from weir.telemetry.recorder import Metrics, Recorder, RollingWindow
 from weir.tuning.report import explain_policy
-from weir.workers.executor import Executor, SharesWorkers, StartsBulkWorkers, shortage, suspension
+from weir.workers.executor import Executor, NeedsOthers, SharesWorkers, StartsBulkWorkers, shortage, suspension
 from weir.workers.run.codecs import AnswerWriter
 from weir.workers.settings import WorkerSettings
 
@@ -90,8 +90,7 @@ class Generation:
         observers: are notified of what happens.
         clock: returns the time in seconds.
 
-    `unmet` returns why other services that this model needs are not ready, "" if they are. `ended` is called when the
-    generation has been stopped. Raises SettingsError for an unusable policy, and for an `after` hook of a streaming model.
+    `ended` is called when the generation has been stopped. Raises SettingsError for an unusable policy, and for an `after` hook of a streaming model.
     """
 
     def __init__(
@@ -126,7 +125,7 @@ class Generation:
         self.plain = not (self.facts.needs_measure or self.facts.takes_tensors or self.streaming)
         self.simple = self.plain and self.tracing is None  # a call in this process goes to the driver at once
         self.executor = executor
-        self.unmet: Callable[[], str] = lambda: ""
+        self._unmet = executor.unmet if isinstance(executor, NeedsOthers) else str
         self.ended: Callable[[], None] = lambda: None
         self._hooks = hooks
         self.driver = self._new_driver()
@@ -293,7 +292,7 @@ class Generation:
         """Why requests are not accepted or not run; "" if they are."""
         driver = self.driver
         refused = driver.not_ready_reason or ("draining" if driver.draining else "")
-        return refused or suspension(driver.executor.states()) or self.unmet()
+        return refused or suspension(driver.executor.states()) or self._unmet()
 
     def present(self) -> dict[str, Any]:
         """Return what changes from moment to moment, as a JSON-able dict. Sizes are in rows unless the name says otherwise; ages

@@ -170,6 +170,14 @@ class StartsBulkWorkers(Protocol):
         """Begin to start them, unless that was begun before. The listener is told of each that is ready."""
 
 
+@runtime_checkable
+class NeedsOthers(Protocol):
+    """An Executor that runs its batches by other models."""
+
+    def unmet(self) -> str:
+        """Return why one of them does not accept requests; "" if all do."""
+
+
 def free_index(taken: Collection[int]) -> int:
     """Return the lowest index that is not in `taken`."""
     return next(index for index in range(len(taken) + 1) if index not in taken)
