@@ -19,10 +19,13 @@ from benchmarks.harness import result as results
 from benchmarks.harness.report import PARTS
 from benchmarks.harness.result import Result, ratio, rotated, short, spread
 from benchmarks.harness.texts import COLUMNS, compare, paragraphs
+from benchmarks.models import Numbers
 from benchmarks.parts import classes, classes_live, padding, text_memory
 from benchmarks.parts.in_process import CALLS as PART
 from benchmarks.parts.overload import OpenLoop
 from benchmarks.parts.padding import simulate
+
+from weir.embedding.packing import written_numbers
 
 
 def result() -> Result:
@@ -331,3 +334,10 @@ def test_a_measurement_that_was_stopped_goes_on_where_it_was(monkeypatch: pytest
     source.write_text("2")  # what it finds may be something else now
     assert len(list(results.resumed("numbers", [tmp_path], find))) == 5
     assert begun == [0, 2, 0]
+
+
+def test_a_kserve_answer_is_as_large_as_that_to_a_text() -> None:
+    unit = np.random.default_rng(1).standard_normal(384)
+    text = written_numbers((unit / np.linalg.norm(unit)).astype(np.float32))
+    kserve = json.dumps(Numbers.vector[0].tolist(), separators=(",", ":"))
+    assert len(kserve) == pytest.approx(len(text), rel=0.05)

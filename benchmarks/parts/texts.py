@@ -52,8 +52,9 @@ CLIENTS = (1, 16, 64)
 MOST_MICROSECONDS = 150
 MOST_KSERVE = 1.5  # times the cost of a KServe request whose answer is as large
 KSERVE = "KServe"
+TOKENS = 20
 KSERVE_BODY = json.dumps(
-    {"inputs": [{"name": "TOKENS", "datatype": "INT32", "shape": [1, 20], "data": list(range(20))}]}
+    {"inputs": [{"name": "TOKENS", "datatype": "INT32", "shape": [1, TOKENS], "data": list(range(TOKENS))}]}
 )
 LOOP = "loop"
 PHASES = ("parse", "tokenise", "queue", "format")
@@ -162,8 +163,10 @@ def measure(run: Run) -> Result:
             (place / KSERVE).write_text(KSERVE_BODY + "\n")
             kserve = stack.enter_context(_kserve())
             found = _in_rounds(run, servers, _files(place), offline, (kserve, place / KSERVE))
+            sizes = len(kserve.ask(KSERVE_BODY.encode())), len(servers["fp32"].ask(_one_body()))
         _show(result, servers, found)
         _conclude(result, found, phases, offline)
+        result.notes.append(_compared(*sizes))
         text_peers.note_peers(result, missing, _rates(servers, found), CLIENTS)
         result.notes.append(text_peers.PUBLISHED)
         if lacking:
@@ -172,6 +175,18 @@ def measure(run: Run) -> Result:
             text_peers.measure_ranking(run, models, place, result)
             text_peers.measure_both(run, models, place, result)
     return result
+
+
+def _one_body() -> bytes:
+    return json.dumps({"input": sentences()[0], "model": MODEL}).encode()
+
+
+def _compared(kserve: int, text: int) -> str:
+    """Say what the request of KServe and that of a text have in common, given the sizes of their answers in bytes."""
+    return (
+        f"The KServe request is of {TOKENS} numbers to a model that computes for as long as the network, so that the caches are as cold. "
+        f"It is answered with as many numbers: {kserve} bytes, a text {text}."
+    )
 
 
 def _kserve() -> AbstractContextManager[Server]:
