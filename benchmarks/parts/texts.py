@@ -9,6 +9,7 @@ import json
 import resource
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import partial
@@ -161,12 +162,14 @@ def measure(run: Run) -> Result:
         with ExitStack() as stack:
             servers, missing = _start(stack, place, models)
             (place / KSERVE).write_text(KSERVE_BODY + "\n")
-            kserve = stack.enter_context(_kserve())
-            found = _in_rounds(run, servers, _files(place), offline, (kserve, place / KSERVE))
+            files = _files(place)
+            rows = _texts_of_a_batch(servers["fp32"], files[SENTENCE, SMALL])
+            kserve = stack.enter_context(_kserve(rows))
+            found = _in_rounds(run, servers, files, offline, (kserve, place / KSERVE))
             sizes = len(kserve.ask(KSERVE_BODY.encode())), len(servers["fp32"].ask(_one_body()))
         _show(result, servers, found)
         _conclude(result, found, phases, offline)
-        result.notes.append(_compared(*sizes))
+        result.notes.append(_compared(rows, *sizes))
         text_peers.note_peers(result, missing, _rates(servers, found), CLIENTS)
         result.notes.append(text_peers.PUBLISHED)
         if lacking:
@@ -181,17 +184,38 @@ def _one_body() -> bytes:
     return json.dumps({"input": sentences()[0], "model": MODEL}).encode()
 
 
-def _compared(kserve: int, text: int) -> str:
-    """Say what the request of KServe and that of a text have in common, given the sizes of their answers in bytes."""
+def _compared(rows: int, kserve: int, text: int) -> str:
+    """Say what the request of KServe and that of a text have in common, given the rows of a batch and the sizes of their answers in bytes."""
     return (
-        f"The KServe request is of {TOKENS} numbers to a model that computes for as long as the network, so that the caches are as cold. "
-        f"It is answered with as many numbers: {kserve} bytes, a text {text}."
+        f"The KServe request is of {TOKENS} numbers to a model that computes for as long as the network, so that the caches are as cold, "
+        f"in batches as large, of up to {rows}. It is answered with as many numbers: {kserve} bytes, a text {text}."
     )
 
 
-def _kserve() -> AbstractContextManager[Server]:
-    """Serve a model whose answer is as large as a vector, and that computes for as long as the network."""
-    command = weir_command("benchmarks.models:Numbers", "--workers", str(CORES), "--threads", "1")
+def _texts_of_a_batch(server: Server, bodies: Path) -> int:
+    """Return how many texts a batch has with 64 clients, on average."""
+    load(server.url, 64, 2.0, bodies=bodies)
+    before = _batches(server)
+    load(server.url, 64, 2.0, bodies=bodies)
+    texts, count = (after - at for after, at in zip(_batches(server), before, strict=True))
+    return max(1, round(texts / max(count, 1.0)))
+
+
+def _batches(server: Server) -> tuple[float, float]:
+    """Return how many rows and how many batches there were."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=5) as answer:
+        lines = answer.read().decode().splitlines()
+    sums = [
+        sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"weir_batch_size_{what}"))
+        for what in ("sum", "count")
+    ]
+    return sums[0], sums[1]
+
+
+def _kserve(rows: int) -> AbstractContextManager[Server]:
+    """Serve a model whose answer is as large as a vector, and that computes for as long as the network, in batches of up to so many `rows`."""
+    flags = ("--workers", str(CORES), "--threads", "1", "--max-batch-size", str(rows))
+    command = weir_command("benchmarks.models:Numbers", *flags)
     path = "/v2/models/numbers/infer"
     return serving(KSERVE, command, path=path, body=KSERVE_BODY.encode(), expected=None)
 
