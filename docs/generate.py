@@ -69,8 +69,9 @@ METRICS = f"""# Metrics
 
 {WRITTEN}
 
-`GET /metrics` answers in Prometheus' format, or OpenMetrics if asked; `--no-metrics` switches it off. Counters end in `_total` there. Unless other labels are given, the
-label is `model`, with `version` if the model has versions. `code` is a status, for calls in Python an error's name or `ok`.
+`GET /metrics` returns Prometheus' format, or OpenMetrics on request; `--no-metrics` disables it. Counters end in `_total` there. Unless other labels are given, the
+label is `model`, with `version` if the model has versions. `code` is a status, for calls in Python an error's name or `ok`. Until 0.2, `door` repeats `frontend` under
+its former name.
 
 """
 
@@ -224,7 +225,7 @@ def _tree(kind: type[errors.WeirError]) -> Iterable[type[errors.WeirError]]:
 def metrics_page() -> str:
     """Return the page of all metrics."""
     shown = [
-        *Exposition(Metrics(), lambda door, error: "").collect(),
+        *Exposition(Metrics(), lambda frontend, error: "").collect(),
         *Held(Account(HttpSettings())).collect(),
     ]
     reasons = ", ".join(f"`{reason.name.lower()}`" for reason in Reason)

@@ -466,12 +466,12 @@ def test_metrics_count_what_happened(client: httpx.Client) -> None:
     assert [client.post("/infer/power", json=n).status_code for n in range(5)] == [200] * 5
     assert client.post("/infer/power", content="{").status_code == 400
     text = client.get("/metrics").text
-    assert 'weir_requests_total{code="200",door="http",model="power"} 5.0' in text
-    assert 'weir_requests_total{code="400",door="http",model="power"} 1.0' in text
+    assert 'weir_requests_total{code="200",door="http",frontend="http",model="power"} 5.0' in text
+    assert 'weir_requests_total{code="400",door="http",frontend="http",model="power"} 1.0' in text
     cut = sum(float(n) for n in re.findall(r'^weir_batches_total{.*model="power".*} (\S+)$', text, re.MULTILINE))
     assert cut > 0 and f'weir_batch_size_count{{model="power"}} {cut}' in text
     assert 'weir_workers{model="power",state="ready"} 1.0' in text
-    assert 'weir_received_bytes_total{door="http",model="power"}' in text
+    assert 'weir_received_bytes_total{door="http",frontend="http",model="power"}' in text
 
 
 def test_metrics_can_be_off() -> None:

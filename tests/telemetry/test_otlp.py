@@ -90,7 +90,7 @@ def test_spans_of_every_frontend_arrive() -> None:
         (request,) = [span for span in spans if span["span"] == found[2]]
         assert request["state"] == f"of={name},more=1"
         assert (request["name"], request["trace"], request["parent"]) == ("infer simple", trace, parent)
-        assert request["attributes"]["weir.door"] == (name if name in ("grpc", "websocket") else "http")
+        assert request["attributes"]["weir.frontend"] == (name if name in ("grpc", "websocket") else "http")
         children = {span["name"]: span for span in spans if span["parent"] == request["span"]}
         assert children.keys() == {"queue", "compute"}
         assert request["start"] == children["queue"]["start"] <= children["queue"]["end"]
@@ -170,7 +170,7 @@ def test_a_call_at_each_endpoint_of_texts_is_one_trace(tmp_path: Path) -> None:
     spans = [span for span in spans if span not in faults]
     calls = [span for span in spans if span["name"] == "encode tiny"]
     for (door, texts), answer in answers.items():
-        about = {"weir.door": door, "weir.texts": texts}
+        about = {"weir.frontend": door, "weir.texts": texts}
         (call,) = [span for span in calls if about.items() <= span["attributes"].items()]
         assert answer.status_code == 200 and answer.headers["traceparent"] == f"00-{call['trace']}-{call['span']}-01"
         assert (call["trace"], call["parent"]) == ("e" * 32, "f" * 16)

@@ -60,24 +60,32 @@ def shown(
 
 
 def value(metrics: Metrics, name: str, **labels: str) -> float:
-    return shown(metrics).get((name, tuple(sorted(labels.items()))), 0.0)
+    former = {"door": labels["frontend"]} if "frontend" in labels else {}
+    return shown(metrics).get((name, tuple(sorted((labels | former).items()))), 0.0)
+
+
+def test_the_former_name_of_the_label_frontend_stays_readable() -> None:
+    metrics = Metrics()
+    metrics.own("square").answered("square", [ask(0.0)], None, 1.0)
+    labels = {"model": "square", "frontend": "http", "door": "http", "code": "200"}
+    assert shown(metrics)["weir_requests_total", tuple(sorted(labels.items()))] == 1
 
 
 def test_requests_are_counted_by_model_frontend_and_code() -> None:
     metrics = Metrics()
     metrics.own("square").answered("square", [ask(0.0), ask(0.0), ask(0.0, "python")], None, 1.0)
     metrics.refused("square", "http", Overloaded("full"))
-    assert value(metrics, "weir_requests_total", model="square", door="http", code="200") == 2
-    assert value(metrics, "weir_requests_total", model="square", door="python", code="200") == 1
-    assert value(metrics, "weir_requests_total", model="square", door="http", code="429") == 1
-    assert value(metrics, "weir_requests_rejected_total", model="square", door="http", error="Overloaded") == 1
+    assert value(metrics, "weir_requests_total", model="square", frontend="http", code="200") == 2
+    assert value(metrics, "weir_requests_total", model="square", frontend="python", code="200") == 1
+    assert value(metrics, "weir_requests_total", model="square", frontend="http", code="429") == 1
+    assert value(metrics, "weir_requests_rejected_total", model="square", frontend="http", error="Overloaded") == 1
 
 
 def test_errors_of_one_code_share_a_series() -> None:
     metrics = Metrics()
     metrics.own("square").answered("square", [ask(0.0)], ValidationFailed("a"), 1.0)
     metrics.own("square").answered("square", [ask(0.0)], Cancelled("b"), 1.0)
-    assert value(metrics, "weir_requests_total", model="square", door="http", code="400") == 2
+    assert value(metrics, "weir_requests_total", model="square", frontend="http", code="400") == 2
 
 
 def test_expired_cancelled_and_invalid_requests_have_counts_of_their_own() -> None:
@@ -86,7 +94,7 @@ def test_expired_cancelled_and_invalid_requests_have_counts_of_their_own() -> No
     metrics.refused("square", "http", DeadlineExceeded("too late"))
     metrics.own("square").answered("square", [ask(0.0)], Cancelled("left"), 1.0)
     metrics.own("square").answered("square", [ask(0.0)], ValidationFailed("wrong"), 1.0)
-    where = {"model": "square", "door": "http"}
+    where = {"model": "square", "frontend": "http"}
     assert value(metrics, "weir_requests_expired_total", **where) == 3
     assert value(metrics, "weir_requests_cancelled_total", **where) == 1
     assert value(metrics, "weir_validation_errors_total", **where) == 1
@@ -96,7 +104,7 @@ def test_unknown_names_of_models_do_not_become_labels() -> None:
     metrics = Metrics()
     for name in ("a", "b", "c"):
         metrics.refused(name, "http", ModelNotFound("no"))
-    assert value(metrics, "weir_requests_total", model="", door="http", code="400") == 3
+    assert value(metrics, "weir_requests_total", model="", frontend="http", code="400") == 3
 
 
 def test_reasons_add_up_to_the_batches() -> None:
@@ -137,8 +145,8 @@ def test_bytes_in_and_out() -> None:
     metrics = Metrics()
     metrics.transferred("square", "http", 10, 20)
     metrics.transferred("square", "http", 1, 2)
-    assert value(metrics, "weir_received_bytes_total", model="square", door="http") == 11
-    assert value(metrics, "weir_sent_bytes_total", model="square", door="http") == 22
+    assert value(metrics, "weir_received_bytes_total", model="square", frontend="http") == 11
+    assert value(metrics, "weir_sent_bytes_total", model="square", frontend="http") == 22
 
 
 def test_levels_are_read_when_somebody_asks() -> None:
@@ -171,15 +179,15 @@ def test_names_follow_the_conventions_and_the_format_is_as_requested() -> None:
 def test_two_servers_may_live_in_one_process() -> None:
     one, other = Metrics(), Metrics()
     one.transferred("square", "http", 1, 1)
-    assert value(other, "weir_received_bytes_total", model="square", door="http") == 0
-    assert value(one, "weir_received_bytes_total", model="square", door="http") == 1
+    assert value(other, "weir_received_bytes_total", model="square", frontend="http") == 0
+    assert value(one, "weir_received_bytes_total", model="square", frontend="http") == 1
 
 
 def test_names_may_begin_with_another_word() -> None:
     metrics = Metrics()
     metrics.own("square").answered("square", [ask(0.0)], None, 1.0)
     text = Exposition(metrics, code_of, namespace="mosec_service").render()[0].decode()
-    assert 'mosec_service_requests_total{code="200",door="http",model="square"} 1.0' in text
+    assert 'mosec_service_requests_total{code="200",door="http",frontend="http",model="square"} 1.0' in text
     assert "process_open_fds" in text
     assert "weir" not in text
     openmetrics = Exposition(metrics, code_of, namespace="own").render("application/openmetrics-text; version=1.0.0")[0]
@@ -219,7 +227,7 @@ def test_several_processes_are_shown_together(tmp_path: Path) -> None:
     one = exposition.render()[0].decode()
     assert f'pid="{other.pid}"' not in one  # it has ended without a word, and has no levels
     for text in (both, one):
-        assert 'weir_requests_total{code="200",door="http",model="square"} 3.0' in text
+        assert 'weir_requests_total{code="200",door="http",frontend="http",model="square"} 3.0' in text
         assert 'weir_total_time_seconds_count{model="square"} 3.0' in text
         assert 'weir_total_time_seconds_sum{model="square"} 1.75' in text
         assert 'weir_total_time_seconds_bucket{le="0.1",model="square"} 0.0' in text
@@ -242,7 +250,7 @@ def test_counts_stay_when_the_recorder_that_made_them_is_gone() -> None:
     after.answered("square", [ask(0.0), ask(0.0)], None, 1.0)
     after.refused("square", "http", ModelNotFound("no such version"))
     before.transferred("square", "http", 1, 2)
-    where = {"model": "square", "door": "http", "code": "200"}
+    where = {"model": "square", "frontend": "http", "code": "200"}
     for _ in range(2):
         assert value(metrics, "weir_requests_total", **where) == 3
         assert value(metrics, "weir_total_time_seconds_sum", model="square") == 3.0

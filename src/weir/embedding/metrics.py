@@ -171,7 +171,7 @@ class TextCounts(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metric families."""
-        calls = CounterMetricFamily("weir_text_calls", "Embedding calls.", labels=["model", "door", "code"])
+        calls = CounterMetricFamily("weir_text_calls", "Embedding calls.", labels=["model", "frontend", "code"])
         answered = list(self._answered.items())
         good = [((*place, "200"), counts[0]) for place, counts in answered]
         for labels, count in [*good, *self._calls.items()]:
@@ -180,7 +180,7 @@ class TextCounts(Collector):
         for number, (name, text) in enumerate(
             (("weir_texts", "Texts embedded."), ("weir_texts_truncated", "Texts truncated.")), 1
         ):  # fmt: skip
-            family = CounterMetricFamily(name, text, labels=["model", "door"])
+            family = CounterMetricFamily(name, text, labels=["model", "frontend"])
             for place, counts in answered:
                 family.add_metric(place, counts[number])
             yield family

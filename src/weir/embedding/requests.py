@@ -23,7 +23,7 @@ from weir.embedding.texts import (
 from weir.errors import CapacityError, DeadlineExceeded, WeirError
 from weir.messages import Dispatch
 from weir.serving.calls import InProcessRequest
-from weir.telemetry.tracecontext import CURRENT, Origin, Trace, child_of
+from weir.telemetry.tracecontext import CURRENT, Origin, Trace, attributes_of_frontend, child_of
 
 if TYPE_CHECKING:
     from weir.embedding.encoder import Encoder
@@ -444,7 +444,7 @@ class CallTrace:
         self._service = service
         self._model = model
         self._door = door
-        self._attributes = {"weir.model": model, "weir.door": door, "weir.texts": count}
+        self._attributes = {"weir.model": model, **attributes_of_frontend(door), "weir.texts": count}
         self._trace = trace if isinstance(trace, Trace) else tracer.new(trace)
         self._others = Trace(self._trace.trace_id, self._trace.span_id, sampled=False)
         # How many more spans there may be of tokenizer calls and of texts.

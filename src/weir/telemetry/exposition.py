@@ -102,7 +102,7 @@ class Exposition(Collector):
 
     Args:
         metrics: the counts.
-        code_of: returns the label `code` of a request's end, from the label `door` and the type of the error (None: an
+        code_of: returns the label `code` of a request's end, from the label `frontend` and the type of the error (None: an
             answer).
         read_levels: returns the present levels of each model.
         namespace: the first word of all names.
@@ -174,13 +174,13 @@ class Exposition(Collector):
         by_code: Counter[tuple[str, str, str]] = Counter()
         for (model, frontend, kind), count in ended:
             by_code[model, frontend, self._code_of(frontend, kind)] += count
-        yield _counter("weir_requests", "Finished requests.", "model door code", by_code.items())
+        yield _counter("weir_requests", "Finished requests.", "model frontend code", by_code.items())
         refused = [
             ((model, frontend, kind.__name__ if kind else ""), count)
             for (model, frontend, kind), count in list(self._metrics.refused_requests.items())
         ]
         yield _counter(
-            "weir_requests_rejected", "Requests refused before they were queued.", "model door error", refused
+            "weir_requests_rejected", "Requests refused before they were queued.", "model frontend error", refused
         )
         for name, text, wanted in (
             ("weir_requests_expired", "Requests whose deadline passed.", DeadlineExceeded),
@@ -188,14 +188,14 @@ class Exposition(Collector):
             ("weir_validation_errors", "Requests that failed the model's Input validation.", ValidationFailed),
         ):
             of_kind = [(end[:2], count) for end, count in ended if end[2] is not None and issubclass(end[2], wanted)]
-            yield _counter(name, text, "model door", of_kind)
+            yield _counter(name, text, "model frontend", of_kind)
 
     def _transfers(self) -> Iterator[Metric]:
         counts = list(self._metrics.bytes.items())
         for place, (name, text) in enumerate(
             (("weir_received_bytes", "Bytes of request bodies."), ("weir_sent_bytes", "Bytes of response bodies."))
         ):
-            yield _counter(name, text, "model door", [(labels, count[place]) for labels, count in counts])
+            yield _counter(name, text, "model frontend", [(labels, count[place]) for labels, count in counts])
 
     def _batches(self) -> Iterator[Metric]:
         records = list(self._metrics.models.items())
@@ -250,7 +250,10 @@ def _own_samples(model: str, definition: Definition, series: Mapping[tuple[Value
 
 
 class _Named(CollectorRegistry):
-    """A registry that replaces the first word, `weir`, of the names of Weir's metrics."""
+    """A registry that replaces the first word, `weir`, of the names of Weir's metrics.
+
+    It adds the former name of a label beside the present one, until 0.2.
+    """
 
     def __init__(self, namespace: str) -> None:
         super().__init__()
@@ -260,6 +263,7 @@ class _Named(CollectorRegistry):
     def collect(self) -> Iterator[Metric]:
         """Yield every metric family."""
         for family in super().collect():
+            family.samples = list(map(_with_former_label, family.samples))
             if self._namespace != NAMESPACE and family.name.startswith(f"{NAMESPACE}_"):
                 family.name = self._renamed(family.name)
                 family.samples = [sample._replace(name=self._renamed(sample.name)) for sample in family.samples]
@@ -327,6 +331,11 @@ def _with_version(sample: Sample) -> Sample:
     """Return `sample` with a label `version` beside `model` if the model's label has one (name/version)."""
     name, slash, version = sample.labels["model"].partition("/")
     return sample._replace(labels={**sample.labels, "model": name, "version": version}) if slash else sample
+
+
+def _with_former_label(sample: Sample) -> Sample:
+    frontend = sample.labels.get("frontend")
+    return sample if frontend is None else sample._replace(labels={**sample.labels, "door": frontend})
 
 
 def _policies(policies: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:

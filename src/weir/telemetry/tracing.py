@@ -33,7 +33,7 @@ from weir.errors import Cancelled, ModelError, WeirError
 from weir.messages import Dispatch, Request, Timing
 from weir.telemetry.logs import get_logger
 from weir.telemetry.recorder import SilentObserver
-from weir.telemetry.tracecontext import ChildOrigin, Origin, Trace
+from weir.telemetry.tracecontext import ChildOrigin, Origin, Trace, attributes_of_frontend
 
 _SCOPE = InstrumentationScope("weir", __version__)
 _MOST_LINKS = 128
@@ -177,8 +177,11 @@ class Tracing(SilentObserver):
 
     def _request(self, model: str, request: Request, trace: Trace, error: WeirError | None, now: float) -> None:
         attributes = {
-            "weir.model": model, "weir.door": request.door, "weir.rows": request.rows, "weir.priority": request.priority
-        }  # fmt: skip
+            "weir.model": model,
+            **attributes_of_frontend(request.door),
+            "weir.rows": request.rows,
+            "weir.priority": request.priority,
+        }
         links = [Link(context) for context in trace.batches]
         inside = request.door == "python"
         epoch_ns = self._epoch_ns(now)

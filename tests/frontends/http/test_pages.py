@@ -286,7 +286,7 @@ def test_versions_of_a_model_are_distinguished() -> None:
     services = [weir.Service(Square, name="sq", version=version, executor=FakeExecutor()) for version in ("1", "2")]
     metrics.transferred(services[0].label, "http", 3, 4)
     text = make_exposition(metrics, weir.Registry(services)).render()[0].decode()
-    assert 'weir_received_bytes_total{door="http",model="sq",version="1"} 3.0' in text
+    assert 'weir_received_bytes_total{door="http",frontend="http",model="sq",version="1"} 3.0' in text
     assert [f'weir_waiting_rows{{model="sq",version="{version}"}} 0.0' in text for version in ("1", "2", "3")] == [
         True, True, False,
     ]  # fmt: skip
