@@ -1,1 +1,1 @@
-"""Measurements beside the peers: `make bench`, or `python -m benchmarks PART --rounds N`."""
+"""Comparisons with the peers: `make bench`, or `python -m benchmarks PART --rounds N`."""

@@ -235,7 +235,7 @@ def run_client(url: str, port: str, port_out: str, what: str, *told: str) -> Non
 PART = Part(
     "crowd",
     "A crowd of callers",
-    "What a large client leaves to small ones, and to another as large.",
+    "How a large client affects small ones, and a second large one.",
     lambda rounds: 2 * len(PROTOCOLS),
     measure,
 )

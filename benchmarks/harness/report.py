@@ -65,7 +65,7 @@ ALONE = [
     )
 ]
 
-# What of further parts the README shows, once it was measured: our value beside a peer's.
+# What the README shows of further parts once they were measured: our value and a peer's.
 BESIDE = [
     (f"KServe v2: {what}, requests/s", peer, f"kserve: Weir {case}", f"kserve: {peer} {case}")
     for what, case, peer in (
@@ -86,21 +86,21 @@ BESIDE = [
 
 INTRODUCTION = """# Benchmarks
 
-Weir beside other servers on one small machine: two cores, with load and servers on it together, over loopback. So read the ratios rather than the rates, and measure on a machine
-of yours: `make bench` repeats everything and writes this page, `make bench PART=square` the one part whose name is below its table. Each server has an environment of its own, and they take
-turns in every round. Shown are medians, with the smallest and the largest in brackets; ratios are medians over the rounds. A peer has the settings that its table names; others may
-suit it better. Further columns are in `benchmarks/results.json`.
+Weir compared with other servers on one small machine: two cores run both the load and the servers, over loopback. Read the ratios rather than the rates, and measure on your own
+machine: `make bench` repeats everything and writes this page; `make bench PART=square` repeats one part, whose name is below its table. Each server has its own environment, and they
+take turns in every round. Tables show medians, with the smallest and the largest in brackets; ratios are medians over the rounds. Each table names its peers' settings; others may
+suit them better. `benchmarks/results.json` has further columns.
 
 ## What is not better
 
-- An application that does nothing on uvicorn, or on grpc.aio, answers a single connection faster than Weir, which has a worker process to ask.
-- Over gRPC with one connection, Triton takes less CPU time for a call than Weir, although it answers fewer.
-- mosec's p50 with one connection is its setting: it waits up to 5 ms for a batch, and nobody else comes. [Without batches](#square-over-one-connection) it answers as fast as Weir.
-- At 0.9 of the capacity a solved policy costs what `greedy` does, and at 0.5 hardly less than batches of 8.
-- Behind a server, sentences are encoded more slowly than without one (*Weir's runtime, no server*).
-- The very first start of a model of texts, which makes its graph, takes as long as infinity's start.
-- A single client's text is answered faster by sentence-transformers with ONNX, which computes it on both cores ([texts](#what-a-text-costs-beside-its-computation)).
-- infinity runs as it is installed, with torch, except in `PART=texts`, which has its other engines.
+- An empty application on uvicorn or grpc.aio serves a single connection faster than Weir, which asks a worker process.
+- Over gRPC with one connection, Triton uses less CPU time per call than Weir, but serves fewer calls per second.
+- mosec's p50 with one connection comes from its setting: it waits up to 5 ms for requests that never arrive. [Without batches](#square-over-one-connection) it is as fast as Weir.
+- At 0.9 of the capacity a solved policy costs as much as `greedy`, and at 0.5 hardly less than batches of 8.
+- A server encodes sentences more slowly than the runtime alone (*Weir's runtime, no server*).
+- The very first start of an embedding model builds its graph, and takes as long as infinity's start.
+- sentence-transformers with ONNX serves a single client faster: it computes each text on both cores ([texts](#what-a-text-costs-besides-its-computation)).
+- infinity runs as installed, with torch, except in `PART=texts`, which tries its other engines.
 """
 
 
@@ -171,7 +171,7 @@ def write() -> list[str]:
     pages = [INTRODUCTION]
     drawn = draw(_values(stored), PICTURE)
     if drawn:
-        pages.append(f"![Requests per second beside the peers]({PICTURE.relative_to(PAGE.parent)})\n")
+        pages.append(f"![Requests per second of Weir and its peers]({PICTURE.relative_to(PAGE.parent)})\n")
     pages += [_section(part, stored[name]) for name, part in PARTS.items() if name in stored and name not in HIDDEN]
     pages.append(_machines(stored))
     PAGE.parent.mkdir(exist_ok=True)

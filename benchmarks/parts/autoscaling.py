@@ -193,7 +193,7 @@ def _draw(played: Sequence[Played]) -> None:
 PART = Part(
     "autoscaling",
     "As many workers as the load needs",
-    "Worker-hours for two recorded hours at no longer a p99, beside Ray Serve's, Kubernetes' and KEDA's rules, each tuned for the trace. Simulated.",
+    "Worker-hours for two recorded hours at no longer a p99, compared with the rules of Ray Serve, Kubernetes and KEDA, each tuned for the trace. Simulated.",
     lambda rounds: len(tried(1)) // 50,
     measure,
     "one trace each, which is always the same",

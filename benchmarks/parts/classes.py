@@ -203,7 +203,7 @@ def near(p99: float, alone: float) -> bool:
 PART = Part(
     "classes",
     "Interactive and bulk work",
-    "Interactive texts beside a job of 20,000.",
+    "Interactive texts while a job of 20,000 runs.",
     lambda rounds: 8 + STEPS,
     measure,
 )

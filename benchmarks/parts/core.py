@@ -91,7 +91,7 @@ def _conclude_decisions(result: Result, measured: Measurements) -> None:
 DECISIONS = Rounds(
     "decisions",
     "One decision, one request",
-    "The batcher driven as the service drives it, with that many requests in the queue.",
+    "The batcher, driven as a service drives it, with so many requests in the queue.",
     one=lambda waiting, case, seconds: ask_own("parts.core", "decision", waiting),
     contenders=tuple(map(str, WAITING)),
     labels={str(waiting): f"{waiting:,}" for waiting in WAITING},

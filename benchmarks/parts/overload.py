@@ -93,7 +93,7 @@ def _conclude_overload(result: Result, measured: Measurements) -> None:
 OVERLOAD = Rounds(
     "overload",
     "Overload by ten times",
-    f"A model that takes 20 ms for a batch of up to 8, a line of {QUEUE}; capacity is what it answers to {QUEUE} connections.",
+    f"A model that takes 20 ms for a batch of up to 8, a queue of {QUEUE}; capacity is what {QUEUE} connections get.",
     start=_start_overload,
     one=_overload,
     contenders=(WEIR,),

@@ -116,7 +116,7 @@ def simulate(
 PART = Part(
     "padding",
     "Padding",
-    "The share of padding in all that is computed, with batches by length and by arrival.",
+    "The share of padding in all computed tokens, with batches by length and by arrival.",
     lambda rounds: len(WAITING),
     measure,
 )

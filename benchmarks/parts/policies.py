@@ -98,7 +98,7 @@ def _bursts(pool: ProcessPoolExecutor, wanted: int) -> Iterator[list[str]]:
 
 def _notes(wanted: int) -> list[str]:
     return [
-        f"![What the event loop saw beside what was predicted]({PICTURE.parent.name}/{PICTURE.name})",
+        f"![What the event loop measured, and what was predicted]({PICTURE.parent.name}/{PICTURE.name})",
         f"{wanted:,} random models (batches of up to 1 to 256 rows; coefficients of variation of 0 to 2; energy weights over six decades; loads of 0.01 to 0.99), a bank of one "
         f"entry each, served by an event loop in C that shares no code with Weir: {STRETCHES} stretches of {ROWS[0]:,} to {ROWS[-1]:,} rows. Intervals are of 99.9 %. A "
         "bank's 99th percentile is itself sampled, with a standard error of up to 0.5 %; it is left out where a queue forgets more slowly than a stretch is long.",
@@ -275,7 +275,7 @@ def _range(values: list[float]) -> tuple[float, float]:
 PART = Part(
     "policies",
     "Predictions of solved policies",
-    "What a bank predicts of its tables beside what they do.",
+    "What a policy file predicts of its tables, and what they do.",
     lambda rounds: rounds * ENTRIES // STEP + len(bursts.SHOWN),
     measure,
     f"{ENTRIES:,} entries",

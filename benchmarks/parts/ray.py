@@ -79,7 +79,7 @@ def _conclude(result: Result, measured: Measurements) -> None:
 
 RAY = Rounds(
     "ray",
-    "Weir on Ray, beside Ray Serve",
+    "Weir on Ray, compared with Ray Serve",
     "Four workers, each an actor or replica that sleeps 20 + 0.5·b ms for a batch of b; single calls at Poisson instants, handle to handle, without HTTP. "
     "*Kept* is the highest rate up to which the p99 is at most 50 ms; busy are the seconds that workers sleep for 1,000 requests. Weir waits at most 18 ms for a batch of "
     "64, or solves; `@serve.batch` runs with its defaults, with each setting of a sweep, and behind Ray Serve's capacity router.",

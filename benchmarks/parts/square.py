@@ -125,7 +125,7 @@ def _start_alone(stack: ExitStack) -> Mapping[str, Any]:
 ALONE = Rounds(
     "alone",
     "Square over one connection",
-    "mosec waits up to 5 ms for a batch by its setting, as above; with batches of 1 it has nothing to wait for.",
+    "mosec is set to wait up to 5 ms for a batch, as above; with batches of 1 it does not wait.",
     start=_start_alone,
     one=lambda server, case, seconds: of_load(load(server.url, 1, seconds), server),
     contenders=(WEIR, MOSEC, SINGLE),
@@ -168,7 +168,7 @@ def _conclude_bodies(result: Result, measured: Measurements) -> None:
 BODIES = Rounds(
     "large-bodies",
     "Large binary bodies",
-    f"{BODY_BYTES:,} bytes of application/octet-stream to a worker process that answers their length, {BODY_CONNECTIONS} connections.",
+    f"{BODY_BYTES:,} bytes of application/octet-stream to a worker process that returns their length, {BODY_CONNECTIONS} connections.",
     start=_start_bodies,
     one=_bodies,
     contenders=(WEIR, MOSEC),

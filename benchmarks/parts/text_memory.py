@@ -85,7 +85,7 @@ def _conclude(result: Result, measured: Measurements) -> None:
 MEMORY = Rounds(
     "vectors-memory",
     "Start and memory of a server of sentence vectors",
-    "From the command to the first vector, and memory, beside infinity and sentence-transformers behind FastAPI.",
+    "From the command to the first vector, and memory, compared with infinity and with sentence-transformers behind FastAPI.",
     start=_start,
     one=_one,
     contenders=(*FORKED, INFINITY, SENTENCE_TRANSFORMERS),

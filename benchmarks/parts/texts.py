@@ -456,8 +456,8 @@ async def phases(clients: int, total: int, kind: str) -> dict[str, float]:
 
 PART = Part(
     "texts",
-    "What a text costs beside its computation",
-    "all-MiniLM-L6-v2: the server process by phase, and peers with all their engines.",
+    "What a text costs besides its computation",
+    "all-MiniLM-L6-v2: the server process by phase, and the peers with each of their engines.",
     lambda rounds: 3 + 3 * rounds,
     measure,
 )

@@ -236,7 +236,7 @@ def _run(model: TextEncoder, texts: list[Any]) -> None:
 VECTORS = Rounds(
     "vectors",
     "Sentence vectors",
-    "all-MiniLM-L6-v2 on all cores, single sentences over HTTP, beside infinity and sentence-transformers behind FastAPI.",
+    "all-MiniLM-L6-v2 on all cores, single sentences over HTTP, compared with infinity and with sentence-transformers behind FastAPI.",
     start=_start,
     one=_one,
     prepare=_vectors,
@@ -299,8 +299,8 @@ def _agreement_goals(result: Result) -> None:
 
 AGREEMENT = Part(
     "agreement",
-    "Sentence vectors beside those of sentence-transformers",
-    "How far the vectors of `weir embed serve` are from those of sentence-transformers, and how far they rank texts otherwise.",
+    "Sentence vectors compared with those of sentence-transformers",
+    "How far the vectors of `weir embed serve` differ from those of sentence-transformers, and how that changes rankings.",
     lambda rounds: 1 + len(PRECISIONS),
     measure_agreement,
 )
