@@ -431,6 +431,22 @@ def test_the_texts_themselves_are_charged(way: str) -> None:
     asyncio.run(main())
 
 
+def test_a_text_that_is_split_is_charged_for_all_its_tokens() -> None:
+    async def main() -> None:
+        account = Account(HttpSettings(max_waiting_bytes=1_000_000))
+        async with serving(options={"split": True}) as encoder:
+            with account.claim() as claim:
+                token = CLAIM.set(claim)
+                await encoder.encode(["a b c"] * 20, door="test")
+                assert 600 < claim.held_bytes < 100_000
+                await encoder.encode(["a" * 10_000], door="test", truncate=True)  # it is cut, not split
+                with pytest.raises(TooLarge, match="max_waiting_bytes"):
+                    await encoder.encode(["a" * 10_000], door="test")
+                CLAIM.reset(token)
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("way", ["decode", "tokenize"])
 def test_work_at_texts_has_a_deadline_and_ends_with_it(way: str) -> None:
     goes_on, done = threading.Event(), list[str]()

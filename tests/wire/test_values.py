@@ -30,6 +30,7 @@ from weir.wire.values import (
     encode,
     find_half,
     find_nonfinite,
+    msgpack_bytes,
     split,
     without_halves,
     without_nul,
@@ -490,3 +491,28 @@ def test_what_has_no_form_says_so(value: Any) -> None:
 
 def test_containers_and_patterns_have_forms() -> None:
     assert encode([deque([1, 2]), re.compile("a+")], JSON) == b'[[1,2],"a+"]'
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [1] * 100_000, [70_000] * 100_000, [1.5] * 50_000, ["ab"] * 50_000, ["x" * 40] * 10_000, [[1]] * 20_000, [{"a": 1}] * 5_000, [b"xy"] * 30_000,
+        "\u6c34" * 100_000, None,
+    ],
+    ids=["ones", "numbers", "floats", "short texts", "texts", "lists", "objects", "bytes", "a long text", "nothing"],
+)  # fmt: skip
+def test_what_msgpack_takes_in_memory_is_known_before_it_is_decoded(value: Any) -> None:
+    body = msgspec.msgpack.encode(value)
+    tracemalloc.start()
+    decoded = DECODE[MSGPACK](body)
+    taken = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert decoded == value
+    assert taken - 1000 <= msgpack_bytes(body) <= 3 * taken + 25 * len(body) / 2 + 1000
+    if isinstance(value, str):
+        assert msgpack_bytes(body) < 1.1 * len(body)
+
+
+def test_the_memory_of_msgpack_that_is_cut_short_is_that_of_its_beginning() -> None:
+    body = msgspec.msgpack.encode(["x" * 1000] * 10)
+    assert msgpack_bytes(body[:-5]) > 0

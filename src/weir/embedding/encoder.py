@@ -202,6 +202,8 @@ class Encoder:
         many = len(texts) > self._large_request
         size = await asyncio.to_thread(texts_bytes, texts) if many else texts_bytes(texts)
         charge(size + _FLOAT_BYTES * len(texts) * (dimensions or self.dimensions))
+        if self._split and truncate is None:  # a text is tokenized as a whole, one of the request at a time
+            charge(DETAIL_BYTES * max(map(_size, texts)))
         limit = "" if timeout is None else _stated_limit(timeout)
         if timeout is None:
             timeout, limit = self._default_timeout(len(texts))

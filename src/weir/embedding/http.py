@@ -177,7 +177,8 @@ class HttpTexts:
         """Return the answer to `call`, also for an error; None if it has been sent already or the caller has left."""
         exchange = TextExchange(self.context, self.protocol.name)
         try:
-            await parsed(call.body, partial(self.protocol.read, exchange, call.headers, call.body))
+            content_type = dict(call.headers).get(b"content-type", b"").decode("latin-1")
+            await parsed(call.body, partial(self.protocol.read, exchange, call.headers, call.body), content_type)
             head = TextHead(call.headers)
             head.apply_to(exchange, call.peer)
             encoded = await unless_left(exchange.vectors(), call.receive)

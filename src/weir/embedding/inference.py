@@ -33,6 +33,8 @@ from weir.embedding.texts import TEXTS_FIELD, Encoded, Encodes, Text, TextItem, 
 from weir.errors import CapacityError, DeadlineExceeded, InvalidRequest, UnsupportedMediaType, WeirError, brief
 from weir.messages import JSON, OCTETS, Dispatch
 from weir.model import Tensor
+from weir.protocols.account import room
+from weir.protocols.offloading import values_size
 from weir.serving.inference import (
     InferenceCall,
     ItemHead,
@@ -368,7 +370,8 @@ class TextInference:
 
     async def _items(self, head: ItemHead, body: bytes, call: InferenceCall) -> list[Item | WeirError]:
         read = partial(read_items, head, body, self._context, self._encoder)
-        return await call.read(_ITEM_BYTES * len(body), read)
+        with room(await values_size(body, head.content_type)):
+            return await call.read(_ITEM_BYTES * len(body), read)
 
 
 class ItemGroups:

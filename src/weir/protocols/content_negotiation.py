@@ -22,6 +22,11 @@ _READ_AS_JSON = frozenset(("", "*/*", "application/x-www-form-urlencoded", "text
 _READ_AS_MSGPACK = frozenset(("application/x-msgpack", "application/vnd.msgpack", MSGPACK))
 
 
+def is_msgpack(content_type: str) -> bool:
+    """Return whether a Content-Type is one of msgpack."""
+    return media_of(content_type).strip().lower() in _READ_AS_MSGPACK
+
+
 def read_types(model: type[Model], batch: bool) -> list[str]:
     """Return the content types that `model` reads; with `batch` only those that can hold a list of items."""
     if batch or is_tensor_model(model):

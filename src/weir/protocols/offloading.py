@@ -12,10 +12,14 @@ import concurrent.futures
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Generic, TypeVar
 
 from weir.errors import Overloaded, WeirError
+from weir.messages import JSON
 from weir.protocols.account import charge, room
+from weir.protocols.content_negotiation import is_msgpack
+from weir.wire.values import msgpack_bytes
 
 LONG_BODY = 32 << 10  # bytes
 LONG_ANSWER = 8 * LONG_BODY
@@ -57,16 +61,23 @@ async def off_loop(size_bytes: int, work: Callable[[], T], *, writes: bool = Fal
     return await _ended(job, begun)
 
 
-async def parsed(body: bytes, read: Callable[[], T]) -> T:
-    """Return the result of `read`, which reads the JSON `body`, in a thread if it is long. What its values may take is charged to the current request
-    meanwhile; whoever keeps them charges what they have become.
+async def parsed(body: bytes, read: Callable[[], T], content_type: str = JSON) -> T:
+    """Return the result of `read`, which reads a `body` of JSON or msgpack, in a thread if it is long. What its values may take is charged to the current
+    request meanwhile; whoever keeps them charges what they have become.
 
     Raises what `read` raises and what Account.take raises.
     """
-    if len(body) <= LONG_BODY:
-        return read()
-    with room(values_bytes(body)):
+    with room(await values_size(body, content_type)):
         return await off_loop(len(body), read)
+
+
+async def values_size(body: bytes, content_type: str) -> int:
+    """Return about how many bytes the values of a long `body` of JSON or msgpack take at most; 0 for a short one."""
+    if len(body) <= LONG_BODY:
+        return 0
+    if is_msgpack(content_type):
+        return await off_loop(len(body), partial(msgpack_bytes, body))
+    return values_bytes(body)
 
 
 def values_bytes(body: bytes) -> int:

@@ -386,6 +386,28 @@ def _msgpack_heads(body: bytes) -> Iterator[list[bytes]]:
             place += size + int.from_bytes(body[place : place + size], "big") + (body[start] in _EXTENSIONS)
 
 
+def msgpack_bytes(body: bytes) -> int:
+    """Return about how many bytes the values of a msgpack `body` take at most: an object and its place for each short value, container and text."""
+    place = total = 0
+    while found := _MSGPACK.match(body, place, place + _PIECE):
+        start, place = place, found.end()
+        if found[1] is not None:
+            heads = _CONTAINER.findall(found[1])
+            total += _LIST_MEMORY * len(heads) + _NAMES_MEMORY * sum([head[0] in _WITH_NAMES for head in heads])
+        elif size := _LENGTH_BYTES.get(body[start]):
+            place += size + int.from_bytes(body[place : place + size], "big") + (body[start] in _EXTENSIONS)
+            total += place - start + _TEXT_MEMORY
+        else:
+            total += _SHORT_MEMORY * (place - start)
+    return total
+
+
+# Bytes of memory of a list or an empty object, of the table of names of another, of a text beside its characters, and for each byte of short values:
+# a text of two letters is the dearest.
+_LIST_MEMORY, _NAMES_MEMORY, _TEXT_MEMORY, _SHORT_MEMORY = 72, 128, 64, 20
+_WITH_NAMES = bytes((*range(0x81, 0x90), 0xDE, 0xDF))
+
+
 # The bare functions, for callers that handle UNREADABLE and UNWRITABLE themselves.
 DECODE: dict[str, Callable[[Any], Any]] = {
     JSON: _read_json,

@@ -18,6 +18,7 @@ from weir.catalog.registry import Registry
 from weir.embedding.bert_as_service import http as bert_http
 from weir.errors import Overloaded
 from weir.frontends.http.openapi import openapi
+from weir.protocols.account import Account
 
 TEXTS = ["first do it", "then do it right"]
 EXPECTED = [vector_of(text).tolist() for text in TEXTS]
@@ -262,3 +263,19 @@ def test_forms_are_read_as_python_reads_them(piece: int, monkeypatch: pytest.Mon
         assert bert_http._fields_of(form) == parse_qs(form, keep_blank_values=True, strict_parsing=True)
     with pytest.raises(ValueError, match="bad query field: 'no field'"):
         bert_http._fields_of("a=1&no field")
+
+
+@pytest.mark.parametrize("kind", ["application/json", "application/msgpack", "application/x-msgpack; x=1"])
+def test_the_values_of_a_long_body_are_charged_while_it_is_read(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    charged: list[int] = []
+    take = Account.take
+
+    def taking(account: Account, size_bytes: int) -> None:
+        take(account, size_bytes)
+        charged.append(size_bytes)
+
+    monkeypatch.setattr(Account, "take", taking)
+    encode = msgspec.json.encode if "json" in kind else msgspec.msgpack.encode
+    body = encode({"id": 1, "texts": ["ab"] * 20_000})
+    post(HashingEncoder(), content=body, headers={"content-type": kind})
+    assert max(charged) > 20_000 * 40

@@ -8,7 +8,7 @@ from tests.embedding import tiny
 from tests.embedding.tokens.reading import ids
 
 from weir.embedding.texts import TokenizeOptions, TokenizerOptions
-from weir.embedding.tokens.tokenizer import Tokenizer, pair_lengths, split_ids
+from weir.embedding.tokens.tokenizer import MOST_SPLIT, Tokenizer, pair_lengths, split_ids
 from weir.errors import InvalidRequest
 
 
@@ -91,6 +91,8 @@ def test_texts_that_cannot_be_split(tmp_path: Path) -> None:
     assert "token ids are not split" in str(tokenizer.split([2, 5, 3], max_length=16))
     assert "must leave room" in str(tokenizer.split(("a", "b"), max_length=3))
     assert "is empty" in str(tokenizer.split("", max_length=16))
+    for text in ("a" * (MOST_SPLIT + 1), ["a"] * (MOST_SPLIT + 1), ("b", "a" * (MOST_SPLIT + 1))):
+        assert f"must have at most {MOST_SPLIT} to be read in pieces" in str(tokenizer.split(text, max_length=16))
     assert "must leave room for more than the 14 tokens" in str(tokenizer.split("a", max_length=16, overlap=14))
 
 

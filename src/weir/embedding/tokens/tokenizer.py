@@ -144,6 +144,7 @@ UNCERTAIN_TOKENS = 128  # tokens before a cut inside a word that the rest of the
 GROWTH = 8  # if the start of a text has too few tokens, this many times as much of the text is tokenized
 NONLOCAL_FACTOR = 64  # the start is this many times as long where tokens may depend on text behind a space
 RUNS_FROM = 1 << 18  # characters; in longer parts of a text, runs of spaces and overlong words are shortened first
+MOST_SPLIT = 1 << 20  # characters, or words, of a text that is split: all of it is tokenized at once
 PROBE = "a \u2603 \U0001f600\u00e9"  # characters that a small vocabulary lacks: a tokenizer that fails at them fails when it is loaded
 STOCK_SEPARATOR = "|||"  # the word that separates the two texts of a pair in bert-as-service
 # Pre-tokenizers whose words do not depend on text behind the next space.
@@ -343,6 +344,12 @@ class Tokenizer:
                 raise InvalidRequest("texts of late interaction are not split: leave split out")
             if checked.ids is not None:
                 raise InvalidRequest("token ids are not split: their special tokens are the caller's")
+            for part in (*checked.texts, *checked.words):
+                if len(part) > MOST_SPLIT:
+                    what = "characters" if isinstance(part, str) else "words"
+                    raise InvalidRequest(
+                        f"the text has {len(part)} {what}, must have at most {MOST_SPLIT} to be read in pieces: send it in parts"
+                    )
             template = SpecialTokens() if self._is_bare(checked, whole_words) else self.template
             parts = self._with_words(checked, whole_words)
             if error := self._without_row(part.ids for part in parts):
