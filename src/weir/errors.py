@@ -4,8 +4,8 @@
     ├── RequestError               the request is at fault; sending it again unchanged fails again
     │   ├── InvalidRequest         malformed, wrong shape, datatype or size
     │   ├── ValidationFailed       the schema refused it; `details` is the schema's own list of errors
-    │   ├── ModelNotFound          names the models that exist
-    │   ├── NotFound               nothing else has this id: no file, no batch
+    │   ├── NotFound               nothing has this name or id
+    │   │   └── ModelNotFound      names the models that exist
     │   ├── TooLarge               refused before the body was read
     │   ├── MethodNotAllowed
     │   ├── UnsupportedMediaType
@@ -161,12 +161,12 @@ class ValidationFailed(RequestError):
     """The model's `Input` type refused the item; `details` is the validator's own list of errors."""
 
 
-class ModelNotFound(RequestError):
-    """No model has this name; the message lists the available models."""
-
-
 class NotFound(RequestError):
-    """Nothing has the id that the request names: no file, no batch."""
+    """Nothing has the name or id that the request states, such as a file's or a batch's."""
+
+
+class ModelNotFound(NotFound):
+    """No model has this name; the message lists the available models."""
 
 
 def unknown_model(name: str, available: Iterable[str], version: str = "") -> ModelNotFound:
