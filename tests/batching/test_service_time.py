@@ -6,7 +6,7 @@ import pytest
 from tests.batching.mill import Mill
 from tests.batching.test_padded import of
 
-from weir.batching.service_time import ENOUGH, STALE_MIN, PaddedTime, ServiceTime
+from weir.batching.service_time import ENOUGH, LAST, STALE_MIN, ServiceTime
 from weir.errors import DeadlineExceeded, Overloaded
 
 
@@ -94,22 +94,33 @@ def test_a_concave_service_time_is_met_roughly() -> None:
         assert service.expected(rows) == pytest.approx(seconds, rel=0.5)
 
 
+def test_the_last_times_of_each_size_are_kept_once_they_are_wanted() -> None:
+    service = learned((8, 0.5))
+    recent = service.keep()
+    for number in range(2 * LAST):
+        service.learn(4, float(number), 0.0, 4.0)
+    service.learn(8, 0.5, 0.0, 8.0)
+    assert service.keep() is recent
+    service.learn(2, 0.0, 0.0, 2.0)
+    assert {rows: list(times) for rows, times in recent.items()} == {4: [*range(LAST, 2 * LAST)], 8: [0.5]}
+
+
 # Service times by what batches cost.
 
 
 FIXED, PER_TOKEN = 0.01, 0.001
 
 
-def learned_padded(*batches: tuple[int, float], max_cost: float | None = None) -> PaddedTime:
+def learned_padded(*batches: tuple[int, float], max_cost: float | None = None) -> ServiceTime:
     """Return an estimate that has seen these rows and costs."""
-    service = PaddedTime(max_cost)
+    service = ServiceTime(padded=True, max_cost=max_cost)
     for number, (rows, cost) in enumerate(batches):
         service.learn(rows, FIXED + PER_TOKEN * cost, float(number), cost)
     return service
 
 
 def test_before_any_padded_batch_was_measured() -> None:
-    service = PaddedTime(None)
+    service = ServiceTime(padded=True)
     assert service.expected(64) == service.upper(64) == service.lower(64) == service.alone(1, 512.0) == 0.0
     assert service.rate(64) == service.typical_rows() == inf and not service.is_trusted(0.0)
 

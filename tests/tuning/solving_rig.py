@@ -7,6 +7,7 @@ from typing import Any
 
 from tests.tuning.banks import bank_for, small_bank
 
+from weir.batching.service_time import ServiceTime
 from weir.messages import Dispatch, Reason, Timing, Wakeup
 from weir.policy.cost.objective import Prices
 from weir.policy.online.adaptive import SolvedPolicy
@@ -69,7 +70,8 @@ class Rig:
         self.resolver = PolicyTuner(
             "square", policy, prices, objective, solve=self.solver, clock=self.clock, pause=self.solver.pause, **options
         )
-        self.resolver.attach(self)
+        self.times = ServiceTime()
+        self.resolver.attach(self, self.times)
 
     def policy_changed(self) -> None:
         self.swaps += 1
@@ -82,6 +84,7 @@ class Rig:
         for _ in range(batches):
             batch = Dispatch(1, 0, [], None, rows, 1.0, Reason.IDLE, rows, 0.0, None, Wakeup.ARRIVAL, 0.0)
             batch.seconds = seconds
+            self.times.learn(rows, seconds, 0.0, 1.0)
             self.resolver.computed("square", batch, SPENT, 0.0)
         await turns()
 

@@ -45,10 +45,10 @@ async def queue_over_time(seconds: float, *, tuned: bool) -> tuple[list[int], Po
     tuner = PolicyTuner(
         "m", policy, Prices(), None, clock=clock, pause=partial(pause, clock), solve=solve_later, watch=tuned
     )
-    tuner.attach(Unconcerned())
     tuner.worker_changed("m", 0, "ready", "")
     tuner.open()
     batcher = Batcher(BatchingSettings(max_batch_size=32, max_queue_size=10**6, max_queue_delay=1e9), policy)
+    tuner.attach(Unconcerned(), batcher.service)
     batcher.worker_ready(0, 1, 0.0)
     rng = np.random.default_rng(1)
     arrivals, waiting, end = np.cumsum(rng.exponential(0.001 / RATE * 1000.0, int(seconds * RATE))), list[int](), inf

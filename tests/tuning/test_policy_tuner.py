@@ -11,7 +11,7 @@ from weir.errors import DeadlineExceeded, Draining, InvalidRequest, ModelError, 
 from weir.policy.cost.objective import LatencySLO, Prices
 from weir.policy.online.adaptive import AutoPolicy
 from weir.tuning import policy_tuner as resolving
-from weir.tuning.learning import OnlineProfile
+from weir.tuning.learning import ProfileMaker
 from weir.tuning.policy_tuner import changed_prices
 from weir.tuning.solver import SolveRequest
 
@@ -187,7 +187,7 @@ def test_times_with_hooks_in_them_are_not_watched() -> None:
 
 def test_a_profile_is_learned_where_there_is_none() -> None:
     async def check() -> None:
-        async with running(AutoPolicy(), learned=OnlineProfile(4, None)) as rig:
+        async with running(AutoPolicy(), maker=ProfileMaker(4, None)) as rig:
             assert rig.resolver.policy.bank is None
             for _ in range(60):
                 await rig.serve(1, 0.005, 2)
@@ -215,7 +215,7 @@ def test_a_stop_ends_the_solver_that_nobody_waits_for() -> None:
 
 def test_a_measured_model_is_solved_for_once_it_serves() -> None:
     async def check() -> None:
-        rig = Rig(AutoPolicy(), learned=OnlineProfile(4, None))
+        rig = Rig(AutoPolicy(), maker=ProfileMaker(4, None))
         rig.resolver.measured(PROFILE)
         await rig.worker(0, "ready")
         assert rig.solver.asked == []  # the start goes first

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import numpy as np
 import pytest
 from tests.serving.kit import Square, turns
 
@@ -14,7 +13,7 @@ from weir import Conflict, DeadlineExceeded, ModelError, ModelNotReady, Service,
 from weir.policy.scaling import Capacity, ScalingDecision, ScalingReason
 from weir.simulation.scaling import CapacityRequest
 from weir.testing import FakeClock, FakeExecutor
-from weir.tuning.workers import FEWEST, LearnedTimes, WorkerTuner
+from weir.tuning.workers import FEWEST, WorkerTuner
 
 
 class Slots(FakeExecutor):
@@ -346,37 +345,3 @@ def test_each_reason_is_a_sentence(reason: ScalingReason, queue: float, because:
             assert rig.scaling["because"] == because
 
     asyncio.run(main())
-
-
-# What is learned of service times.
-
-
-def test_times_are_learned_by_size_and_not_forgotten() -> None:
-    learned = LearnedTimes(8)
-    for rows, seconds in ((1, 1.0), (4, 2.5), (8, 4.5)):
-        for _ in range(10):
-            learned.observe(rows, seconds)
-    for _ in range(1000):
-        learned.observe(1, 1.0)
-    profile = learned.profile()
-    assert profile is not None
-    assert profile.service_time_ms == pytest.approx([1000.0, 1500.0, 2000.0, 2500.0, 3000.0, 3500.0, 4000.0, 4500.0])
-
-
-def test_one_size_is_taken_for_all_until_there_are_others() -> None:
-    learned = LearnedTimes(4)
-    assert learned.profile() is None
-    for _ in range(3):
-        learned.observe(1, 0.5)
-    profile = learned.profile()
-    assert profile is not None
-    assert np.all(profile.service_time_ms == 500.0)
-
-
-def test_huge_batches_are_learned_up_to_a_bound() -> None:
-    learned = LearnedTimes(1 << 30)
-    for rows in (1, 5000, 9000):
-        learned.observe(rows, 1.0)
-    profile = learned.profile()
-    assert profile is not None
-    assert profile.max_batch_size == 1024

@@ -26,7 +26,7 @@ from weir.batching.padded import ByLength, LengthQueue
 from weir.batching.queue import RequestQueue
 from weir.batching.request_state import settle, steps
 from weir.batching.retry import CrashRetry, draft_of
-from weir.batching.service_time import PaddedTime, ServiceTime
+from weir.batching.service_time import ServiceTime
 from weir.batching.settings import BatchingSettings
 from weir.batching.workers import Places, Running, Worker
 from weir.errors import DeadlineExceeded, Draining, InvalidRequest, Overloaded
@@ -172,7 +172,7 @@ class Batcher:
         self.settings = settings
         self.policy = policy
         self._policy = complete(policy)
-        self.service = PaddedTime(settings.max_batch_cost) if settings.padded else ServiceTime()
+        self.service = ServiceTime(padded=settings.padded, max_cost=settings.max_batch_cost)
         self.draining = False
         self.policy_error: Exception | None = None
         lane = LengthQueue if settings.padded else FifoQueue

@@ -163,7 +163,7 @@ class Generation:
         if self._shared is not None:
             self._shared.join(driver)
         if self.tuner is not None:
-            self.tuner.attach(self)
+            self.tuner.attach(self, batcher.service)
         if scaler is not None:
             scaler.attach(driver)
         self.withdraw = driver.cancel  # one object for all calls in this process

@@ -7,8 +7,7 @@ as warnings; a start only fails where it would have failed without a measurement
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Coroutine, Iterable
+from collections.abc import Collection, Coroutine, Mapping
 from math import sqrt
 from typing import TYPE_CHECKING, Any
 
@@ -28,53 +27,63 @@ if TYPE_CHECKING:
 logger = logging.getLogger("weir")
 
 EACH = 10  # batches of a size before the size counts
-LAST = 64  # batches of each size that are remembered
-LEFT_OUT = (
-    0.05  # share of them, the longest, that is left out: on a shared machine one pause outweighs hundreds of batches
-)
+# The share of them, the longest, that is left out: on a shared machine one pause outweighs hundreds of batches.
+LEFT_OUT = 0.05
 ENOUGH = 200  # batches before a profile is tried, and again before each further one
 GROWN = 2  # a further profile is made when the largest size has grown by this factor
 LARGEST_CV = 1.0  # a larger coefficient of variation counts as this one
+LARGEST = 1024  # rows: the largest batch of a learned profile
+
+Times = Mapping[int, Collection[float]]  # the last times in seconds of batches, by rows
 
 
-class OnlineProfile:
-    """A profile from the last service times of each batch size.
+class ProfileMaker:
+    """Makes a profile once there are enough batches, and a further one when there are much larger ones.
 
     `power` is the power of a busy worker in watts; without it, energy is a unit of time (1 mJ for 1 ms).
     """
 
     def __init__(self, max_batch_size: int, power: float | None) -> None:
+        self._largest = max_batch_size
         self._power = power
-        self._seconds: list[deque[float]] = [deque(maxlen=LAST) for _ in range(max_batch_size + 1)]
-        self._batches = 0
         self._known = 0  # the largest size in the last profile
 
-    def observe(self, rows: int, seconds: float) -> Profile | None:
-        """Take note that a batch of `rows` rows took `seconds`. Return a profile if one is possible that is new or
-        much better.
+    def update(self, times: Times, batches: int) -> Profile | None:
+        """Return the profile that `times`, those of so many `batches`, show; None if there is none that is new or much
+        better.
         """
-        self._seconds[min(rows, len(self._seconds) - 1)].append(seconds)
-        self._batches += 1
-        return self._profile() if self._batches % ENOUGH == 0 else None
-
-    def _profile(self) -> Profile | None:
-        sizes = [size for size, seconds in enumerate(self._seconds) if len(seconds) >= EACH]
-        if not sizes or sizes[-1] < GROWN * max(self._known, sizes[0]):
+        if batches % ENOUGH:
+            return None
+        known = {rows: seconds for rows, seconds in times.items() if len(seconds) >= EACH}
+        if not known or max(known) < GROWN * max(self._known, min(known)):
             return None  # one size does not show how time grows with it
-        self._known = sizes[-1]
-        means, deviations, counts = np.array([_usual(self._seconds[size]) for size in sizes]).T
-        every = np.arange(1.0, len(self._seconds))
-        times = extended(np.array(sizes, dtype=np.float64), 1000.0 * rising(means, counts), every)
-        energies, source = (times, "time") if self._power is None else (self._power * times, "stated")
-        cv = np.minimum(np.interp(every, sizes, deviations / means), LARGEST_CV)
-        about = {"how": f"learned from {self._batches} batches, of up to {sizes[-1]} rows"}
-        return Profile(times, energies, cv, energy_source=source, about=about)
+        self._known = max(known)
+        how = f"learned from {batches} batches, of up to {self._known} rows"
+        return learned_profile(known, self._largest, self._power, how)
 
 
-def _usual(seconds: Iterable[float]) -> tuple[float, float, int]:
-    """Return mean, standard deviation (both in seconds) and number of all durations but the longest."""
+def learned_profile(times: Times, max_batch_size: int, power: float | None = None, how: str = "learned") -> Profile:
+    """Return the profile that `times` show. A single size is taken to be the time of all: then batches grow, and show
+    what is true.
+    """
+    largest = min(max_batch_size, LARGEST)
+    sizes = sorted(times)
+    means, deviations, counts = np.array([_usual(times[size]) for size in sizes]).T
+    every = np.arange(1.0, largest + 1.0)
+    milliseconds = np.maximum(1000.0 * rising(means, counts), 1e-6)
+    table = np.full(largest, milliseconds[0])
+    if len(sizes) > 1:
+        table = extended(np.array(sizes, dtype=np.float64), milliseconds, every)
+    energies, source = (table, "time") if power is None else (power * table, "stated")
+    cv = np.minimum(np.interp(every, sizes, deviations / np.maximum(means, 1e-9)), LARGEST_CV)
+    return Profile(table, energies, cv, energy_source=source, about={"how": how})
+
+
+def _usual(seconds: Collection[float]) -> tuple[float, float, int]:
+    """Return mean, standard deviation (both in seconds) and number of all durations but the longest of EACH or more."""
     kept = sorted(seconds)
-    del kept[len(kept) - max(1, int(LEFT_OUT * len(kept))) :]
+    if len(kept) >= EACH:
+        del kept[len(kept) - max(1, int(LEFT_OUT * len(kept))) :]
     mean = sum(kept) / len(kept)
     return mean, sqrt(sum((each - mean) ** 2 for each in kept) / len(kept)), len(kept)
 

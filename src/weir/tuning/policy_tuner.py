@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from weir.batching.service_time import ServiceTime
 from weir.errors import DeadlineExceeded, Draining, InvalidRequest, ModelNotReady, SettingsError, WeirError, brief
 from weir.messages import Dispatch, Timing, takes_bulk_only
 from weir.model import Model
@@ -23,7 +24,7 @@ from weir.policy.online.adaptive import AutoPolicy, SolvedPolicy
 from weir.policy.online.drift import BATCHES, Drift, DriftDetector
 from weir.policy.solve.bank import Bank
 from weir.telemetry.recorder import SilentObserver
-from weir.tuning.learning import OnlineProfile, ProfiledExecutor
+from weir.tuning.learning import ProfiledExecutor, ProfileMaker
 from weir.tuning.solver import SolveRequest, SolvingProcess
 from weir.workers.executor import Executor
 from weir.workers.settings import WorkerSettings
@@ -96,7 +97,7 @@ class PolicyTuner(SilentObserver):
         prices, objective: what they are solved for.
         clock: returns seconds.
         pause: sleeps for so many seconds of the clock.
-        learned: learns a profile from batches, if there is none.
+        maker: makes a profile of service times, if there is none.
         solve: returns a bank, or raises, within so many seconds; by default in another process.
         watch: whether the time for which a batch occupies its worker is the worker's alone, so that it can be compared with
             the profile.
@@ -113,7 +114,7 @@ class PolicyTuner(SilentObserver):
 
     def __init__(
         self, model: str, policy: SolvedPolicy, prices: Prices, objective: LatencySLO | None, *,
-        clock: Callable[[], float], pause: Pause, learned: OnlineProfile | None = None, solve: Solve | None = None,
+        clock: Callable[[], float], pause: Pause, maker: ProfileMaker | None = None, solve: Solve | None = None,
         watch: bool = True,
     ) -> None:  # fmt: skip
         self.policy = policy
@@ -127,7 +128,8 @@ class PolicyTuner(SilentObserver):
         self.failures = 0
         self.error = ""
         self._model = model
-        self._learned = learned
+        self._maker = maker
+        self._times: ServiceTime | None = None
         self._detector: DriftDetector | None = None
         self._watch = watch
         self._process = SolvingProcess()
@@ -151,13 +153,15 @@ class PolicyTuner(SilentObserver):
 
     # The life of a service.
 
-    def attach(self, user: PolicyUser) -> None:
-        """Notify `user` of each swap of the tables from now on."""
-        self._user = user
+    def attach(self, user: PolicyUser, times: ServiceTime) -> None:
+        """Notify `user` of each swap of the tables, and read `times`, from now on."""
+        self._user, self._times = user, times
+        if self._maker is not None:
+            times.keep()
 
     def measured(self, profile: Profile) -> None:
         """Use `profile` for the tables; none needs to be learned."""
-        self._learned = None
+        self._maker = None
         self._take_profile(profile)
 
     def _take_profile(self, profile: Profile) -> None:
@@ -195,8 +199,8 @@ class PolicyTuner(SilentObserver):
             drift = self._detector.observe(dispatch.rows, dispatch.seconds)
             if drift is not None:
                 self._drifted(drift)
-        if self._learned is not None:
-            profile = self._learned.observe(dispatch.rows, dispatch.seconds)
+        if self._maker is not None and self._times is not None:
+            profile = self._maker.update(self._times.keep(), self._times.count)
             if profile is not None:
                 self._take_profile(profile)
                 self._update("learned")
@@ -353,9 +357,9 @@ def make_tuner(
     if not isinstance(policy, SolvedPolicy):
         return None
     if isinstance(policy, AutoPolicy):
-        learned = OnlineProfile(max_batch_size, policy.power) if policy.profile is None else None
+        maker = ProfileMaker(max_batch_size, policy.power) if policy.profile is None else None
         tuner = PolicyTuner(
-            model, policy, policy.prices, policy.objective, clock=clock, pause=pause, learned=learned, watch=watch
+            model, policy, policy.prices, policy.objective, clock=clock, pause=pause, maker=maker, watch=watch
         )
         if policy.profile is not None:
             tuner.measured(_read_profile(policy.profile, max_batch_size))

@@ -15,12 +15,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Sized
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-
 from weir.batching.batcher import Batcher
 from weir.errors import WeirError
-from weir.messages import Dispatch, Timing, takes_bulk_only
-from weir.policy.cost.profile import Profile
+from weir.messages import takes_bulk_only
 from weir.policy.scaling import (
     MOST_WORKERS,
     TARGET,
@@ -33,7 +30,7 @@ from weir.policy.scaling import (
 )
 from weir.simulation.scaling import CapacityRequest
 from weir.telemetry.recorder import SilentObserver
-from weir.tuning.learning import extended, rising
+from weir.tuning.learning import learned_profile
 from weir.tuning.solver import SolvingProcess
 from weir.workers.settings import WorkerSettings
 
@@ -43,8 +40,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("weir")
 
 FEWEST = 3  # batches before a service time is known
-WEIGHT = 0.1  # of the latest batch of a size in the mean of that size
-LARGEST = 1024  # rows: the largest batch of a learned profile
 CHANGED = 0.15  # relative change of what a worker serves after which the capacity is simulated anew
 REST = 20.0  # simulations rest so many times as long as the last one took
 LONGEST_SIMULATION = 600.0  # seconds
@@ -56,37 +51,6 @@ UNKNOWN = Capacity("nothing is known yet", (1e12,) * MOST_WORKERS, 1e12, 1.0)
 
 Pause = Callable[[float], Awaitable[None]]
 MeasureCapacity = Callable[[CapacityRequest, float], Coroutine[Any, Any, Capacity]]
-
-
-class LearnedTimes:
-    """The mean service time of each batch size that was ever seen. It does not forget a size that no longer comes: when
-    the load falls, batches are small, but what large ones take must still be known.
-    """
-
-    def __init__(self, max_batch_size: int) -> None:
-        self._largest = min(max_batch_size, LARGEST)
-        self._seen: dict[int, tuple[int, float]] = {}  # by rows: the number of batches, and their mean seconds
-        self.batches = 0
-
-    def observe(self, rows: int, seconds: float) -> None:
-        """Take note that a batch of `rows` rows took `seconds`."""
-        self.batches += 1
-        rows = min(rows, self._largest)
-        count, mean = self._seen.get(rows, (0, 0.0))
-        self._seen[rows] = count + 1, mean + max(WEIGHT, 1.0 / (count + 1)) * (seconds - mean)
-
-    def profile(self) -> Profile | None:
-        """Return the profile; None before there were a few batches. A single size is taken to be the time of all: then
-        batches grow, and show what is true.
-        """
-        if self.batches < FEWEST:
-            return None
-        sizes = sorted(self._seen)
-        counts, means = np.array([self._seen[size] for size in sizes]).T
-        times = 1000.0 * np.maximum(rising(means, counts), 1e-6)
-        every = np.arange(1.0, self._largest + 1)
-        table = np.full(self._largest, times[0]) if len(sizes) == 1 else extended(np.array(sizes, float), times, every)
-        return Profile(table, table, np.zeros(self._largest), energy_source="time")
 
 
 class ScaledService(Protocol):
@@ -150,7 +114,7 @@ class WorkerTuner(SilentObserver):
         self._idle_after = settings.scale_to_zero_after
         self._tuner = tuner
         self._drain_timeout = drain_timeout
-        self._learned = LearnedTimes(max_batch_size)
+        self._max_batch_size = max_batch_size
         self._clock, self._pause = clock, pause
         self._process = SolvingProcess()
         self._measure = measure or self._process.capacity
@@ -170,6 +134,7 @@ class WorkerTuner(SilentObserver):
     def attach(self, service: ScaledService) -> None:
         """Observe and resize `service`, from its start to its stop."""
         self._service = service
+        service.batcher.service.keep()
 
     def open(self, start_up: float) -> None:
         """Begin to decide. The first workers have started in `start_up` seconds."""
@@ -187,11 +152,6 @@ class WorkerTuner(SilentObserver):
         if running:
             await asyncio.wait(running)
         await self._process.close()
-
-    def computed(self, model: str, dispatch: Dispatch, timing: Timing, now: float) -> None:
-        """Learn the time of a batch."""
-        if dispatch.seconds > 0.0 and not takes_bulk_only(dispatch.worker):
-            self._learned.observe(dispatch.rows, dispatch.seconds)
 
     async def _decide_again_and_again(self) -> None:
         while True:
@@ -295,9 +255,10 @@ class WorkerTuner(SilentObserver):
     def _request(self) -> CapacityRequest | None:
         tuner = self._tuner
         profile = None if tuner is None else tuner.profile
-        profile = profile or self._learned.profile()
-        if profile is None:
+        times = self._service.batcher.service.keep()
+        if profile is None and sum(map(len, times.values())) < FEWEST:
             return None
+        profile = profile or learned_profile(times, self._max_batch_size)
         solved = tuner is not None and tuner.profile is not None
         made = CapacityRequest(
             profile,
