@@ -37,6 +37,7 @@ from tests.policy.random_models import SHAPES, drawn
 from weir.errors import SettingsError
 from weir.policy.cost.objective import LatencySLO, Prices
 from weir.policy.cost.profile import GOOGLENET_P4, Floats, Profile
+from weir.policy.solve.bank import solve_bank
 from weir.policy.solve.smdp import evaluate
 from weir.policy.solve.tables import limit_table
 from weir.simulation.arrivals import Poisson
@@ -220,6 +221,12 @@ def test_a_case_of_several_workers_is_about_the_entries_that_a_bank_has(monkeypa
     made = make_bank(model.profile, model.prices, workers=workers)
     limit = made.limits()[made.index_of(load * made.capacity)]
     assert about.endswith(f"limit {limit}")
+
+
+def test_the_tables_of_a_case_are_those_of_its_bank() -> None:
+    model = drawn(2)
+    made, whole = edges.tables_of(model), solve_bank(model.profile, model.prices)
+    assert np.array_equal(made.rates, whole.rates) and np.array_equal(made.tables, whole.tables)
 
 
 @needs_compiler
