@@ -91,7 +91,7 @@ _POLICY: tuple[tuple[str, str, str, float], ...] = (
     ),
     ("weir_policy_predicted_power_watts", "Mean power predicted at this rate.", "predicted_power_w", 1.0),
     ("weir_policy_measured_power_watts", "Power of the batches served, by the profile.", "measured_power_w", 1.0),
-    ("weir_policy_drift", "Current service times divided by the measured ones.", "drift", 1.0),
+    ("weir_policy_drift", "Rows per second that a worker could serve when it was measured, divided by those that it can serve now.", "drift", 1.0),
 )  # fmt: skip
 
 
